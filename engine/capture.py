@@ -1,0 +1,357 @@
+"""capture: a torch module and the shapes of one micro-batch -> LogicalGraph (level "captured").
+
+The only file that knows torch's capture internals.  Relied upon (tests/engine/test_capture.py names each fact):
+`dynamo_graph_capture_for_export` turns module and loss into one FX graph; `aot_export_joint_with_descriptors` turns that into
+one functional ATen graph of forward and backward whose placeholders and outputs carry descriptors (`meta["desc"]`), whose
+nodes carry `partitioner_tag`, `nn_module_stack` (forward) and `fwd_nn_module_stack` (backward), and `val` (a fake tensor).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import (
+    BACKWARD,
+    FORWARD,
+    Feed,
+    LogicalGraph,
+    Op,
+    Ref,
+    Tensor,
+    Variable,
+    rename_inputs,
+)
+
+Batch = Mapping[str, torch.Tensor]
+LossFn = Callable[[Any, Batch], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is trained: a module, how the batch enters it, and what is made of its output.
+
+    inputs: model argument -> batch field; empty: every field, by its own name, that the model's forward takes.
+    loss: loss(output, batch) -> scalar mean over the batch; None: the output itself, or its `.loss`.
+    metrics: name -> metric(output, batch) -> scalar mean, evaluated with the validation loss.
+    """
+
+    model: nn.Module
+    inputs: Mapping[str, str]
+    loss: LossFn | None = None
+    metrics: Mapping[str, LossFn] = ()  # type: ignore[assignment]
+
+
+class _Program(nn.Module):
+    """Model, loss and metrics as one module of positional tensors: what torch captures."""
+
+    def __init__(self, task: Task, fields: tuple[str, ...], metrics: Mapping[str, LossFn]) -> None:
+        super().__init__()
+        self.model = task.model
+        self.task = task
+        self.fields = fields
+        self.metric_fns = tuple(metrics.values())
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = dict(zip(self.fields, values, strict=True))
+        output = self.model(**{arg: batch[name] for arg, name in self.task.inputs.items()})
+        if self.task.loss is not None:
+            loss = self.task.loss(output, batch)
+        else:
+            loss = output if isinstance(output, torch.Tensor) else output.loss
+        return (loss, *(fn(output, batch) for fn in self.metric_fns))
+
+
+def capture(task: Task, batch: Batch) -> LogicalGraph:
+    """The training graph of one micro-batch.
+
+    batch: example tensors, dim 0 = samples of one micro-batch; only shapes and dtypes are used.
+    The gradient of each parameter is listed in the result's `results` as ("grad/<parameter>", tensor); the tangent of the loss
+    is a feed named "@tangent".  Raises RecipeError if the module cannot be captured.
+    """
+    task.model.train()
+    return _captured(task, batch, {}, train=True)
+
+
+def capture_evaluation(task: Task, batch: Batch) -> LogicalGraph:
+    """The evaluation graph of one micro-batch: forward only, module in eval mode; results "loss" and one for each metric."""
+    task.model.eval()
+    try:
+        return _captured(task, batch, dict(task.metrics or {}), train=False)
+    finally:
+        task.model.train()
+
+
+def _captured(
+    task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool
+) -> LogicalGraph:
+    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    program = _Program(task, tuple(batch), metrics)
+    values = tuple(batch.values())
+    grad = contextlib.nullcontext() if train else torch.no_grad()
+    try:
+        with contextlib.ExitStack() as stack, grad, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch._dynamo.reset()
+            captured = dynamo_graph_capture_for_export(program)(*values)
+            joint = aot_export_joint_with_descriptors(stack, captured, values)
+            reader = _Reader(tuple(batch), ("loss", *metrics))
+            graph = reader.read(joint.graph_module)
+    except Exception as error:
+        raise RecipeError(
+            "model", f"torch could not capture {type(task.model).__name__}: {_first_line(error)}",
+            "The model must run on one micro-batch without data-dependent Python control flow.",
+        ) from error
+    return simplify(graph)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+class _Reader:
+    """Reads torch's joint FX graph into a LogicalGraph; detach and getitem disappear."""
+
+    def __init__(self, fields: tuple[str, ...], results: tuple[str, ...]) -> None:
+        self.fields = fields
+        self.result_names = results
+        self.names: dict[Any, str] = {}  # FX node -> tensor
+        self.tensors: dict[str, Tensor] = {}
+        self.ops: list[Op] = []
+        self.variables: list[Variable] = []
+        self.feeds: list[Feed] = []
+        self.results: list[tuple[str, str]] = []
+
+    def read(self, module: torch.fx.GraphModule) -> LogicalGraph:
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "get_attr":
+                raise RecipeError("model", f"a constant tensor {node.target!r} is made inside forward",
+                                  "Register it as a buffer of the module.")
+            elif node.op == "output":
+                self._outputs(node)
+        return LogicalGraph(
+            tuple(self.ops), self.tensors, tuple(self.variables), tuple(self.feeds), tuple(self.results)
+        )
+
+    def _tensor(self, node: torch.fx.Node, name: str, value: Any) -> str:
+        self.tensors[name] = Tensor(name, tuple(int(n) for n in value.shape), value.dtype)
+        self.names[node] = name
+        return name
+
+    def _placeholder(self, node: torch.fx.Node) -> None:
+        described, value = node.meta["desc"], node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return
+        kind = type(described).__name__
+        if kind in ("ParamAOTInput", "BufferAOTInput"):
+            name = _strip(described.target)
+            tensor = self._tensor(node, name, value)
+            role = "parameter" if kind == "ParamAOTInput" else "buffer"
+            self.variables.append(Variable(name, tensor, role))
+        elif kind == "PlainAOTInput":
+            field = self.fields[described.idx]
+            self.feeds.append(Feed(field, self._tensor(node, f"batch.{field}", value)))
+        elif kind == "TangentAOTInput":
+            self.feeds.append(Feed("@tangent", self._tensor(node, "tangent", value)))
+        else:
+            raise RecipeError("model", f"an input of kind {kind} is not understood ({described})")
+
+    def _call(self, node: torch.fx.Node) -> None:
+        target = str(node.target)
+        if target == "<built-in function getitem>":
+            return  # read together with the op that makes the tuple
+        if target in ("aten.detach.default", "aten.alias.default"):
+            self.names[node] = self.names[node.args[0]]
+            return
+        backward = node.meta.get("partitioner_tag") == "is_backward"
+        self.ops.append(
+            Op(
+                name=node.name,
+                target=target,
+                args=tuple(self._argument(arg) for arg in node.args),
+                kwargs=tuple(
+                    (key, self._argument(arg)) for key, arg in node.kwargs.items()
+                    if key not in ("device", "pin_memory", "layout")
+                ),
+                outputs=self._made(node),
+                module=_module_of(node),
+                phase=BACKWARD if backward else FORWARD,
+            )
+        )
+
+    def _made(self, node: torch.fx.Node) -> tuple[str | None, ...]:
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return (self._tensor(node, node.name, value),)
+        made: list[str | None] = [None] * len(value)
+        for user in node.users:
+            index = user.args[1]
+            if made[index] is None and user.users:
+                made[index] = self._tensor(user, f"{node.name}.{index}", value[index])
+            elif made[index] is not None:
+                self.names[user] = made[index]
+        return tuple(made)
+
+    def _argument(self, arg: Any) -> Any:
+        if isinstance(arg, torch.fx.Node):
+            return Ref(self.names[arg])
+        if isinstance(arg, (list, tuple)):
+            return tuple(self._argument(item) for item in arg)
+        return arg
+
+    def _outputs(self, node: torch.fx.Node) -> None:
+        for value, described in zip(node.args[0], node.meta["desc"], strict=True):
+            kind = type(described).__name__
+            if value is None:
+                continue
+            name = self.names[value]
+            if kind == "PlainAOTOutput":
+                self.results.append((self.result_names[described.idx], name))
+            elif kind == "GradAOTOutput":
+                if type(described.grad_of).__name__ == "ParamAOTInput":
+                    self.results.append((f"grad/{_strip(described.grad_of.target)}", name))
+            else:
+                raise RecipeError(
+                    "model", f"an output of kind {kind} is not understood ({described})",
+                    "Buffers that forward changes (batch norm in training) are not supported yet.",
+                )
+
+
+_INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
+
+
+def _strip(target: str) -> str:
+    return target.removeprefix("model.")
+
+
+def _module_of(node: torch.fx.Node) -> str:
+    """Dotted path in the user's model; "loss" outside of it; "" if torch does not tell."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    backward = node.meta.get("partitioner_tag") == "is_backward"
+    paths = [entry[0] for entry in (stack or {}).values()]
+    for path in reversed(paths):
+        dotted = re.sub(r"^L\[['\"]\w+['\"]\]\.?", "", path)
+        dotted = _INDEX.sub(r".\1", dotted).replace("..", ".").lstrip(".")
+        dotted = dotted.replace("_modules.", "")
+        if dotted == "model":
+            return ""
+        if dotted.startswith("model."):
+            return dotted.removeprefix("model.")
+    named = any(part in str(node.target) for part in ("add.Tensor",))
+    return "" if backward and named and not paths else "loss"
+
+
+# ---------------------------------------------------------------------------------------------- simplification
+
+
+def simplify(graph: LogicalGraph) -> LogicalGraph:
+    """Smaller, same values: mean losses as sum / count, double transposes and idle views gone, duplicates merged, dead ops out.
+
+    A mean over a split batch is no partial sum; a sum and a count are (design: cross_entropy's mean).
+    """
+    for rewrite in (_split_mean_losses, _fold_transposes, _merge_duplicates, _drop_dead):
+        graph = rewrite(graph)
+    return graph
+
+
+def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
+    ops: list[Op] = []
+    tensors = dict(graph.tensors)
+    for op in graph.ops:
+        if op.target != "aten.nll_loss_forward.default" or op.args[3] != 1:
+            ops.append(op)
+            continue
+        loss, count = op.outputs
+        if count is None:
+            count = f"{op.name}_count"
+            tensors[count] = replace(tensors[str(loss)], name=count)
+        total = f"{op.name}_sum"
+        tensors[total] = replace(tensors[str(loss)], name=total)
+        ops.append(replace(op, args=(*op.args[:3], 2, *op.args[4:]), outputs=(total, count)))
+        ops.append(replace(op, name=f"{op.name}_mean", target="aten.div.Tensor",
+                           args=(Ref(total), Ref(count)), outputs=(loss,)))
+    return replace(graph, ops=tuple(ops), tensors=tensors)
+
+
+def _renamed(graph: LogicalGraph, ops: list[Op], names: Mapping[str, str]) -> LogicalGraph:
+    results = tuple((key, names.get(tensor, tensor)) for key, tensor in graph.results)
+    return replace(graph, ops=tuple(ops), results=results)
+
+
+def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
+    """t(t(x)) is x, a view of a view is one view, and a view to the shape that is there already is no op."""
+    names: dict[str, str] = {}
+    source: dict[str, str] = {}  # t's output -> its input
+    viewed: dict[str, str] = {}  # a view's output -> what it is a view of, in the same phase
+    ops: list[Op] = []
+    for old in graph.ops:
+        op = rename_inputs(old, names)
+        if op.target == "aten.t.default":
+            (inner,) = op.inputs
+            if inner in source:
+                names[op.makes[0]] = source[inner]
+                continue
+            source[op.makes[0]] = inner
+        elif op.target in ("aten.view.default", "aten._unsafe_view.default"):
+            inner, made = viewed.get(op.inputs[0], op.inputs[0]), op.makes[0]
+            if graph.tensors[inner].shape == graph.tensors[made].shape:
+                names[made] = inner
+                continue
+            viewed[made] = inner
+            shape = graph.tensors[made].shape
+            op = replace(op, target="aten.view.default", args=(Ref(inner), shape))
+        ops.append(op)
+    return _renamed(graph, ops, names)
+
+
+_RANDOM = ("rand", "dropout", "bernoulli", "normal")
+
+
+def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
+    """Common subexpressions of one phase are computed once; random ops are left alone."""
+    names: dict[str, str] = {}
+    seen: dict[Any, Op] = {}
+    ops: list[Op] = []
+    for old in graph.ops:
+        op = rename_inputs(old, names)
+        key = (op.target, repr(op.args), repr(op.kwargs), op.phase)
+        twin = seen.get(key)
+        same = twin is not None and all(b is None or a is not None for a, b in zip(twin.outputs, op.outputs, strict=True))
+        if twin is not None and same and not any(word in op.target for word in _RANDOM):
+            names.update({b: a for a, b in zip(twin.outputs, op.outputs, strict=True) if a and b})
+            continue
+        seen[key] = op
+        ops.append(op)
+    return _renamed(graph, ops, names)
+
+
+def _drop_dead(graph: LogicalGraph) -> LogicalGraph:
+    wanted = {tensor for _, tensor in graph.results}
+    kept: list[Op] = []
+    for op in reversed(graph.ops):
+        if wanted.intersection(op.makes):
+            outputs = tuple(name if name in wanted else None for name in op.outputs)
+            kept.append(replace(op, outputs=outputs))
+            wanted.update(op.inputs)
+    names = wanted | {v.tensor for v in graph.variables} | {f.tensor for f in graph.feeds}
+    return replace(
+        graph,
+        ops=tuple(reversed(kept)),
+        tensors={name: tensor for name, tensor in graph.tensors.items() if name in names},
+        feeds=tuple(feed for feed in graph.feeds if feed.tensor in wanted),
+    )

@@ -1,0 +1,76 @@
+"""compile: a task and a strategy -> the training plan and the evaluation plan, both rehearsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flowrun.engine.capture import Batch, Task, capture, capture_evaluation
+from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.lower import lower
+from flowrun.engine.passes import compile_graph
+from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
+from flowrun.engine.passes.insert_boxing import insert_boxing
+from flowrun.engine.passes.split_stages import split_stages
+from flowrun.engine.passes.update_ops import update_ops
+from flowrun.engine.plan import Plan
+from flowrun.engine.rehearsal import Rehearsal, rehearse
+from flowrun.engine.sbp import B, Broadcast
+from flowrun.engine.strategy import Optimizer, Pin, Strategy, Zero
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """A plan with the order of its collectives fixed, and what was foreseen of it."""
+
+    plan: Plan
+    rehearsal: Rehearsal
+
+
+def compile_training(task: Task, batch: Batch, strategy: Strategy) -> Rehearsed:
+    """capture -> passes -> plan -> rehearsal.  batch: one micro-batch, whole."""
+    return _rehearsed(compile_graph(capture(task, batch), strategy), strategy)
+
+
+def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: Plan) -> Rehearsed:
+    """Forward alone, in eval mode, with every weight where training keeps it."""
+    graph = capture_evaluation(task, batch)
+    follow = _following(strategy, training)
+    for rewrite in (split_stages, update_ops, infer_sbp, infer_update):
+        graph = rewrite(graph, follow)
+    homes = {v.name: v.nd_sbp for v in training.graph.variables}
+    variables = tuple(replace(v, nd_sbp=homes.get(v.name, v.nd_sbp)) for v in graph.variables)
+    graph = replace(graph, variables=variables)
+    return _rehearsed(insert_boxing(graph, follow), follow)
+
+
+def _rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
+    plan = lower(graph, strategy)
+    rehearsal = rehearse(plan)
+    return Rehearsed(replace(plan, order=rehearsal.order), rehearsal)
+
+
+def _following(strategy: Strategy, training: Plan) -> Strategy:
+    """The strategy with stages and homes as training decided them, as they were before ZeRO."""
+    graph = training.graph
+    stages: Mapping[str, int] = {op.module: op.stage for op in reversed(graph.ops) if op.module not in ("", "loss")}
+    pins = [pin for pin in strategy.pins if pin.where != "variable"]
+    for v in graph.variables:
+        if v.kind == "state":
+            continue
+        for axis, sbp in zip(strategy.axes, v.nd_sbp, strict=True):
+            sharded = axis == strategy.zero.axis and not isinstance(sbp, Broadcast)
+            pins.append(Pin(_literal(v.name), "variable", axis, B if sharded and not _pinned(strategy, v.name, axis) else sbp))
+    return replace(
+        strategy, module_stages=tuple(stages.items()), stage_modules=(), pins=tuple(pins), zero=Zero(),
+        optimizer=Optimizer(),
+    )
+
+
+def _pinned(strategy: Strategy, name: str, axis: str) -> bool:
+    return any(pin.where == "variable" and pin.axis == axis and pin.matches(name) for pin in strategy.pins)
+
+
+def _literal(name: str) -> str:
+    """A pattern that matches the name alone."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

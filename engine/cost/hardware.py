@@ -1,0 +1,29 @@
+"""Hardware: the few numbers that turn work into seconds.  One profile serves inference, bucket sizes and the rehearsal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What joins ranks.  latency_s: seconds before the first byte of one collective or message; bytes_per_s: of one rank."""
+
+    latency_s: float = 150e-6
+    bytes_per_s: float = 1.5e9
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A rank's device and its links.
+
+    flops: multiply-adds count 2, per second, for large matrix products.  memory_bytes_per_s: streaming reads plus writes.
+    act_s: overhead of one act of an actor.  memory_bytes: of one rank; 0 means not limited.
+    """
+
+    name: str = "cpu"
+    flops: float = 5e10
+    memory_bytes_per_s: float = 8e9
+    act_s: float = 60e-6
+    memory_bytes: int = 0
+    link: Link = Link()

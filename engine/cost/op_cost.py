@@ -1,0 +1,56 @@
+"""Seconds of one op on one rank: the larger of its arithmetic and its memory traffic.
+
+Arithmetic counts 2 for a multiply-add; traffic is every input and output once.  Shapes are what the rank holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.graph import Op
+from flowrun.engine.placement import Shape
+
+_VIEWS = ("view", "_unsafe_view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze",
+          "slice", "select", "detach", "alias", "split", "unbind")
+
+
+def is_view(target: str) -> bool:
+    """True if the op makes no new memory."""
+    return target.startswith("aten.") and target.split(".")[1] in _VIEWS
+
+
+def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
+    """Multiply-adds times 2 of matrix products, attention and convolutions; 0 for everything else."""
+    name = op.target.split(".")[1] if op.target.startswith("aten.") else ""
+    match name:
+        case "mm" | "bmm":
+            return 2.0 * math.prod(in_shapes[0]) * in_shapes[1][-1]
+        case "addmm" | "baddbmm":
+            return 2.0 * math.prod(in_shapes[1]) * in_shapes[2][-1]
+        case "convolution":
+            return 2.0 * math.prod(out_shapes[0] or ()) * math.prod(in_shapes[1][1:])
+        case "convolution_backward":
+            return 4.0 * math.prod(in_shapes[0]) * math.prod(in_shapes[2][1:])
+    if "scaled_dot_product" in name:
+        backward = name.endswith("backward")
+        query = in_shapes[1 if backward else 0]
+        keys = in_shapes[2 if backward else 1][-2]
+        return (10.0 if backward else 4.0) * math.prod(query) * keys
+    return 0.0
+
+
+def op_seconds(
+    op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], hardware: Hardware, itemsize: int = 4
+) -> float:
+    """Foreseen seconds of the op on shapes that one rank holds."""
+    if is_view(op.target):
+        return 0.0
+    moved = sum(math.prod(s) for s in in_shapes) + sum(math.prod(s) for s in out_shapes if s is not None)
+    if op.target.startswith("flow.adamw") or op.target.startswith("flow.sgd"):
+        moved *= 3  # read, write, and a pass or two of temporaries
+    return max(
+        op_flops(op, in_shapes, out_shapes) / hardware.flops,
+        moved * itemsize / hardware.memory_bytes_per_s,
+    ) + 2e-6

@@ -1,0 +1,47 @@
+"""The error tree.  Every error says where, what the facts are, and what to write instead.
+
+    FlowrunError
+    ├── RecipeError    a key or value of the recipe is wrong; the launcher turns `where` into file:line:column
+    ├── SbpError       no legal signature or boxing exists; `where` is an op and its module
+    ├── PlanError      the plan cannot run (deadlock, memory); `where` is an actor or register
+    └── RunError       a rank failed while running; `where` is a rank and an actor
+
+The engine knows only dotted keys (`sbp.blocks.*.attn`); places in files are the launcher's business (launcher/locate.py).
+"""
+
+from __future__ import annotations
+
+
+class FlowrunError(Exception):
+    """An error for the user: shown without a traceback.
+
+    where: what is wrong, as a dotted recipe key, an op with its module, an actor, or a rank.
+    problem: the facts, in the reader's words.
+    instead: what to write or do instead; may be empty.
+    """
+
+    def __init__(self, where: str, problem: str, instead: str = "") -> None:
+        super().__init__(where, problem, instead)
+        self.where = where
+        self.problem = problem
+        self.instead = instead
+
+    def __str__(self) -> str:
+        lines = [self.where, *self.problem.splitlines(), *self.instead.splitlines()]
+        return "\n  ".join(lines)
+
+
+class RecipeError(FlowrunError):
+    """A key or a value of the recipe is wrong."""
+
+
+class SbpError(FlowrunError):
+    """No legal signature, or no boxing, exists for what the recipe asks."""
+
+
+class PlanError(FlowrunError):
+    """The compiled plan cannot run."""
+
+
+class RunError(FlowrunError):
+    """A rank failed while running."""

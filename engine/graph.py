@@ -1,0 +1,204 @@
+"""LogicalGraph: what is computed in one training step, as if there were one huge device.
+
+Made by capture.py, rewritten by the passes, lowered to a plan.  Everything is frozen; a pass returns a new graph.
+Levels, each with what it adds:
+    captured   ops of one micro-batch, forward and backward, with logical shapes
+    trained    + accumulation, clipping and update ops, run once a step        (passes/update_ops.py)
+    staged     + the stage of every op                                         (passes/split_stages.py)
+    signed     + one signature an axis for every op                            (passes/infer_sbp.py, shard_optimizer.py)
+    boxed      + boxing ops, so that every op reads what its signature says    (passes/insert_boxing.py)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from flowrun.engine.sbp import NdSbp, format_nd_sbp
+
+FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE = "forward", "backward", "weight_grad", "update"
+PHASES = (FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor, by name, among the arguments of an op."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A logical tensor: shape in elements, before any split."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """T of the cost tables: bytes of the logical tensor."""
+        return self.num_elements * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"%{self.name}: {str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A node of the logical graph.
+
+    target: "aten.mm.default", or "flow.*" for the engine's own ops.  args, kwargs: nested tuples of constants and Refs.
+    outputs: names of the tensors it makes; None where an output of the target is not used.
+    module: dotted path of the user's module that the op came from; "loss" for the loss, "" for the step itself.
+    stage: which group of ranks runs it.  in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs` (level "signed").
+    """
+
+    name: str
+    target: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    outputs: tuple[str | None, ...] = ()
+    module: str = ""
+    phase: str = FORWARD
+    stage: int = 0
+    in_sbp: tuple[NdSbp, ...] = ()
+    out_sbp: tuple[NdSbp, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Tensors read, in order of appearance in args and kwargs; one that is read twice appears twice."""
+        return tuple(ref.name for ref in refs((self.args, self.kwargs)))
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The outputs that are used."""
+        return tuple(name for name in self.outputs if name is not None)
+
+    @property
+    def per_step(self) -> bool:
+        """True if the op runs once a step, False if once a micro-batch."""
+        return self.phase == UPDATE
+
+    def __str__(self) -> str:
+        made = ", ".join("_" if name is None else f"%{name}" for name in self.outputs)
+        args = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs]
+        text = f"{made} = {self.target}({', '.join(args)})"
+        if self.out_sbp:
+            signature = ", ".join(map(format_nd_sbp, self.in_sbp)) + " -> " + ", ".join(map(format_nd_sbp, self.out_sbp))
+            text += f"  {signature}"
+        return f"{text}  # {self.phase} {self.module or '-'} stage {self.stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A tensor that lives from step to step.
+
+    name: the model's own name ("blocks.0.attn.qkv.weight"), or that of the optimizer state ("exp_avg/blocks.0…").
+    tensor: its name in the graph.  kind: parameter, buffer, state.  new: tensor that it becomes after the step, or None.
+    of: for a state, the parameter it belongs to.  nd_sbp: its home, once known.
+    """
+
+    name: str
+    tensor: str
+    kind: str
+    new: str | None = None
+    of: str = ""
+    stage: int = 0
+    nd_sbp: NdSbp = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A field of the batch that enters the graph.  There is one for each stage that reads it."""
+
+    field: str
+    tensor: str
+    stage: int = 0
+    nd_sbp: NdSbp = ()
+
+
+@dataclass(frozen=True)
+class LogicalGraph:
+    """Ops in topological order, the tensors between them, and what enters and leaves.
+
+    results: (name, tensor) that the step reports, such as ("loss", …).
+    """
+
+    ops: tuple[Op, ...]
+    tensors: Mapping[str, Tensor]
+    variables: tuple[Variable, ...] = ()
+    feeds: tuple[Feed, ...] = ()
+    results: tuple[tuple[str, str], ...] = ()
+    level: str = "captured"
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @cached_property
+    def producer(self) -> Mapping[str, Op]:
+        """Tensor name -> the op that makes it; variables and feeds have none."""
+        return {name: op for op in self.ops for name in op.makes}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Op, ...]]:
+        """Tensor name -> the ops that read it, in order, each once."""
+        out: dict[str, list[Op]] = {}
+        for op in self.ops:
+            for name in dict.fromkeys(op.inputs):
+                out.setdefault(name, []).append(op)
+        return {name: tuple(ops) for name, ops in out.items()}
+
+    @cached_property
+    def variable_of(self) -> Mapping[str, Variable]:
+        """Tensor name -> variable."""
+        return {variable.tensor: variable for variable in self.variables}
+
+    def __str__(self) -> str:
+        lines = [f"logical graph ({self.level})"]
+        lines += [f"  {v.kind} {v.name} = {self.tensors[v.tensor]}" for v in self.variables]
+        lines += [f"  feed {f.field} = {self.tensors[f.tensor]}" for f in self.feeds]
+        lines += [f"  {op}" for op in self.ops]
+        lines += [f"  result {name} = %{tensor}" for name, tensor in self.results]
+        return "\n".join(lines)
+
+
+def refs(value: Any) -> Iterator[Ref]:
+    """Every Ref in nested tuples, in order."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from refs(item)
+
+
+def map_refs(value: Any, fn: Callable[[Ref], Any]) -> Any:
+    """The same nested tuples with fn applied to every Ref."""
+    if isinstance(value, Ref):
+        return fn(value)
+    if isinstance(value, tuple):
+        return tuple(map_refs(item, fn) for item in value)
+    return value
+
+
+def rename_inputs(op: Op, names: Mapping[str, str]) -> Op:
+    """The op with inputs renamed; names that are not in the mapping stay."""
+    swap = lambda ref: Ref(names.get(ref.name, ref.name))  # noqa: E731
+    return replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap))
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_show, value))}]"
+    return str(value)

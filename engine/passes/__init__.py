@@ -1,0 +1,35 @@
+"""PASSES: the compiler's table of contents, in order.  Each is a pure function (graph, strategy) -> graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
+from flowrun.engine.passes.insert_boxing import insert_boxing
+from flowrun.engine.passes.pin_activations import pin_activations
+from flowrun.engine.passes.shard_optimizer import shard_optimizer
+from flowrun.engine.passes.split_stages import split_stages
+from flowrun.engine.passes.split_weight_grads import split_weight_grads
+from flowrun.engine.passes.update_ops import update_ops
+from flowrun.engine.strategy import Strategy
+
+Pass = Callable[[LogicalGraph, Strategy], LogicalGraph]
+
+PASSES: tuple[Pass, ...] = (
+    split_stages,  # which group of ranks runs each op
+    update_ops,  # accumulation, clipping and the optimizer as ops
+    split_weight_grads,  # weight gradients may run late
+    pin_activations,  # the recipe's in and out pins
+    infer_sbp,  # a signature for each op of forward and backward
+    shard_optimizer,  # ZeRO: new homes for weights and states
+    infer_update,  # a signature for each op of the update
+    insert_boxing,  # communication where layouts meet
+)
+
+
+def compile_graph(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """captured -> boxed, by all PASSES in order."""
+    for rewrite in PASSES:
+        graph = rewrite(graph, strategy)
+    return graph

@@ -1,0 +1,95 @@
+"""form_regions: which ops of the boxed graph run together as one program.
+
+A region is a set of ops of one stage and phase with the same (run, depth):
+    run     a stretch of ops of one block of the model, in topological order: regions end where blocks end, so that what
+            crosses links can start early and equal blocks make equal programs
+    depth   the number of moving boxings behind an op: a region never waits for communication in its middle
+Both only grow along every edge, so regions form a graph without cycles.  An op that waits for nothing but weights, and a view,
+sinks to the region that first needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrun.engine.cost.op_cost import is_view
+from flowrun.engine.graph import PHASES, LogicalGraph, Op
+from flowrun.engine.passes.split_stages import unit_of
+
+Key = tuple[int, int, int, int]  # stage, phase, run, depth
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Ops in topological order; unit: the block of the model they come from."""
+
+    key: Key
+    unit: str
+    ops: tuple[Op, ...]
+
+
+def moves(op: Op) -> bool:
+    """True for ops that are communication: actors of their own."""
+    return op.target == "flow.transfer" or (op.target == "flow.box" and op.args[1].moves)
+
+
+def form_regions(graph: LogicalGraph) -> tuple[Region, ...]:
+    """All regions, in topological order."""
+    runs = _runs(graph)
+    depths = _sink(graph, runs, _depths(graph))
+    members: dict[Key, list[Op]] = {}
+    for op in graph.ops:
+        if not moves(op):
+            key = (op.stage, PHASES.index(op.phase), runs[op.name], depths[op.name])
+            members.setdefault(key, []).append(op)
+    regions = (Region(key, _unit(ops), tuple(ops)) for key, ops in members.items())
+    return tuple(sorted(regions, key=lambda r: (r.key[3], r.key[1], r.key[2], r.key[0])))
+
+
+def _unit(ops: list[Op]) -> str:
+    return next((unit_of(op.module) for op in ops if op.module), "step")
+
+
+def _runs(graph: LogicalGraph) -> dict[str, int]:
+    """Op -> number of its run: it grows by one, for each stage and phase, where the block changes."""
+    current: dict[tuple[int, str], tuple[str, int]] = {}
+    runs: dict[str, int] = {}
+    for op in graph.ops:
+        if moves(op):
+            continue
+        unit, number = current.get((op.stage, op.phase), ("", 0))
+        here = unit_of(op.module) if op.module else unit
+        if here != unit and unit:
+            number += 1
+        current[op.stage, op.phase] = (here, number)
+        runs[op.name] = number
+    return runs
+
+
+def _depths(graph: LogicalGraph) -> dict[str, int]:
+    depth_of: dict[str, int] = {}
+    depths: dict[str, int] = {}
+    for op in graph.ops:
+        depth = max((depth_of.get(name, 0) for name in op.inputs), default=0)
+        depths[op.name] = depth
+        for name in op.makes:
+            depth_of[name] = depth + moves(op)
+    return depths
+
+
+def _sink(graph: LogicalGraph, runs: dict[str, int], depths: dict[str, int]) -> dict[str, int]:
+    """Move views, and ops that wait for weights only, to the depth of their first reader in the same run."""
+    out = dict(depths)
+    reported = {tensor for _, tensor in graph.results}
+    variables = graph.variable_of
+    for op in reversed(graph.ops):
+        if moves(op) or reported.intersection(op.makes):
+            continue
+        free = is_view(op.target) or all(name in variables for name in op.inputs)
+        readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
+        same = all(
+            not moves(r) and (r.stage, r.phase, runs[r.name]) == (op.stage, op.phase, runs[op.name]) for r in readers
+        )
+        if free and readers and same:
+            out[op.name] = min(out[reader.name] for reader in readers)
+    return out

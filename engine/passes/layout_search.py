@@ -1,0 +1,180 @@
+"""The minimiser behind infer_sbp: choose one signature for each op, for one axis, so that boxing costs the fewest seconds.
+
+Dynamic programming over the ops in topological order.  A state says in which forms (stage, SBP) each live tensor exists; to
+choose a row boxes what is missing, once for all later readers.  Two states with the same forms keep the cheaper; a state is
+dropped if another one could box its way to all of its forms and still be cheaper (exact, since boxing costs obey the triangle
+inequality).  If more than BEAM states survive, the cheapest are kept and `exact` turns False.
+
+Prices, in seconds, that make intent win over bytes: to gather a split activation undoes the division of work behind it, and a
+weight stays at home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flowrun.engine.graph import Op
+from flowrun.engine.ops.signature import Signature
+from flowrun.engine.sbp import Broadcast, Partial, Sbp, Split
+
+BEAM = 48
+ACTIVATION_GATHER_S = 1.0
+WEIGHT_MOVE_S = 10.0
+
+Form = tuple[int, Sbp]  # (stage, SBP on the axis)
+Forms = frozenset[Form]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One chunk of ops to decide, for one axis.
+
+    rows: legal signatures of each op, with the cost of each row itself.
+    known: forms of tensors decided before.  homes: for a variable or feed not decided yet, its possible homes.
+    box: seconds from one form to another of a tensor.  movable: False for variables.
+    """
+
+    ops: Sequence[Op]
+    rows: Sequence[Sequence[tuple[Signature, float]]]
+    known: Mapping[str, Forms]
+    homes: Mapping[str, Sequence[tuple[Form, float]]]
+    box: Callable[[str, Form, Form], float]
+    movable: Callable[[str], bool]
+
+
+class _State(NamedTuple):
+    cost: float
+    forms: tuple[Forms, ...]  # one for each live tensor
+    row: int
+    homes: tuple[tuple[str, Form], ...]
+    parent: "_State | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The chosen rows, the homes of sources, every form that each tensor ends up in, and whether it is proved least."""
+
+    rows: tuple[Signature, ...]
+    homes: Mapping[str, Form]
+    forms: Mapping[str, Forms]
+    cost: float
+    exact: bool
+
+
+def solve(problem: Problem) -> Solution:
+    """Least-cost rows for the chunk."""
+    last_use = {name: k for k, op in enumerate(problem.ops) for name in op.inputs}
+    live: list[str] = []
+    states = [_State(0.0, (), -1, (), None)]
+    exact = True
+    for k, op in enumerate(problem.ops):
+        for name in dict.fromkeys(op.inputs):
+            if name not in live:
+                states = _enter(problem, states, name)
+                live.append(name)
+        positions = [live.index(name) for name in op.inputs]
+        kept = [i for i, name in enumerate(live) if last_use[name] > k]
+        made = [(j, name) for j, name in enumerate(op.outputs) if name is not None and name in last_use]
+        states = _advance(problem, states, k, op, positions, kept, [j for j, _ in made])
+        live = [live[i] for i in kept] + [name for _, name in made]
+        states, complete = _prune(problem, states, live)
+        exact = exact and complete
+    return _trace(problem, min(states, key=lambda s: s.cost), exact)
+
+
+def _enter(problem: Problem, states: list[_State], name: str) -> list[_State]:
+    """A tensor is read for the first time in this chunk: as decided before, or with a choice of homes."""
+    if name in problem.known:
+        return [s._replace(forms=(*s.forms, problem.known[name])) for s in states]
+    return [
+        s._replace(
+            cost=s.cost + cost, forms=(*s.forms, frozenset((home,))), homes=(*s.homes, (name, home))
+        )
+        for s in states
+        for home, cost in problem.homes[name]
+    ]
+
+
+def _advance(
+    problem: Problem, states: list[_State], k: int, op: Op,
+    positions: list[int], kept: list[int], made: list[int],
+) -> list[_State]:
+    """All states after op k."""
+    best: dict[tuple[Forms, ...], _State] = {}
+    for state in states:
+        for index, (row, row_cost) in enumerate(problem.rows[k]):
+            forms = list(state.forms)
+            cost = state.cost + row_cost
+            for name, position, sbp in zip(op.inputs, positions, row.inputs, strict=True):
+                wanted = (op.stage, sbp)
+                if wanted not in forms[position]:
+                    cost += min(_box(problem, name, have, wanted) for have in forms[position])
+                    forms[position] = forms[position] | {wanted}
+            key = (
+                *(forms[i] for i in kept),
+                *(frozenset(((op.stage, row.outputs[j]),)) for j in made),
+            )
+            if key not in best or cost < best[key].cost:
+                best[key] = _State(cost, key, index, (), state)
+    return list(best.values())
+
+
+def _box(problem: Problem, name: str, have: Form, wanted: Form) -> float:
+    cost = problem.box(name, have, wanted)
+    if have[0] == wanted[0] and isinstance(have[1], Split) and isinstance(wanted[1], Broadcast | Partial):
+        cost += ACTIVATION_GATHER_S if problem.movable(name) else WEIGHT_MOVE_S
+    elif not problem.movable(name) and isinstance(have[1], Split) and have[1] != wanted[1]:
+        cost += WEIGHT_MOVE_S
+    return cost
+
+
+def _prune(problem: Problem, states: list[_State], live: list[str]) -> tuple[list[_State], bool]:
+    """Drop what another state beats even after boxing to the same forms; then keep at most BEAM."""
+    if len(states) == 1:
+        return states, True
+    states.sort(key=lambda s: s.cost)
+    kept: list[_State] = []
+    for state in states:
+        if not any(_dominates(problem, other, state, live) for other in kept):
+            kept.append(state)
+        if len(kept) > BEAM:
+            return kept[:BEAM], False
+    return kept, True
+
+
+def _dominates(problem: Problem, a: _State, b: _State, live: list[str]) -> bool:
+    spare = b.cost - a.cost
+    for name, have, wanted in zip(live, a.forms, b.forms, strict=True):
+        for form in wanted:
+            if form not in have:
+                spare -= min(_box(problem, name, source, form) for source in have)
+                if spare < 0:
+                    return False
+    return True
+
+
+def _trace(problem: Problem, final: _State, exact: bool) -> Solution:
+    """Follow the parents back, then replay the choice to learn all forms of every tensor."""
+    chain: list[_State] = []
+    state: _State | None = final
+    while state is not None and state.row >= 0:
+        chain.append(state)
+        state = state.parent
+    chain.reverse()
+    homes: dict[str, Form] = {}
+    for step in chain:
+        assert step.parent is not None
+        homes.update(step.parent.homes)
+    rows = tuple(problem.rows[k][step.row][0] for k, step in enumerate(chain))
+    forms: dict[str, set[Form]] = {}
+    for op, row in zip(problem.ops, rows, strict=True):
+        for name, sbp in zip(op.inputs, row.inputs, strict=True):
+            if name not in forms:
+                forms[name] = set(problem.known.get(name) or {homes[name]})
+            forms[name].add((op.stage, sbp))
+        for made, sbp in zip(op.outputs, row.outputs, strict=True):
+            if made is not None:
+                forms[made] = {(op.stage, sbp)}
+    return Solution(rows, homes, {name: frozenset(f) for name, f in forms.items()}, final.cost, exact)

@@ -1,0 +1,100 @@
+"""pin_activations: `in` and `out` pins of modules become flow.pin ops (OneFlow's to_global), and every pin is checked.
+
+A pin on the output of a module holds for the tensors that leave it in forward, a pin on its input for those that enter it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import FORWARD, LogicalGraph, Op, Ref, rename_inputs
+from flowrun.engine.sbp import Split
+from flowrun.engine.strategy import Pin, Strategy
+
+
+def pin_activations(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Check every pin, then insert a flow.pin op, with the pins as an argument, where one is asked for."""
+    for pin in strategy.pins:
+        _check(graph, pin, strategy)
+    wanted = [pin for pin in strategy.pins if pin.where != "variable" and pin.axis in strategy.axes]
+    pinned: dict[str, dict[str, str]] = {}  # tensor -> axis -> sbp text
+    for pin in wanted:
+        for tensor in _crossing(graph, pin):
+            pinned.setdefault(tensor, {})[pin.axis] = str(pin.sbp)
+    if not pinned:
+        return graph
+    tensors = dict(graph.tensors)
+    names: dict[str, str] = {}
+    ops: list[Op] = []
+    for old in graph.ops:
+        op = rename_inputs(old, names) if old.phase == FORWARD else old
+        ops.append(op)
+        for name in op.makes:
+            if name in pinned:
+                made = f"{name}/pinned"
+                tensors[made] = replace(tensors[name], name=made)
+                ops.append(replace(op, name=made, target="flow.pin", kwargs=(), outputs=(made,),
+                                   args=(Ref(name), tuple(pinned[name].items()))))
+                names[name] = made
+    return replace(graph, ops=tuple(ops), tensors=tensors)
+
+
+def _inside(pin: Pin, module: str) -> bool:
+    parts = module.split(".")
+    return any(pin.matches(".".join(parts[: k + 1])) for k in range(len(parts)))
+
+
+def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
+    """Tensors that leave (out) or enter (in) the modules that the pin names, in forward."""
+    forward = [op for op in graph.ops if op.phase == FORWARD and not op.target.startswith("flow.")]
+    made_inside = {name for op in forward if _inside(pin, op.module) for name in op.makes}
+    if pin.where == "out":
+        return [n for op in forward if not _inside(pin, op.module) for n in op.inputs if n in made_inside]
+    made = {name for op in forward for name in op.makes}
+    return [
+        n for op in forward if _inside(pin, op.module) for n in op.inputs if n in made and n not in made_inside
+    ]
+
+
+def matches_variable(pin: Pin, name: str) -> bool:
+    """True if the pin names the parameter, or a module that holds it."""
+    return pin.where == "variable" and (pin.matches(name) or _inside(pin, name.rpartition(".")[0]))
+
+
+def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
+    variables = [v for v in graph.variables if v.kind != "state" and matches_variable(pin, v.name)]
+    feeds = [f for f in graph.feeds if pin.where == "variable" and pin.matches(f"batch.{f.field}")]
+    modules = {op.module for op in graph.ops if op.module not in ("", "loss")}
+    named = [m for m in modules if pin.where != "variable" and _inside(pin, m)]
+    if not (variables or feeds or named):
+        known = [v.name for v in graph.variables if v.kind == "parameter"] if pin.where == "variable" else sorted(modules)
+        raise RecipeError(
+            f"sbp.{pin.pattern}",
+            f"{pin.pattern!r} matches no {'parameter' if pin.where == 'variable' else 'module'} of this model.",
+            _nearest(pin.pattern, known),
+        )
+    tensors = [v.tensor for v in variables] + [f.tensor for f in feeds]
+    if not isinstance(pin.sbp, Split):
+        return
+    for name in [*tensors, *(_crossing(graph, pin) if named else ())]:
+        shape = graph.tensors[name].shape
+        if pin.sbp.dim >= len(shape):
+            dims = " and ".join(f"S({i})" for i in range(len(shape))) or "no split"
+            raise RecipeError(
+                pin.key, f"Split dim {pin.sbp.dim} does not exist: {name} has shape {shape}, so {dims} are possible.",
+            )
+        if pin.axis in strategy.axes:
+            parts = max(p.shape[strategy.axes.index(pin.axis)] for p in strategy.placements)
+            if shape[pin.sbp.dim] < parts:
+                raise RecipeError(
+                    pin.key, f"dim {pin.sbp.dim} of {name} {shape} is shorter than the {parts} ranks of {pin.axis!r}.",
+                    "Split another dim, or use fewer ranks on this axis.",
+                )
+
+
+def _nearest(pattern: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(pattern.replace("*", "0"), known, n=3, cutoff=0.3) or known[:6]
+    return "Names look like: " + ", ".join(close)

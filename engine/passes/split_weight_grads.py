@@ -1,0 +1,40 @@
+"""split_weight_grads: what nobody but an accumulator waits for leaves the backward phase and becomes phase weight_grad.
+
+Its region may then run late, filling the bubbles of a pipeline (zero bubble, Qi et al. 2023, ZB-H1) or the wait for an
+all-reduce.  With 1F1B and GPipe it stays joined to backward, as in those schedules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.strategy import Strategy
+
+
+def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Phase weight_grad for backward ops all of whose readers are accumulators or of that phase themselves."""
+    if strategy.in_flight in ("1f1b", "gpipe") or strategy.num_stages == 1:
+        return graph
+    late: set[str] = set()
+    ops: list[Op] = []
+    for op in reversed(graph.ops):
+        if op.phase == BACKWARD and op.target != "aten.full.default":
+            readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
+            only = op.target == "flow.accumulate" or all(r.name in late or r.target == "flow.accumulate" for r in readers)
+            if only and readers:
+                late.add(op.name)
+                op = replace(op, phase=WEIGHT_GRAD)
+        ops.append(op)
+    ops.reverse()
+    return replace(graph, ops=tuple(_follow(ops, late)))
+
+
+def _follow(ops: list[Op], late: set[str]) -> list[Op]:
+    """An accumulator belongs to the phase of the op that makes what it sums."""
+    phase_of = {name: op.phase for op in ops for name in op.makes}
+    return [
+        replace(op, phase=phase_of[op.inputs[0]]) if op.target == "flow.accumulate" and op.phase in (BACKWARD, WEIGHT_GRAD)
+        else op
+        for op in ops
+    ]

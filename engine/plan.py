@@ -1,0 +1,216 @@
+"""Plan: who does what.  Actors, registers and channels of every rank, as data that prints as text.
+
+All ranks of a stage run the same actors and differ by their coordinate alone, so the plan holds each stage once and a rank is
+(stage, coordinate): planning is flat in the number of ranks.  Made by lower.py; run by rehearsal.py and runtime/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from flowrun.engine.boxing import Step
+from flowrun.engine.graph import Feed, LogicalGraph, Op, Variable
+from flowrun.engine.placement import Placement
+from flowrun.engine.protocol import ActorSpec, Input, Output
+
+READER, REGION, BOX, SEND, RECEIVE, REPORT = "reader", "region", "box", "send", "receive", "report"
+
+
+@dataclass(frozen=True, slots=True)
+class FeedWork:
+    """Supplies batch fields (or @step) of one micro-batch, cut to what the rank holds."""
+
+    feeds: tuple[Feed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionWork:
+    """Ops that run with no communication between them: one program.  reads, makes: tensors from and for registers.
+
+    accumulates: outputs that are summed over the acts of a step.  updates: variable tensor -> tensor it becomes.
+    private: variables that only this region touches (optimizer states and the weights that it updates).
+    """
+
+    ops: tuple[Op, ...]
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    accumulates: tuple[str, ...] = ()
+    updates: tuple[tuple[str, str], ...] = ()
+    private: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BoxWork:
+    """One collective over an axis of the stage's grid, for a bucket of tensors: (tensor read, tensor made) pairs."""
+
+    step: Step
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferWork:
+    """Tensors that cross from one stage to another: (tensor sent, tensor received) pairs.  channel: names both ends."""
+
+    channel: int
+    source_stage: int
+    target_stage: int
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWork:
+    """Scalars that the step reports: (name, tensor)."""
+
+    results: tuple[tuple[str, str], ...]
+
+
+Work = FeedWork | RegionWork | BoxWork | TransferWork | ReportWork
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The owner of one piece of work on each rank of a stage.
+
+    per_step: acts once a step instead of once a micro-batch.  inputs, outputs: register ids.  seconds: foreseen, of one act.
+    transient_bytes: peak of what one act holds beside its registers.  sent_bytes: of all ranks of the stage, in one act.
+    """
+
+    id: int
+    name: str
+    kind: str
+    stage: int
+    phase: str
+    per_step: bool
+    work: Work
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    seconds: float = 0.0
+    transient_bytes: int = 0
+    sent_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A ring of `slots` buffers that one actor fills and others read.
+
+    per_step: changes once a step.  initial: versions before the first act (weights).  num_bytes: of one slot, on the rank with
+    the largest shards.  producer is None for constants.  stash: waits for backward, its slots are the stage's credits.
+    """
+
+    id: int
+    name: str
+    stage: int
+    tensors: tuple[str, ...]
+    producer: int | None
+    readers: tuple[int, ...]
+    slots: int
+    per_step: bool
+    initial: int = 0
+    num_bytes: int = 0
+    stash: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that the ranks do in a step.
+
+    graph: the boxed logical graph, for shapes and layouts of tensors.  order: (stage, axis) -> the order in which collectives of
+    that group are issued within a step, as (actor, act of the step); found by the rehearsal, the same on all ranks of the group.
+    """
+
+    placements: tuple[Placement, ...]
+    axes: tuple[str, ...]
+    graph: LogicalGraph
+    actors: tuple[Actor, ...]
+    registers: tuple[Register, ...]
+    micro_batches: int
+    order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all stages."""
+        return len({rank for placement in self.placements for rank in placement.ranks})
+
+    def stage_of(self, rank: int) -> int:
+        """The stage that a rank belongs to."""
+        return next(stage for stage, placement in enumerate(self.placements) if rank in placement)
+
+    def acts_per_step(self, actor: Actor) -> int:
+        """1 or the number of micro-batches."""
+        return 1 if actor.per_step else self.micro_batches
+
+    @cached_property
+    def variables(self) -> Mapping[str, Variable]:
+        """Tensor -> variable."""
+        return self.graph.variable_of
+
+    def stage_actors(self, stage: int) -> tuple[Actor, ...]:
+        """The actors that every rank of a stage runs."""
+        return tuple(actor for actor in self.actors if actor.stage == stage)
+
+    def spec(self, actor: Actor, steps: int | None) -> ActorSpec:
+        """What the protocol needs to know of an actor.  steps: of the whole run; None: no end."""
+        acts = self.acts_per_step(actor)
+        return ActorSpec(
+            actor.id,
+            tuple(Input(r, acts if self.registers[r].per_step else 1) for r in actor.inputs),
+            tuple(self._output(self.registers[r], acts) for r in actor.outputs),
+            None if steps is None else steps * acts,
+        )
+
+    @staticmethod
+    def _output(register: Register, acts: int) -> Output:
+        every = acts if register.per_step else 1
+        return Output(register.id, register.slots, register.readers, every, register.initial)
+
+    @cached_property
+    def producers(self) -> dict[int, int]:
+        """Register -> the actor that fills it."""
+        return {r.id: r.producer for r in self.registers if r.producer is not None}
+
+    @cached_property
+    def sources(self) -> dict[int, int]:
+        """Register -> versions that can be read before anything ran."""
+        return {r.id: 1 << 60 if r.producer is None else r.initial for r in self.registers if r.initial}
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The plan as text, one actor or register a line."""
+        for stage, placement in enumerate(self.placements):
+            yield f"stage {stage}: {placement}"
+            for variable in (v for v in self.graph.variables if v.stage == stage):
+                sbp = ", ".join(map(str, variable.nd_sbp)) or "whole"
+                yield f"  {variable.kind} {variable.name} {self.graph.tensors[variable.tensor].shape} {sbp}"
+            for actor in self.stage_actors(stage):
+                rate = "step" if actor.per_step else "micro-batch"
+                yield f"  actor {actor.id} {actor.kind} {actor.name} [{actor.phase}, each {rate}]"
+                for r in (self.registers[i] for i in actor.inputs):
+                    yield f"    reads register {r.id} from {'-' if r.producer is None else r.producer}"
+                yield from self._work_lines(actor)
+                for r in (self.registers[i] for i in actor.outputs):
+                    readers = ", ".join(map(str, r.readers)) or "-"
+                    kind = "stash " if r.stash else ""
+                    yield f"    fills {kind}register {r.id} x{r.slots} {r.num_bytes} bytes -> {readers}: {', '.join(r.tensors)}"
+        for note in self.notes:
+            yield f"note: {note}"
+
+    def _work_lines(self, actor: Actor) -> Iterator[str]:
+        match actor.work:
+            case RegionWork(ops=ops):
+                yield from (f"      {op}" for op in ops)
+            case BoxWork(step, pairs):
+                for read, made in pairs:
+                    yield f"      %{made} = {step.kind}(%{read}) on {self.axes[step.axis]}: {step.source} -> {step.target}"
+            case TransferWork(channel, source, target, pairs):
+                for sent, received in pairs:
+                    yield f"      channel {channel}, stage {source} -> {target}: %{sent} -> %{received}"
+            case FeedWork(feeds):
+                for feed in feeds:
+                    yield f"      %{feed.tensor} = {feed.field} {', '.join(map(str, feed.nd_sbp))}"
+            case ReportWork(results):
+                yield from (f"      {name} = %{tensor}" for name, tensor in results)

@@ -1,0 +1,179 @@
+"""The actor protocol: a pure state machine over counters.  No I/O, no clock, no tensors (OneFlow, arXiv 2110.15032, section 4).
+
+An actor acts when every input register holds something to read and it has a credit for every output.  That is all the
+scheduling there is.  A register is a ring of `slots` buffers; version v of it lies in slot v mod slots.  Every count only
+grows, so a state is a few integers, and credits are differences of counts:
+
+    readable(input)   = versions received - versions returned
+    credits(output)   = slots - (versions begun - versions returned by the slowest reader)
+
+Rates: an actor that acts m times a step may read a register that changes once a step (weights): it returns the version after
+`every` = m acts.  Likewise an accumulator's actor makes one version in m acts: it takes the credit with the first act and
+publishes with the last.  Invariants, checked by `violations` after each test step: 0 <= credits <= slots; a reader never
+returns what it did not receive; nothing arrives beyond what was begun.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A register that an actor reads: acts until the version read is returned."""
+
+    register: int
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A register that an actor makes: buffers, readers, acts that make one version, versions there before the first act."""
+
+    register: int
+    slots: int
+    readers: tuple[int, ...]
+    every: int = 1
+    initial: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """What the protocol needs to know of an actor.  limit: acts until it is done (None: no end)."""
+
+    actor: int
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    limit: int | None = None
+
+
+class ActorState(NamedTuple):
+    """acts finished; busy: an act is running; received[i]: versions of input i; returned[o][r]: by reader r of output o."""
+
+    acts: int
+    busy: bool
+    received: tuple[int, ...]
+    returned: tuple[tuple[int, ...], ...]
+
+
+class Ready(NamedTuple):
+    """To a reader: one more version of `register` can be read."""
+
+    to: int
+    register: int
+
+
+class Returned(NamedTuple):
+    """To a producer: `reader` has finished with one more version of `register`."""
+
+    to: int
+    register: int
+    reader: int
+
+
+class Done(NamedTuple):
+    """To an actor: the act that was launched has ended."""
+
+    to: int
+
+
+class Launch(NamedTuple):
+    """Effect: run act number `act` of the actor."""
+
+    actor: int
+    act: int
+
+
+Message = Ready | Returned | Done
+
+
+def initial_state(spec: ActorSpec, sources: dict[int, int] | None = None) -> ActorState:
+    """The state before anything ran.  sources: register -> versions already there (initial weights)."""
+    there = sources or {}
+    return ActorState(
+        0,
+        False,
+        tuple(there.get(port.register, 0) for port in spec.inputs),
+        tuple((0,) * len(port.readers) for port in spec.outputs),
+    )
+
+
+def credits(spec: ActorSpec, state: ActorState, index: int) -> int:
+    """Free slots of output `index`; one that is being filled over several acts is not free."""
+    port = spec.outputs[index]
+    begun = port.initial + -(-(state.acts + state.busy) // port.every)
+    done = min(state.returned[index], default=port.initial + state.acts // port.every)
+    return port.slots - (begun - done)
+
+
+def can_act(spec: ActorSpec, state: ActorState) -> bool:
+    """True if the actor is idle, not at its end, can read all inputs and has a credit for every output."""
+    if state.busy or (spec.limit is not None and state.acts >= spec.limit):
+        return False
+    return not missing(spec, state)
+
+
+def missing(spec: ActorSpec, state: ActorState) -> tuple[tuple[str, int], ...]:
+    """What an idle actor waits for: ("input" | "credit", register)."""
+    acts = state.acts
+    waits: list[tuple[str, int]] = []
+    for port, received in zip(spec.inputs, state.received, strict=True):
+        if received <= acts // port.every:
+            waits.append(("input", port.register))
+    for out, returned in zip(spec.outputs, state.returned, strict=True):
+        version = out.initial + acts // out.every
+        finished = min(returned, default=version)
+        if version - finished >= out.slots:
+            waits.append(("credit", out.register))
+    return tuple(waits)
+
+
+def launch(state: ActorState) -> ActorState:
+    """Begin an act: the credits are taken."""
+    return state._replace(busy=True)
+
+
+def step(
+    spec: ActorSpec, state: ActorState, message: Message, producers: dict[int, int]
+) -> tuple[ActorState, tuple[Message, ...]]:
+    """(state, message) -> (state, messages to others).  producers: register -> the actor that makes it."""
+    match message:
+        case Ready(_, register):
+            received = tuple(
+                count + (port.register == register)
+                for port, count in zip(spec.inputs, state.received, strict=True)
+            )
+            return state._replace(received=received), ()
+        case Returned(_, register, reader):
+            returned = tuple(
+                tuple(n + (r == reader) for r, n in zip(port.readers, counts, strict=True))
+                if port.register == register
+                else counts
+                for port, counts in zip(spec.outputs, state.returned, strict=True)
+            )
+            return state._replace(returned=returned), ()
+        case Done():
+            acts = state.acts + 1
+            sent: list[Message] = []
+            for out in spec.outputs:
+                if acts % out.every == 0:
+                    sent.extend(Ready(reader, out.register) for reader in out.readers)
+            for port in spec.inputs:
+                if acts % port.every == 0 and port.register in producers:
+                    sent.append(Returned(producers[port.register], port.register, spec.actor))
+            return state._replace(acts=acts, busy=False), tuple(sent)
+    raise AssertionError(message)
+
+
+def violations(spec: ActorSpec, state: ActorState) -> tuple[str, ...]:
+    """Which invariants a state breaks; empty for every state that the protocol can reach."""
+    found: list[str] = []
+    for index, port in enumerate(spec.outputs):
+        free = credits(spec, state, index)
+        if not 0 <= free <= port.slots:
+            found.append(f"actor {spec.actor}: {free} credits of {port.slots} for register {port.register}")
+    for port_in, received in zip(spec.inputs, state.received, strict=True):
+        if state.acts // port_in.every > received:
+            found.append(f"actor {spec.actor}: returned more of register {port_in.register} than it received")
+    return tuple(found)

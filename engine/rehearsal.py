@@ -1,0 +1,277 @@
+"""rehearse: the plan executed before anything starts, by the same protocol, on a virtual clock.
+
+One rank stands for all ranks of its stage (they differ only by coordinate), so the cost is flat in the number of ranks.  A rank
+computes one act at a time; its collectives and messages share one link and run beside.  A transfer ends when both ends have
+posted it.  Yields: a proof that the plan ends (else PlanError with the wait cycle), the order of collectives in each group, step
+time and bubble, peak bytes, and the timeline.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flowrun.engine.errors import PlanError
+from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan, RegionWork, TransferWork
+from flowrun.engine.placement import largest_shape
+from flowrun.engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One act on the timeline; seconds on the virtual clock."""
+
+    stage: int
+    actor: int
+    act: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What is foreseen.  step_s: of a step in the steady state.  bubble: share of it in which a stage's rank does not compute,
+    by stage.  peak_bytes: of one rank, by stage.  sent_bytes: of all ranks in a step.  first_step: the timeline of a cold step."""
+
+    step_s: float
+    first_step_s: float
+    bubble: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    sent_bytes: float
+    first_step: tuple[Event, ...]
+    order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]
+
+
+def rehearse(plan: Plan, seconds: Callable[[Actor], float] | None = None) -> Rehearsal:
+    """Run one cold step, fix the order of collectives, then run again to see a steady step.
+
+    seconds: cost of one act, if not the foreseen one (unit times in tests).  Raises PlanError if the plan cannot end.
+    """
+    cost = seconds or (lambda actor: actor.seconds)
+    cold = _Clock(plan, cost, steps=1)
+    cold.run()
+    order = cold.order()
+    warm = _Clock(replace(plan, order=order), cost, steps=3)
+    warm.run()
+    step_s = warm.step_ends[2] - warm.step_ends[1]
+    busy = [0.0] * len(plan.placements)
+    for event in cold.events:
+        if plan.actors[event.actor].kind not in (BOX, SEND, RECEIVE):
+            busy[event.stage] += event.end - event.start
+    sent = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
+    return Rehearsal(
+        step_s, cold.now, tuple(1 - b / step_s if step_s else 0.0 for b in busy), tuple(warm.peaks()), sent,
+        tuple(cold.events), order,
+    )
+
+
+class _Clock:
+    """All stages on one virtual clock."""
+
+    def __init__(self, plan: Plan, cost: Callable[[Actor], float], steps: int) -> None:
+        self.plan = plan
+        self.cost = cost
+        self.steps = steps
+        self.ranks = [Scheduler(plan, stage, steps) for stage in range(len(plan.placements))]
+        self.now = 0.0
+        self.computing = [False] * len(self.ranks)
+        self.link_free = [0.0] * len(self.ranks)
+        self.posted: dict[tuple[int, int], int] = {}  # (channel, act) -> stage that waits at the other end
+        self.heap: list[tuple[float, int, int, tuple[int, ...]]] = []
+        self.events: list[Event] = []
+        self.collectives: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.ends = [actor.id for actor in plan.actors]
+        self.step_ends = [0.0] * steps
+        self.memory = [_Memory(plan, stage) for stage in range(len(self.ranks))]
+
+    def run(self) -> None:
+        """To the end, or PlanError."""
+        self._start_all()
+        while self.heap:
+            self.now, _, stage, actors = heapq.heappop(self.heap)
+            for actor in actors:
+                self._end(actor, stage)
+            self._start_all()
+        if not all(rank.finished() for rank in self.ranks):
+            raise deadlock(self.plan, self.ranks)
+
+    def order(self) -> tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]:
+        """(stage, axis) -> collectives as they were issued."""
+        return tuple((group, tuple(acts)) for group, acts in sorted(self.collectives.items()))
+
+    def peaks(self) -> list[int]:
+        """Peak bytes of a rank of each stage."""
+        return [memory.peak for memory in self.memory]
+
+    def _start_all(self) -> None:
+        started = True
+        while started:
+            started = False
+            for stage, rank in enumerate(self.ranks):
+                while launched := rank.next_communication():
+                    started = True
+                    self._communicate(stage, launched.actor, launched.act)
+                if not self.computing[stage] and (launched := rank.next_compute()):
+                    started = self.computing[stage] = True
+                    self._run(stage, launched.actor, launched.act, self.now)
+
+    def _run(self, stage: int, actor: int, act: int, start: float, also: tuple[int, ...] = ()) -> None:
+        end = start + self.cost(self.plan.actors[actor])
+        for each in (actor, *also):
+            where = self.plan.actors[each].stage
+            self.events.append(Event(where, each, act, start, end))
+            self.memory[where].begin(each, act)
+        heapq.heappush(self.heap, (end, len(self.events), stage, (actor, *also)))
+
+    def _communicate(self, stage: int, actor: int, act: int) -> None:
+        work = self.plan.actors[actor].work
+        if isinstance(work, TransferWork):
+            other = self.posted.pop((work.channel, act), None)
+            if other is None:
+                self.posted[work.channel, act] = actor
+                return
+            ends = (self.plan.actors[actor].stage, self.plan.actors[other].stage)
+            start = max(self.now, *(self.link_free[s] for s in ends))
+            self._run(stage, actor, act, start, (other,))
+            for s in ends:
+                self.link_free[s] = start + self.cost(self.plan.actors[actor])
+            return
+        axis = work.step.axis  # type: ignore[union-attr]
+        self.collectives.setdefault((stage, axis), []).append((actor, act))
+        start = max(self.now, self.link_free[stage])
+        self._run(stage, actor, act, start)
+        self.link_free[stage] = start + self.cost(self.plan.actors[actor])
+
+    def _end(self, actor: int, stage: int) -> None:
+        described = self.plan.actors[actor]
+        rank = self.ranks[described.stage]
+        if described.kind not in (BOX, SEND, RECEIVE):
+            self.computing[described.stage] = False
+        act = rank.states[actor].acts
+        self.memory[described.stage].end(actor, act)
+        rank.done(actor)
+        step = act // self.plan.acts_per_step(described)
+        self.step_ends[step] = max(self.step_ends[step], self.now)
+
+
+class _Memory:
+    """Live bytes of one rank of a stage: variables always, a register's slot from its first act to its last reader."""
+
+    def __init__(self, plan: Plan, stage: int) -> None:
+        self.plan = plan
+        grid = plan.placements[stage].shape
+        self.live = sum(
+            _shard_bytes(plan, v.tensor, v.nd_sbp, grid) for v in plan.graph.variables if v.stage == stage
+        )
+        self.peak = self.live
+        self.readers_left: dict[tuple[int, int], int] = {}
+        self.variables = plan.graph.variable_of
+
+    def begin(self, actor: int, act: int) -> None:
+        """An act starts: its slots and its transients are live."""
+        described = self.plan.actors[actor]
+        for r in (self.plan.registers[i] for i in described.outputs):
+            every = self.plan.acts_per_step(described) if r.per_step else 1
+            if act % every == 0 and r.tensors[0] not in self.variables:
+                self.live += r.num_bytes
+                self.readers_left[r.id, act // every] = len(r.readers)
+        self.peak = max(self.peak, self.live + described.transient_bytes)
+
+    def end(self, actor: int, act: int) -> None:
+        """An act ends: what it was the last to read is free."""
+        described = self.plan.actors[actor]
+        acts = self.plan.acts_per_step(described)
+        for r in (self.plan.registers[i] for i in described.inputs):
+            every = acts if r.per_step else 1
+            key = (r.id, act // every)
+            if (act + 1) % every == 0 and key in self.readers_left:
+                self.readers_left[key] -= 1
+                if not self.readers_left[key]:
+                    del self.readers_left[key]
+                    self.live -= r.num_bytes
+
+
+def _shard_bytes(plan: Plan, tensor: str, nd_sbp: tuple, grid: tuple[int, ...]) -> int:  # type: ignore[type-arg]
+    described = plan.graph.tensors[tensor]
+    count = 1
+    for n in largest_shape(described.shape, nd_sbp, grid):
+        count *= n
+    return count * described.dtype.itemsize
+
+
+def deadlock(plan: Plan, ranks: list[Scheduler]) -> PlanError:
+    """The error that tells who waits for which register of which rank, around the cycle."""
+    waits = {actor: why for rank in ranks for actor, why in rank.waits().items()}
+    busy = {k: s for rank in ranks for k, s in rank.states.items() if s.busy}
+    cycle = _cycle(plan, waits, busy)
+    lines = []
+    for actor, (why, what) in cycle:
+        described = plan.actors[actor]
+        rank = plan.placements[described.stage].ranks[0]
+        place = f"actor {actor} {described.name} on rank {rank} (stage {described.stage})"
+        match why:
+            case "input":
+                lines.append(f"{place} waits to read register {what} from {_name(plan, plan.registers[what].producer)}")
+            case "credit":
+                r = plan.registers[what]
+                who = ", ".join(_name(plan, reader) for reader in r.readers)
+                lines.append(f"{place} waits for a free slot ({r.slots} in all) of register {what}, read by {who}")
+            case "peer":
+                lines.append(f"{place} waits for the other end of channel {what}")
+            case _:
+                lines.append(f"{place} waits for its turn among the collectives of axis {what}")
+    return PlanError(
+        f"placement.in_flight (register {cycle[0][1][1]})" if cycle else "plan",
+        "the plan would deadlock: its registers do not suffice.\n" + "\n".join(lines),
+        "Give the registers more slots: a larger placement.in_flight or engine.register_slots.",
+    )
+
+
+def _name(plan: Plan, actor: int | None) -> str:
+    return "nobody" if actor is None else f"actor {actor} {plan.actors[actor].name}"
+
+
+def _cycle(
+    plan: Plan, waits: dict[int, tuple[tuple[str, int], ...]], busy: dict[int, object]
+) -> list[tuple[int, tuple[str, int]]]:
+    """Follow first reasons until an actor repeats."""
+    if not waits:
+        return []
+    actor = next(iter(waits))
+    seen: list[tuple[int, tuple[str, int]]] = []
+    while actor not in [a for a, _ in seen]:
+        why, what = waits[actor][0] if actor in waits else ("peer", _channel(plan, actor))
+        seen.append((actor, (why, what)))
+        following = _blamed(plan, actor, why, what, waits, busy)
+        if following is None:
+            return seen
+        actor = following
+    start = [a for a, _ in seen].index(actor)
+    return seen[start:]
+
+
+def _channel(plan: Plan, actor: int) -> int:
+    work = plan.actors[actor].work
+    return work.channel if isinstance(work, TransferWork) else -1
+
+
+def _blamed(
+    plan: Plan, actor: int, why: str, what: int, waits: dict[int, tuple[tuple[str, int], ...]], busy: dict[int, object]
+) -> int | None:
+    stuck = [*waits, *busy]
+    match why:
+        case "input":
+            return plan.registers[what].producer
+        case "credit":
+            return next((r for r in plan.registers[what].readers if r in stuck), None)
+        case "peer":
+            return next(
+                (a.id for a in plan.actors if a.id != actor and _channel(plan, a.id) == what and a.id in stuck), None
+            )
+    return None
+
+
+def is_compute(actor: Actor) -> bool:
+    """True for actors that use the rank's device."""
+    return isinstance(actor.work, RegionWork)

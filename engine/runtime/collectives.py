@@ -1,0 +1,297 @@
+"""The transport of real processes: every collective and message of torch.distributed is here.
+
+`start` begins one step of a boxing for a bucket of tensors, `send` and `receive` one message
+between grids; each answers with a Pending and never blocks.  On CUDA nothing here makes the host
+wait: "done" means enqueued, and `Pending.wait` orders the current stream behind it.
+
+Measured with gloo of torch 2.13: its reduce-scatter is an all-reduce inside and sends twice the
+bytes, while its all-to-all takes unequal pieces and any dtype.  So uneven steps, and reduce-scatter
+on the CPU, go by all-to-all and are summed by the receiver, in order of the members.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Step
+from flowrun.engine.placement import Shape
+from flowrun.engine.runtime.transport import (
+    Layouts,
+    incoming,
+    message_size,
+    outgoing,
+    pack,
+    reduced,
+    sent_elements,
+    unpack,
+)
+
+Callback = Callable[[], None]
+Channel = tuple[Any, int, int, bool]  # process group, the other rank, tag, True for sends
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+# torch 2.13 renames these two and warns at the old names.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Pending:
+    """Communication under way.
+
+    sent_bytes: what this rank puts on the wire for it; 0 for a receive.
+    """
+
+    def __init__(
+        self,
+        work: Any,
+        finish: Callable[[], list[Tensor]],
+        sent_bytes: int = 0,
+        on_stream: bool = False,
+        channel: Channel | None = None,
+        holds: Tensor | None = None,
+    ) -> None:
+        """work: torch's handle, None if nothing moves.  finish: unpacks, once the work is done.
+
+        on_stream: the work is ordered by CUDA streams.  channel: of a message; gloo gives it no
+        future, so a thread of its channel waits for it.  holds: memory to keep until then.
+        """
+        self.sent_bytes = sent_bytes
+        self._on_stream = on_stream
+        self._holds = holds
+        self._work = work
+        self._finish: Callable[[], list[Tensor]] | None = finish
+        self._channel = channel
+        self._watched: threading.Event | None = None
+        self._error: BaseException | None = None
+        self._result: list[Tensor] = []
+
+    def wait(self) -> list[Tensor]:
+        """The tensors after the step (of a send: none), again at every call.
+
+        Blocks the host on the CPU; on CUDA it makes the current stream wait, not the host.
+        """
+        if self._finish is not None:
+            if self._watched is None:
+                self.settle()
+            else:
+                self._watched.wait()  # only one thread may wait for a message of gloo, and once
+            if self._error is not None:
+                raise self._error
+            self._result = self._finish()
+            self._finish = self._work = self._holds = None  # the buffers may go
+        return self._result
+
+    def on_done(self, callback: Callback) -> None:
+        """Call back, once, when `wait` will not block the host any more (it may raise).
+
+        At once if that is so already, as always on CUDA; else from another thread.
+        """
+        if self._work is None or self._on_stream:
+            callback()
+        elif self._channel is None:
+            self._work.get_future().add_done_callback(lambda _: callback())
+        else:
+            self._watched = threading.Event()
+            _watcher(self._channel).inbox.put((self, self._watched, callback))
+
+    def settle(self) -> None:
+        """Wait for torch's handle; an error is kept for `wait`."""
+        try:
+            if self._work is not None:
+                self._work.wait()
+        except BaseException as error:
+            self._error = error
+
+
+# ---- collectives ---------------------------------------------------------------------------------
+
+Begun = tuple[Any, Callable[[], list[Tensor]]]  # torch's handle, and what unpacks when it is done
+
+
+def start(
+    step: Step,
+    bucket: Sequence[Tensor],
+    layouts: Layouts,
+    group: Any,
+    ranks: Sequence[int],
+    coordinate: int,
+) -> Pending:
+    """Begin a step that moves bytes, for a bucket of tensors of one dtype and kind of step.
+
+    layouts: one for each tensor (transport.layout_of).  group: torch's process group of `ranks`,
+    which are in order of their coordinate on the axis.  coordinate: this rank's.  The bucket is
+    only read; what `wait` returns is new memory.
+    """
+    parts = len(ranks)
+    assert step.moves and all(layout.parts == parts for layout in layouts), f"{step}, {parts} ranks"
+    if not any(math.prod(layout.shape) for layout in layouts):
+        empty = [bucket[0].new_empty(layout.after(coordinate)) for layout in layouts]
+        return Pending(None, lambda: empty)
+    sent_bytes = sent_elements(step, layouts, coordinate) * bucket[0].element_size()
+    begin = _BEGIN.get(step.kind, _begin_all_to_all)
+    work, finish = begin(step, bucket, layouts, group, coordinate)
+    return Pending(work, finish, sent_bytes, on_stream=bucket[0].is_cuda)
+
+
+def _begin_all_reduce(
+    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+) -> Begun:
+    message = pack(bucket)
+    reduce = "max" if message.dtype == torch.bool and step.reduce == "sum" else step.reduce
+    work = dist.all_reduce(message, op=_OPS[reduce], group=group, async_op=True)
+    return work, lambda: unpack(message, [layout.shape for layout in layouts])
+
+
+def _begin_all_gather(
+    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+) -> Begun:
+    sizes = [message_size(layouts, k, index) for k in range(layouts[0].parts)]
+    if len(set(sizes)) > 1:
+        return _begin_all_to_all(step, bucket, layouts, group, index)
+    message = pack(bucket)
+    whole = message.new_empty(sum(sizes))
+    work = _all_gather(whole, message, group=group, async_op=True)
+    return work, lambda: incoming(whole.split(sizes), layouts, index)
+
+
+def _begin_reduce_scatter(
+    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+) -> Begun:
+    members = range(layouts[0].parts)
+    sizes = [message_size(layouts, index, k) for k in members]
+    if not bucket[0].is_cuda or len(set(sizes)) > 1 or bucket[0].dtype == torch.bool:
+        return _begin_all_to_all(step, bucket, layouts, group, index)
+    messages = torch.cat([outgoing(bucket, layouts, k) for k in members])
+    shard = messages.new_empty(sizes[index])
+    work = _reduce_scatter(shard, messages, op=_OPS[step.reduce], group=group, async_op=True)
+    return work, lambda: unpack(shard, [layout.after(index) for layout in layouts])
+
+
+def _begin_all_to_all(
+    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+) -> Begun:
+    """Each message straight to who wants it, of any size; what a rank sends itself stays here."""
+    members = range(layouts[0].parts)
+    own = outgoing(bucket, layouts, index)
+    there = [message_size(layouts, index, k) if k != index else 0 for k in members]
+    back = [message_size(layouts, k, index) if k != index else 0 for k in members]
+    outbox = torch.cat([outgoing(bucket, layouts, k) for k in members if k != index])
+    inbox = outbox.new_empty(sum(back))
+    work = dist.all_to_all_single(inbox, outbox, back, there, group=group, async_op=True)
+
+    def finish() -> list[Tensor]:
+        messages = list(inbox.split(back))
+        messages[index] = own
+        if step.kind == REDUCE_SCATTER:
+            total = reduced(messages, step.reduce)
+            return unpack(total, [layout.after(index) for layout in layouts])
+        return incoming(messages, layouts, index)
+
+    return work, finish
+
+
+_BEGIN = {
+    ALL_REDUCE: _begin_all_reduce,
+    ALL_GATHER: _begin_all_gather,
+    REDUCE_SCATTER: _begin_reduce_scatter,
+}
+
+
+# ---- messages between grids ----------------------------------------------------------------------
+
+
+def send(tensors: Sequence[Tensor], target_rank: int, tag: int, group: Any = None) -> Pending:
+    """Begin one message of tensors of any dtypes; done when the other rank has received it.
+
+    Messages of one tag arrive in the order sent.  The tensors must not change before it is done.
+    tag: one for each channel of the plan, not for each message (a thread waits for each).
+    """
+    flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+    message = torch.cat([flat[k] for k in _widest_first(t.dtype for t in tensors)])
+    if not message.numel():
+        return Pending(None, list)
+    work = dist.isend(message, dst=target_rank, group=group, tag=tag)
+    channel = (group, target_rank, tag, True)
+    return Pending(work, list, message.numel(), message.is_cuda, channel, holds=message)
+
+
+def receive(
+    shapes: Sequence[Shape],
+    dtypes: Sequence[torch.dtype],
+    source_rank: int,
+    tag: int,
+    group: Any = None,
+    device: torch.device | str = "cpu",
+) -> Pending:
+    """Post the slot for one message of `send`, of which both sides know the shapes and dtypes."""
+    sizes = [math.prod(s) * dtype.itemsize for s, dtype in zip(shapes, dtypes, strict=True)]
+    message = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+
+    def finish() -> list[Tensor]:
+        out, start = [message] * len(sizes), 0
+        for k in _widest_first(dtypes):
+            raw = message[start : start + sizes[k]]
+            out[k] = raw.view(dtypes[k]).view(shapes[k])
+            start += sizes[k]
+        return out
+
+    if not message.numel():
+        return Pending(None, finish)
+    work = dist.irecv(message, src=source_rank, group=group, tag=tag)
+    return Pending(work, finish, 0, message.is_cuda, (group, source_rank, tag, False))
+
+
+def _widest_first(dtypes: Iterable[torch.dtype]) -> list[int]:
+    """Order of tensors inside a message: each then starts where its dtype may start."""
+    sizes = [dtype.itemsize for dtype in dtypes]
+    return sorted(range(len(sizes)), key=lambda k: -sizes[k])
+
+
+# ---- threads that wait for messages --------------------------------------------------------------
+
+
+class _Watcher:
+    """The thread of one channel: it waits for the channel's messages in order and calls back."""
+
+    def __init__(self, channel: Channel) -> None:
+        _, other, tag, sends = channel
+        way = "to" if sends else "from"
+        self.inbox: SimpleQueue[tuple[Pending, threading.Event, Callback] | None] = SimpleQueue()
+        self.thread = threading.Thread(
+            target=self._run, name=f"message {way} rank {other} tag {tag}", daemon=True
+        )
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (entry := self.inbox.get()) is not None:
+            pending, watched, callback = entry
+            pending.settle()
+            watched.set()
+            callback()
+
+
+_watchers: dict[Channel, _Watcher] = {}
+
+
+def _watcher(channel: Channel) -> _Watcher:
+    if channel not in _watchers:
+        _watchers[channel] = _Watcher(channel)
+    return _watchers[channel]
+
+
+def close_channels() -> None:
+    """End the threads that wait for messages; every message must be done."""
+    for watcher in _watchers.values():
+        watcher.inbox.put(None)
+    for watcher in _watchers.values():
+        watcher.thread.join()
+    _watchers.clear()

@@ -1,0 +1,233 @@
+"""The real driver: one rank of a plan in its own process, on torch.distributed (gloo on CPU, NCCL on CUDA).
+
+One thread computes and delivers messages.  Communication is asynchronous: it is issued when the protocol allows, and answers
+with a message in the inbox when it is done.  Nothing polls; with nothing to do the thread sleeps on the inbox.
+On CUDA "done" means enqueued behind an event: the host never waits for the device in a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flowrun.engine.boxing import Send, held_by, route
+from flowrun.engine.errors import RunError
+from flowrun.engine.placement import Slices
+from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.runtime import collectives
+from flowrun.engine.runtime.collectives import Pending
+from flowrun.engine.runtime.rank import Batches, Rank
+from flowrun.engine.runtime.transport import cut, join
+from flowrun.engine.scheduler import Scheduler
+
+Results = dict[str, float]
+
+
+class DistributedRank:
+    """One rank of a plan, in a process that has called init_process_group.  sent_bytes: by actor, by this rank.
+
+    groups: the process groups of a plan already running in this process, to be shared (evaluation after training).
+    """
+
+    def __init__(
+        self, plan: Plan, rank: int, batches: Batches, initial: Mapping[str, torch.Tensor], device: torch.device,
+        groups: dict[tuple[int, ...], Any] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.body = Rank(plan, rank, batches, initial, device)
+        self.rank = rank
+        self.device = device
+        self.groups = make_groups(plan) if groups is None else groups
+        self.inbox: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self.under_way: dict[tuple[int, int], _Flight] = {}
+        self.sent_bytes: dict[int, int] = {}
+        self.routes: dict[int, list[_Leg]] = {}
+        self.current: Actor | None = None
+
+    @property
+    def reports(self) -> bool:
+        """True on the one rank whose report counts: the first of the stage that reports."""
+        stage = next(a.stage for a in self.plan.actors if a.kind == "report")
+        return self.rank == self.plan.placements[stage].ranks[0]
+
+    @torch.no_grad()
+    def run(self, steps: int, on_step: Callable[[int, Results, float], None] | None = None) -> list[Results]:
+        """Run all steps; on_step(step, results, seconds since the last) as soon as a step has reported.
+
+        Raises RunError, naming rank and actor, if an act fails.
+        """
+        scheduler = Scheduler(self.plan, self.body.stage, steps)
+        told, before = 0, time.perf_counter()
+        try:
+            while not scheduler.finished():
+                self._round(scheduler)
+                while on_step and told in self.body.results:
+                    now = time.perf_counter()
+                    on_step(told, self.body.results[told], now - before)
+                    told, before = told + 1, now
+        except Exception as error:
+            name = self.current.name if self.current else "?"
+            raise RunError(f"rank {self.rank}, actor {name}", f"{type(error).__name__}: {error}") from error
+        return [self.body.results[k] for k in range(steps) if k in self.body.results]
+
+    def _round(self, scheduler: Scheduler) -> None:
+        """Issue what may be issued, then either run one act or wait for a message."""
+        while launched := scheduler.next_communication():
+            self._issue(self.plan.actors[launched.actor], launched.act)
+        if not self.inbox.empty():
+            self._arrived(scheduler, *self.inbox.get())
+            return
+        if launched := scheduler.next_compute():
+            self.current = actor = self.plan.actors[launched.actor]
+            self.body.compute(actor, launched.act)
+            self._ended(scheduler, actor, launched.act)
+        elif not scheduler.finished():
+            self._arrived(scheduler, *self.inbox.get())
+
+    def _ended(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
+        self.body.release(actor, act)
+        scheduler.done(actor.id)
+
+    # ------------------------------------------------------------------ communication
+
+    def _issue(self, actor: Actor, act: int) -> None:
+        self.current = actor
+        flight = self._collective(actor, act) if isinstance(actor.work, BoxWork) else self._transfer(actor, act)
+        self.under_way[actor.id, act] = flight
+        self.sent_bytes[actor.id] = self.sent_bytes.get(actor.id, 0) + flight.sent_bytes
+        flight.on_done(lambda: self.inbox.put((actor.id, act)))
+
+    def _arrived(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
+        actor = self.plan.actors[actor_id]
+        self.current = actor
+        made = self.under_way.pop((actor_id, act)).finish()
+        if actor.kind != SEND:
+            self.body.store(actor, act, made)
+        self.body.acts[actor.id] = act + 1
+        self._ended(scheduler, actor, act)
+
+    def _collective(self, actor: Actor, act: int) -> _Flight:
+        work = actor.work
+        assert isinstance(work, BoxWork)
+        ranks = self.body.placement.group(self.rank, work.step.axis)
+        pending = collectives.start(
+            work.step, self.body.inputs(actor, act), self.body.layouts(actor), self.groups[ranks], ranks,
+            self.body.coordinate[work.step.axis],
+        )
+        names = [made for _, made in work.pairs]
+        return _Flight([pending], lambda: dict(zip(names, pending.wait(), strict=True)))
+
+    def _transfer(self, actor: Actor, act: int) -> _Flight:
+        legs = self.routes.get(actor.id)
+        if legs is None:
+            legs = self.routes[actor.id] = self._legs(actor)
+        if actor.kind == SEND:
+            values = self.body.inputs(actor, act)
+            sends = [
+                collectives.send([cut(values[k], held, region) for k, held, region in leg.pieces], leg.other, leg.tag)
+                for leg in legs
+            ]
+            return _Flight(sends, dict)
+        received = [
+            collectives.receive(
+                [tuple(n for _, n in region) for _, _, region in leg.pieces],
+                [self.plan.graph.tensors[self._pair(actor, k)[0]].dtype for k, _, _ in leg.pieces],
+                leg.other, leg.tag, device=self.device,
+            )
+            for leg in legs
+        ]
+        return _Flight(received, lambda: self._joined(actor, legs, received))
+
+    def _joined(self, actor: Actor, legs: list[_Leg], received: list[Pending]) -> dict[str, torch.Tensor]:
+        parts: dict[int, list[tuple[Slices, torch.Tensor]]] = {}
+        held: dict[int, Slices] = {}
+        for leg, pending in zip(legs, received, strict=True):
+            for (k, mine, region), value in zip(leg.pieces, pending.wait(), strict=True):
+                parts.setdefault(k, []).append((region, value))
+                held[k] = mine
+        return {self._pair(actor, k)[1]: join(pieces, held[k]) for k, pieces in parts.items()}
+
+    @staticmethod
+    def _pair(actor: Actor, k: int) -> tuple[str, str]:
+        assert isinstance(actor.work, TransferWork)
+        return actor.work.pairs[k]
+
+    def _legs(self, actor: Actor) -> list[_Leg]:
+        """For each rank at the other end: which regions of which tensors go in its one message."""
+        work = actor.work
+        assert isinstance(work, TransferWork)
+        source, target = (self.plan.placements[s] for s in (work.source_stage, work.target_stage))
+        legs: dict[int, list[tuple[int, Slices, Slices]]] = {}
+        for k, (sent, received) in enumerate(work.pairs):
+            op = self.plan.graph.producer[received]
+            shape = self.plan.graph.tensors[sent].shape
+            sends = route(source, op.in_sbp[0], target, op.out_sbp[0], shape)
+            mine, layout = (source, op.in_sbp[0]) if actor.kind == SEND else (target, op.out_sbp[0])
+            held = held_by(mine, layout, shape)[self.rank]
+            for send in sends:
+                if self._here(send, actor) == self.rank:
+                    other = send.target if actor.kind == SEND else send.source
+                    legs.setdefault(other, []).append((k, held, send.region))
+        return [_Leg(other, work.channel, pieces) for other, pieces in sorted(legs.items())]
+
+    @staticmethod
+    def _here(send: Send, actor: Actor) -> int:
+        return send.source if actor.kind == SEND else send.target
+
+
+class _Leg:
+    """What goes between this rank and one other in a transfer: (index of the tensor, what this rank holds, region)."""
+
+    def __init__(self, other: int, tag: int, pieces: list[tuple[int, Slices, Slices]]) -> None:
+        self.other = other
+        self.tag = tag
+        self.pieces = pieces
+
+
+class _Flight:
+    """Messages under way for one act; done when all are."""
+
+    def __init__(self, pendings: list[Pending], finish: Callable[[], dict[str, torch.Tensor]]) -> None:
+        self.pendings = pendings
+        self.finish_made = finish
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank puts on the wire."""
+        return sum(p.sent_bytes for p in self.pendings)
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        """Call back once, when every message is done.  Messages end in any order, from several threads."""
+        countdown = itertools.count(1)  # next() of it is atomic: callbacks come from several threads
+        last = len(self.pendings)
+
+        def one() -> None:
+            if next(countdown) == last:
+                callback()
+
+        if not self.pendings:
+            callback()
+        for pending in self.pendings:
+            pending.on_done(one)
+
+    def finish(self) -> dict[str, torch.Tensor]:
+        """Unpack; raises what a message failed with."""
+        for pending in self.pendings:
+            pending.wait()
+        return self.finish_made()
+
+
+def make_groups(plan: Plan) -> dict[tuple[int, ...], Any]:
+    """A process group for every group of ranks that a collective of the plan runs over; all ranks make all, in one order."""
+    wanted = {
+        ranks
+        for actor in plan.actors if isinstance(actor.work, BoxWork)
+        for ranks in plan.placements[actor.stage].groups(actor.work.step.axis)
+    }
+    return {ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted)}

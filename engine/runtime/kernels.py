@@ -1,0 +1,83 @@
+"""Regions as programs: the ops of a region, at the shapes that one rank holds, emitted as one FX GraphModule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flowrun.engine.graph import Op, Ref, map_refs
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.signature import Call, LocalView
+from flowrun.engine.placement import Slices, local_slices
+from flowrun.engine.plan import Plan, RegionWork
+from flowrun.engine.runtime.transport import local_step
+
+Kernel = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def region_kernel(plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]) -> Kernel:
+    """kernel(*reads) -> makes, then the new values of `updates`; for the rank at a coordinate of a stage.
+
+    An output that is summed over micro-batches comes out as this act's addend.
+    """
+    graph = torch.fx.Graph()
+    nodes: dict[str, torch.fx.Node] = {
+        name: graph.placeholder(f"in{k}") for k, name in enumerate(work.reads)
+    }
+    grid = plan.placements[stage].shape
+    for op in work.ops:
+        call = _local(plan, op, grid, coordinate)
+        if call is None:  # the op hands its input on
+            nodes[op.makes[0]] = nodes[op.inputs[0]]
+            continue
+        lookup = lambda ref: nodes[ref.name]  # noqa: E731
+        node = graph.call_function(
+            call.function, map_refs(call.args, lookup), {k: map_refs(v, lookup) for k, v in call.kwargs}
+        )
+        if len(op.outputs) == 1:
+            nodes[op.makes[0]] = node
+        else:
+            for k, name in enumerate(op.outputs):
+                if name is not None:
+                    nodes[name] = graph.call_function(_item, (node, k))
+    graph.output(tuple(nodes[name] for name in (*work.makes, *(new for _, new in work.updates))))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _item(values: Any, k: int) -> Any:
+    return values[k]
+
+
+def _local(plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Call | None:
+    """What this rank runs in place of the op; None if it is the identity."""
+    tensors = plan.graph.tensors
+    if op.target in ("flow.accumulate", "flow.pin"):
+        return None
+    if op.target == "flow.box":
+        step, (name,) = op.args[1], op.inputs
+        arguments = (step, Ref(name), tensors[name].shape, op.in_sbp[0], grid, coordinate)
+        return Call(_local_step, arguments)
+    if op.target == "aten.full.default":
+        slices = _slices(plan, op.outputs[0] or "", op.out_sbp[0], grid, coordinate)
+        return Call(torch.full, (tuple(n for _, n in slices), op.args[1]), op.kwargs)
+    view = LocalView(
+        op,
+        tuple(tensors[n].shape for n in op.inputs),
+        tuple(None if n is None else tensors[n].shape for n in op.outputs),
+        tuple(_slices(plan, n, nd, grid, coordinate) for n, nd in zip(op.inputs, op.in_sbp, strict=True)),
+        tuple(
+            None if n is None else _slices(plan, n, nd, grid, coordinate)
+            for n, nd in zip(op.outputs, op.out_sbp, strict=True)
+        ),
+    )
+    return registry.localize(view)
+
+
+def _local_step(step: Any, tensor: torch.Tensor, *layout: Any) -> torch.Tensor:
+    return local_step(step, tensor, *layout)
+
+
+def _slices(plan: Plan, name: str, nd_sbp: Any, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Slices:
+    return local_slices(plan.graph.tensors[name].shape, nd_sbp, grid, coordinate)

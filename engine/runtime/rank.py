@@ -1,0 +1,203 @@
+"""Rank: the buffers of one rank, its variables and its kernels.  Runs acts; knows no protocol, no clock, no other rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flowrun.engine.placement import Slices, local_slices
+from flowrun.engine.plan import Actor, BoxWork, FeedWork, Plan, RegionWork, ReportWork, TransferWork
+from flowrun.engine.runtime.kernels import Kernel, region_kernel
+from flowrun.engine.runtime.transport import Layout, layout_of
+
+# (step, micro-batch) -> batch of the whole micro-batch, logical; a rank cuts what it holds
+Batches = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
+Values = list[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where an input tensor of an actor lies: a variable (register None), or a position of a register."""
+
+    name: str
+    register: int | None
+    position: int = 0
+    every: int = 1
+
+
+class Rank:
+    """One rank of a plan.
+
+    batches(step, micro_batch, rows): rows (a slice of samples) of a micro-batch as logical tensors.
+    initial: logical initial value of each parameter and buffer by variable name; states start at zero.
+    """
+
+    def __init__(
+        self, plan: Plan, rank: int, batches: Batches, initial: Mapping[str, torch.Tensor], device: torch.device
+    ) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.stage = plan.stage_of(rank)
+        self.placement = plan.placements[self.stage]
+        self.grid = self.placement.shape
+        self.coordinate = self.placement.coordinate(rank)
+        self.batches = batches
+        self.device = device
+        self.variables: dict[str, torch.Tensor] = {}
+        self.slots: dict[tuple[int, int], Values] = {}  # (register, version) -> tensors
+        self.left: dict[tuple[int, int], int] = {}  # readers that have not returned it
+        self.most_live: dict[int, int] = {}  # register -> most versions live at once
+        self.results: dict[int, dict[str, float]] = {}
+        self.acts: dict[int, int] = {}
+        self.kernels: dict[int, Kernel] = {}
+        self.sources: dict[int, tuple[_Source, ...]] = {}
+        self._own_variables(initial)
+        for actor in plan.stage_actors(self.stage):
+            self.sources[actor.id] = self._sources(actor)
+            if isinstance(actor.work, RegionWork):
+                self.kernels[actor.id] = region_kernel(plan, actor.work, self.stage, self.coordinate)
+
+    # ------------------------------------------------------------------ set-up
+
+    def _own_variables(self, initial: Mapping[str, torch.Tensor]) -> None:
+        for v in self.plan.graph.variables:
+            if v.stage != self.stage:
+                continue
+            tensor = self.plan.graph.tensors[v.tensor]
+            slices = local_slices(tensor.shape, v.nd_sbp, self.grid, self.coordinate)
+            if v.kind == "state":
+                value = torch.zeros([n for _, n in slices], dtype=tensor.dtype, device=self.device)
+            else:
+                value = cut(initial[v.name], slices).to(self.device, copy=True)
+            self.variables[v.tensor] = value
+
+    def _sources(self, actor: Actor) -> tuple[_Source, ...]:
+        places: dict[str, _Source] = {}
+        acts = self.plan.acts_per_step(actor)
+        for register in (self.plan.registers[i] for i in actor.inputs):
+            for position, name in enumerate(register.tensors):
+                every = acts if register.per_step else 1
+                places[name] = _Source(name, register.id, position, every)
+        out = []
+        for name in _reads(actor):
+            if name in self.variables:
+                out.append(_Source(name, None))
+            else:
+                out.append(places[name])
+        return tuple(out)
+
+    # ------------------------------------------------------------------ acts
+
+    def inputs(self, actor: Actor, act: int) -> Values:
+        """The tensors that an act reads, in the order of its work."""
+        return [
+            self.variables[s.name] if s.register is None else self.slots[s.register, act // s.every][s.position]
+            for s in self.sources[actor.id]
+        ]
+
+    def compute(self, actor: Actor, act: int) -> None:
+        """Run one act of an actor that needs no other rank."""
+        match actor.work:
+            case RegionWork():
+                self._region(actor, actor.work, act)
+            case FeedWork(feeds):
+                self.store(actor, act, self._feed(feeds, actor, act))
+            case ReportWork(results):
+                values = dict(zip(_reads(actor), self.inputs(actor, act), strict=True))
+                self.results[act] = {name: float(values[tensor]) for name, tensor in results}
+            case other:
+                raise AssertionError(other)
+        self.acts[actor.id] = act + 1
+
+    def _region(self, actor: Actor, work: RegionWork, act: int) -> None:
+        values = self.kernels[actor.id](*self.inputs(actor, act))
+        made = dict(zip((*work.makes, *(new for _, new in work.updates)), values, strict=True))
+        for variable, new in work.updates:
+            if made[new] is not self.variables[variable]:
+                self.variables[variable].copy_(made[new])
+        self.store(actor, act, made)
+
+    def _feed(self, feeds: Sequence[Any], actor: Actor, act: int) -> dict[str, torch.Tensor]:
+        if actor.per_step:
+            return {f.tensor: torch.tensor(float(act + 1), device=self.device) for f in feeds}
+        step, micro_batch = divmod(act, self.plan.micro_batches)
+        slices = {
+            f.tensor: local_slices(self.plan.graph.tensors[f.tensor].shape, f.nd_sbp, self.grid, self.coordinate)
+            for f in feeds
+        }
+        starts = [s[0][0] for s in slices.values()]
+        ends = [sum(s[0]) for s in slices.values()]
+        rows = slice(min(starts), max(ends))
+        batch = self.batches(step, micro_batch, rows)
+        out = {}
+        for feed in feeds:
+            (start, length), *rest = slices[feed.tensor]
+            value = cut(batch[feed.field], ((start - rows.start, length), *rest))
+            out[feed.tensor] = value.to(self.device, non_blocking=True)
+        return out
+
+    def store(self, actor: Actor, act: int, made: Mapping[str, torch.Tensor]) -> None:
+        """Put what an act made into the slots of its registers; sums over micro-batches are added in place."""
+        acts = self.plan.acts_per_step(actor)
+        for register in (self.plan.registers[i] for i in actor.outputs):
+            if register.initial:
+                continue  # variables were updated in place
+            every = acts if register.per_step else 1
+            key = (register.id, act // every)
+            if act % every == 0:
+                values = [made[name] for name in register.tensors]
+                if every > 1:
+                    values = [value.clone() for value in values]
+                self.slots[key] = values
+                self.left[key] = len(register.readers)
+                live = sum(1 for r, _ in self.slots if r == register.id)
+                self.most_live[register.id] = max(live, self.most_live.get(register.id, 0))
+            else:
+                for total, name in zip(self.slots[key], register.tensors, strict=True):
+                    total.add_(made[name])
+
+    def release(self, actor: Actor, act: int) -> None:
+        """An act has ended: drop the versions that it was the last to read."""
+        acts = self.plan.acts_per_step(actor)
+        for register in (self.plan.registers[i] for i in actor.inputs):
+            every = acts if register.per_step else 1
+            key = (register.id, act // every)
+            if (act + 1) % every == 0 and key in self.left:
+                self.left[key] -= 1
+                if not self.left[key]:
+                    del self.left[key], self.slots[key]
+
+    def layouts(self, actor: Actor) -> list[Layout]:
+        """How the tensors of a collective lie on this rank's group."""
+        assert isinstance(actor.work, BoxWork)
+        step = actor.work.step
+        out = []
+        for read, made in actor.work.pairs:
+            op = self.plan.graph.producer[made]
+            shape = self.plan.graph.tensors[read].shape
+            out.append(layout_of(step, shape, op.in_sbp[0], self.grid, self.coordinate))
+        return out
+
+
+def cut(value: torch.Tensor, slices: Slices) -> torch.Tensor:
+    """The slices of a tensor, as a view."""
+    for dim, (start, length) in enumerate(slices):
+        if (start, length) != (0, value.shape[dim]):
+            value = value.narrow(dim, start, length)
+    return value
+
+
+def _reads(actor: Actor) -> tuple[str, ...]:
+    match actor.work:
+        case RegionWork(reads=reads):
+            return reads
+        case BoxWork(pairs=pairs):
+            return tuple(read for read, _ in pairs)
+        case TransferWork(pairs=pairs) if actor.kind == "send":
+            return tuple(sent for sent, _ in pairs)
+        case ReportWork(results):
+            return tuple(dict.fromkeys(tensor for _, tensor in results))
+    return ()

@@ -1,0 +1,274 @@
+"""What a boxing does to bytes: messages cut, joined and summed; and a transport in one process.
+
+The tensor functions are pure and serve both transports: the virtual one (`run_group`, `run_route`:
+all members at once, every byte that crosses counted) and torch.distributed (collectives.py).
+Sums run in order of the members: a result does not depend on timing, all members get the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowrun.engine.boxing import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    SLICE,
+    Send,
+    Step,
+    replaced,
+)
+from flowrun.engine.placement import (
+    Shape,
+    Slices,
+    local_shape,
+    split_range,
+)
+from flowrun.engine.sbp import B, NdSbp, S, Sbp, Split
+
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one tensor of a bucket lies on a group before and after a step.
+
+    shape: of the tensor that the group shares: this axis' split undone, those of the others not.
+    parts: members of the group.  Uneven splits are balanced (placement.split_range).
+    """
+
+    shape: Shape
+    parts: int
+    source: Sbp
+    target: Sbp
+
+    def before(self, index: int) -> Shape:
+        """Shape of what member `index` holds before the step."""
+        return self._piece(self.source, index, self.shape)
+
+    def after(self, index: int) -> Shape:
+        """Shape of what member `index` holds after the step."""
+        return self._piece(self.target, index, self.shape)
+
+    def message(self, sender: int, receiver: int) -> Shape:
+        """Shape of what goes from one member to another."""
+        return self._piece(self.target, receiver, self.before(sender))
+
+    def _piece(self, sbp: Sbp, index: int, shape: Shape) -> Shape:
+        if not isinstance(sbp, Split):
+            return shape
+        _, length = split_range(self.shape[sbp.dim], self.parts, index)
+        return (*shape[: sbp.dim], length, *shape[sbp.dim + 1 :])
+
+
+Layouts = Sequence[Layout]
+
+
+def layout_of(
+    step: Step, shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]
+) -> Layout:
+    """The layout for the group of the rank at `coordinate`; `nd_sbp`: before the step."""
+    shared = local_shape(shape, replaced(nd_sbp, step.axis, B), grid, coordinate)
+    return Layout(shared, grid[step.axis], step.source, step.target)
+
+
+# ---- local steps --------------------------------------------------------------------------------
+
+
+def local_step(
+    step: Step,
+    tensor: Tensor,
+    shape: Shape,
+    nd_sbp: NdSbp,
+    grid: tuple[int, ...],
+    coordinate: tuple[int, ...],
+) -> Tensor:
+    """Do slice, pad or keep on the rank at `coordinate`; the result is new memory.
+
+    shape: logical.  nd_sbp: before the step.
+    """
+    layout = layout_of(step, shape, nd_sbp, grid, coordinate)
+    index = coordinate[step.axis]
+    if step.kind == SLICE:
+        piece = _cut(tensor, layout.target, layout.parts, index)
+        return piece.clone(memory_format=torch.contiguous_format)
+    padded = tensor.new_full(layout.shape, identity(step.reduce, tensor.dtype))
+    if isinstance(step.source, Split):
+        _cut(padded, step.source, layout.parts, index).copy_(tensor)
+    elif index == 0:
+        padded.copy_(tensor)
+    return padded
+
+
+def identity(reduce: str, dtype: torch.dtype) -> float | int | bool:
+    """The value that does not count: 0 in a sum, the least in a max, the greatest in a min."""
+    if reduce == "sum" or dtype == torch.bool:
+        return reduce == "min" if dtype == torch.bool else 0
+    if dtype.is_floating_point:
+        return -math.inf if reduce == "max" else math.inf
+    info = torch.iinfo(dtype)
+    return info.min if reduce == "max" else info.max
+
+
+# ---- messages -----------------------------------------------------------------------------------
+
+
+def pack(tensors: Iterable[Tensor]) -> Tensor:
+    """One new flat message of tensors of one dtype."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def unpack(message: Tensor, shapes: Iterable[Shape]) -> list[Tensor]:
+    """The tensors of a message, as views of it."""
+    out, start = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        out.append(message[start : start + size].view(shape))
+        start += size
+    return out
+
+
+def outgoing(bucket: Sequence[Tensor], layouts: Layouts, receiver: int) -> Tensor:
+    """What a member sends to another one: of each tensor, the piece that the other wants."""
+    pairs = zip(bucket, layouts, strict=True)
+    return pack(_cut(tensor, layout.target, layout.parts, receiver) for tensor, layout in pairs)
+
+
+def incoming(messages: Sequence[Tensor], layouts: Layouts, receiver: int) -> list[Tensor]:
+    """A member's tensors after an all-gather or all-to-all; a message of each member, own too."""
+    columns = [
+        unpack(message, [layout.message(sender, receiver) for layout in layouts])
+        for sender, message in enumerate(messages)
+    ]
+    out = []
+    for layout, pieces in zip(layouts, zip(*columns, strict=True), strict=True):
+        assert isinstance(layout.source, Split)
+        out.append(torch.cat(pieces, layout.source.dim))
+    return out
+
+
+def message_size(layouts: Layouts, sender: int, receiver: int) -> int:
+    """Elements in the message from one member to another."""
+    return sum(math.prod(layout.message(sender, receiver)) for layout in layouts)
+
+
+def reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
+    """The messages of all members made one, in order of the members; new memory."""
+    total = messages[0].clone()
+    for message in messages[1:]:
+        REDUCTIONS[reduce](total, message, out=total)
+    return total
+
+
+def sent_elements(step: Step, layouts: Layouts, index: int) -> int:
+    """Elements that member `index` puts on the wire; the sum over members is boxing's table."""
+    parts = layouts[0].parts
+    if step.kind == ALL_REDUCE:
+        total = message_size(layouts, index, index)
+        _, own = split_range(total, parts, index)
+        return total - own + (parts - 1) * own
+    return sum(message_size(layouts, index, other) for other in range(parts) if other != index)
+
+
+def _cut(tensor: Tensor, sbp: Sbp, parts: int, index: int) -> Tensor:
+    """The piece of member `index`, as a view; the whole unless sbp splits."""
+    if not isinstance(sbp, Split):
+        return tensor
+    return tensor.narrow(sbp.dim, *split_range(tensor.shape[sbp.dim], parts, index))
+
+
+# ---- the virtual transport ----------------------------------------------------------------------
+
+
+def run_group(
+    step: Step, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
+) -> tuple[list[list[Tensor]], list[int]]:
+    """Do a collective for a whole group.
+
+    pieces[member]: a bucket of tensors of one dtype, one for each layout.  Returns the buckets
+    after the step, and the bytes that each member sent to others.  Every piece goes straight to who
+    wants it; an all-reduce is a reduce-scatter and an all-gather of the flat bucket.
+    """
+    if step.kind == ALL_REDUCE:
+        return _all_reduce(step, pieces, layouts)
+    members = range(len(pieces))
+    sent = [0 for _ in members]
+    out: list[list[Tensor]] = []
+    for receiver in members:
+        inbox = []
+        for sender in members:
+            message = outgoing(pieces[sender], layouts, receiver)
+            inbox.append(message)
+            sent[sender] += message.nbytes if sender != receiver else 0
+        if step.kind == REDUCE_SCATTER:
+            total = reduced(inbox, step.reduce)
+            out.append(unpack(total, [layout.after(receiver) for layout in layouts]))
+        else:
+            assert step.kind in (ALL_GATHER, ALL_TO_ALL), f"{step} moves nothing"
+            out.append(incoming(inbox, layouts, receiver))
+    return out, sent
+
+
+def _all_reduce(
+    step: Step, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
+) -> tuple[list[list[Tensor]], list[int]]:
+    parts = len(pieces)
+    size = message_size(layouts, 0, 0)
+    scatter, gather = Step(step.axis, step.source, S(0)), Step(step.axis, S(0), B)
+    flat = [[pack(bucket)] for bucket in pieces]
+    shards, sent = run_group(scatter, flat, [Layout((size,), parts, step.source, S(0))])
+    whole, sent_back = run_group(gather, shards, [Layout((size,), parts, S(0), B)])
+    out = [unpack(message, [layout.shape for layout in layouts]) for (message,) in whole]
+    return out, [there + back for there, back in zip(sent, sent_back, strict=True)]
+
+
+# ---- between grids ------------------------------------------------------------------------------
+
+
+def cut(piece: Tensor, held: Slices, region: Slices) -> Tensor:
+    """The values of a region, in logical coordinates, of a piece that holds the slices `held`."""
+    for dim, ((start, _), (low, length)) in enumerate(zip(held, region, strict=True)):
+        piece = piece.narrow(dim, low - start, length)
+    return piece.clone(memory_format=torch.contiguous_format)
+
+
+def join(parts: Sequence[tuple[Slices, Tensor]], held: Slices) -> Tensor:
+    """The piece that holds the slices `held`, from regions that tile it."""
+    if len(parts) == 1:
+        return parts[0][1]
+    piece = parts[0][1].new_empty([length for _, length in held])
+    for region, values in parts:
+        view = piece
+        for dim, ((start, _), (low, length)) in enumerate(zip(held, region, strict=True)):
+            view = view.narrow(dim, low - start, length)
+        view.copy_(values)
+    return piece
+
+
+def run_route(
+    sends: Sequence[Send],
+    pieces: Mapping[int, Tensor],
+    held: Mapping[int, Slices],
+    wanted: Mapping[int, Slices],
+) -> tuple[dict[int, Tensor], dict[int, int]]:
+    """Do a route: pieces by source rank -> (pieces by target rank, bytes sent by source rank).
+
+    held, wanted: slices of each source and each target rank (boxing.held_by).
+    """
+    sent = dict.fromkeys(held, 0)
+    inbox: dict[int, list[tuple[Slices, Tensor]]] = {rank: [] for rank in wanted}
+    for send in sends:
+        values = cut(pieces[send.source], held[send.source], send.region)
+        inbox[send.target].append((send.region, values))
+        sent[send.source] += values.nbytes if send.source != send.target else 0
+    return {rank: join(parts, wanted[rank]) for rank, parts in inbox.items()}, sent

@@ -1,0 +1,82 @@
+"""Split, Broadcast, Partial: how one logical tensor lies on the ranks of one axis, and nd-SBP for several axes.
+
+The vocabulary of the whole engine (OneFlow, arXiv 2110.15032, section 3).  Knows no graph, no placement, no tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """S(dim): the ranks of the axis hold consecutive pieces along tensor dimension `dim`."""
+
+    dim: int
+
+    def __str__(self) -> str:
+        return f"S({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """B: every rank of the axis holds the same values."""
+
+    def __str__(self) -> str:
+        return "B"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """P: the tensor is the elementwise sum (or max, min) of what the ranks of the axis hold."""
+
+    reduce: str = "sum"
+
+    def __str__(self) -> str:
+        return "P" if self.reduce == "sum" else f"P({self.reduce})"
+
+
+Sbp = Split | Broadcast | Partial
+NdSbp = tuple[Sbp, ...]
+
+B = Broadcast()
+P = Partial()
+P_MAX = Partial("max")
+P_MIN = Partial("min")
+
+
+def S(dim: int) -> Split:
+    """Shorthand for Split(dim)."""
+    return Split(dim)
+
+
+_SPLIT = re.compile(r"S\s*\(?\s*(\d+)\s*\)?")
+_PARTIAL = re.compile(r"P(?:\((sum|max|min)\))?")
+
+
+def parse_sbp(text: str) -> Sbp:
+    """Read "S(0)", "S0", "B", "P", "P(max)".  Raises ValueError with the possible forms."""
+    word = str(text).strip()
+    if word == "B":
+        return B
+    if match := _SPLIT.fullmatch(word):
+        return Split(int(match[1]))
+    if match := _PARTIAL.fullmatch(word):
+        return Partial(match[1] or "sum")
+    raise ValueError(f"{word!r} is no SBP; write S(0) or S0 (split along dim 0), B (broadcast) or P (partial sum)")
+
+
+def format_nd_sbp(nd_sbp: NdSbp) -> str:
+    """Print "(S(0), B)"; a single axis prints without parentheses."""
+    return str(nd_sbp[0]) if len(nd_sbp) == 1 else f"({', '.join(map(str, nd_sbp))})"
+
+
+def dual(sbp: Sbp) -> Sbp:
+    """The SBP that a gradient has when its tensor has `sbp` and nothing else is known: S(i) -> S(i), B -> P, P -> B."""
+    match sbp:
+        case Broadcast():
+            return P
+        case Partial():
+            return B
+    return sbp

@@ -1,0 +1,140 @@
+"""A recipe made concrete: the task, the data, the strategy, and the compiled plans.  No process is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from flowrun.engine.capture import Task
+from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_training
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import Tensor
+from flowrun.engine.strategy import Optimizer, Strategy, Zero
+from flowrun.launcher import build
+from flowrun.launcher.schema import Recipe
+from flowrun.models.sampling import sample_indices
+
+Batch = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Which samples a step reads, of a data set whose last `held_out` samples are for evaluation.
+
+    Called with (step, micro-batch, rows of the micro-batch); a step counts from 0.  evaluation: the held-out samples, in order.
+    """
+
+    data: Dataset[Any]
+    seed: int
+    batch_size: int
+    micro_batches: int
+    held_out: int
+    evaluation: bool = False
+
+    def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
+        size = self.batch_size // self.micro_batches
+        first = micro_batch * size
+        chosen = self.indices(step)[first + rows.start : first + rows.stop]
+        return default_collate([self.data[index] for index in chosen])  # type: ignore[no-any-return]
+
+    def indices(self, step: int) -> list[int]:
+        """Samples of one step."""
+        total = _length(self.data)
+        if not self.evaluation:
+            return sample_indices(self.seed, step, self.batch_size, total - self.held_out)
+        first = total - self.held_out + step * self.batch_size
+        return [total - self.held_out + (k - total + self.held_out) % self.held_out
+                for k in range(first, first + self.batch_size)]
+
+    def eval_steps(self, most: int) -> int:
+        """Evaluation batches of one step's size: all that the held-out samples fill, at most `most`."""
+        return min(most, max(1, self.held_out // self.batch_size)) if self.held_out else 0
+
+
+class Job:
+    """What a recipe stands for.  Built once on each host; workers inherit it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        torch.manual_seed(recipe.train.seed)
+        self.model = build.instantiate_model(recipe)
+        self.data = build.instantiate_data(recipe)
+        held_out = int(_length(self.data) * recipe.eval.fraction) if recipe.eval.batches else 0
+        train = recipe.train
+        self.sampler = Sampler(self.data, train.seed, train.batch_size, train.micro_batches, held_out)
+        self.evaluation_sampler = Sampler(self.data, train.seed, train.batch_size, train.micro_batches, held_out, True)
+        self.strategy = strategy_of(recipe)
+        self.example = self.sampler(0, 0, slice(0, recipe.micro_batch_size))
+        self.task = Task(
+            self.model, build.task_inputs(recipe, self.model, self.example), build.instantiate_loss(recipe),
+            build.instantiate_metrics(recipe),
+        )
+
+    @cached_property
+    def training(self) -> Rehearsed:
+        """The training plan and its rehearsal."""
+        return compile_training(self.task, self.example, self.strategy)
+
+    @cached_property
+    def evaluation(self) -> Rehearsed | None:
+        """The evaluation plan; None if nothing is held out."""
+        if not self.sampler.held_out:
+            return None
+        return compile_evaluation(self.task, self.example, self.strategy, self.training.plan)
+
+    @property
+    def initial(self) -> dict[str, torch.Tensor]:
+        """Initial value of every parameter and buffer, by the model's own names."""
+        return {
+            name: tensor.detach()
+            for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers())
+        }
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Samples of a step times the length of a token sequence, where samples are sequences of integers."""
+        first = next(iter(self.task.inputs.values()))
+        value = self.example[first]
+        length = value.shape[1] if value.dim() == 2 and not value.dtype.is_floating_point else 1
+        return self.recipe.train.batch_size * int(length)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Logical tensors of the parameters."""
+        graph = self.training.plan.graph
+        return {v.name: graph.tensors[v.tensor] for v in graph.variables if v.kind == "parameter"}
+
+
+def strategy_of(recipe: Recipe) -> Strategy:
+    """What the recipe asks of the compiler."""
+    optim = recipe.optim
+    arguments: tuple[tuple[str, float | bool], ...] = (
+        (("lr", optim.lr), ("beta1", optim.betas[0]), ("beta2", optim.betas[1]), ("eps", optim.eps),
+         ("weight_decay", optim.weight_decay))
+        if optim.name == "adamw"
+        else (("lr", optim.lr), ("momentum", optim.momentum), ("weight_decay", optim.weight_decay),
+              ("nesterov", optim.nesterov))
+    )
+    zero = recipe.zero
+    return Strategy(
+        axes=recipe.axes,
+        placements=recipe.placements,
+        stage_modules=recipe.stage_modules,
+        pins=recipe.pins,
+        zero=Zero(zero.axis or "", zero.stage, zero.min_size) if zero.axis in recipe.axes else Zero(),
+        optimizer=Optimizer(optim.name, arguments, optim.clip_norm),
+        micro_batches=recipe.train.micro_batches,
+        in_flight=recipe.in_flight,
+        register_slots=recipe.engine.register_slots,
+        hardware=recipe.hardware,
+    )
+
+
+def _length(data: Dataset[Any]) -> int:
+    if not isinstance(data, Sized):
+        raise RecipeError("data", "the data set has no length.", "Give a map-style data set: __len__ and __getitem__.")
+    return len(data)

@@ -1,0 +1,213 @@
+"""The recipe's keys as dataclasses: types, defaults, units.  Hydra checks every recipe against them, and a run keeps them.
+
+One set of frozen classes serves both ends: Hydra merges a recipe into `RecipeSchema` (unknown keys and wrong types fail), and
+`Recipe`, the frozen, resolved result that every rank is handed, holds the same classes, with layouts parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.placement import Placement
+from flowrun.engine.strategy import Pin
+
+Target = dict[str, Any]  # `_target_`: dotted path of a class or function, beside its arguments
+
+OPTIMIZERS = ("adamw", "sgd")
+LAUNCHERS = ("local", "virtual")
+DEVICES = ("auto", "cpu", "cuda")
+SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
+
+
+@dataclass(frozen=True)
+class Task:
+    """How the batch enters the model, and what is made of its output.
+
+    inputs: model argument -> batch field; empty: the fields that forward takes by their own names.
+    loss: a partial of `_target_`, called loss(output, batch) -> scalar mean; null: the output itself, or its `.loss`.
+    metrics: name -> a partial of `_target_`, called metric(output, batch) -> scalar mean; evaluated beside the validation loss.
+    """
+
+    inputs: dict[str, str] = field(default_factory=dict)
+    loss: dict[str, Any] | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Eval:
+    """fraction: of the data set, its last samples, held out from training.  batches: of one step's size, read at the end."""
+
+    fraction: float = 0.05
+    batches: int = 8
+
+
+@dataclass(frozen=True)
+class Optim:
+    """name: adamw or sgd.  clip_norm: largest global norm of the gradient, 0 = off.
+
+    betas, eps: adamw only.  momentum, nesterov: sgd only.  weight_decay: decoupled in adamw, added to the gradient in sgd.
+    """
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    clip_norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class PlacementSchema:
+    """Where it runs: ranks = stages x product of the axes.
+
+    axes: name -> number of ranks, outermost first; a size of 1 is as if absent.
+    stages: a number, or a list of {modules: [patterns], ranks: nested list, one level an axis}.
+    in_flight: micro-batches that a stage may hold for backward: a number, gpipe, 1f1b, zero_bubble, or null (zero_bubble).
+    """
+
+    axes: dict[str, int] = field(default_factory=dict)
+    stages: Any = 1
+    in_flight: int | str | None = None
+
+
+@dataclass(frozen=True)
+class Zero:
+    """What is sharded beyond the layout: 1 the optimizer's state, 2 also accumulated gradients, 3 also the weights.
+
+    axis: name of an axis, or null.  stage: 0 (off) to 3.  min_size: elements; smaller parameters stay whole.
+    """
+
+    axis: str | None = None
+    stage: int = 0
+    min_size: int = 1024
+
+
+@dataclass(frozen=True)
+class Train:
+    """batch_size: samples of one step, over all ranks and micro-batches.  seed: of weights and of sampling.
+
+    save: write the trained weights to the run's folder.
+    """
+
+    batch_size: int = 32
+    micro_batches: int = 1
+    steps: int = 100
+    seed: int = 0
+    save: bool = True
+
+
+@dataclass(frozen=True)
+class Launch:
+    """name: local (processes) or virtual (all ranks in this process).  threads: of one rank's compute.
+
+    nnodes, node_rank, rdzv_endpoint: several hosts; the same command on each, rdzv_endpoint = host:port of one of them.
+    device: cpu, cuda, or auto (cuda where there is one).  message_order_seed: virtual only; deliver messages in random order.
+    """
+
+    name: str = "local"
+    nnodes: int = 1
+    node_rank: int | None = None
+    rdzv_endpoint: str = ""
+    device: str = "auto"
+    threads: int = 1
+    message_order_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """register_slots: of a reader's or boxing's output, 2 = one ahead.  warn_fallback: say which ops have no signature table."""
+
+    register_slots: int = 2
+    warn_fallback: bool = True
+
+
+@dataclass(frozen=True)
+class RecipeSchema:
+    """What a recipe file may say.  sbp: pattern over parameter or module names -> axis -> SBP, or -> {in, out} -> axis -> SBP."""
+
+    name: str = ""
+    model: dict[str, Any] = field(default_factory=dict)
+    task: Task = field(default_factory=Task)
+    data: dict[str, Any] = field(default_factory=dict)
+    eval: Eval = field(default_factory=Eval)
+    optim: Optim = field(default_factory=Optim)
+    placement: PlacementSchema = field(default_factory=PlacementSchema)
+    sbp: dict[str, Any] = field(default_factory=dict)
+    zero: Zero = field(default_factory=Zero)
+    train: Train = field(default_factory=Train)
+    launch: Launch = field(default_factory=Launch)
+    engine: Engine = field(default_factory=Engine)
+    hardware: Hardware = field(default_factory=Hardware)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """modules: patterns of module paths, empty: cut by foreseen time.  placement: all axes of the recipe, sizes of this stage."""
+
+    modules: tuple[str, ...]
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe, composed, checked and resolved.  Picklable; equal by value.
+
+    axes: names whose size is over 1 in some stage, outermost first; every stage's placement has exactly these.
+    pins: the lines of `sbp`; those of other axes are left out.  text: the resolved recipe as YAML.
+    """
+
+    name: str
+    model: Target
+    task: Task
+    data: Target
+    eval: Eval
+    optim: Optim
+    axes: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    in_flight: int | str
+    pins: tuple[Pin, ...]
+    zero: Zero
+    train: Train
+    launch: Launch
+    engine: Engine
+    hardware: Hardware
+    text: str = field(default="", repr=False, compare=False)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """One grid of ranks a stage."""
+        return tuple(stage.placement for stage in self.stages)
+
+    @property
+    def stage_modules(self) -> tuple[tuple[str, ...], ...]:
+        """Patterns of each stage; empty where the compiler is to cut."""
+        listed = tuple(stage.modules for stage in self.stages)
+        return listed if any(listed) else ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all stages together."""
+        return sum(len(placement.ranks) for placement in self.placements)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of one micro-batch, over all ranks."""
+        return self.train.batch_size // self.train.micro_batches
+
+    def to_yaml(self) -> str:
+        """The resolved recipe; `recipe=that_file.yaml` composes to the same recipe."""
+        return self.text
+
+
+def plain(value: Any) -> Any:
+    """Nested mappings and sequences as dicts and lists: what YAML and errors print."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

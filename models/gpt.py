@@ -1,0 +1,108 @@
+"""A plain GPT: no ranks, no layouts.  Shapes in names: B samples, T tokens, D width, H heads, V vocabulary."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Embed(nn.Module):
+    """Token and position embeddings, summed."""
+
+    def __init__(self, vocabulary: int, context: int, width: int) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(vocabulary, width)
+        self.wpe = nn.Embedding(context, width)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        return self.wte(tokens_BT) + self.wpe(positions_T)
+
+
+class Attention(nn.Module):
+    """Causal self-attention.
+
+    Rows of `qkv` lie (heads, 3, head width): consecutive pieces of them are whole heads, with their q, k and v.
+    """
+
+    def __init__(self, width: int, heads: int, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.proj = nn.Linear(width, width, bias=bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        B, T, D = x_BTD.shape
+        qkv_BTH3C = self.qkv(x_BTD).view(B, T, self.heads, 3, D // self.heads)
+        q_BHTC, k_BHTC, v_BHTC = (part.transpose(1, 2) for part in qkv_BTH3C.unbind(dim=3))
+        y_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, is_causal=True)
+        return self.proj(y_BHTC.transpose(1, 2).reshape(B, T, D))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a GELU between them, 4 times as wide inside."""
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, 4 * width, bias=bias)
+        self.fc2 = nn.Linear(4 * width, width, bias=bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x_BTD)))
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each on a normalised copy and added back."""
+
+    def __init__(self, width: int, heads: int, bias: bool) -> None:
+        super().__init__()
+        self.ln1 = nn.LayerNorm(width)
+        self.attn = Attention(width, heads, bias)
+        self.ln2 = nn.LayerNorm(width)
+        self.mlp = FeedForward(width, bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attn(self.ln1(x_BTD))
+        return x_BTD + self.mlp(self.ln2(x_BTD))
+
+
+class GPT(nn.Module):
+    """Tokens (B, T) -> logits (B, T, V).
+
+    vocabulary: number of token ids.  context: longest T.  depth: blocks.  width: must be a multiple of heads.
+    bias: of the linear layers inside the blocks; the head has none, and its weight is its own.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        context: int,
+        depth: int,
+        heads: int,
+        width: int,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of heads {heads}")
+        self.embed = Embed(vocabulary, context, width)
+        self.blocks = nn.ModuleList(Block(width, heads, bias) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self._initialise(depth)
+
+    def _initialise(self, depth: int) -> None:
+        """Normal weights of 0.02; what adds to the residual is smaller by sqrt(2 depth) (GPT-2, section 2.3)."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                into_residual = name.endswith(("proj.weight", "fc2.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5 if into_residual else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD = self.embed(tokens_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.head(self.norm(x_BTD))

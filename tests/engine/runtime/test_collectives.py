@@ -1,0 +1,163 @@
+"""torch.distributed against the virtual transport: same values, and the bytes of the table, on real processes.
+
+Each number of ranks starts its processes once; they run every case and hand back what they got.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from flowrun.engine.boxing import Step, step_bytes
+from flowrun.engine.runtime import collectives
+from flowrun.engine.runtime.transport import Layout, layout_of, run_group
+from flowrun.engine.sbp import P_MAX, P_MIN, B, P, S
+from support.logical import lay_out, line, whole_numbers
+
+pytestmark = pytest.mark.processes
+
+# name: (step of each tensor, shape of each tensor, dtype).  A bucket mixes dims, not kinds.
+CASES: dict[str, tuple[list[Step], list[tuple[int, ...]], torch.dtype]] = {
+    "all_reduce": ([Step(0, P, B)], [(6, 4)], torch.float32),
+    "all_reduce of a scalar and a matrix": ([Step(0, P, B)] * 2, [(), (5, 3)], torch.float32),
+    "all_reduce max int64": ([Step(0, P_MAX, B)], [(5,)], torch.int64),
+    "all_reduce min bfloat16": ([Step(0, P_MIN, B)], [(4, 3)], torch.bfloat16),
+    "reduce_scatter": ([Step(0, P, S(0))], [(6, 4)], torch.float32),
+    "reduce_scatter uneven": ([Step(0, P, S(1))], [(3, 7)], torch.float32),
+    "reduce_scatter max int64": ([Step(0, P_MAX, S(0))], [(7, 2)], torch.int64),
+    "reduce_scatter bucket": ([Step(0, P, S(0)), Step(0, P, S(1))], [(6, 1), (2, 5)], torch.float64),
+    "all_gather": ([Step(0, S(1), B)], [(2, 6)], torch.float32),
+    "all_gather uneven": ([Step(0, S(0), B)], [(7, 3)], torch.float32),
+    "all_gather bucket": ([Step(0, S(0), B), Step(0, S(1), B)], [(5, 2), (2, 6)], torch.int64),
+    "all_to_all": ([Step(0, S(0), S(1))], [(6, 6)], torch.float32),
+    "all_to_all uneven": ([Step(0, S(1), S(0))], [(5, 7)], torch.float32),
+    "all_to_all bool bucket": ([Step(0, S(0), S(1)), Step(0, S(1), S(0))], [(6, 7), (4, 3)], torch.bool),
+    "nothing in it": ([Step(0, P, B)], [(0, 3)], torch.float32),
+}  # fmt: skip
+EVEN = [name for name in CASES if "uneven" not in name and "bucket" not in name]
+
+_MESSAGE = [
+    torch.tensor([True, False, True]),
+    torch.tensor(7),
+    torch.arange(6.0).reshape(2, 3),
+    torch.arange(3, dtype=torch.bfloat16),
+]
+
+
+def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], list[Layout]]:
+    """The pieces of each member and the layouts of a case."""
+    steps, shapes, dtype = CASES[name]
+    laid = [
+        lay_out(whole_numbers(shape, dtype), (step.source,), line(parts))
+        for step, shape in zip(steps, shapes, strict=True)
+    ]
+    layouts = [
+        layout_of(step, shape, (step.source,), (parts,), (0,))
+        for step, shape in zip(steps, shapes, strict=True)
+    ]
+    return [[pieces[rank] for pieces in laid] for rank in range(parts)], layouts
+
+
+def _rank(rank: int, parts: int, folder: str) -> None:
+    """One process: every case, then messages; leaves its results in a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=parts
+    )
+    out: dict[str, Any] = {}
+    for name, (steps, _, _) in CASES.items():
+        pieces, layouts = _bucket(name, parts)
+        done = threading.Event()
+        pending = collectives.start(
+            steps[0], pieces[rank], layouts, dist.group.WORLD, range(parts), rank
+        )
+        pending.on_done(done.set)
+        assert done.wait(30), f"{name} never called back"
+        out[name] = ([tensor.clone() for tensor in pending.wait()], pending.sent_bytes)
+        untouched, _ = _bucket(name, parts)
+        assert all(map(torch.equal, pieces[rank], untouched[rank])), f"{name} wrote to its input"
+    out["messages"] = _messages(rank, parts)
+    collectives.close_channels()
+    torch.save(out, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _messages(rank: int, parts: int) -> dict[str, Any]:
+    """Around the ring, on two tags; the later tag is received first."""
+    ahead, behind = (rank + 1) % parts, (rank - 1) % parts
+    shapes, dtypes = [t.shape for t in _MESSAGE], [t.dtype for t in _MESSAGE]
+    sends = [collectives.send(_MESSAGE, ahead, tag) for tag in (1, 2)]
+    sends.append(collectives.send([torch.tensor([rank])], ahead, 2))
+    done = threading.Event()
+    second = collectives.receive(shapes, dtypes, behind, 2)
+    third = collectives.receive([(1,)], [torch.int64], behind, 2)
+    third.on_done(done.set)
+    got = [second.wait()]
+    assert done.wait(30), "a message never called back"
+    got.append(collectives.receive(shapes, dtypes, behind, 1).wait())
+    nothing = [pending.wait() for pending in sends]
+    return {
+        "whole": [[tensor.clone() for tensor in tensors] for tensors in got],
+        "small": (third.wait(), third.wait()),
+        "sent": [pending.sent_bytes for pending in sends],
+        "nothing": nothing,
+    }
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each rank got, for every case."""
+    folder = str(tmp_path_factory.mktemp("ranks"))
+    mp.spawn(_rank, (request.param, folder), nprocs=request.param)  # type: ignore[no-untyped-call]
+    return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(request.param)]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_real_ranks_get_what_the_virtual_transport_gives(results: Any, name: str) -> None:
+    pieces, layouts = _bucket(name, len(results))
+    virtual, _ = run_group(CASES[name][0][0], pieces, layouts)
+    for real, expected in zip(results, virtual, strict=True):
+        for one, other in zip(real[name][0], expected, strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_both_transports_count_the_same_bytes_on_each_rank(results: Any, name: str) -> None:
+    pieces, layouts = _bucket(name, len(results))
+    _, sent = run_group(CASES[name][0][0], pieces, layouts)
+    assert [real[name][1] for real in results] == sent
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_bytes_sent_are_the_table(results: Any, name: str) -> None:
+    steps, shapes, dtype = CASES[name]
+    pairs = zip(steps, shapes, strict=True)
+    num_bytes = [(step, torch.Size(shape).numel() * dtype.itemsize) for step, shape in pairs]
+    foretold = sum(step_bytes(step, (step.source,), (len(results),), n) for step, n in num_bytes)
+    assert sum(real[name][1] for real in results) == foretold
+
+
+def test_messages_arrive_whole_whatever_the_order_of_tags(results: Any) -> None:
+    for real in results:
+        for got in real["messages"]["whole"]:
+            assert all(map(torch.equal, got, _MESSAGE))
+
+
+def test_messages_of_one_tag_arrive_in_the_order_sent(results: Any) -> None:
+    for rank, real in enumerate(results):
+        first, again = real["messages"]["small"]
+        assert first[0].item() == again[0].item() == (rank - 1) % len(results)
+
+
+def test_a_message_costs_its_bytes_and_gives_the_sender_nothing(results: Any) -> None:
+    size = sum(tensor.nbytes for tensor in _MESSAGE)
+    for real in results:
+        assert real["messages"]["sent"] == [size, size, 8]
+        assert real["messages"]["nothing"] == [[], [], []]

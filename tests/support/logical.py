@@ -1,0 +1,117 @@
+"""Logical tensors laid out on simulated ranks, and put together again: the oracle of boxing tests.
+
+Written apart from engine/runtime/transport.py, with numpy-like slicing only, so that the two check each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import torch
+from flowrun.engine.boxing import states, step_bytes
+from flowrun.engine.placement import Placement, local_slices
+from flowrun.engine.runtime.transport import layout_of, local_step, run_group
+from flowrun.engine.sbp import NdSbp, Partial
+
+Pieces = dict[int, torch.Tensor]
+
+
+def line(parts: int, first: int = 0) -> Placement:
+    """A placement of one axis."""
+    return Placement((("axis", parts),), tuple(range(first, first + parts)))
+
+
+def grid_placement(grid: tuple[int, ...], first: int = 0) -> Placement:
+    """A placement of unnamed axes on consecutive ranks."""
+    size = len(list(itertools.product(*map(range, grid))))
+    axes = tuple((f"axis{k}", n) for k, n in enumerate(grid))
+    return Placement(axes, tuple(range(first, first + size)))
+
+
+def whole_numbers(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor of small distinct whole numbers of both signs: every sum of parts of it is exact."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) - count // 3).reshape(shape).to(dtype)
+
+
+def lay_out(logical: torch.Tensor, nd_sbp: NdSbp, placement: Placement) -> Pieces:
+    """What each rank holds; parts of a P are unlike each other, and of mixed signs."""
+    pieces = {}
+    for rank in placement.ranks:
+        coordinate = placement.coordinate(rank)
+        piece = logical.clone()
+        for axis, (sbp, parts) in enumerate(zip(nd_sbp, placement.shape, strict=True)):
+            if isinstance(sbp, Partial) and parts > 1:
+                piece = _part(piece, sbp.reduce, coordinate[axis], parts)
+        slices = local_slices(tuple(logical.shape), nd_sbp, placement.shape, coordinate)
+        pieces[rank] = piece[tuple(slice(a, a + n) for a, n in slices)].clone()
+    return pieces
+
+
+def _part(tensor: torch.Tensor, reduce: str, index: int, parts: int) -> torch.Tensor:
+    """Part `index` of a partial tensor; the parts reduce to the tensor exactly."""
+    if reduce == "sum":
+        others = torch.arange(1, parts) * 7 - 10
+        return tensor - others.sum() if index == 0 else torch.full_like(tensor, others[index - 1])
+    sign = -1 if reduce == "max" else 1
+    return tensor if index == parts - 1 else tensor + sign * (index + 1)
+
+
+def put_together(
+    pieces: Mapping[int, torch.Tensor], nd_sbp: NdSbp, placement: Placement, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """The logical tensor; fails where B copies differ in a bit."""
+    stack = [pieces[rank] for rank in placement.ranks]
+    reductions = {
+        sbp.reduce
+        for sbp, n in zip(nd_sbp, placement.shape, strict=True)
+        if isinstance(sbp, Partial) and n > 1
+    }
+    regions: dict[tuple[object, ...], list[torch.Tensor]] = {}
+    for rank, piece in zip(placement.ranks, stack, strict=True):
+        coordinate = placement.coordinate(rank)
+        slices = local_slices(shape, nd_sbp, placement.shape, coordinate)
+        assert tuple(piece.shape) == tuple(n for _, n in slices)
+        partial = tuple(
+            c for c, sbp in zip(coordinate, nd_sbp, strict=True) if isinstance(sbp, Partial)
+        )
+        regions.setdefault((slices, partial), []).append(piece)
+    reduce = {"max": torch.maximum, "min": torch.minimum}.get(
+        next(iter(reductions), "sum"), torch.add
+    )
+    logical: torch.Tensor | None = None
+    parts: dict[tuple[object, ...], torch.Tensor] = {}
+    for (slices, partial), copies in regions.items():
+        assert all(torch.equal(copy, copies[0]) for copy in copies), "B copies differ"
+        base = parts.setdefault(partial, torch.empty(shape, dtype=copies[0].dtype))
+        base[tuple(slice(a, a + n) for a, n in slices)] = copies[0]  # type: ignore[attr-defined]
+    for part in parts.values():
+        logical = part if logical is None else reduce(logical, part)
+    assert logical is not None
+    return logical
+
+
+def box(
+    pieces: Mapping[int, torch.Tensor],
+    source: NdSbp,
+    target: NdSbp,
+    placement: Placement,
+    shape: tuple[int, ...],
+) -> tuple[Pieces, int, float]:
+    """Run the path from source to target: (pieces, bytes that the virtual transport counted, bytes foretold)."""
+    grid, out = placement.shape, dict(pieces)
+    sent, foretold = 0, 0.0
+    num_bytes = torch.Size(shape).numel() * next(iter(pieces.values())).element_size()
+    for step, state in states(source, target, grid, shape):
+        if not step.moves:
+            for rank, piece in out.items():
+                out[rank] = local_step(step, piece, shape, state, grid, placement.coordinate(rank))
+            continue
+        foretold += step_bytes(step, state, grid, num_bytes)
+        for group in placement.groups(step.axis):
+            layout = layout_of(step, shape, state, grid, placement.coordinate(group[0]))
+            done, bytes_sent = run_group(step, [[out[rank]] for rank in group], [layout])
+            sent += sum(bytes_sent)
+            out.update({rank: bucket[0] for rank, bucket in zip(group, done, strict=True)})
+    return out, sent, foretold
