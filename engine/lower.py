@@ -161,9 +161,10 @@ class _Lowering:
             self._add(_Draft(f"send.{title}", SEND, work.source_stage, first.phase, per_step, work, reads, ()))
             self._add(_Draft(f"receive.{title}", RECEIVE, work.target_stage, first.phase, per_step, work, (), makes))
         else:
-            step = first.args[1]
+            steps = tuple(op.args[1] for op in ops)
+            step = steps[0]
             title = f"{step.kind}.{self.strategy.axes[step.axis]}.{name}.{first.phase}"
-            self._add(_Draft(title, BOX, first.stage, first.phase, per_step, BoxWork(step, pairs), reads, makes))
+            self._add(_Draft(title, BOX, first.stage, first.phase, per_step, BoxWork(steps, pairs), reads, makes))
 
     def _reports(self) -> None:
         by_stage: dict[int, list[tuple[str, str]]] = {}
@@ -265,11 +266,11 @@ class _Lowering:
         match draft.work:
             case RegionWork(ops=ops):
                 return hardware.act_s + sum(map(self._op_seconds, ops))
-            case BoxWork(step, pairs):
+            case BoxWork(steps, pairs):
                 grid = self.strategy.placements[draft.stage].shape
                 link = replace(hardware.link, latency_s=0.0)
                 total = hardware.link.latency_s
-                for read, _ in pairs:
+                for step, (read, _) in zip(steps, pairs, strict=True):
                     tensor, nd_sbp = self.graph.tensors[read], self.layout[read][1]
                     total += path_seconds(nd_sbp, step.after(nd_sbp), grid, tensor.shape, tensor.num_bytes, link)
                 return total
@@ -298,10 +299,11 @@ class _Lowering:
 
     def _sent(self, draft: _Draft) -> float:
         match draft.work:
-            case BoxWork(step, pairs):
+            case BoxWork(steps, pairs):
                 grid = self.strategy.placements[draft.stage].shape
                 return sum(
-                    step_bytes(step, self.layout[read][1], grid, self.graph.tensors[read].num_bytes) for read, _ in pairs
+                    step_bytes(step, self.layout[read][1], grid, self.graph.tensors[read].num_bytes)
+                    for step, (read, _) in zip(steps, pairs, strict=True)
                 )
             case TransferWork(_, source, target, pairs) if draft.kind == SEND:
                 return float(sum(self._route_bytes(source, target, sent, made) for sent, made in pairs))

@@ -43,10 +43,18 @@ class RegionWork:
 
 @dataclass(frozen=True, slots=True)
 class BoxWork:
-    """One collective over an axis of the stage's grid, for a bucket of tensors: (tensor read, tensor made) pairs."""
+    """One collective over an axis of the stage's grid, for a bucket of tensors: (tensor read, tensor made) pairs.
 
-    step: Step
+    steps: one for each pair, of one axis, kind and reduction; the dims that they split may differ.
+    """
+
+    steps: tuple[Step, ...]
     pairs: tuple[tuple[str, str], ...]
+
+    @property
+    def step(self) -> Step:
+        """The first step: its axis, kind and reduction are those of all."""
+        return self.steps[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +211,8 @@ class Plan:
         match actor.work:
             case RegionWork(ops=ops):
                 yield from (f"      {op}" for op in ops)
-            case BoxWork(step, pairs):
-                for read, made in pairs:
+            case BoxWork(steps, pairs):
+                for step, (read, made) in zip(steps, pairs, strict=True):
                     yield f"      %{made} = {step.kind}(%{read}) on {self.axes[step.axis]}: {step.source} -> {step.target}"
             case TransferWork(channel, source, target, pairs):
                 for sent, received in pairs:

@@ -93,11 +93,12 @@ class GPT(nn.Module):
         self._initialise(depth)
 
     def _initialise(self, depth: int) -> None:
-        """Normal weights of 0.02; what adds to the residual is smaller by sqrt(2 depth) (GPT-2, section 2.3)."""
+        """Normal weights of 1 / sqrt(width); what adds to the residual is smaller by sqrt(2 depth) (GPT-2, section 2.3)."""
+        std = self.norm.weight.numel() ** -0.5
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 into_residual = name.endswith(("proj.weight", "fc2.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5 if into_residual else 0.02)
+                nn.init.normal_(parameter, std=std / (2 * depth) ** 0.5 if into_residual else std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 

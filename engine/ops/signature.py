@@ -6,13 +6,16 @@ rows to n axes by a product, axis after axis, on the shape that is left over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from flowrun.engine.graph import Op
+import torch
+
+from flowrun.engine.graph import Op, refs
 from flowrun.engine.placement import Shape, Slices
-from flowrun.engine.sbp import Sbp, parse_sbp
+from flowrun.engine.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp, parse_sbp
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,18 @@ class Signature:
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+
+
+@dataclass(frozen=True, slots=True)
+class NdSignature:
+    """One row for all axes of a grid: an nd-SBP for each of op.inputs and op.outputs."""
+
+    inputs: tuple[NdSbp, ...]
+    outputs: tuple[NdSbp, ...]
+
+    def __str__(self) -> str:
+        left, right = (", ".join(map(format_nd_sbp, side)) for side in (self.inputs, self.outputs))
+        return f"{left} -> {right}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +99,115 @@ def _row(text: str) -> Signature:
 
 def _sbps(text: str) -> tuple[Sbp, ...]:
     return tuple(parse_sbp(word) for word in text.split(",") if word.strip())
+
+
+Local = Callable[[LocalView], Call]
+
+
+# ---- arguments by name ---------------------------------------------------------------------------
+
+
+@cache
+def torch_callable(target: str) -> Any:
+    """The torch operator behind a target: "aten.mm.default" -> torch.ops.aten.mm.default."""
+    found: Any = torch.ops
+    for part in target.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@cache
+def _parameters(target: str) -> tuple[tuple[str, Any], ...]:
+    schema = torch_callable(target)._schema
+    return tuple((arg.name, arg.default_value) for arg in schema.arguments)
+
+
+def bind(op: Op) -> dict[str, Any]:
+    """Every argument of a torch op by the name it has in the operator's schema, defaults filled in."""
+    parameters = _parameters(op.target)
+    given = dict(zip((name for name, _ in parameters), op.args, strict=False))
+    return {**dict(parameters), **given, **dict(op.kwargs)}
+
+
+def places(op: Op) -> tuple[str, ...]:
+    """For each of op.inputs the name of the argument it is (part of)."""
+    names = [name for name, _ in _parameters(op.target)]
+    given = [*zip(names, op.args, strict=False), *op.kwargs]
+    return tuple(name for name, value in given for _ in refs(value))
+
+
+def row(op: Op, given: Mapping[str, Sbp], *outputs: Sbp, reduced: int = 0) -> Signature:
+    """One row: SBPs of the tensor arguments by name, B for those not named; then an SBP for each output.
+
+    One output SBP stands for all outputs.
+    """
+    inputs = tuple(given.get(name, B) for name in places(op))
+    made = outputs * len(op.outputs) if len(outputs) == 1 else outputs
+    return Signature(inputs, made, reduced)
+
+
+def rebound(op: Op, function: Callable[..., Any] | None = None, **changed: Any) -> Call:
+    """The torch op as a Call with some arguments replaced, by name."""
+    names = [name for name, _ in _parameters(op.target)]
+    args = list(op.args)
+    kwargs = dict(op.kwargs)
+    for name, value in changed.items():
+        if name in names[: len(args)]:
+            args[names.index(name)] = value
+        else:
+            kwargs[name] = value
+    return Call(function or torch_callable(op.target), tuple(args), tuple(kwargs.items()))
+
+
+# ---- rows from labelled dims ---------------------------------------------------------------------
+
+Labels = tuple[int | str | None, ...]
+
+
+def labelled(
+    ins: Sequence[Labels], outs: Sequence[Labels], contracted: Mapping[int | str, Sbp] | None = None
+) -> tuple[Signature, ...]:
+    """Rows of an op whose dims carry labels, as in einsum; a dim labelled None can not be split.
+
+    A label splits every tensor that has it and leaves the others B.  An output that lacks it becomes `contracted[label]`;
+    a label that is neither in all outputs nor contracted gives no row.
+    """
+    missing = contracted or {}
+    made = []
+    for label in dict.fromkeys(label for labels in (*ins, *outs) for label in labels if label is not None):
+        outputs = tuple(_at(label, labels, missing.get(label)) for labels in outs)
+        if all(sbp is not None for sbp in outputs):
+            inputs = tuple(_at(label, labels, B) for labels in ins)
+            made.append(Signature(inputs, outputs))  # type: ignore[arg-type]
+    return tuple(made)
+
+
+def _at(label: int | str, labels: Labels, otherwise: Sbp | None) -> Sbp | None:
+    return S(labels.index(label)) if label in labels else otherwise
+
+
+def partial_rows(op: Op, *groups: Sequence[str]) -> tuple[Signature, ...]:
+    """P rows: for every group of arguments in which the op is jointly linear, P on the group and B on the rest -> P.
+
+    A group with an argument that is a Python number gives no row: x + 1 on every rank would add 1 too often.
+    """
+    names = places(op)
+    return tuple(
+        Signature(tuple(P if name in group else B for name in names), (P,) * len(op.outputs))
+        for group in groups
+        if all(name in names for name in group)
+    )
+
+
+# ---- what a rank holds ---------------------------------------------------------------------------
+
+
+def sizes(slices: Slices) -> Shape:
+    """Lengths of slices: the local shape."""
+    return tuple(length for _, length in slices)
+
+
+def input_at(view: LocalView, name: str) -> int | None:
+    """Index among op.inputs of the (first) tensor that is argument `name`; None where it is no tensor."""
+    names = places(view.op)
+    return names.index(name) if name in names else None

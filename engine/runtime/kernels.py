@@ -10,7 +10,7 @@ import torch
 from flowrun.engine.graph import Op, Ref, map_refs
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Call, LocalView
-from flowrun.engine.placement import Slices, local_slices
+from flowrun.engine.placement import Shape, Slices, local_slices
 from flowrun.engine.plan import Plan, RegionWork
 from flowrun.engine.runtime.transport import local_step
 
@@ -56,9 +56,8 @@ def _local(plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...
     if op.target in ("flow.accumulate", "flow.pin"):
         return None
     if op.target == "flow.box":
-        step, (name,) = op.args[1], op.inputs
-        arguments = (step, Ref(name), tensors[name].shape, op.in_sbp[0], grid, coordinate)
-        return Call(_local_step, arguments)
+        (name,) = op.inputs
+        return Call(_boxing(op, tensors[name].shape, grid, coordinate), (Ref(name),))
     if op.target == "aten.full.default":
         slices = _slices(plan, op.outputs[0] or "", op.out_sbp[0], grid, coordinate)
         return Call(torch.full, (tuple(n for _, n in slices), op.args[1]), op.kwargs)
@@ -75,8 +74,14 @@ def _local(plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...
     return registry.localize(view)
 
 
-def _local_step(step: Any, tensor: torch.Tensor, *layout: Any) -> torch.Tensor:
-    return local_step(step, tensor, *layout)
+def _boxing(op: Op, shape: Shape, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Callable[..., Any]:
+    """The local step of a boxing op as a function of one tensor (FX prints constants, and a Step is none)."""
+    step, nd_sbp = op.args[1], op.in_sbp[0]
+
+    def box(tensor: torch.Tensor) -> torch.Tensor:
+        return local_step(step, tensor, shape, nd_sbp, grid, coordinate)
+
+    return box
 
 
 def _slices(plan: Plan, name: str, nd_sbp: Any, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Slices:

@@ -173,9 +173,8 @@ class Rank:
     def layouts(self, actor: Actor) -> list[Layout]:
         """How the tensors of a collective lie on this rank's group."""
         assert isinstance(actor.work, BoxWork)
-        step = actor.work.step
         out = []
-        for read, made in actor.work.pairs:
+        for step, (read, made) in zip(actor.work.steps, actor.work.pairs, strict=True):
             op = self.plan.graph.producer[made]
             shape = self.plan.graph.tensors[read].shape
             out.append(layout_of(step, shape, op.in_sbp[0], self.grid, self.coordinate))

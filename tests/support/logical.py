@@ -1,6 +1,6 @@
 """Logical tensors laid out on simulated ranks, and put together again: the oracle of boxing tests.
 
-Written apart from engine/runtime/transport.py, with numpy-like slicing only, so that the two check each other.
+Slicing is written apart from engine/runtime/transport.py, so that the two check each other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _part(tensor: torch.Tensor, reduce: str, index: int, parts: int) -> torch.Te
     """Part `index` of a partial tensor; the parts reduce to the tensor exactly."""
     if reduce == "sum":
         others = torch.arange(1, parts) * 7 - 10
-        return tensor - others.sum() if index == 0 else torch.full_like(tensor, others[index - 1])
+        return tensor - others.sum() if index == 0 else torch.full_like(tensor, others[index - 1].item())
     sign = -1 if reduce == "max" else 1
     return tensor if index == parts - 1 else tensor + sign * (index + 1)
 
@@ -99,7 +99,7 @@ def box(
     placement: Placement,
     shape: tuple[int, ...],
 ) -> tuple[Pieces, int, float]:
-    """Run the path from source to target: (pieces, bytes that the virtual transport counted, bytes foretold)."""
+    """Run the path from source to target: (pieces, bytes counted on the way, bytes foretold)."""
     grid, out = placement.shape, dict(pieces)
     sent, foretold = 0, 0.0
     num_bytes = torch.Size(shape).numel() * next(iter(pieces.values())).element_size()

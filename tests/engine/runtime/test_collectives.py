@@ -1,6 +1,6 @@
-"""torch.distributed against the virtual transport: same values, and the bytes of the table, on real processes.
+"""torch.distributed against the virtual transport: same values, and the bytes of the table.
 
-Each number of ranks starts its processes once; they run every case and hand back what they got.
+Each number of ranks starts its processes once; they run every case and leave what they got.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 from flowrun.engine.boxing import Step, step_bytes
 from flowrun.engine.runtime import collectives
 from flowrun.engine.runtime.transport import Layout, layout_of, run_group
@@ -114,7 +114,7 @@ def _messages(rank: int, parts: int) -> dict[str, Any]:
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank got, for every case."""
     folder = str(tmp_path_factory.mktemp("ranks"))
-    mp.spawn(_rank, (request.param, folder), nprocs=request.param)  # type: ignore[no-untyped-call]
+    spawn(_rank, (request.param, folder), nprocs=request.param)  # type: ignore[no-untyped-call]
     return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(request.param)]
 
 

@@ -1,0 +1,65 @@
+"""Signatures of matrix products.
+
+Two dims meet in a product: a dim that both operands have and the output lacks is contracted, and its split gives P.
+A product is linear in each operand, not in both at once: "P,P -> P" would lose the cross terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flowrun.engine.ops.signature import (
+    Labels,
+    OpView,
+    Rule,
+    Signature,
+    bind,
+    labelled,
+    partial_rows,
+    row,
+)
+from flowrun.engine.sbp import P, S
+
+
+def product(equation: str, first: str, second: str) -> Rule:
+    """Rule of an einsum of two arguments, named as in the operator's schema."""
+    left, out = equation.split("->")
+    ins = [tuple(labels) for labels in left.split(",")]
+    table = labelled(ins, [tuple(out)], dict.fromkeys(set(ins[0]) & set(ins[1]) - set(out), P))
+    return lambda view: (*table, *partial_rows(view.op, (first,), (second,)))
+
+
+def addmm(view: OpView) -> tuple[Signature, ...]:
+    """bias + a @ b, bias broadcast to the product: P of the product is P of the whole only if the bias is P too.
+
+    "B,S(1),S(0) -> P" is absent: every rank would add the bias.  Boxing a bias B -> P moves nothing.
+    """
+    op, bias = view.op, view.in_shapes[0]
+    batch = ("b",) if op.target == "aten.baddbmm.default" else ()
+    first, second = ("batch1", "batch2") if batch else ("mat1", "mat2")
+    out: Labels = (*batch, "m", "n")
+    own: Labels = tuple(
+        label if size > 1 else None
+        for label, size in zip(out[len(out) - len(bias) :], bias, strict=True)
+    )
+    split = labelled([own, (*batch, "m", "k"), (*batch, "k", "n")], [out])
+    k = len(batch)
+    table = (
+        *split,
+        row(op, {"self": P, first: S(k + 1), second: S(k)}, P),
+        row(op, {"self": P, first: P}, P),
+        row(op, {"self": P, second: P}, P),
+    )
+    if bind(op)["beta"] != 0:
+        return table
+    return split  # the bias is not read: mm is the op to write
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.mm.default": product("mk,kn->mn", "self", "mat2"),
+    "aten.bmm.default": product("bmk,bkn->bmn", "self", "mat2"),
+    "aten.mv.default": product("mk,k->m", "self", "vec"),
+    "aten.dot.default": product("k,k->", "self", "tensor"),
+    "aten.addmm.default": addmm,
+    "aten.baddbmm.default": addmm,
+}

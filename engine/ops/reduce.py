@@ -1,0 +1,123 @@
+"""Signatures of reductions along dims.
+
+A dim that is kept passes its split on.  A split of a reduced dim gives P for a sum or a mean, P(max) for a maximum; none for
+argmax, variance and the like, which are no reduction of the parts' own results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from flowrun.engine.graph import Op
+from flowrun.engine.ops.signature import (
+    Call,
+    Labels,
+    Local,
+    LocalView,
+    OpView,
+    Rule,
+    Signature,
+    bind,
+    labelled,
+    partial_rows,
+    torch_callable,
+)
+from flowrun.engine.placement import Shape
+from flowrun.engine.sbp import P_MAX, P_MIN, P, Sbp
+
+
+def reduced_dims(op: Op, ndim: int) -> frozenset[int]:
+    """The dims that the op reduces; all of them where it names none."""
+    dim = bind(op).get("dim")
+    if dim is None or dim == ():
+        return frozenset(range(ndim))
+    return frozenset(d % ndim for d in (dim if isinstance(dim, Sequence) else (dim,))) if ndim else frozenset()
+
+
+def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
+    """Rule of a reduction.  over: what an output becomes when a reduced dim is split; None: no such row."""
+
+    def rule(view: OpView) -> tuple[Signature, ...]:
+        op, ndim = view.op, len(view.in_shapes[0])
+        reduced = reduced_dims(op, ndim)
+        out: Labels = tuple(
+            None if d in reduced else d
+            for d in range(ndim)
+            if bind(op).get("keepdim") or d not in reduced
+        )
+        contracted = {} if over is None else dict.fromkeys(reduced, over)
+        split = labelled([tuple(range(ndim))], [out] * len(op.outputs), contracted)
+        return (*split, *(partial_rows(op, ("self",)) if linear else ()))
+
+    return rule
+
+
+def along(*, linear: bool = False) -> Rule:
+    """Rule of an op that works along one dim and keeps it (cumsum, sort, topk): the other dims pass their split on."""
+
+    def rule(view: OpView) -> tuple[Signature, ...]:
+        op, ndim = view.op, len(view.in_shapes[0])
+        dims: Labels = tuple(None if d == bind(op)["dim"] % ndim else d for d in range(ndim)) if ndim else ()
+        split = labelled([dims], [dims] * len(op.outputs))
+        return (*split, *(partial_rows(op, ("self",)) if linear else ()))
+
+    return rule
+
+
+# ---- local programs ------------------------------------------------------------------------------
+
+
+def part_of_mean(
+    x: torch.Tensor, dims: Sequence[int], keepdim: bool, total: int, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """This rank's addend of a mean over `total` elements, however unevenly they are split."""
+    return torch.sum(x, dims, keepdim, dtype=dtype).div_(total)
+
+
+def local_mean(view: LocalView) -> Call:
+    """A mean of a part divides by the logical count."""
+    op, shape = view.op, view.in_shapes[0]
+    dims = sorted(reduced_dims(op, len(shape)))
+    if all(view.in_slices[0][d] == (0, shape[d]) for d in dims):
+        return Call(torch_callable(op.target), op.args, op.kwargs)
+    given = bind(op)
+    total = _count(shape, dims)
+    return Call(part_of_mean, (op.args[0], tuple(dims), bool(given.get("keepdim")), total, given["dtype"]))
+
+
+def _count(shape: Shape, dims: Sequence[int]) -> int:
+    return math.prod(shape[d] for d in dims)
+
+
+SUM = reduction(P, linear=True)
+MAX = reduction(P_MAX)
+MIN = reduction(P_MIN)
+OTHER = reduction(None)
+
+_OTHER_NAMES = """
+    all.default all.dim any.default any.dim argmax.default argmin.default linalg_vector_norm.default
+    logsumexp.default max.dim min.dim prod.default prod.dim_int std.correction var.correction var_mean.correction
+"""
+
+RULES: Mapping[str, Rule] = {
+    "aten.sum.default": SUM,
+    "aten.sum.dim_IntList": SUM,
+    "aten.mean.default": SUM,
+    "aten.mean.dim": SUM,
+    "aten.amax.default": MAX,
+    "aten.max.default": MAX,
+    "aten.amin.default": MIN,
+    "aten.min.default": MIN,
+    **{f"aten.{name}": OTHER for name in _OTHER_NAMES.split()},
+    "aten.cumsum.default": along(linear=True),
+    "aten.sort.default": along(),
+    "aten.topk.default": along(),
+}
+
+LOCALS: Mapping[str, Local] = {
+    "aten.mean.default": local_mean,
+    "aten.mean.dim": local_mean,
+}

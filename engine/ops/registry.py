@@ -1,0 +1,155 @@
+"""registry: the one explicit list of signature tables and local programs, and how rows of one axis lift to a grid.
+
+Inference asks `signatures` for the rows of an op on one axis; a rank asks `localize` what to run in place of the op.
+Every row of every table is proved by tests/engine/ops/test_signatures.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flowrun.engine.graph import Op, Ref, map_refs
+from flowrun.engine.ops import (
+    attention,
+    conv,
+    create,
+    embedding,
+    loss,
+    matmul,
+    norm,
+    pointwise,
+    reduce,
+    shape,
+    update,
+)
+from flowrun.engine.ops.signature import (
+    Call,
+    Local,
+    LocalView,
+    NdSignature,
+    OpView,
+    Rule,
+    Signature,
+    torch_callable,
+)
+from flowrun.engine.placement import Shape, split_range
+from flowrun.engine.sbp import B, Sbp, Split
+
+RULES: Mapping[str, Rule] = {
+    **matmul.RULES,
+    **pointwise.RULES,
+    **reduce.RULES,
+    **shape.RULES,
+    **norm.RULES,
+    **attention.RULES,
+    **embedding.RULES,
+    **conv.RULES,
+    **loss.RULES,
+    **create.RULES,
+    **update.RULES,
+}
+
+LOCALS: Mapping[str, Local] = {
+    **reduce.LOCALS,
+    **shape.LOCALS,
+    **norm.LOCALS,
+    **embedding.LOCALS,
+    **conv.LOCALS,
+    **loss.LOCALS,
+    **create.LOCALS,
+    **update.LOCALS,
+}
+
+_TENSOR = Ref("")
+_cache: dict[Any, tuple[Signature, ...]] = {}
+
+
+def has_table(target: str) -> bool:
+    """False: the only row is all-B, and the caller warns."""
+    return target in RULES
+
+
+def signatures(
+    op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], parts: int
+) -> tuple[Signature, ...]:
+    """Legal rows of an op for one axis of `parts` ranks; the first is all-B.
+
+    in_shapes, out_shapes: of op.inputs and op.outputs, as left over by the axes before.  A row that splits a dim that is not
+    there, or is shorter than `parts`, is dropped.
+    """
+    key = (
+        op.target, map_refs(op.args, _nameless), map_refs(op.kwargs, _nameless),
+        tuple(in_shapes), tuple(out_shapes), parts,
+    )
+    found = _cache.get(key)
+    if found is None:
+        view = OpView(op, tuple(in_shapes), tuple(out_shapes), parts)
+        found = _cache[key] = tuple(dict.fromkeys(_rows(view)))
+    return found
+
+
+def _nameless(_: Ref) -> Ref:
+    return _TENSOR
+
+
+def _rows(view: OpView) -> Iterator[Signature]:
+    op = view.op
+    yield Signature((B,) * len(op.inputs), (B,) * len(op.outputs))
+    rule = RULES.get(op.target)
+    if rule is None or view.parts == 1:
+        return
+    for row in rule(view):
+        fits_in = all(map(_fits, row.inputs, view.in_shapes, (view.parts,) * len(row.inputs)))
+        if fits_in and all(map(_fits, row.outputs, view.out_shapes, (view.parts,) * len(row.outputs))):
+            yield row
+
+
+def _fits(sbp: Sbp, shape: Shape | None, parts: int) -> bool:
+    """True if a tensor of this shape can have this SBP; an unused output has no shape and always can."""
+    if shape is None or not isinstance(sbp, Split):
+        return True
+    return sbp.dim < len(shape) and shape[sbp.dim] >= parts
+
+
+def lift(
+    op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], grid: Sequence[int]
+) -> tuple[NdSignature, ...]:
+    """Rows for all axes of a grid: the product of rows, axis after axis, on the shapes left over.
+
+    grid: sizes of the axes, outermost first.
+    """
+    if not grid:
+        return (NdSignature(((),) * len(op.inputs), ((),) * len(op.outputs)),)
+    lifted = []
+    for row in signatures(op, in_shapes, out_shapes, grid[0]):
+        left_in = [_left_over(s, sbp, grid[0]) for s, sbp in zip(in_shapes, row.inputs, strict=True)]
+        left_out = [
+            None if s is None else _left_over(s, sbp, grid[0])
+            for s, sbp in zip(out_shapes, row.outputs, strict=True)
+        ]
+        for rest in lift(op, left_in, left_out, grid[1:]):
+            lifted.append(
+                NdSignature(
+                    tuple((sbp, *nd) for sbp, nd in zip(row.inputs, rest.inputs, strict=True)),
+                    tuple((sbp, *nd) for sbp, nd in zip(row.outputs, rest.outputs, strict=True)),
+                )
+            )
+    return tuple(lifted)
+
+
+def _left_over(shape: Shape, sbp: Sbp, parts: int) -> Shape:
+    if not isinstance(sbp, Split):
+        return shape
+    largest = split_range(shape[sbp.dim], parts, 0)[1]
+    return (*shape[: sbp.dim], largest, *shape[sbp.dim + 1 :])
+
+
+def localize(view: LocalView) -> Call:
+    """What one rank runs in place of the op: the torch operator itself, or the op's local program.
+
+    A row with an expansion (Signature.reduced) has no local program: expansions.py replaces the op before.
+    """
+    op = view.op
+    local = LOCALS.get(op.target)
+    return local(view) if local else Call(torch_callable(op.target), op.args, op.kwargs)

@@ -1,0 +1,215 @@
+"""What a recipe names, made: model, data set, loss and metrics; each mistake a RecipeError at the key that names it.
+
+The working directory is importable, so that a recipe may name the user's own files.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.errors import did_you_mean
+from flowrun.launcher.schema import Recipe, Target
+
+Score = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that a recipe names.  inputs: model argument -> batch field, never empty."""
+
+    model: nn.Module
+    data: Dataset[dict[str, Tensor]]
+    inputs: dict[str, str]
+    loss: Score | None
+    metrics: dict[str, Score]
+
+
+def build(recipe: Recipe) -> Parts:
+    """All parts, made and checked against each other.  Raises RecipeError."""
+    data = instantiate_data(recipe)
+    model = instantiate_model(recipe)
+    inputs = task_inputs(recipe, model, data[0])
+    return Parts(model, data, inputs, instantiate_loss(recipe), instantiate_metrics(recipe))
+
+
+def instantiate_model(recipe: Recipe) -> nn.Module:
+    """The model, its weights drawn from `train.seed`; the global random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.train.seed)
+        model = _make(recipe.model, "model")
+    if not isinstance(model, nn.Module):
+        raise RecipeError("model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module.")
+    return model
+
+
+def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
+    """The data set: map-style, items are dicts of tensors."""
+    data = _make(recipe.data, "data")
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise RecipeError(
+            "data._target_", f"a {type(data).__name__} has no length or cannot be indexed.",
+            "Name a map-style torch Dataset.",
+        )
+    if len(data) < 2:
+        raise RecipeError("data", f"the data set has {len(data)} items.", "Some are held out: at least 2 are needed.")
+    _check_item(data[0])
+    return data  # type: ignore[no-any-return]
+
+
+def _check_item(item: Any) -> None:
+    if not isinstance(item, dict) or not all(isinstance(value, Tensor) for value in item.values()):
+        raise RecipeError(
+            "data._target_", f"items are {type(item).__name__}, not dicts of tensors.",
+            "__getitem__ returns {field: tensor}.",
+        )
+
+
+def instantiate_loss(recipe: Recipe) -> Score | None:
+    """loss(output, batch) -> scalar, or None where the model's output is or holds the loss."""
+    return None if recipe.task.loss is None else _partial(recipe.task.loss, "task.loss")
+
+
+def instantiate_metrics(recipe: Recipe) -> dict[str, Score]:
+    """name -> metric(output, batch) -> scalar."""
+    return {name: _partial(metric, f"task.metrics.{name}") for name, metric in recipe.task.metrics.items()}
+
+
+def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) -> dict[str, str]:
+    """model argument -> batch field, by `task.inputs` or by equal names; every field is one that items have."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    inputs = dict(recipe.task.inputs) or {p.name: p.name for p in named if p.name in item}
+    for argument, field in inputs.items():
+        where = f"task.inputs.{argument}"
+        if field not in item:
+            raise RecipeError(where, f"items of the data set have no field {field!r}.", did_you_mean(field, item))
+        if not anything and argument not in {p.name for p in named}:
+            known = [p.name for p in named]
+            raise RecipeError(where, f"forward of the model takes no {argument!r}.", did_you_mean(argument, known))
+    missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
+    if missing or not inputs:
+        raise RecipeError(
+            "task.inputs", f"nothing feeds the model's argument {missing[0] if missing else 'list'!r}.",
+            f"Map it to a field of the items: {', '.join(item)}.",
+        )
+    return inputs
+
+
+def _make(target: Target, where: str) -> Any:
+    """The object that `_target_` and its arguments describe."""
+    made_by = find(str(target["_target_"]), f"{where}._target_")
+    arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
+    if "_args_" not in target:
+        _check_arguments(made_by, arguments, where)
+    return _instantiated(target, str(target["_target_"]), where)
+
+
+def _partial(target: Target, where: str) -> Score:
+    """The callable that `_target_` names, with the arguments that the recipe gives after (output, batch)."""
+    function = find(str(target["_target_"]), f"{where}._target_")
+    arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
+    if inspect.isclass(function) and issubclass(function, nn.Module):  # a loss module: made once, then called
+        return _make(target, where)  # type: ignore[no-any-return]
+    _check_arguments(function, arguments, where, positional=2)
+    made = _instantiated({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
+    return functools.partial(function, **made) if made else function  # type: ignore[no-any-return]
+
+
+def _instantiated(target: Target, name: str, where: str) -> Any:
+    try:
+        return instantiate(target, _convert_="all")
+    except Exception as error:
+        cause = error.__cause__ or error
+        reason = " ".join(str(cause).split()) or type(cause).__name__
+        raise RecipeError(
+            where, f"{name} refused its arguments: {type(cause).__name__}: {reason}"
+        ) from error
+
+
+def _is_hydra_word(key: str) -> bool:
+    return key.startswith("_") and key.endswith("_")
+
+
+def _check_arguments(made_by: Any, arguments: Mapping[str, Any], where: str, positional: int = 0) -> None:
+    """Names of arguments against the signature; values are the callee's own business."""
+    try:
+        parameters = list(inspect.signature(made_by).parameters.values())[positional:]
+    except (TypeError, ValueError):
+        return
+    known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    name = getattr(made_by, "__name__", str(made_by))
+    for key in arguments:
+        if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            raise RecipeError(f"{where}.{key}", f"{name} takes no argument {key!r}.", did_you_mean(key, known))
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in arguments:
+            raise RecipeError(
+                where, f"{name} needs the argument {key!r}.", f"Its arguments are {', '.join(known)}."
+            )
+
+
+def find(path: str, where: str) -> Any:
+    """The class or function at a dotted path.  Raises RecipeError that says which part is missing."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+        importlib.invalidate_caches()
+    parts = path.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise RecipeError(where, f"{path!r} is no dotted path.", "Write package.module.Name.")
+    found, depth = _deepest_module(parts, where)
+    for part in parts[depth:]:
+        if not hasattr(found, part):
+            owner = getattr(found, "__name__", str(found))
+            known = [name for name in dir(found) if not name.startswith("_")] + _submodules(found)
+            near = did_you_mean(part, known) if len(known) < 12 else _near(part, known)
+            raise RecipeError(where, f"{owner!r} has no {part!r}.", near)
+        found = getattr(found, part)
+    if not callable(found):
+        raise RecipeError(where, f"{path!r} is a {type(found).__name__}, which cannot be called.", "Name a class.")
+    return found
+
+
+def _deepest_module(parts: list[str], where: str) -> tuple[Any, int]:
+    """The longest leading part of a dotted path that is a module, imported."""
+    module: Any = None
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name and not (name == error.name or name.startswith(f"{error.name}.")):
+                raise RecipeError(where, f"importing {name!r} failed: {error}.") from error
+            if module is None:
+                tops = [m.name for m in pkgutil.iter_modules()]
+                raise RecipeError(
+                    where, f"there is no module {name!r}.",
+                    _near(name, tops) or "The working directory and installed packages are searched.",
+                ) from error
+            return module, depth - 1
+        except Exception as error:
+            raise RecipeError(where, f"importing {name!r} failed: {type(error).__name__}: {error}.") from error
+    return module, len(parts)
+
+
+def _submodules(module: Any) -> list[str]:
+    return [m.name for m in pkgutil.iter_modules(getattr(module, "__path__", []))]
+
+
+def _near(word: str, known: list[str]) -> str:
+    guess = did_you_mean(word, known)
+    return guess if guess.startswith("Did you mean") else ""

@@ -1,0 +1,161 @@
+"""Words shared by the launcher's errors, and Hydra's own errors turned into RecipeError.
+
+Hydra and OmegaConf say what is wrong in their terms; here it becomes a dotted key, the facts, and what to write instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.hydra_source import is_path, recipe_names
+
+
+class PlacedError(RecipeError):
+    """A RecipeError that knows its place already: a file that is no YAML, an argument that is no override."""
+
+    def __init__(self, place: str, where: str, problem: str, instead: str = "") -> None:
+        super().__init__(where, problem, instead)
+        self.place = place
+
+    def __reduce__(self) -> tuple[type[PlacedError], tuple[str, str, str, str]]:
+        return PlacedError, (self.place, self.where, self.problem, self.instead)
+
+
+def one_of(words: Iterable[str]) -> str:
+    """ "a, b or c"."""
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The nearest known word as a question, else all that there are."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"There is: {', '.join(known)}." if known else ""
+
+
+def from_hydra(error: Exception, schema: DictConfig) -> RecipeError:
+    """What Hydra, OmegaConf or YAML raised while composing, as an error for the user."""
+    for cause in _chain(error):
+        match cause:
+            case RecipeError():
+                return cause
+            case yaml.MarkedYAMLError():
+                return _bad_yaml(cause)
+            case OverrideParseException():
+                return _bad_override(cause)
+            case MissingConfigException():
+                return _no_such_choice(cause)
+            case OmegaConfBaseException():
+                return _bad_key(cause, schema)
+    return _other(error)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from, the most telling first: causes before what they were wrapped in."""
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    order = (RecipeError, yaml.MarkedYAMLError, OverrideParseException, MissingConfigException, OmegaConfBaseException)
+    for kind in order:
+        yield from (link for link in links if isinstance(link, kind))
+
+
+def _bad_yaml(error: yaml.MarkedYAMLError) -> RecipeError:
+    mark = error.problem_mark or error.context_mark
+    place = f"{mark.name}:{mark.line + 1}:{mark.column + 1}" if mark else "recipe"
+    context = f"{error.context}, " if error.context else ""
+    return PlacedError(place, "", f"This is no YAML: {context}{error.problem}.", str(error.note or ""))
+
+
+def _bad_override(error: OverrideParseException) -> RecipeError:
+    instead = "Write key=value, such as train.steps=100; quote what holds spaces: 'key=\"a b\"'."
+    reason = " ".join(str(error.message).splitlines()[0].split())
+    return PlacedError("command line", error.override, f"This argument cannot be read: {reason}.", instead)
+
+
+def _no_such_choice(error: MissingConfigException) -> RecipeError:
+    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    options = sorted(recipe_names() if group == "recipe" else error.options or ())
+    if group == "recipe" and is_path(choice):
+        path = str(error.missing_cfg_file).removeprefix("recipe/")
+        return RecipeError("recipe", f"there is no file {path}.", "A path is relative to the working directory.")
+    near = difflib.get_close_matches(choice, options, n=1, cutoff=0.6)
+    guess = f"Did you mean {near[0]!r}? " if near else ""
+    known = f"There is: {', '.join(options)}." if options else ""
+    return RecipeError(group or choice, f"there is no {group or 'file'} {choice!r}.", guess + known)
+
+
+def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
+    key = str(error.full_key or error.key or "")
+    if isinstance(error, ConfigAttributeError | ConfigKeyError):
+        return unknown_key(key, schema)
+    if isinstance(error, MissingMandatoryValue):
+        return RecipeError(key, "this has no value yet (???).", "Give it one, in the recipe or on the command line.")
+    reason = str(error.msg or error).splitlines()[0].rstrip(".")
+    if isinstance(error, InterpolationResolutionError):
+        return RecipeError(key, f"{reason}.", "${a.b} stands for the value of another key of the recipe.")
+    return RecipeError(key, f"{reason}.", expected(key, schema))
+
+
+def unknown_key(key: str, schema: DictConfig) -> RecipeError:
+    """A key that the schema does not have."""
+    parent, _, last = key.rpartition(".")
+    node = OmegaConf.select(schema, parent) if parent else schema
+    known = [str(k) for k in node] if isinstance(node, DictConfig) else []
+    what = f"{parent!r} has no key {last!r}." if parent else f"a recipe has no key {last!r}."
+    return RecipeError(key, what, did_you_mean(last, known))
+
+
+def expected(key: str, schema: DictConfig) -> str:
+    """What a key holds, by its default: "An integer, such as 100."."""
+    kinds = {bool: "true or false", int: "an integer", float: "a number", str: "a word"}
+    default: Any = OmegaConf.select(schema, key)
+    if OmegaConf.is_dict(default):
+        return f"Write a mapping with the keys {', '.join(map(str, default))}." if len(default) else "Write a mapping."
+    kind = kinds.get(type(default))
+    return f"Write {kind}, such as {default}." if kind and default != "" else ""
+
+
+def _other(error: Exception) -> RecipeError:
+    text = " ".join(str(error).split())
+    if "You must specify 'recipe'" in text:
+        return PlacedError(
+            "command line", "recipe", "no recipe is named.",
+            f"Write recipe=NAME or recipe=path/to/file.yaml. There is: {', '.join(recipe_names())}.",
+        )
+    if "--multirun" in text:
+        where = text.partition("'")[2].partition("'")[0] or text
+        return PlacedError(
+            "command line", where, "several values, but one run.",
+            "Add -m to run one job for each; a list is written key=[a,b].",
+        )
+    known = isinstance(error, HydraException)
+    return PlacedError("recipe", "", text if known else f"{type(error).__name__}: {text}")
+
+
+def check_override(text: str) -> None:
+    """Raises PlacedError if an argument is no override."""
+    try:
+        OverridesParser.create().parse_override(text)
+    except OverrideParseException as error:
+        raise _bad_override(error) from None

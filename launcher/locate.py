@@ -1,0 +1,193 @@
+"""Dotted key -> where it was written: a file with line and column, or the command line.  Used only to show an error.
+
+The files that took part are followed as Hydra does: the recipe, then what its defaults list names, the later the stronger.  Keys
+may hold dots themselves (`sbp.blocks.*.attn.qkv.weight.tensor`), so every way to cut a key is tried.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flowrun.launcher.hydra_source import GROUP, LEFT_OUT, group_of, recipe_file
+
+_CONF = Path(__file__).resolve().parent.parent / "conf"
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # 3e-4 is a number to Hydra, a text to YAML 1.1
+_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """source: a file, shown relative to the working directory, or "command line".  line, column: from 1; 0 where there are none.
+
+    key: as much of the wanted key as stands there.  value: as it is written, shortened; None for an enclosing key.
+    """
+
+    source: str
+    line: int
+    column: int
+    key: str
+    value: str | None
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+
+def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Place | None:
+    """Where the value of `key` comes from: the command line, else the strongest file that sets it; else where it could be set.
+
+    None if nothing that took part says the key or a part of it.
+    """
+    if found := _on_command_line(key, overrides):
+        return found
+    nearest: Place | None = None
+    for file, package in files(overrides, config_dir):
+        place = _in_file(key, file, package)
+        if place is None:
+            continue
+        if place.value is not None:
+            return place
+        if nearest is None or len(place.key) > len(nearest.key):
+            nearest = place
+    return nearest
+
+
+def files(overrides: list[str], config_dir: str | None = None) -> Iterator[tuple[Path, str]]:
+    """The files that take part, strongest first, each with the key that its contents stand under ("" = top)."""
+    chosen = _choices(overrides)
+    recipe = recipe_file(chosen[GROUP]) if GROUP in chosen else None
+    folders = ([Path(config_dir)] if config_dir else []) + [_CONF]
+    if recipe is not None:
+        yield from _file_and_defaults(recipe, GROUP, chosen, folders, set())
+    yield _CONF / "config.yaml", ""
+
+
+def _choices(overrides: list[str]) -> dict[str, str]:
+    """group -> option, as chosen on the command line."""
+    pairs = (text.lstrip("+").partition("=") for text in overrides)
+    return {key: value for key, equals, value in pairs if equals and "." not in key}
+
+
+def _file_and_defaults(
+    file: Path, group: str, chosen: Mapping[str, str], folders: list[Path], seen: set[Path]
+) -> Iterator[tuple[Path, str]]:
+    if file in seen:
+        return
+    seen.add(file)
+    text = file.read_text(encoding="utf-8")
+    header = _PACKAGE.search(text)
+    package = header[1] if header else ("_global_" if group == GROUP else group)
+    entries, own = _defaults(text), (file, "" if package == "_global_" else package)
+    named = {group_of(entry) for entry in entries}
+    if group == GROUP and GROUP not in named:
+        entries = [{name: option} for name, option in LEFT_OUT.items() if name not in named] + entries
+    if "_self_" not in entries:
+        entries.append("_self_")
+    for entry in reversed(entries):
+        if entry == "_self_":
+            yield own
+        elif found := _chosen_file(entry, group, chosen, folders):
+            yield from _file_and_defaults(*found, chosen, folders, seen)
+
+
+def _defaults(text: str) -> list[Any]:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return []
+    return list(tree.get("defaults") or []) if isinstance(tree, dict) else []
+
+
+def _chosen_file(
+    entry: Any, group: str, chosen: Mapping[str, str], folders: list[Path]
+) -> tuple[Path, str] | None:
+    if isinstance(entry, dict):
+        name = group_of(entry)
+        option = chosen.get(name, next(iter(entry.values())))
+    else:  # a bare name: a neighbour in the same group
+        name, option = group, entry
+    if name == GROUP:
+        file = recipe_file(str(option))
+        return (file, GROUP) if file else None
+    files = (folder / name / f"{option}.yaml" for folder in folders)
+    return next(((file, name) for file in files if file.is_file()), None)
+
+
+def _in_file(key: str, file: Path, package: str) -> Place | None:
+    """Where a file says the key, or the longest part of it."""
+    if package and not (key == package or key.startswith(f"{package}.")):
+        return None
+    inside = key[len(package) :].lstrip(".")
+    try:
+        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return None
+    if root is None:
+        return None
+    rest, node, at = _descend(inside, root, root)
+    found = key[: len(key) - len(rest)].rstrip(".")
+    if not found:
+        return None
+    mark = (node if not rest else at).start_mark
+    return Place(_show_path(file), mark.line + 1, mark.column + 1, found, None if rest else _show(node))
+
+
+def _descend(key: str, node: yaml.Node, at: yaml.Node) -> tuple[str, yaml.Node, yaml.Node]:
+    """(what is left of the key, the deepest node reached, the node of its name), over every way to cut the key at its dots."""
+    best = (key, node, at)
+    if not key:
+        return best
+    for name, child, name_node in _children(node):
+        if key == name or key.startswith(f"{name}."):
+            found = _descend(key[len(name) + 1 :], child, name_node)
+            if len(found[0]) < len(best[0]):
+                best = found
+    return best
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        yield from ((str(name.value), child, name) for name, child in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        yield from ((str(index), child, child) for index, child in enumerate(node.value))
+
+
+def _show(node: yaml.Node) -> str:
+    """The value as one would type it: text in quotes, the rest in YAML's flow style."""
+    if isinstance(node, yaml.ScalarNode):
+        is_text = node.tag.endswith(":str") and not _NUMBER.fullmatch(node.value)
+        return f'"{node.value}"' if is_text else (node.value or "null")
+    text = yaml.serialize(node, Dumper=yaml.SafeDumper, width=10_000)
+    flow = yaml.safe_dump(yaml.safe_load(text), default_flow_style=True, width=10_000, sort_keys=False)
+    return _shorten(flow.strip())
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _on_command_line(key: str, overrides: list[str]) -> Place | None:
+    """The last argument that sets the key, or a mapping that holds it."""
+    for text in reversed(overrides):
+        name, equals, value = text.lstrip("+~").partition("=")
+        if not equals:
+            continue
+        if key == name:
+            return Place("command line", 0, 0, key, value)
+        if key.startswith(f"{name}.") and value.startswith("{"):
+            tree = yaml.compose(value.replace(":", ": "), Loader=yaml.SafeLoader)
+            rest, node, _ = _descend(key[len(name) + 1 :], tree, tree)
+            if not rest:
+                return Place("command line", 0, 0, key, _show(node))
+    return None
+
+
+def _show_path(file: Path) -> str:
+    relative = os.path.relpath(file)
+    return str(file) if relative.startswith("..") else relative

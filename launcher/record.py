@@ -1,0 +1,73 @@
+"""Record: the run's folder while the run goes on.  recipe.yaml, plan.txt, metrics.jsonl, TensorBoard events, report.json."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.launcher.job import Job
+from flowrun.launcher.progress import Progress
+from flowrun.launcher.report import Report, StepRecord
+
+
+class Record:
+    """Writes what happens to the folder, and tells `progress` (what a person sees) the same."""
+
+    def __init__(self, folder: Path, job: Job, progress: Progress | None) -> None:
+        self.folder = folder
+        self.job = job
+        self.progress = progress
+        self.steps: list[StepRecord] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.yaml").write_text(job.recipe.to_yaml())
+        self._metrics = (folder / "metrics.jsonl").open("w")
+        self._events: Any = None
+
+    def planned(self, training: Rehearsed) -> None:
+        """The plan stands: write it, show it."""
+        (self.folder / "plan.txt").write_text(f"{training.plan}\n")
+        if self.progress:
+            self.progress.planned(self.job, training)
+
+    def step(self, step: int, results: dict[str, float], seconds: float) -> None:
+        """A step has ended."""
+        tokens_per_s = self.job.tokens_per_step / seconds if seconds > 0 else 0.0
+        record = StepRecord(step, results["loss"], seconds, tokens_per_s)
+        self.steps.append(record)
+        line = {"step": step, **results, "step_s": seconds, "tokens_per_s": tokens_per_s}
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+        writer = self._writer()
+        writer.add_scalar("loss", record.loss, step)
+        writer.add_scalar("tokens_per_s", tokens_per_s, step)
+        if self.progress:
+            self.progress.step(record)
+
+    def finished(self, report: Report) -> None:
+        """The run has ended well."""
+        for name, value in report.validation.items():
+            self._writer().add_scalar(f"validation/{name}", value, report.steps)
+        (self.folder / "report.json").write_text(report.to_json() + "\n")
+        self.close()
+        if self.progress:
+            self.progress.finished(report, self.folder)
+
+    def close(self) -> None:
+        """Close files; the folder keeps what was written."""
+        self._metrics.close()
+        if self._events is not None:
+            self._events.close()
+        if self.progress:
+            self.progress.close()
+
+    def _writer(self) -> Any:
+        """TensorBoard's writer, made with the first step: its import and its thread must not precede the fork."""
+        if self._events is None:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(str(self.folder))
+        return self._events

@@ -1,0 +1,81 @@
+"""Report: what was foreseen beside what was measured.  `report.json` in the run's folder, and a table for a person."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.launcher.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step: loss (mean over its samples), seconds since the step before ended, tokens in it."""
+
+    step: int
+    loss: float
+    step_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run measured.
+
+    steps: of the whole run.  validation: mean of each result over the held-out samples.  peak_bytes, sent_bytes: by rank;
+    sent_bytes are of the whole training.  first_step_s: from the start of the launcher's execution to the end of step 0.
+    acts: rank -> actor name -> acts.  most_stashed: rank -> most versions of one stash register that were live at once.
+    """
+
+    steps: tuple[StepRecord, ...]
+    validation: dict[str, float]
+    peak_bytes: dict[int, int]
+    sent_bytes: dict[int, int]
+    acts: dict[int, dict[str, int]] = field(default_factory=dict)
+    most_stashed: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """foreseen and measured have the same keys: step_s, peak_bytes (by rank), sent_bytes (of all ranks, a step)."""
+
+    name: str
+    ranks: int
+    steps: int
+    first_loss: float
+    last_loss: float
+    validation: dict[str, float]
+    tokens_per_s: float
+    foreseen: dict[str, Any]
+    measured: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(job: Job, training: Rehearsed, log: Log) -> Report:
+        """Put the rehearsal beside the log.  Step time is the median without the first tenth."""
+        plan, rehearsal = training.plan, training.rehearsal
+        settled = [s.step_s for s in log.steps[len(log.steps) // 10 :]] or [0.0]
+        step_s = statistics.median(settled)
+        ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
+        foreseen = {
+            "step_s": rehearsal.step_s,
+            "bubble": list(rehearsal.bubble),
+            "peak_bytes": {str(r): rehearsal.peak_bytes[plan.stage_of(r)] for r in ranks},
+            "sent_bytes": rehearsal.sent_bytes,
+        }
+        measured = {
+            "step_s": step_s,
+            "peak_bytes": {str(r): log.peak_bytes.get(r, 0) for r in ranks},
+            "sent_bytes": sum(log.sent_bytes.values()) / max(1, len(log.steps)),
+        }
+        return Report(
+            job.recipe.name, plan.num_ranks, len(log.steps), log.steps[0].loss, log.steps[-1].loss, log.validation,
+            job.tokens_per_step / step_s if step_s else 0.0, foreseen, measured, plan.notes,
+        )
+
+    def to_json(self) -> str:
+        """As written to report.json."""
+        return json.dumps(asdict(self), indent=2)

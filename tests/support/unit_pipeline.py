@@ -1,0 +1,56 @@
+"""A pipeline of unit-time stages as a boxed logical graph: forward, backward and weight gradient of one op each a stage."""
+
+from __future__ import annotations
+
+import torch
+
+from flowrun.engine.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, Tensor
+from flowrun.engine.lower import lower
+from flowrun.engine.passes.split_weight_grads import split_weight_grads
+from flowrun.engine.placement import Placement
+from flowrun.engine.plan import Actor, Plan, RegionWork
+from flowrun.engine.strategy import Strategy
+
+
+def unit_plan(stages: int, micro_batches: int, in_flight: int | str) -> Plan:
+    """The plan of a pipeline of `stages` stages, one rank each."""
+    strategy = Strategy(
+        axes=(), placements=tuple(Placement((), (s,)) for s in range(stages)), micro_batches=micro_batches,
+        in_flight=in_flight,
+    )
+    graph = split_weight_grads(_graph(stages), strategy)
+    return lower(graph, strategy)
+
+
+def unit_seconds(actor: Actor) -> float:
+    """1 for each of forward, backward and weight gradient that a region does; communication and the rest are free."""
+    if not isinstance(actor.work, RegionWork):
+        return 0.0
+    return float(sum(op.target == "unit" for op in actor.work.ops))
+
+
+def _graph(stages: int) -> LogicalGraph:
+    tensors: dict[str, Tensor] = {}
+    ops: list[Op] = []
+
+    def add(name: str, target: str, inputs: list[str], stage: int, phase: str, args: tuple = ()) -> str:
+        tensors[name] = Tensor(name, (1,), torch.float32)
+        ops.append(Op(name, target, (*map(Ref, inputs), *args), (), (name,), f"block{stage}", phase, stage,
+                      ((),) * len(inputs), ((),)))
+        return name
+
+    previous: list[str] = []
+    for s in range(stages):
+        if s:
+            previous = [add(f"x{s}", "flow.transfer", [f"f{s - 1}"], s, FORWARD, (s - 1,))]
+        add(f"f{s}", "unit", previous, s, FORWARD)
+    gradient: list[str] = []
+    for s in reversed(range(stages)):
+        if s < stages - 1:
+            gradient = [add(f"g{s}", "flow.transfer", [f"b{s + 1}"], s, BACKWARD, (s + 1,))]
+        add(f"b{s}", "unit", [f"f{s}", *gradient], s, BACKWARD)
+        add(f"w{s}", "unit", [f"f{s}", *gradient] if gradient else [f"b{s}"], s, BACKWARD)
+        add(f"acc{s}", "flow.accumulate", [f"w{s}"], s, BACKWARD)
+    return LogicalGraph(tuple(ops), tensors, results=(("acc", "acc0"),), level="boxed")
+
+
