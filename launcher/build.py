@@ -1,6 +1,7 @@
-"""What a recipe names, made: model, data set, loss and metrics; each mistake a RecipeError at the key that names it.
+"""What a recipe names, made: model, data set, loss and metrics.
 
-The working directory is importable, so that a recipe may name the user's own files.
+Each mistake is a RecipeError at the key that names it.  The working directory is importable, so
+that a recipe may name the user's own files.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def instantiate_model(recipe: Recipe) -> nn.Module:
         torch.manual_seed(recipe.train.seed)
         model = _make(recipe.model, "model")
     if not isinstance(model, nn.Module):
-        raise RecipeError("model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module.")
+        raise RecipeError(
+            "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
+        )
     return model
 
 
@@ -61,11 +64,16 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
     data = _make(recipe.data, "data")
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise RecipeError(
-            "data._target_", f"a {type(data).__name__} has no length or cannot be indexed.",
+            "data._target_",
+            f"a {type(data).__name__} has no length or cannot be indexed.",
             "Name a map-style torch Dataset.",
         )
     if len(data) < 2:
-        raise RecipeError("data", f"the data set has {len(data)} items.", "Some are held out: at least 2 are needed.")
+        raise RecipeError(
+            "data",
+            f"the data set has {len(data)} items.",
+            "Some are held out: at least 2 are needed.",
+        )
     _check_item(data[0])
     return data  # type: ignore[no-any-return]
 
@@ -73,7 +81,8 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
 def _check_item(item: Any) -> None:
     if not isinstance(item, dict) or not all(isinstance(value, Tensor) for value in item.values()):
         raise RecipeError(
-            "data._target_", f"items are {type(item).__name__}, not dicts of tensors.",
+            "data._target_",
+            f"items are {type(item).__name__}, not dicts of tensors.",
             "__getitem__ returns {field: tensor}.",
         )
 
@@ -85,11 +94,16 @@ def instantiate_loss(recipe: Recipe) -> Score | None:
 
 def instantiate_metrics(recipe: Recipe) -> dict[str, Score]:
     """name -> metric(output, batch) -> scalar."""
-    return {name: _partial(metric, f"task.metrics.{name}") for name, metric in recipe.task.metrics.items()}
+    return {
+        name: _partial(metric, f"task.metrics.{name}")
+        for name, metric in recipe.task.metrics.items()
+    }
 
 
 def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) -> dict[str, str]:
-    """model argument -> batch field, by `task.inputs` or by equal names; every field is one that items have."""
+    """model argument -> batch field, by `task.inputs` or by equal names; every field is one that
+    items have.
+    """
     parameters = inspect.signature(model.forward).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -97,14 +111,19 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
     for argument, field in inputs.items():
         where = f"task.inputs.{argument}"
         if field not in item:
-            raise RecipeError(where, f"items of the data set have no field {field!r}.", did_you_mean(field, item))
+            raise RecipeError(
+                where, f"items of the data set have no field {field!r}.", did_you_mean(field, item)
+            )
         if not anything and argument not in {p.name for p in named}:
             known = [p.name for p in named]
-            raise RecipeError(where, f"forward of the model takes no {argument!r}.", did_you_mean(argument, known))
+            raise RecipeError(
+                where, f"forward of the model takes no {argument!r}.", did_you_mean(argument, known)
+            )
     missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
     if missing or not inputs:
         raise RecipeError(
-            "task.inputs", f"nothing feeds the model's argument {missing[0] if missing else 'list'!r}.",
+            "task.inputs",
+            f"nothing feeds the model's argument {missing[0] if missing else 'list'!r}.",
             f"Map it to a field of the items: {', '.join(item)}.",
         )
     return inputs
@@ -120,10 +139,14 @@ def _make(target: Target, where: str) -> Any:
 
 
 def _partial(target: Target, where: str) -> Score:
-    """The callable that `_target_` names, with the arguments that the recipe gives after (output, batch)."""
+    """The callable that `_target_` names, with the arguments that the recipe gives after (output,
+    batch).
+    """
     function = find(str(target["_target_"]), f"{where}._target_")
     arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
-    if inspect.isclass(function) and issubclass(function, nn.Module):  # a loss module: made once, then called
+    if inspect.isclass(function) and issubclass(
+        function, nn.Module
+    ):  # a loss module: made once, then called
         return _make(target, where)  # type: ignore[no-any-return]
     _check_arguments(function, arguments, where, positional=2)
     made = _instantiated({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
@@ -145,7 +168,9 @@ def _is_hydra_word(key: str) -> bool:
     return key.startswith("_") and key.endswith("_")
 
 
-def _check_arguments(made_by: Any, arguments: Mapping[str, Any], where: str, positional: int = 0) -> None:
+def _check_arguments(
+    made_by: Any, arguments: Mapping[str, Any], where: str, positional: int = 0
+) -> None:
     """Names of arguments against the signature; values are the callee's own business."""
     try:
         parameters = list(inspect.signature(made_by).parameters.values())[positional:]
@@ -155,16 +180,20 @@ def _check_arguments(made_by: Any, arguments: Mapping[str, Any], where: str, pos
     name = getattr(made_by, "__name__", str(made_by))
     for key in arguments:
         if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            raise RecipeError(f"{where}.{key}", f"{name} takes no argument {key!r}.", did_you_mean(key, known))
+            raise RecipeError(
+                f"{where}.{key}", f"{name} takes no argument {key!r}.", did_you_mean(key, known)
+            )
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in arguments:
             raise RecipeError(
-                where, f"{name} needs the argument {key!r}.", f"Its arguments are {', '.join(known)}."
+                where,
+                f"{name} needs the argument {key!r}.",
+                f"Its arguments are {', '.join(known)}.",
             )
 
 
 def find(path: str, where: str) -> Any:
-    """The class or function at a dotted path.  Raises RecipeError that says which part is missing."""
+    """The class or function at a dotted path; a RecipeError says which part is missing."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
         importlib.invalidate_caches()
@@ -180,7 +209,9 @@ def find(path: str, where: str) -> Any:
             raise RecipeError(where, f"{owner!r} has no {part!r}.", near)
         found = getattr(found, part)
     if not callable(found):
-        raise RecipeError(where, f"{path!r} is a {type(found).__name__}, which cannot be called.", "Name a class.")
+        raise RecipeError(
+            where, f"{path!r} is a {type(found).__name__}, which cannot be called.", "Name a class."
+        )
     return found
 
 
@@ -197,12 +228,16 @@ def _deepest_module(parts: list[str], where: str) -> tuple[Any, int]:
             if module is None:
                 tops = [m.name for m in pkgutil.iter_modules()]
                 raise RecipeError(
-                    where, f"there is no module {name!r}.",
-                    _near(name, tops) or "The working directory and installed packages are searched.",
+                    where,
+                    f"there is no module {name!r}.",
+                    _near(name, tops)
+                    or "The working directory and installed packages are searched.",
                 ) from error
             return module, depth - 1
         except Exception as error:
-            raise RecipeError(where, f"importing {name!r} failed: {type(error).__name__}: {error}.") from error
+            raise RecipeError(
+                where, f"importing {name!r} failed: {type(error).__name__}: {error}."
+            ) from error
     return module, len(parts)
 
 

@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -72,7 +71,11 @@ class _Failed(Exception):
         self.error = error
 
 
-def _launch(worker: Callable[[], None], local_ranks: int, job: Job) -> None:
+def _entry(worker: _Worker) -> None:
+    worker.live()
+
+
+def _launch(worker: _Worker, local_ranks: int, job: Job) -> None:
     """Run elastic's agent in this process."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -91,7 +94,7 @@ def _launch(worker: Callable[[], None], local_ranks: int, job: Job) -> None:
         max_restarts=0, monitor_interval=0.1, start_method="fork",
     )
     try:
-        elastic_launch(config, worker)()
+        elastic_launch(config, _entry)(worker)
     except ChildFailedError as error:
         raise _Failed(_what_elastic_saw(error)) from None
     except SignalException as error:
@@ -147,7 +150,7 @@ class _Heard:
 
 @dataclass
 class _Worker:
-    """What each forked process runs; __call__ is its whole life."""
+    """What each forked process runs."""
 
     job: Job
     training: Rehearsed
@@ -155,11 +158,8 @@ class _Worker:
     folder: Path
     pipe: Any
 
-    @property
-    def __name__(self) -> str:  # elastic names the entry point in its records
-        return "flowrun"
-
-    def __call__(self) -> None:
+    def live(self) -> None:
+        """From fork to exit."""
         _die_with_parent()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)

@@ -1,6 +1,7 @@
 """Words shared by the launcher's errors, and Hydra's own errors turned into RecipeError.
 
-Hydra and OmegaConf say what is wrong in their terms; here it becomes a dotted key, the facts, and what to write instead.
+Hydra and OmegaConf say what is wrong in their terms; here it becomes a dotted key, the facts, and
+what to write instead.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
+import yaml  # type: ignore[import-untyped]
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
@@ -21,12 +21,18 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher.hydra_source import is_path, recipe_names
+from flowrun.launcher.locate import locate, show_path
+
+
+_MAPPING = "only a mapping of keys can stand here."
 
 
 class PlacedError(RecipeError):
-    """A RecipeError that knows its place already: a file that is no YAML, an argument that is no override."""
+    """A RecipeError that knows its place already: a file that is no YAML, an argument that is no
+    override.
+    """
 
     def __init__(self, place: str, where: str, problem: str, instead: str = "") -> None:
         super().__init__(where, problem, instead)
@@ -69,36 +75,56 @@ def from_hydra(error: Exception, schema: DictConfig) -> RecipeError:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from, the most telling first: causes before what they were wrapped in."""
+    """The error and what it came from, the most telling first: causes before what they were wrapped
+    in.
+    """
     links: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in links:
         links.append(link)
         link = link.__cause__ or link.__context__
-    order = (RecipeError, yaml.MarkedYAMLError, OverrideParseException, MissingConfigException, OmegaConfBaseException)
+    order = (
+        RecipeError,
+        yaml.MarkedYAMLError,
+        OverrideParseException,
+        MissingConfigException,
+        OmegaConfBaseException,
+    )
     for kind in order:
         yield from (link for link in links if isinstance(link, kind))
 
 
 def _bad_yaml(error: yaml.MarkedYAMLError) -> RecipeError:
     mark = error.problem_mark or error.context_mark
-    place = f"{mark.name}:{mark.line + 1}:{mark.column + 1}" if mark else "recipe"
+    place = f"{show_path(mark.name)}:{mark.line + 1}:{mark.column + 1}" if mark else "recipe"
     context = f"{error.context}, " if error.context else ""
-    return PlacedError(place, "", f"This is no YAML: {context}{error.problem}.", str(error.note or ""))
+    return PlacedError(
+        place, "", f"This is no YAML: {context}{error.problem}.", str(error.note or "")
+    )
 
 
 def _bad_override(error: OverrideParseException) -> RecipeError:
     instead = "Write key=value, such as train.steps=100; quote what holds spaces: 'key=\"a b\"'."
-    reason = " ".join(str(error.message).splitlines()[0].split())
-    return PlacedError("command line", error.override, f"This argument cannot be read: {reason}.", instead)
+    if "=" not in error.override:
+        return PlacedError(
+            "command line", error.override, "This argument is no key=value.", instead
+        )
+    reason = str(error.message).splitlines()[0]
+    return PlacedError(
+        "command line", error.override, f"This argument cannot be read: {reason}.", instead
+    )
 
 
 def _no_such_choice(error: MissingConfigException) -> RecipeError:
-    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    missing = str(error.missing_cfg_file)
+    group, _, choice = (
+        missing.partition("/") if missing.startswith("recipe/") else missing.rpartition("/")
+    )
     options = sorted(recipe_names() if group == "recipe" else error.options or ())
     if group == "recipe" and is_path(choice):
-        path = str(error.missing_cfg_file).removeprefix("recipe/")
-        return RecipeError("recipe", f"there is no file {path}.", "A path is relative to the working directory.")
+        return RecipeError(
+            "recipe", f"there is no file {choice}.", "A path is relative to the working directory."
+        )
     near = difflib.get_close_matches(choice, options, n=1, cutoff=0.6)
     guess = f"Did you mean {near[0]!r}? " if near else ""
     known = f"There is: {', '.join(options)}." if options else ""
@@ -110,11 +136,42 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
     if isinstance(error, ConfigAttributeError | ConfigKeyError):
         return unknown_key(key, schema)
     if isinstance(error, MissingMandatoryValue):
-        return RecipeError(key, "this has no value yet (???).", "Give it one, in the recipe or on the command line.")
+        return RecipeError(
+            key,
+            "this has no value yet (???).",
+            "Give it one, in the recipe or on the command line.",
+        )
     reason = str(error.msg or error).splitlines()[0].rstrip(".")
+    if not key:
+        return _no_mapping(reason, schema)
+    if OmegaConf.is_dict(OmegaConf.select(schema, key)):
+        return RecipeError(key, _MAPPING, expected(key, schema))
     if isinstance(error, InterpolationResolutionError):
-        return RecipeError(key, f"{reason}.", "${a.b} stands for the value of another key of the recipe.")
+        return RecipeError(
+            key, f"{reason}.", "${a.b} stands for the value of another key of the recipe."
+        )
     return RecipeError(key, f"{reason}.", expected(key, schema))
+
+
+def _no_mapping(reason: str, schema: DictConfig) -> RecipeError:
+    """Something else stands where keys are expected; OmegaConf tells the class of the mapping, not
+    its key.
+    """
+    for key, node in _mappings(schema):
+        kind = OmegaConf.get_type(node)
+        if kind is not None and f"subclass of {kind.__name__}." in reason:
+            return RecipeError(key, _MAPPING, expected(key, schema))
+    return RecipeError(
+        "recipe", f"a file of this recipe is no mapping of keys: {reason}.", expected("", schema)
+    )
+
+
+def _mappings(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig]]:
+    for key in map(str, node):
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            yield f"{prefix}{key}", child
+            yield from _mappings(child, f"{prefix}{key}.")
 
 
 def unknown_key(key: str, schema: DictConfig) -> RecipeError:
@@ -129,33 +186,44 @@ def unknown_key(key: str, schema: DictConfig) -> RecipeError:
 def expected(key: str, schema: DictConfig) -> str:
     """What a key holds, by its default: "An integer, such as 100."."""
     kinds = {bool: "true or false", int: "an integer", float: "a number", str: "a word"}
-    default: Any = OmegaConf.select(schema, key)
+    default: Any = OmegaConf.select(schema, key) if key else schema
     if OmegaConf.is_dict(default):
-        return f"Write a mapping with the keys {', '.join(map(str, default))}." if len(default) else "Write a mapping."
+        return (
+            f"Write a mapping with the keys {', '.join(map(str, default))}."
+            if len(default)
+            else "Write a mapping."
+        )
     kind = kinds.get(type(default))
     return f"Write {kind}, such as {default}." if kind and default != "" else ""
 
 
 def _other(error: Exception) -> RecipeError:
     text = " ".join(str(error).split())
-    if "You must specify 'recipe'" in text:
-        return PlacedError(
-            "command line", "recipe", "no recipe is named.",
-            f"Write recipe=NAME or recipe=path/to/file.yaml. There is: {', '.join(recipe_names())}.",
-        )
     if "--multirun" in text:
         where = text.partition("'")[2].partition("'")[0] or text
         return PlacedError(
-            "command line", where, "several values, but one run.",
+            "command line",
+            where,
+            "several values, but one run.",
             "Add -m to run one job for each; a list is written key=[a,b].",
         )
     known = isinstance(error, HydraException)
     return PlacedError("recipe", "", text if known else f"{type(error).__name__}: {text}")
 
 
-def check_override(text: str) -> None:
-    """Raises PlacedError if an argument is no override."""
-    try:
-        OverridesParser.create().parse_override(text)
-    except OverrideParseException as error:
-        raise _bad_override(error) from None
+def explain(error: FlowrunError, overrides: list[str], config_dir: str | None = None) -> str:
+    """An error as the user sees it: the place and what stands there, then the facts, then what to
+    write instead.
+    """
+    lines = [line for text in (error.problem, error.instead) for line in text.splitlines() if line]
+    return "\n  ".join([_first_line(error, overrides, config_dir), *lines])
+
+
+def _first_line(error: FlowrunError, overrides: list[str], config_dir: str | None) -> str:
+    if isinstance(error, PlacedError):
+        return f"{error.place}  {error.where}".rstrip()
+    place = locate(error.where, overrides, config_dir) if isinstance(error, RecipeError) else None
+    if place is None:
+        return error.where
+    value = f" = {place.value}" if place.value is not None else ""
+    return f"{place}  {error.where}{value}"

@@ -1,7 +1,8 @@
 """Recipes as Hydra's config group `recipe`: any folder of YAML files, or one file by its path.
 
-Hydra asks its config sources, in order, for "recipe/<name>".  Each folder of recipes is one source (scheme recipe://); the last
-one answers for paths.  A recipe needs no `# @package` line, and groups that it leaves out are filled in here.
+Hydra asks its config sources, in order, for "recipe/<name>".  Each folder of recipes is one source
+(scheme recipe://); the last one answers for paths.  A recipe needs no `# @package` line, and groups
+that it leaves out are filled in here.
 """
 
 from __future__ import annotations
@@ -16,14 +17,25 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from flowrun.engine.errors import RecipeError
+
 GROUP = "recipe"
 FOLDERS = "FLOWRUN_RECIPES"  # environment variable: more folders of recipes, separated as in PATH
+# The recipe of a command line that names none: empty, so that -m can sweep recipes and groups alone
+# can run.
+NONE = "none"
 LEFT_OUT = {"model": None, "data": None, "optim": "adamw", "launch": "local", "hardware": "cpu"}
 
 
 def recipe_folders() -> list[Path]:
-    """Where recipes are looked for, first match wins: ./recipes, each of $FLOWRUN_RECIPES, those that come with flowrun."""
-    own = [Path(folder).expanduser() for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
+    """Where recipes are looked for, first match wins: ./recipes, each of $FLOWRUN_RECIPES, those
+    that come with flowrun.
+    """
+    own = [
+        Path(folder).expanduser()
+        for folder in os.environ.get(FOLDERS, "").split(os.pathsep)
+        if folder
+    ]
     shipped = Path(__file__).resolve().parent.parent / "recipes"
     candidates = [Path("recipes"), *own, shipped]
     found = {folder.resolve(): folder for folder in reversed(candidates) if folder.is_dir()}
@@ -31,7 +43,9 @@ def recipe_folders() -> list[Path]:
 
 
 def recipe_file(name: str) -> Path | None:
-    """The file that `recipe=name` means: a name in one of the folders, or a path; None if there is none."""
+    """The file that `recipe=name` means: a name in one of the folders, or a path; None if there is
+    none.
+    """
     if is_path(name):
         path = Path(name).expanduser()
         return path if path.is_file() else None
@@ -65,20 +79,28 @@ class RecipeSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = _file(config_path)
-        if file is None:
+        if file is None and config_path != f"{GROUP}/{NONE}":
             raise ConfigLoadError(f"there is no recipe {config_path}")
-        config = OmegaConf.load(file)
-        if isinstance(config, DictConfig):
-            config = _with_groups(config, file.stem)
+        config = OmegaConf.load(file) if file is not None else OmegaConf.create({})
+        if not isinstance(config, DictConfig):
+            raise RecipeError(
+                GROUP,
+                f"{file} holds no mapping of keys.",
+                "Write key: value, such as train: {steps: 100}.",
+            )
+        config = _with_groups(config, file.stem if file is not None else "")
         return ConfigResult(
-            config=config, path=self.full_path(), provider=self.provider, header={"package": "_global_"}
+            config=config,
+            path=self.full_path(),
+            provider=self.provider,
+            header={"package": "_global_"},
         )
 
     def is_group(self, config_path: str) -> bool:
         return config_path == GROUP
 
     def is_config(self, config_path: str) -> bool:
-        return _file(config_path) is not None
+        return _file(config_path) is not None or config_path == f"{GROUP}/{NONE}"
 
     def available(self) -> bool:
         return True
@@ -106,18 +128,28 @@ def _file(config_path: str) -> Path | None:
 
 
 def _with_groups(config: DictConfig, name: str) -> DictConfig:
-    """The recipe with its name, and with the groups that it leaves out, unless it builds on another recipe."""
+    """The recipe with its name, and with the groups that it leaves out, unless it builds on another
+    recipe.
+    """
     config.setdefault("name", name)
+    if not isinstance(config.get("defaults") or ListConfig([]), ListConfig):
+        raise RecipeError(
+            "defaults", "this is no list.", "Write defaults: [/model: gpt_tiny, /data: text]."
+        )
     defaults = list(config.get("defaults") or [])
     named = {group_of(entry) for entry in defaults}
     if GROUP not in named:
-        defaults = [{f"/{group}": choice} for group, choice in LEFT_OUT.items() if group not in named] + defaults
+        defaults = [
+            {f"/{group}": choice} for group, choice in LEFT_OUT.items() if group not in named
+        ] + defaults
     config["defaults"] = ListConfig(defaults)
     return config
 
 
 def group_of(entry: object) -> str:
-    """The group that an entry of a defaults list chooses from: {"override /optim": "sgd"} -> "optim"; a bare name -> "recipe"."""
+    """The group that an entry of a defaults list chooses from: {"override /optim": "sgd"} ->
+    "optim"; a bare name -> "recipe".
+    """
     if isinstance(entry, dict | DictConfig):
         return str(next(iter(entry))).split()[-1].partition("@")[0].lstrip("/")
     name = str(entry)

@@ -1,6 +1,7 @@
 """`placement` and `sbp` of a recipe -> grids of ranks and pins, or an error that names the key.
 
-A stage's grid is nested lists of ranks, one level an axis, outermost first; left out, stages take consecutive ranks in order.
+A stage's grid is nested lists of ranks, one level an axis, outermost first; left out, stages take
+consecutive ranks in order.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SIDES = ("in", "out")
 
 
 def parse_stages(placement: PlacementSchema) -> tuple[tuple[str, ...], tuple[Stage, ...]]:
-    """Names of the axes of more than one rank, and one Stage for each entry of `placement.stages`."""
+    """Names of the axes of more than one rank, and a Stage for each of `placement.stages`."""
     _check_axes(placement.axes)
     sizes = tuple(placement.axes.values())
     entries = _stage_entries(placement.stages)
@@ -50,32 +51,44 @@ def _check_axes(axes: Mapping[str, int]) -> None:
         where = f"placement.axes.{name}"
         if not str(name).isidentifier() or name in SIDES:
             raise RecipeError(
-                where, f"{name!r} cannot name an axis.", "Use a word, such as data or tensor; not in, not out."
+                where,
+                f"{name!r} cannot name an axis.",
+                "Use a word, such as data or tensor; not in, not out.",
             )
         if size < 1:
-            raise RecipeError(where, f"an axis has at least 1 rank, not {size}.", "1 is as if the axis were absent.")
+            raise RecipeError(
+                where,
+                f"an axis has at least 1 rank, not {size}.",
+                "1 is as if the axis were absent.",
+            )
 
 
 def _stage_entries(stages: Any) -> list[Mapping[str, Any]]:
     where = "placement.stages"
     if isinstance(stages, int) and not isinstance(stages, bool):
         if stages < 1:
-            raise RecipeError(where, f"there is at least 1 stage, not {stages}.", "1 is no pipeline.")
+            raise RecipeError(
+                where, f"there is at least 1 stage, not {stages}.", "1 is no pipeline."
+            )
         return [{}] * stages
     if not isinstance(stages, Sequence) or isinstance(stages, str) or not stages:
         raise RecipeError(
-            where, f"{stages!r} is neither a number nor a list of stages.",
+            where,
+            f"{stages!r} is neither a number nor a list of stages.",
             "Write stages: 2, or a list of {modules: [patterns], ranks: [...]}.",
         )
     for index, entry in enumerate(stages):
         if not isinstance(entry, Mapping):
             raise RecipeError(
-                f"{where}.{index}", f"a stage is {{modules: [patterns], ranks: [...]}}, not {entry!r}."
+                f"{where}.{index}",
+                f"a stage is {{modules: [patterns], ranks: [...]}}, not {entry!r}.",
             )
         for key in entry:
             if key not in ("modules", "ranks"):
                 raise RecipeError(
-                    f"{where}.{index}.{key}", "a stage has no such key.", did_you_mean(str(key), ("modules", "ranks"))
+                    f"{where}.{index}.{key}",
+                    "a stage has no such key.",
+                    did_you_mean(str(key), ("modules", "ranks")),
                 )
     return list(stages)
 
@@ -86,13 +99,16 @@ def _patterns(entry: Mapping[str, Any], index: int) -> tuple[str, ...]:
         return (modules,)
     if not isinstance(modules, list) or not all(isinstance(pattern, str) for pattern in modules):
         raise RecipeError(
-            f"placement.stages.{index}.modules", f"{modules!r} is no list of module patterns.",
+            f"placement.stages.{index}.modules",
+            f"{modules!r} is no list of module patterns.",
             'Write modules: ["embed", "blocks.[0-1]"].',
         )
     return tuple(modules)
 
 
-def _grid(ranks: Any, names: tuple[str, ...], where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _grid(
+    ranks: Any, names: tuple[str, ...], where: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(sizes, ranks row-major) of nested lists; without axes, one rank alone or in a list."""
     shape, flat = _flatten(ranks, where)
     if not names and len(flat) == 1:
@@ -111,10 +127,14 @@ def _flatten(ranks: Any, where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if isinstance(ranks, int) and not isinstance(ranks, bool) and ranks >= 0:
         return (), (ranks,)
     if not isinstance(ranks, list) or not ranks:
-        raise RecipeError(where, f"{ranks!r} is no rank and no list of ranks.", "Ranks count from 0: [[0, 1]].")
+        raise RecipeError(
+            where, f"{ranks!r} is no rank and no list of ranks.", "Ranks count from 0: [[0, 1]]."
+        )
     rows = [_flatten(row, where) for row in ranks]
     if len({shape for shape, _ in rows}) > 1:
-        raise RecipeError(where, f"{ranks} is no grid: its rows differ in length.", "Every row has as many ranks.")
+        raise RecipeError(
+            where, f"{ranks} is no grid: its rows differ in length.", "Every row has as many ranks."
+        )
     return (len(rows), *rows[0][0]), tuple(rank for _, row in rows for rank in row)
 
 
@@ -126,7 +146,7 @@ def _check_sizes_used(axes: Mapping[str, int], shapes: list[tuple[int, ...]]) ->
                 f"placement.axes.{name}",
                 f"no stage has {size} ranks along {name!r}: the grids in placement.stages have"
                 f" {' and '.join(map(str, found))}.",
-                "Change the size or the grids; where every stage lists its ranks, the grids decide.",
+                "Change the size or the grids: a listed grid decides for its stage.",
             )
 
 
@@ -139,19 +159,22 @@ def _check_ranks(grids: list[tuple[int, ...]], explicit: bool) -> None:
         for rank in ranks:
             if rank in owner:
                 raise RecipeError(
-                    where, f"rank {rank} stands twice: in stage {owner[rank]} and in stage {index}.",
+                    where,
+                    f"rank {rank} stands twice: in stage {owner[rank]} and in stage {index}.",
                     "A rank belongs to one place of one stage.",
                 )
             owner[rank] = index
         if max(ranks) - min(ranks) + 1 != len(ranks):
             raise RecipeError(
-                where, f"ranks {sorted(ranks)} of stage {index} are not contiguous.",
-                f"{len(ranks)} ranks from {min(ranks)} on are {min(ranks)} to {min(ranks) + len(ranks) - 1}.",
+                where,
+                f"ranks {sorted(ranks)} of stage {index} are not contiguous.",
+                f"{len(ranks)} ranks are, say, {min(ranks)} to {min(ranks) + len(ranks) - 1}.",
             )
     if set(owner) != set(range(len(owner))):
         missing = min(set(range(len(owner))) - set(owner))
         raise RecipeError(
-            "placement.stages", f"no stage has rank {missing}, but one has rank {max(owner)}.",
+            "placement.stages",
+            f"no stage has rank {missing}, but one has rank {max(owner)}.",
             f"{len(owner)} ranks are 0 to {len(owner) - 1}.",
         )
 
@@ -160,7 +183,8 @@ def _check_modules(stages: tuple[Stage, ...]) -> None:
     empty = [index for index, stage in enumerate(stages) if not stage.modules]
     if empty and len(empty) < len(stages):
         raise RecipeError(
-            f"placement.stages.{empty[0]}", "this stage lists no modules, but another one does.",
+            f"placement.stages.{empty[0]}",
+            "this stage lists no modules, but another one does.",
             "List the modules of every stage, or of none: then flowrun cuts by foreseen time.",
         )
 
@@ -171,18 +195,23 @@ def parse_in_flight(value: int | str | None) -> int | str:
         return "zero_bubble"
     if isinstance(value, int):
         if value < 1:
-            raise RecipeError("placement.in_flight", f"at least 1 micro-batch is in flight, not {value}.")
+            raise RecipeError(
+                "placement.in_flight", f"at least 1 micro-batch is in flight, not {value}."
+            )
         return value
     if value not in SCHEDULES:
         raise RecipeError(
-            "placement.in_flight", f"{value!r} is no schedule.",
-            f"Write a number of micro-batches, or {one_of(SCHEDULES)}. {did_you_mean(value, SCHEDULES)}".strip(),
+            "placement.in_flight",
+            f"{value!r} is no schedule.",
+            f"Write a number of micro-batches, or {one_of(SCHEDULES)}."
+            f"\n{did_you_mean(value, SCHEDULES)}",
         )
     return value
 
 
 def parse_pins(sbp: Mapping[str, Any], axes: Sequence[str]) -> tuple[Pin, ...]:
-    """The lines of `sbp`, in order; a later line for the same tensor and axis replaces the earlier one.
+    """The lines of `sbp`, in order; a later line for the same tensor and axis replaces the earlier
+    one.
 
     axes: as the recipe names them, those of size 1 too.  Nested keys and dotted ones mean the same.
     """
@@ -204,16 +233,21 @@ def _pin(path: tuple[str, ...], text: Any, axes: Sequence[str]) -> Pin:
     key = ".".join(("sbp", *path))
     if len(path) < 2:
         raise RecipeError(
-            key, f"{text!r} says no axis.", f"Write {path[0] if path else 'pattern'}: {{tensor: {text}}}."
+            key,
+            f"{text!r} says no axis.",
+            f"Write {path[0] if path else 'pattern'}: {{tensor: {text}}}.",
         )
     *names, axis = path
     side = names.pop() if len(names) > 1 and names[-1] in SIDES else "variable"
     if axis not in axes and axis not in USUAL_AXES:
         known = tuple(dict.fromkeys((*axes, *USUAL_AXES)))
         raise RecipeError(
-            key, f"unknown axis {axis!r}: placement.axes has {', '.join(axes) or 'none'}.", did_you_mean(axis, known)
+            key,
+            f"unknown axis {axis!r}: placement.axes has {', '.join(axes) or 'none'}.",
+            did_you_mean(axis, known),
         )
     try:
         return Pin(".".join(names), side, axis, parse_sbp(text))
     except ValueError as error:
-        raise RecipeError(key, f"{str(error).partition(';')[0]}.", f"{str(error).partition('; ')[2].capitalize()}.") from None
+        problem, _, instead = str(error).partition("; w")
+        raise RecipeError(key, f"{problem}.", f"W{instead}.") from None

@@ -1,7 +1,8 @@
-"""Dotted key -> where it was written: a file with line and column, or the command line.  Used only to show an error.
+"""Dotted key -> where it was written: a file with line and column, or the command line.
 
-The files that took part are followed as Hydra does: the recipe, then what its defaults list names, the later the stronger.  Keys
-may hold dots themselves (`sbp.blocks.*.attn.qkv.weight.tensor`), so every way to cut a key is tried.
+Used only to show an error.  The files that took part are followed as Hydra does: the recipe, then
+what its defaults list names, the later the stronger.  Keys may hold dots themselves
+(`sbp.blocks.*.attn.qkv.weight.tensor`), so every way to cut a key is tried.
 """
 
 from __future__ import annotations
@@ -13,20 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from flowrun.launcher.hydra_source import GROUP, LEFT_OUT, group_of, recipe_file
 
 _CONF = Path(__file__).resolve().parent.parent / "conf"
-_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # 3e-4 is a number to Hydra, a text to YAML 1.1
+_NUMBER = re.compile(
+    r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"
+)  # 3e-4 is a number to Hydra, a text to YAML 1.1
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """source: a file, shown relative to the working directory, or "command line".  line, column: from 1; 0 where there are none.
+    """source: a file, shown relative to the working directory, or "command line".  line, column:
+    from 1; 0 where there are none.
 
-    key: as much of the wanted key as stands there.  value: as it is written, shortened; None for an enclosing key.
+    key: as much of the wanted key as stands there.  value: as it is written, shortened; None for an
+    enclosing key.
     """
 
     source: str
@@ -40,31 +45,36 @@ class Place:
 
 
 def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Place | None:
-    """Where the value of `key` comes from: the command line, else the strongest file that sets it; else where it could be set.
+    """Where the value of `key` comes from: the command line, else the strongest file that sets it;
+    else where it could be set.
 
-    None if nothing that took part says the key or a part of it.
+    A key that no file says a part of is placed in the recipe, without a line.
     """
     if found := _on_command_line(key, overrides):
         return found
     nearest: Place | None = None
     for file, package in files(overrides, config_dir):
-        place = _in_file(key, file, package)
-        if place is None:
-            continue
+        place = _in_file(key, file, package) or Place(show_path(file), 0, 0, "", None)
         if place.value is not None:
             return place
         if nearest is None or len(place.key) > len(nearest.key):
             nearest = place
-    return nearest
+    return _below_on_command_line(key, overrides) or nearest
 
 
 def files(overrides: list[str], config_dir: str | None = None) -> Iterator[tuple[Path, str]]:
-    """The files that take part, strongest first, each with the key that its contents stand under ("" = top)."""
+    """The files that take part, strongest first, each with the key that its contents stand under
+    ("" = top).
+    """
     chosen = _choices(overrides)
     recipe = recipe_file(chosen[GROUP]) if GROUP in chosen else None
     folders = ([Path(config_dir)] if config_dir else []) + [_CONF]
     if recipe is not None:
         yield from _file_and_defaults(recipe, GROUP, chosen, folders, set())
+    else:
+        for group in LEFT_OUT:
+            if found := _chosen_file({group: chosen.get(group)}, GROUP, chosen, folders):
+                yield from _file_and_defaults(*found, chosen, folders, set())
     yield _CONF / "config.yaml", ""
 
 
@@ -86,7 +96,9 @@ def _file_and_defaults(
     entries, own = _defaults(text), (file, "" if package == "_global_" else package)
     named = {group_of(entry) for entry in entries}
     if group == GROUP and GROUP not in named:
-        entries = [{name: option} for name, option in LEFT_OUT.items() if name not in named] + entries
+        entries = [
+            {name: option} for name, option in LEFT_OUT.items() if name not in named
+        ] + entries
     if "_self_" not in entries:
         entries.append("_self_")
     for entry in reversed(entries):
@@ -132,14 +144,30 @@ def _in_file(key: str, file: Path, package: str) -> Place | None:
         return None
     rest, node, at = _descend(inside, root, root)
     found = key[: len(key) - len(rest)].rstrip(".")
+    if rest and (choice := _in_defaults(key, root)):
+        found, rest, node = key, "", choice
     if not found:
         return None
     mark = (node if not rest else at).start_mark
-    return Place(_show_path(file), mark.line + 1, mark.column + 1, found, None if rest else _show(node))
+    return Place(
+        show_path(file), mark.line + 1, mark.column + 1, found, None if rest else _show(node)
+    )
+
+
+def _in_defaults(group: str, root: yaml.Node) -> yaml.Node | None:
+    """The choice that a file's defaults list makes of a group."""
+    listed = next((child for name, child, _ in _children(root) if name == "defaults"), root)
+    for _, entry, _ in _children(listed):
+        for name, choice, _ in _children(entry):
+            if isinstance(choice, yaml.ScalarNode) and group_of({name: choice.value}) == group:
+                return choice
+    return None
 
 
 def _descend(key: str, node: yaml.Node, at: yaml.Node) -> tuple[str, yaml.Node, yaml.Node]:
-    """(what is left of the key, the deepest node reached, the node of its name), over every way to cut the key at its dots."""
+    """(what is left of the key, the deepest node reached, the node of its name), over every way to
+    cut the key at its dots.
+    """
     best = (key, node, at)
     if not key:
         return best
@@ -164,7 +192,9 @@ def _show(node: yaml.Node) -> str:
         is_text = node.tag.endswith(":str") and not _NUMBER.fullmatch(node.value)
         return f'"{node.value}"' if is_text else (node.value or "null")
     text = yaml.serialize(node, Dumper=yaml.SafeDumper, width=10_000)
-    flow = yaml.safe_dump(yaml.safe_load(text), default_flow_style=True, width=10_000, sort_keys=False)
+    flow = yaml.safe_dump(
+        yaml.safe_load(text), default_flow_style=True, width=10_000, sort_keys=False
+    )
     return _shorten(flow.strip())
 
 
@@ -188,6 +218,13 @@ def _on_command_line(key: str, overrides: list[str]) -> Place | None:
     return None
 
 
-def _show_path(file: Path) -> str:
+def _below_on_command_line(key: str, overrides: list[str]) -> Place | None:
+    """An argument that sets something inside the key."""
+    inside = (text for text in overrides if text.lstrip("+~").startswith(f"{key}."))
+    return next((Place("command line", 0, 0, key, None) for _ in inside), None)
+
+
+def show_path(file: str | Path) -> str:
+    """Relative to the working directory if the file is inside it."""
     relative = os.path.relpath(file)
     return str(file) if relative.startswith("..") else relative

@@ -1,7 +1,8 @@
 """conf/ + recipe + overrides -> Recipe, or an error that names the key.
 
-`compose` is Hydra's work; `to_recipe` resolves and checks what one key alone cannot tell, and parses the layout.  Neither
-imports torch.  What a key names (model, data, loss) is looked up in build.py.
+`compose` is Hydra's work; `to_recipe` resolves and checks what one key alone cannot tell, and
+parses the layout.  Neither imports torch.  What a key names (model, data, loss) is looked up in
+build.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -19,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher import hydra_source
-from flowrun.launcher.errors import did_you_mean, from_hydra, one_of, unknown_key
+from flowrun.launcher.errors import PlacedError, did_you_mean, from_hydra, one_of, unknown_key
 from flowrun.launcher.layout import parse_in_flight, parse_pins, parse_stages
 from flowrun.launcher.schema import (
     DEVICES,
@@ -52,9 +53,12 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
 
 
 def to_recipe(cfg: DictConfig) -> Recipe:
-    """The composed recipe, resolved, checked and frozen.  Raises RecipeError where it contradicts itself."""
+    """The composed recipe, resolved, checked and frozen.  Raises RecipeError where it contradicts
+    itself.
+    """
     tree = _resolved(cfg)
-    recipe = replace(tree, optim=replace(tree.optim, betas=tuple(tree.optim.betas)))
+    betas = cast(tuple[float, float], tuple(tree.optim.betas))  # a list, after Hydra
+    recipe = replace(tree, optim=replace(tree.optim, betas=betas))
     for check in CHECKS:
         check(recipe)
     axes, stages = parse_stages(recipe.placement)
@@ -86,7 +90,9 @@ def load(overrides: list[str], config_dir: str | None = None) -> Recipe:
 
 @cache
 def schema() -> DictConfig:
-    """RecipeSchema as a config that recipes can be merged into: OmegaConf makes frozen dataclasses read-only, which is undone."""
+    """RecipeSchema as a config that recipes can be merged into: OmegaConf makes frozen dataclasses
+    read-only, which is undone.
+    """
     return _thaw(OmegaConf.structured(RecipeSchema))
 
 
@@ -108,8 +114,9 @@ def register() -> None:
 def spell(overrides: list[str]) -> list[str]:
     """Arguments as Hydra reads them.
 
-    Keys that a recipe may invent (a model's arguments, axes, pins) can be set without Hydra's `+`; an SBP may be written S(0),
-    which Hydra would take for a function; a pattern with `*` becomes a dict, as Hydra's keys know no `*`.
+    Keys that a recipe may invent (a model's arguments, axes, pins) can be set without Hydra's `+`;
+    an SBP may be written S(0), which Hydra would take for a function; a pattern with `*` becomes a
+    dict, as Hydra's keys know no `*`.
     """
     spelled = [_spell(override) for override in overrides]
     pins = [text for text in spelled if text.startswith("++sbp={") and "},{" not in text]
@@ -131,7 +138,10 @@ def _spell(override: str) -> str:
         return f"++{bare}={value}"
     *names, axis = bare.split(".")[1:]
     side = f"{names.pop()}: {{" if names[-1] in ("in", "out") else ""
-    choices = (f"{{{'.'.join(names)}: {{{side}{axis}: {one}}}{'}' if side else ''}}}" for one in value.split(","))
+    choices = (
+        f"{{{'.'.join(names)}: {{{side}{axis}: {one}}}{'}' if side else ''}}}"
+        for one in value.split(",")
+    )
     return f"++sbp={','.join(choices)}"
 
 
@@ -152,7 +162,7 @@ def _check_keys(cfg: DictConfig) -> None:
 
 
 def _paths(node: DictConfig, known: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in node:
+    for key in map(str, node):
         child, typed = node._get_node(key), known._get_node(key)
         if typed is None:
             yield f"{prefix}{key}"
@@ -165,17 +175,34 @@ def _require(holds: bool, where: str, problem: str, instead: str = "") -> None:
         raise RecipeError(where, problem, instead)
 
 
+def _check_named(recipe: RecipeSchema) -> None:
+    if not recipe.name and not recipe.model:
+        raise PlacedError(
+            "command line",
+            "recipe",
+            "no recipe is named.",
+            "Write recipe=NAME or recipe=path/to/file.yaml."
+            f"\nThere is: {', '.join(hydra_source.recipe_names())}.",
+        )
+
+
 def _check_targets(recipe: RecipeSchema) -> None:
-    examples = {"model": "torch.nn.Linear, or model=gpt_tiny", "data": "my_package.MyDataset, or data=text"}
+    examples = {
+        "model": "torch.nn.Linear, or model=gpt_tiny",
+        "data": "my_package.MyDataset, or data=text",
+    }
     targets: dict[str, Any] = {"model": recipe.model, "data": recipe.data}
     if recipe.task.loss is not None:
         targets["task.loss"] = recipe.task.loss
     targets |= {f"task.metrics.{name}": metric for name, metric in recipe.task.metrics.items()}
     for where, target in targets.items():
+        example = examples.get(where, "flowrun.models.losses.cross_entropy")
         given = isinstance(target, dict) and bool(target.get("_target_"))
         _require(
-            given, f"{where}._target_", "nothing says what to build.",
-            f"Write the dotted path of a class or function, such as {examples.get(where, 'flowrun.models.losses.cross_entropy')}.",
+            given,
+            f"{where}._target_",
+            "nothing says what to build.",
+            f"Write the dotted path of a class or function, such as {example}.",
         )
 
 
@@ -187,8 +214,10 @@ def _check_train(recipe: RecipeSchema) -> None:
     _require(train.seed >= 0, "train.seed", f"a seed is 0 or more, not {train.seed}.")
     near = [n for n in range(1, train.batch_size + 1) if train.batch_size % n == 0]
     _require(
-        train.batch_size % train.micro_batches == 0, "train.micro_batches",
-        f"{train.batch_size} samples of a step cannot be divided into {train.micro_batches} micro-batches.",
+        train.batch_size % train.micro_batches == 0,
+        "train.micro_batches",
+        f"{train.batch_size} samples of a step cannot be divided into {train.micro_batches}"
+        " micro-batches.",
         f"batch_size {train.batch_size} can be divided by {', '.join(map(str, near))}.",
     )
 
@@ -196,7 +225,9 @@ def _check_train(recipe: RecipeSchema) -> None:
 def _check_optim(recipe: RecipeSchema) -> None:
     optim = recipe.optim
     _require(
-        optim.name in OPTIMIZERS, "optim.name", f"there is no optimizer {optim.name!r}.",
+        optim.name in OPTIMIZERS,
+        "optim.name",
+        f"there is no optimizer {optim.name!r}.",
         f"{did_you_mean(optim.name, OPTIMIZERS)}",
     )
     _require(optim.lr > 0, "optim.lr", f"a learning rate is over 0, not {optim.lr}.")
@@ -204,30 +235,47 @@ def _check_optim(recipe: RecipeSchema) -> None:
     for name in ("weight_decay", "clip_norm"):
         value = getattr(optim, name)
         _require(value >= 0, f"optim.{name}", f"{name} is 0 (off) or more, not {value}.")
-    _require(0 <= optim.momentum < 1, "optim.momentum", f"momentum is from 0 to below 1, not {optim.momentum}.")
+    _require(
+        0 <= optim.momentum < 1,
+        "optim.momentum",
+        f"momentum is from 0 to below 1, not {optim.momentum}.",
+    )
     betas = optim.betas
     _require(
-        len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "optim.betas",
-        f"betas are two numbers from 0 to below 1, not {list(betas)}.", "Usual are [0.9, 0.95] and [0.9, 0.999].",
+        len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+        "optim.betas",
+        f"betas are two numbers from 0 to below 1, not {list(betas)}.",
+        "Usual are [0.9, 0.95] and [0.9, 0.999].",
     )
     _require(
-        optim.momentum > 0 or not optim.nesterov, "optim.nesterov", "nesterov needs momentum, which is 0.",
+        optim.momentum > 0 or not optim.nesterov,
+        "optim.nesterov",
+        "nesterov needs momentum, which is 0.",
         "Set optim.momentum, usually 0.9.",
     )
 
 
 def _check_zero(recipe: RecipeSchema) -> None:
     zero, axes = recipe.zero, recipe.placement.axes
-    _require(zero.stage in range(4), "zero.stage", f"ZeRO has stages 0 (off) to 3, not {zero.stage}.")
-    _require(zero.min_size >= 0, "zero.min_size", f"a number of elements is 0 or more, not {zero.min_size}.")
+    _require(
+        zero.stage in range(4), "zero.stage", f"ZeRO has stages 0 (off) to 3, not {zero.stage}."
+    )
+    _require(
+        zero.min_size >= 0,
+        "zero.min_size",
+        f"a number of elements is 0 or more, not {zero.min_size}.",
+    )
     if zero.axis is not None:
         _require(
-            zero.axis in axes, "zero.axis",
+            zero.axis in axes,
+            "zero.axis",
             f"{zero.axis!r} is no axis of the placement, which has {', '.join(axes) or 'none'}.",
             did_you_mean(zero.axis, axes) if axes else "Add it: placement: {axes: {data: 2}}.",
         )
     _require(
-        zero.stage == 0 or zero.axis is not None, "zero.stage", f"ZeRO {zero.stage} needs an axis to shard over.",
+        zero.stage == 0 or zero.axis is not None,
+        "zero.stage",
+        f"ZeRO {zero.stage} needs an axis to shard over.",
         "Set zero.axis, usually data.",
     )
 
@@ -235,34 +283,58 @@ def _check_zero(recipe: RecipeSchema) -> None:
 def _check_launch(recipe: RecipeSchema) -> None:
     launch = recipe.launch
     _require(
-        launch.name in LAUNCHERS, "launch.name", f"there is no launcher {launch.name!r}.",
+        launch.name in LAUNCHERS,
+        "launch.name",
+        f"there is no launcher {launch.name!r}.",
         f"Write {one_of(LAUNCHERS)}.",
     )
     _require(
-        launch.device in DEVICES, "launch.device", f"there is no device {launch.device!r}.", f"Write {one_of(DEVICES)}."
+        launch.device in DEVICES,
+        "launch.device",
+        f"there is no device {launch.device!r}.",
+        f"Write {one_of(DEVICES)}.",
     )
     for name in ("nnodes", "threads"):
         value = getattr(launch, name)
         _require(value >= 1, f"launch.{name}", f"{name} is at least 1, not {value}.")
     _require(
-        launch.nnodes == 1 or bool(launch.rdzv_endpoint), "launch.rdzv_endpoint",
-        f"{launch.nnodes} hosts need a place to meet.", "Write launch.rdzv_endpoint=host:port, the same on every host.",
+        launch.nnodes == 1 or bool(launch.rdzv_endpoint),
+        "launch.rdzv_endpoint",
+        f"{launch.nnodes} hosts need a place to meet.",
+        "Write launch.rdzv_endpoint=host:port, the same on every host.",
     )
     rank = launch.node_rank
     _require(
-        rank is None or 0 <= rank < launch.nnodes, "launch.node_rank",
+        rank is None or 0 <= rank < launch.nnodes,
+        "launch.node_rank",
         f"{launch.nnodes} hosts have node ranks 0 to {launch.nnodes - 1}, not {rank}.",
     )
 
 
 def _check_rest(recipe: RecipeSchema) -> None:
     fraction, slots = recipe.eval.fraction, recipe.engine.register_slots
-    _require(0 <= fraction < 1, "eval.fraction", f"a fraction of the data set is from 0 to below 1, not {fraction}.")
-    _require(recipe.eval.batches >= 0, "eval.batches", f"batches is 0 or more, not {recipe.eval.batches}.")
+    _require(
+        0 <= fraction < 1,
+        "eval.fraction",
+        f"a fraction of the data set is from 0 to below 1, not {fraction}.",
+    )
+    _require(
+        recipe.eval.batches >= 0,
+        "eval.batches",
+        f"batches is 0 or more, not {recipe.eval.batches}.",
+    )
     _require(slots >= 1, "engine.register_slots", f"a register has at least 1 slot, not {slots}.")
     for name in ("flops", "memory_bytes_per_s", "link.bytes_per_s"):
         value = OmegaConf.select(OmegaConf.structured(recipe.hardware), name)
         _require(value > 0, f"hardware.{name}", f"{name} is over 0, not {value}.")
 
 
-CHECKS = (_check_targets, _check_train, _check_optim, _check_zero, _check_launch, _check_rest)
+CHECKS = (
+    _check_named,
+    _check_targets,
+    _check_train,
+    _check_optim,
+    _check_zero,
+    _check_launch,
+    _check_rest,
+)

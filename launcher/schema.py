@@ -1,7 +1,8 @@
-"""The recipe's keys as dataclasses: types, defaults, units.  Hydra checks every recipe against them, and a run keeps them.
+"""The recipe's keys as dataclasses: types, defaults, units.
 
-One set of frozen classes serves both ends: Hydra merges a recipe into `RecipeSchema` (unknown keys and wrong types fail), and
-`Recipe`, the frozen, resolved result that every rank is handed, holds the same classes, with layouts parsed.
+One set of frozen classes serves both ends: Hydra merges a recipe into `RecipeSchema` (unknown keys
+and wrong types fail), and `Recipe`, the frozen, resolved result that every rank is handed, holds
+the same classes, with layouts parsed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ class Task:
     """How the batch enters the model, and what is made of its output.
 
     inputs: model argument -> batch field; empty: the fields that forward takes by their own names.
-    loss: a partial of `_target_`, called loss(output, batch) -> scalar mean; null: the output itself, or its `.loss`.
-    metrics: name -> a partial of `_target_`, called metric(output, batch) -> scalar mean; evaluated beside the validation loss.
+    loss: a partial of `_target_`, called loss(output, batch) -> scalar mean; null: the output
+    itself, or its `.loss`.
+    metrics: name -> a partial of `_target_`, called metric(output, batch) -> scalar mean; evaluated
+    beside the validation loss.
     """
 
     inputs: dict[str, str] = field(default_factory=dict)
@@ -38,7 +41,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Eval:
-    """fraction: of the data set, its last samples, held out from training.  batches: of one step's size, read at the end."""
+    """What is held out from training, and how much of it is read at the end.
+
+    fraction: of the data set, its last samples.  batches: of one step's size.
+    """
 
     fraction: float = 0.05
     batches: int = 8
@@ -46,9 +52,11 @@ class Eval:
 
 @dataclass(frozen=True)
 class Optim:
-    """name: adamw or sgd.  clip_norm: largest global norm of the gradient, 0 = off.
+    """The update of the weights.
 
-    betas, eps: adamw only.  momentum, nesterov: sgd only.  weight_decay: decoupled in adamw, added to the gradient in sgd.
+    name: adamw or sgd.  clip_norm: largest global norm of the gradient, 0 = off.  betas, eps: adamw
+    only.  momentum, nesterov: sgd only.  weight_decay: decoupled in adamw, added to the gradient in
+    sgd.
     """
 
     name: str = "adamw"
@@ -67,7 +75,8 @@ class PlacementSchema:
 
     axes: name -> number of ranks, outermost first; a size of 1 is as if absent.
     stages: a number, or a list of {modules: [patterns], ranks: nested list, one level an axis}.
-    in_flight: micro-batches that a stage may hold for backward: a number, gpipe, 1f1b, zero_bubble, or null (zero_bubble).
+    in_flight: micro-batches that a stage may hold for backward: a number, gpipe, 1f1b, zero_bubble,
+    or null (zero_bubble).
     """
 
     axes: dict[str, int] = field(default_factory=dict)
@@ -77,9 +86,10 @@ class PlacementSchema:
 
 @dataclass(frozen=True)
 class Zero:
-    """What is sharded beyond the layout: 1 the optimizer's state, 2 also accumulated gradients, 3 also the weights.
+    """What is sharded beyond the layout.
 
-    axis: name of an axis, or null.  stage: 0 (off) to 3.  min_size: elements; smaller parameters stay whole.
+    axis: name of an axis, or null.  stage: 0 off, 1 the optimizer's state, 2 also accumulated
+    gradients, 3 also the weights.  min_size: elements; smaller parameters stay whole.
     """
 
     axis: str | None = None
@@ -89,9 +99,10 @@ class Zero:
 
 @dataclass(frozen=True)
 class Train:
-    """batch_size: samples of one step, over all ranks and micro-batches.  seed: of weights and of sampling.
+    """How long and on how much.
 
-    save: write the trained weights to the run's folder.
+    batch_size: samples of one step, over all ranks and micro-batches.  seed: of weights and of
+    sampling.  save: write the trained weights to the run's folder.
     """
 
     batch_size: int = 32
@@ -103,10 +114,12 @@ class Train:
 
 @dataclass(frozen=True)
 class Launch:
-    """name: local (processes) or virtual (all ranks in this process).  threads: of one rank's compute.
+    """What runs the ranks.
 
-    nnodes, node_rank, rdzv_endpoint: several hosts; the same command on each, rdzv_endpoint = host:port of one of them.
-    device: cpu, cuda, or auto (cuda where there is one).  message_order_seed: virtual only; deliver messages in random order.
+    name: local (processes) or virtual (all ranks in this process).  threads: of one rank's compute.
+    nnodes, node_rank, rdzv_endpoint: several hosts; the same command on each, rdzv_endpoint =
+    host:port of one of them.  device: cpu, cuda, or auto (cuda where there is one).
+    message_order_seed: virtual only; deliver messages in random order.
     """
 
     name: str = "local"
@@ -120,7 +133,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Engine:
-    """register_slots: of a reader's or boxing's output, 2 = one ahead.  warn_fallback: say which ops have no signature table."""
+    """How the plan is made and run.
+
+    register_slots: of what readers and boxings make, 2 = one ahead.  warn_fallback: say which ops
+    have no signature table.
+    """
 
     register_slots: int = 2
     warn_fallback: bool = True
@@ -128,7 +145,10 @@ class Engine:
 
 @dataclass(frozen=True)
 class RecipeSchema:
-    """What a recipe file may say.  sbp: pattern over parameter or module names -> axis -> SBP, or -> {in, out} -> axis -> SBP."""
+    """What a recipe file may say.
+
+    sbp: pattern over parameter or module names -> axis -> SBP, or -> in, out -> axis -> SBP.
+    """
 
     name: str = ""
     model: dict[str, Any] = field(default_factory=dict)
@@ -147,7 +167,11 @@ class RecipeSchema:
 
 @dataclass(frozen=True)
 class Stage:
-    """modules: patterns of module paths, empty: cut by foreseen time.  placement: all axes of the recipe, sizes of this stage."""
+    """What one group of ranks owns.
+
+    modules: patterns of module paths; empty: cut by foreseen time.  placement: the recipe's axes,
+    with the sizes of this stage.
+    """
 
     modules: tuple[str, ...]
     placement: Placement
@@ -157,7 +181,8 @@ class Stage:
 class Recipe:
     """A recipe, composed, checked and resolved.  Picklable; equal by value.
 
-    axes: names whose size is over 1 in some stage, outermost first; every stage's placement has exactly these.
+    axes: names whose size is over 1 in some stage, outermost first; every stage's placement has
+    exactly these.
     pins: the lines of `sbp`; those of other axes are left out.  text: the resolved recipe as YAML.
     """
 

@@ -1,4 +1,6 @@
-"""A small convolutional net without batch normalisation, whose statistics would depend on how a batch is split."""
+"""A small convolutional net without batch normalisation, whose statistics would depend on how a
+batch is split.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from torch import Tensor, nn
 
 
 class ConvNet(nn.Module):
-    """Grey images (B, size * size) -> logits (B, outputs).  size: pixels along a side, even.  C: channels."""
+    """Grey images (B, size * size) -> logits (B, outputs).  size: pixels along a side, even.  C:
+    channels.
+    """
 
     def __init__(self, size: int, channels: int, outputs: int) -> None:
         super().__init__()

@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-_DIGITS_ORDER = 1797  # seed of the fixed order of the digits, so that the held-out ones are a fair sample
+_DIGITS_ORDER = (
+    1797  # seed of the fixed order of the digits, so that the held-out ones are a fair sample
+)
 
 
 class Text(Dataset[dict[str, Tensor]]):
-    """Windows of a byte stream: {tokens (T,), targets (T,)}, int64 below 256, targets one byte ahead.
+    """Windows of a byte stream: {tokens (T,), targets (T,)}, int64 below 256, targets one byte
+    ahead.
 
-    path: a file, or a folder whose files are read in sorted order; None: the Python standard library's own .py files.
+    path: a file, or a folder whose files are read in sorted order; None: the Python standard
+    library's own .py files.
     length: T; windows do not overlap.  max_bytes: of the stream.
     """
 
@@ -40,7 +44,9 @@ class Text(Dataset[dict[str, Tensor]]):
 
 
 class Digits(Dataset[dict[str, Tensor]]):
-    """Handwritten digits: {images (64,) float32 in 0..1, labels () int64}, 1797 samples in one fixed shuffled order."""
+    """Handwritten digits: {images (64,) float32 in 0..1, labels () int64}, 1797 samples in one
+    fixed shuffled order.
+    """
 
     def __init__(self) -> None:
         from sklearn.datasets import load_digits

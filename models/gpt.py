@@ -1,4 +1,6 @@
-"""A plain GPT: no ranks, no layouts.  Shapes in names: B samples, T tokens, D width, H heads, V vocabulary."""
+"""A plain GPT: no ranks, no layouts.  Shapes in names: B samples, T tokens, D width, H heads, V
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Embed(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention.
 
-    Rows of `qkv` lie (heads, 3, head width): consecutive pieces of them are whole heads, with their q, k and v.
+    Rows of `qkv` lie (heads, 3, head width): consecutive pieces of them are whole heads, with their
+    q, k and v.
     """
 
     def __init__(self, width: int, heads: int, bias: bool) -> None:
@@ -70,7 +73,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens (B, T) -> logits (B, T, V).
 
-    vocabulary: number of token ids.  context: longest T.  depth: blocks.  width: must be a multiple of heads.
+    vocabulary: number of token ids.  context: longest T.  depth: blocks.  width: must be a multiple
+    of heads.
     bias: of the linear layers inside the blocks; the head has none, and its weight is its own.
     """
 
@@ -93,7 +97,9 @@ class GPT(nn.Module):
         self._initialise(depth)
 
     def _initialise(self, depth: int) -> None:
-        """Normal weights of 1 / sqrt(width); what adds to the residual is smaller by sqrt(2 depth) (GPT-2, section 2.3)."""
+        """Normal weights of 1 / sqrt(width); what adds to the residual is smaller by sqrt(2 depth)
+        (GPT-2, section 2.3).
+        """
         std = self.norm.weight.numel() ** -0.5
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:

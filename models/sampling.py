@@ -1,6 +1,7 @@
-"""Which samples a step reads: a function of (seed, step) alone, so that every layout sees the same batches.
+"""Which samples a step reads: a function of (seed, step) alone.
 
-Sample number n of a run is entry n mod N of the n div N-th permutation of the N training samples; nothing is dropped.
+So every layout sees the same batches.  Sample number n of a run is entry n mod N of the n div N-th
+permutation of the N training samples; nothing is dropped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 
 
 def sample_indices(seed: int, step: int, batch_size: int, num_samples: int) -> list[int]:
-    """Data set indices of one step, in order; `step` counts from 0, indices are below num_samples."""
+    """Data set indices of one step, in order, below num_samples; `step` counts from 0."""
     first = step * batch_size
     return [_sample(seed, number, num_samples) for number in range(first, first + batch_size)]
 

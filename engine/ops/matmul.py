@@ -1,7 +1,8 @@
 """Signatures of matrix products.
 
-Two dims meet in a product: a dim that both operands have and the output lacks is contracted, and its split gives P.
-A product is linear in each operand, not in both at once: "P,P -> P" would lose the cross terms.
+Two dims meet in a product: a dim that both operands have and the output lacks is contracted, and
+its split gives P. A product is linear in each operand, not in both at once: "P,P -> P" would lose
+the cross terms.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from flowrun.engine.ops.signature import (
     OpView,
     Rule,
     Signature,
-    bind,
     labelled,
     partial_rows,
     row,
@@ -30,9 +30,11 @@ def product(equation: str, first: str, second: str) -> Rule:
 
 
 def addmm(view: OpView) -> tuple[Signature, ...]:
-    """bias + a @ b, bias broadcast to the product: P of the product is P of the whole only if the bias is P too.
+    """bias + a @ b, bias broadcast to the product: P of the product is P of the whole only if the
+    bias is P too.
 
-    "B,S(1),S(0) -> P" is absent: every rank would add the bias.  Boxing a bias B -> P moves nothing.
+    "B,S(1),S(0) -> P" is absent: every rank would add the bias.  Boxing a bias B -> P moves
+    nothing.
     """
     op, bias = view.op, view.in_shapes[0]
     batch = ("b",) if op.target == "aten.baddbmm.default" else ()
@@ -42,17 +44,13 @@ def addmm(view: OpView) -> tuple[Signature, ...]:
         label if size > 1 else None
         for label, size in zip(out[len(out) - len(bias) :], bias, strict=True)
     )
-    split = labelled([own, (*batch, "m", "k"), (*batch, "k", "n")], [out])
     k = len(batch)
-    table = (
-        *split,
+    return (
+        *labelled([own, (*batch, "m", "k"), (*batch, "k", "n")], [out]),
         row(op, {"self": P, first: S(k + 1), second: S(k)}, P),
         row(op, {"self": P, first: P}, P),
         row(op, {"self": P, second: P}, P),
     )
-    if bind(op)["beta"] != 0:
-        return table
-    return split  # the bias is not read: mm is the op to write
 
 
 RULES: Mapping[str, Rule] = {

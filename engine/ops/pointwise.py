@@ -1,8 +1,9 @@
 """Signatures of ops that work element by element, with broadcasting.
 
-A split of an output dim splits every operand that has the dim, and leaves B an operand that is broadcast along it.
-P passes where the op is linear: in one operand (mul: "P,B -> P"), or in several at once (add: "P,P -> P").
-Not "P,B -> P" for add: every rank would add the B operand once.  Not "P -> P" for relu: relu(a + b) != relu(a) + relu(b).
+A split of an output dim splits every operand that has the dim, and leaves B an operand that is
+broadcast along it. P passes where the op is linear: in one operand (mul: "P,B -> P"), or in several
+at once (add: "P,P -> P"). Not "P,B -> P" for add: every rank would add the B operand once.  Not "P
+-> P" for relu: relu(a + b) != relu(a) + relu(b).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _rows(view: OpView, groups: Groups) -> tuple[Signature, ...]:
     return (*labelled(ins, [tuple(range(len(out)))]), *partial_rows(view.op, *groups))
 
 
-def _stays_float(view: OpView) -> bool:
+def stays_float(view: OpView) -> bool:
     """A cast to an integer rounds each part on its own: the sum of the rounded parts is another number."""
     dtype = bind(view.op).get("dtype")
     return dtype is None or dtype.is_floating_point or dtype.is_complex
@@ -71,27 +72,30 @@ LINEAR_IN_GRAD = elementwise(("grad_output",))
 SUM = elementwise(("self", "other"))
 PRODUCT = elementwise(("self",), ("other",))
 
-_NONLINEAR_NAMES = """
-    abs.default acos.default acosh.default asin.default asinh.default atan.default atan2.default atanh.default
-    bitwise_and.Tensor bitwise_and.Scalar bitwise_not.default bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor
-    ceil.default clamp.default clamp.Tensor clamp_max.default clamp_min.default cos.default cosh.default
-    elu.default eq.Scalar eq.Tensor erf.default erfc.default exp.default exp2.default expm1.default
-    floor.default floor_divide.default fmax.default fmin.default fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor
-    gelu.default gt.Scalar gt.Tensor hardsigmoid.default hardswish.default hardtanh.default
-    isfinite.default isinf.default isnan.default le.Scalar le.Tensor leaky_relu.default
-    log.default log10.default log1p.default log2.default log_sigmoid_forward.default logaddexp.default
-    logical_and.default logical_not.default logical_or.default logical_xor.default lt.Scalar lt.Tensor
-    maximum.default minimum.default mish.default nan_to_num.default ne.Scalar ne.Tensor
-    pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal.default relu.default remainder.Scalar remainder.Tensor
-    round.default rsqrt.default sigmoid.default sign.default silu.default sin.default sinh.default softplus.default
-    sqrt.default tan.default tanh.default trunc.default
-    add.Scalar sub.Scalar rsub.Scalar
+                   _NONLINEAR_NAMES = """ abs.default acos.default acosh.default asin.default
+                   asinh.default atan.default atan2.default atanh.default bitwise_and.Tensor
+                   bitwise_and.Scalar bitwise_not.default bitwise_or.Tensor bitwise_or.Scalar
+                   bitwise_xor.Tensor ceil.default clamp.default clamp.Tensor clamp_max.default
+                   clamp_min.default cos.default cosh.default elu.default eq.Scalar eq.Tensor
+                   erf.default erfc.default exp.default exp2.default expm1.default floor.default
+                   floor_divide.default fmax.default fmin.default fmod.Scalar fmod.Tensor ge.Scalar
+                   ge.Tensor gelu.default gt.Scalar gt.Tensor hardsigmoid.default hardswish.default
+                   hardtanh.default isfinite.default isinf.default isnan.default le.Scalar le.Tensor
+                   leaky_relu.default log.default log10.default log1p.default log2.default
+                   logaddexp.default logical_and.default logical_not.default logical_or.default
+                   logical_xor.default lt.Scalar lt.Tensor maximum.default minimum.default
+                   mish.default nan_to_num.default ne.Scalar ne.Tensor pow.Scalar pow.Tensor_Scalar
+                   pow.Tensor_Tensor reciprocal.default relu.default remainder.Scalar
+                   remainder.Tensor round.default rsqrt.default sigmoid.default sign.default
+                   silu.default sin.default sinh.default softplus.default sqrt.default tan.default
+                   tanh.default trunc.default add.Scalar sub.Scalar rsub.Scalar
 """
 
-_LINEAR_IN_GRAD_NAMES = """
-    elu_backward.default gelu_backward.default hardsigmoid_backward.default hardswish_backward.default
-    hardtanh_backward.default leaky_relu_backward.default mish_backward.default sigmoid_backward.default
-    silu_backward.default softplus_backward.default tanh_backward.default threshold_backward.default
+                        _LINEAR_IN_GRAD_NAMES = """ elu_backward.default gelu_backward.default
+                        hardsigmoid_backward.default hardswish_backward.default
+                        hardtanh_backward.default leaky_relu_backward.default mish_backward.default
+                        sigmoid_backward.default silu_backward.default softplus_backward.default
+                        tanh_backward.default threshold_backward.default
 """
 
 RULES: Mapping[str, Rule] = {
@@ -104,7 +108,7 @@ RULES: Mapping[str, Rule] = {
     "aten.alias.default": LINEAR,
     "aten.contiguous.default": LINEAR,
     "aten.lift_fresh_copy.default": LINEAR,
-    "aten._to_copy.default": elementwise_if(_stays_float, ("self",)),
+    "aten._to_copy.default": elementwise_if(stays_float, ("self",)),
     "aten.add.Tensor": SUM,
     "aten.sub.Tensor": SUM,
     "aten.rsub.Tensor": SUM,
@@ -119,5 +123,4 @@ RULES: Mapping[str, Rule] = {
     "aten.lerp.Scalar": elementwise(("self", "end")),
     "aten.lerp.Tensor": elementwise(("self", "end")),
     **{f"aten.{name}": LINEAR_IN_GRAD for name in _LINEAR_IN_GRAD_NAMES.split()},
-    "aten.log_sigmoid_backward.default": LINEAR_IN_GRAD,
 }

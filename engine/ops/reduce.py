@@ -1,7 +1,8 @@
 """Signatures of reductions along dims.
 
-A dim that is kept passes its split on.  A split of a reduced dim gives P for a sum or a mean, P(max) for a maximum; none for
-argmax, variance and the like, which are no reduction of the parts' own results.
+A dim that is kept passes its split on.  A split of a reduced dim gives P for a sum or a mean,
+P(max) for a maximum; none for argmax, variance and the like, which are no reduction of the parts'
+own results.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from flowrun.engine.graph import Op
+from flowrun.engine.ops.pointwise import stays_float
 from flowrun.engine.ops.signature import (
     Call,
     Labels,
@@ -50,7 +52,7 @@ def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
         )
         contracted = {} if over is None else dict.fromkeys(reduced, over)
         split = labelled([tuple(range(ndim))], [out] * len(op.outputs), contracted)
-        return (*split, *(partial_rows(op, ("self",)) if linear else ()))
+        return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
 
     return rule
 
@@ -62,7 +64,7 @@ def along(*, linear: bool = False) -> Rule:
         op, ndim = view.op, len(view.in_shapes[0])
         dims: Labels = tuple(None if d == bind(op)["dim"] % ndim else d for d in range(ndim)) if ndim else ()
         split = labelled([dims], [dims] * len(op.outputs))
-        return (*split, *(partial_rows(op, ("self",)) if linear else ()))
+        return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
 
     return rule
 
@@ -97,9 +99,9 @@ MAX = reduction(P_MAX)
 MIN = reduction(P_MIN)
 OTHER = reduction(None)
 
-_OTHER_NAMES = """
-    all.default all.dim any.default any.dim argmax.default argmin.default linalg_vector_norm.default
-    logsumexp.default max.dim min.dim prod.default prod.dim_int std.correction var.correction var_mean.correction
+               _OTHER_NAMES = """ all.default all.dim any.default any.dim argmax.default
+               argmin.default linalg_vector_norm.default logsumexp.default max.dim min.dim
+               prod.default prod.dim_int std.correction var.correction var_mean.correction
 """
 
 RULES: Mapping[str, Rule] = {

@@ -1,7 +1,8 @@
-"""registry: the one explicit list of signature tables and local programs, and how rows of one axis lift to a grid.
+"""registry: the one explicit list of signature tables and local programs, and how rows of one axis
+lift to a grid.
 
-Inference asks `signatures` for the rows of an op on one axis; a rank asks `localize` what to run in place of the op.
-Every row of every table is proved by tests/engine/ops/test_signatures.py.
+Inference asks `signatures` for the rows of an op on one axis; a rank asks `localize` what to run in
+place of the op. Every row of every table is proved by tests/engine/ops/test_signatures.py.
 """
 
 from __future__ import annotations
@@ -75,12 +76,16 @@ def signatures(
 ) -> tuple[Signature, ...]:
     """Legal rows of an op for one axis of `parts` ranks; the first is all-B.
 
-    in_shapes, out_shapes: of op.inputs and op.outputs, as left over by the axes before.  A row that splits a dim that is not
-    there, or is shorter than `parts`, is dropped.
+    in_shapes, out_shapes: of op.inputs and op.outputs, as left over by the axes before.  A row that
+    splits a dim that is not there, or is shorter than `parts`, is dropped.
     """
     key = (
-        op.target, map_refs(op.args, _nameless), map_refs(op.kwargs, _nameless),
-        tuple(in_shapes), tuple(out_shapes), parts,
+        op.target,
+        map_refs(op.args, _nameless),
+        map_refs(op.kwargs, _nameless),
+        tuple(in_shapes),
+        tuple(out_shapes),
+        parts,
     )
     found = _cache.get(key)
     if found is None:
@@ -101,7 +106,9 @@ def _rows(view: OpView) -> Iterator[Signature]:
         return
     for row in rule(view):
         fits_in = all(map(_fits, row.inputs, view.in_shapes, (view.parts,) * len(row.inputs)))
-        if fits_in and all(map(_fits, row.outputs, view.out_shapes, (view.parts,) * len(row.outputs))):
+        if fits_in and all(
+            map(_fits, row.outputs, view.out_shapes, (view.parts,) * len(row.outputs))
+        ):
             yield row
 
 
@@ -123,7 +130,9 @@ def lift(
         return (NdSignature(((),) * len(op.inputs), ((),) * len(op.outputs)),)
     lifted = []
     for row in signatures(op, in_shapes, out_shapes, grid[0]):
-        left_in = [_left_over(s, sbp, grid[0]) for s, sbp in zip(in_shapes, row.inputs, strict=True)]
+        left_in = [
+            _left_over(s, sbp, grid[0]) for s, sbp in zip(in_shapes, row.inputs, strict=True)
+        ]
         left_out = [
             None if s is None else _left_over(s, sbp, grid[0])
             for s, sbp in zip(out_shapes, row.outputs, strict=True)
@@ -148,7 +157,8 @@ def _left_over(shape: Shape, sbp: Sbp, parts: int) -> Shape:
 def localize(view: LocalView) -> Call:
     """What one rank runs in place of the op: the torch operator itself, or the op's local program.
 
-    A row with an expansion (Signature.reduced) has no local program: expansions.py replaces the op before.
+    A row with an expansion (Signature.reduced) has no local program: expansions.py replaces the op
+    before.
     """
     op = view.op
     local = LOCALS.get(op.target)

@@ -1,7 +1,9 @@
-"""Signature: one legal row (input SBPs -> output SBPs) of an op, for ONE axis; and what a rule or a local program is given.
+"""Signature: one legal row (input SBPs -> output SBPs) of an op, for ONE axis; and what a rule or a
+local program is given.
 
-A rule is a function `rule(view) -> Iterable[Signature]`; registry.py holds the one explicit table target -> rule and lifts
-rows to n axes by a product, axis after axis, on the shape that is left over.
+A rule is a function `rule(view) -> Iterable[Signature]`; registry.py holds the one explicit table
+target -> rule and lifts rows to n axes by a product, axis after axis, on the shape that is left
+over.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from functools import cache
 from typing import Any
 
 import torch
-
 from flowrun.engine.graph import Op, refs
 from flowrun.engine.placement import Shape, Slices
 from flowrun.engine.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp, parse_sbp
@@ -22,9 +23,10 @@ from flowrun.engine.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp, parse_sbp
 class Signature:
     """One row, for one axis.
 
-    inputs: an SBP for each of op.inputs.  outputs: an SBP for each of op.outputs (an entry for unused ones too).
-    reduced: elements of statistics that the row's expansion reduces over the axis inside the op (0: no expansion);
-    a row with an expansion is replaced by ordinary ops and boxings (see ops/expansions.py).
+    inputs: an SBP for each of op.inputs.  outputs: an SBP for each of op.outputs (an entry for
+    unused ones too). reduced: elements of statistics that the row's expansion reduces over the axis
+    inside the op (0: no expansion); a row with an expansion is replaced by ordinary ops and boxings
+    (see ops/expansions.py).
     """
 
     inputs: tuple[Sbp, ...]
@@ -49,9 +51,11 @@ class NdSignature:
 
 @dataclass(frozen=True, slots=True)
 class OpView:
-    """What a rule sees: an op, the shapes left over by the axes before, and the number of parts of this axis.
+    """What a rule sees: an op, the shapes left over by the axes before, and the number of parts of
+    this axis.
 
-    in_shapes: one for each of op.inputs.  out_shapes: one for each of op.outputs (None where unused and unknown).
+    in_shapes: one for each of op.inputs.  out_shapes: one for each of op.outputs (None where unused
+    and unknown).
     """
 
     op: Op
@@ -62,10 +66,11 @@ class OpView:
 
 @dataclass(frozen=True, slots=True)
 class LocalView:
-    """What a local program sees: an op and which slices of its inputs and outputs this rank holds (all axes together).
+    """What a local program sees: an op and which slices of its inputs and outputs this rank holds
+    (all axes together).
 
-    in_slices, out_slices: ((start, length), …) along every dim of the logical tensor, for each of op.inputs / op.outputs.
-    in_shapes, out_shapes: the logical shapes.
+    in_slices, out_slices: ((start, length), …) along every dim of the logical tensor, for each of
+    op.inputs / op.outputs. in_shapes, out_shapes: the logical shapes.
     """
 
     op: Op
@@ -137,7 +142,8 @@ def places(op: Op) -> tuple[str, ...]:
 
 
 def row(op: Op, given: Mapping[str, Sbp], *outputs: Sbp, reduced: int = 0) -> Signature:
-    """One row: SBPs of the tensor arguments by name, B for those not named; then an SBP for each output.
+    """One row: SBPs of the tensor arguments by name, B for those not named; then an SBP for each
+    output.
 
     One output SBP stands for all outputs.
     """
@@ -169,12 +175,14 @@ def labelled(
 ) -> tuple[Signature, ...]:
     """Rows of an op whose dims carry labels, as in einsum; a dim labelled None can not be split.
 
-    A label splits every tensor that has it and leaves the others B.  An output that lacks it becomes `contracted[label]`;
-    a label that is neither in all outputs nor contracted gives no row.
+    A label splits every tensor that has it and leaves the others B.  An output that lacks it
+    becomes `contracted[label]`; a label that is neither in all outputs nor contracted gives no row.
     """
     missing = contracted or {}
     made = []
-    for label in dict.fromkeys(label for labels in (*ins, *outs) for label in labels if label is not None):
+    for label in dict.fromkeys(
+        label for labels in (*ins, *outs) for label in labels if label is not None
+    ):
         outputs = tuple(_at(label, labels, missing.get(label)) for labels in outs)
         if all(sbp is not None for sbp in outputs):
             inputs = tuple(_at(label, labels, B) for labels in ins)
@@ -187,9 +195,11 @@ def _at(label: int | str, labels: Labels, otherwise: Sbp | None) -> Sbp | None:
 
 
 def partial_rows(op: Op, *groups: Sequence[str]) -> tuple[Signature, ...]:
-    """P rows: for every group of arguments in which the op is jointly linear, P on the group and B on the rest -> P.
+    """P rows: for every group of arguments in which the op is jointly linear, P on the group and B
+    on the rest -> P.
 
-    A group with an argument that is a Python number gives no row: x + 1 on every rank would add 1 too often.
+    A group with an argument that is a Python number gives no row: x + 1 on every rank would add 1
+    too often.
     """
     names = places(op)
     return tuple(

@@ -3,7 +3,7 @@
 Dynamic programming over the ops in topological order.  A state says in which forms (stage, SBP) each live tensor exists; to
 choose a row boxes what is missing, once for all later readers.  Two states with the same forms keep the cheaper; a state is
 dropped if another one could box its way to all of its forms and still be cheaper (exact, since boxing costs obey the triangle
-inequality).  If more than BEAM states survive, the cheapest are kept and `exact` turns False.
+inequality).  If more than a beam of states survive, the cheapest are kept and `exact` turns False.
 
 Prices, in seconds, that make intent win over bytes: to gather a split activation undoes the division of work behind it, and a
 weight stays at home.
@@ -19,9 +19,11 @@ from flowrun.engine.graph import Op
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.sbp import Broadcast, Partial, Sbp, Split
 
-BEAM = 48
+BEAM, NARROW_BEAM = 1000, 24  # states kept; the narrow beam once WORK pairs of states were compared
+WORK = 2_000_000
 ACTIVATION_GATHER_S = 1.0
 WEIGHT_MOVE_S = 10.0
+_TOLERANCE_S = 1e-9  # costs are sums in different orders
 
 Form = tuple[int, Sbp]  # (stage, SBP on the axis)
 Forms = frozenset[Form]
@@ -68,7 +70,7 @@ def solve(problem: Problem) -> Solution:
     last_use = {name: k for k, op in enumerate(problem.ops) for name in op.inputs}
     live: list[str] = []
     states = [_State(0.0, (), -1, (), None)]
-    exact = True
+    exact, work = True, WORK
     for k, op in enumerate(problem.ops):
         for name in dict.fromkeys(op.inputs):
             if name not in live:
@@ -79,7 +81,7 @@ def solve(problem: Problem) -> Solution:
         made = [(j, name) for j, name in enumerate(op.outputs) if name is not None and name in last_use]
         states = _advance(problem, states, k, op, positions, kept, [j for j, _ in made])
         live = [live[i] for i in kept] + [name for _, name in made]
-        states, complete = _prune(problem, states, live)
+        states, complete, work = _prune(problem, states, live, work)
         exact = exact and complete
     return _trace(problem, min(states, key=lambda s: s.cost), exact)
 
@@ -130,22 +132,31 @@ def _box(problem: Problem, name: str, have: Form, wanted: Form) -> float:
     return cost
 
 
-def _prune(problem: Problem, states: list[_State], live: list[str]) -> tuple[list[_State], bool]:
-    """Drop what another state beats even after boxing to the same forms; then keep at most BEAM."""
+def _prune(
+    problem: Problem, states: list[_State], live: list[str], work: int
+) -> tuple[list[_State], bool, int]:
+    """Drop what another state beats even after boxing to the same forms; then keep at most a beam.
+
+    work: pairs of states that may still be compared; (states, whether none was cut off, work left).
+    """
     if len(states) == 1:
-        return states, True
+        return states, True, work
     states.sort(key=lambda s: s.cost)
     kept: list[_State] = []
+    beam = BEAM if work > 0 else NARROW_BEAM
     for state in states:
+        work -= len(kept)
         if not any(_dominates(problem, other, state, live) for other in kept):
             kept.append(state)
-        if len(kept) > BEAM:
-            return kept[:BEAM], False
-    return kept, True
+        if len(kept) > beam:
+            return kept[:beam], False, work
+        if work <= 0:
+            beam = NARROW_BEAM
+    return kept, True, work
 
 
 def _dominates(problem: Problem, a: _State, b: _State, live: list[str]) -> bool:
-    spare = b.cost - a.cost
+    spare = b.cost - a.cost + _TOLERANCE_S
     for name, have, wanted in zip(live, a.forms, b.forms, strict=True):
         for form in wanted:
             if form not in have:

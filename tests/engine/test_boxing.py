@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
 from flowrun.engine.boxing import (
     Send,
     Step,
@@ -19,8 +22,6 @@ from flowrun.engine.errors import SbpError
 from flowrun.engine.placement import Placement
 from flowrun.engine.runtime.transport import run_route
 from flowrun.engine.sbp import P_MAX, P_MIN, B, NdSbp, P, S, Sbp, format_nd_sbp
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from support.logical import box, grid_placement, lay_out, line, put_together, whole_numbers
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=200)

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+
 from flowrun.engine.boxing import held_by, path_bytes, route, transfer_bytes, transfer_sbps
 from flowrun.engine.runtime.transport import run_route
 from flowrun.engine.sbp import P_MAX, B, NdSbp, P, S, Sbp, format_nd_sbp

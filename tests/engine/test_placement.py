@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from flowrun.engine.placement import (
     Placement,
     Slices,
@@ -14,8 +17,6 @@ from flowrun.engine.placement import (
     split_range,
 )
 from flowrun.engine.sbp import B, NdSbp, P, S
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 GRID = Placement((("data", 2), ("tensor", 3)), (10, 11, 12, 20, 21, 22))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from flowrun.engine.sbp import P_MAX, P_MIN, B, P, S, Sbp, dual, format_nd_sbp, parse_sbp
 
 

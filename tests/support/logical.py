@@ -5,13 +5,15 @@ Slicing is written apart from engine/runtime/transport.py, so that the two check
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 
 import torch
+
 from flowrun.engine.boxing import states, step_bytes
-from flowrun.engine.placement import Placement, local_slices
-from flowrun.engine.runtime.transport import layout_of, local_step, run_group
+from flowrun.engine.placement import Placement, Slices, local_slices
+from flowrun.engine.runtime.transport import REDUCTIONS, layout_of, local_step, run_group
 from flowrun.engine.sbp import NdSbp, Partial
 
 Pieces = dict[int, torch.Tensor]
@@ -53,7 +55,11 @@ def _part(tensor: torch.Tensor, reduce: str, index: int, parts: int) -> torch.Te
     """Part `index` of a partial tensor; the parts reduce to the tensor exactly."""
     if reduce == "sum":
         others = torch.arange(1, parts) * 7 - 10
-        return tensor - others.sum() if index == 0 else torch.full_like(tensor, others[index - 1].item())
+        return (
+            tensor - others.sum()
+            if index == 0
+            else torch.full_like(tensor, others[index - 1].item())
+        )
     sign = -1 if reduce == "max" else 1
     return tensor if index == parts - 1 else tensor + sign * (index + 1)
 
@@ -61,35 +67,27 @@ def _part(tensor: torch.Tensor, reduce: str, index: int, parts: int) -> torch.Te
 def put_together(
     pieces: Mapping[int, torch.Tensor], nd_sbp: NdSbp, placement: Placement, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """The logical tensor; fails where B copies differ in a bit."""
-    stack = [pieces[rank] for rank in placement.ranks]
-    reductions = {
+    """The logical tensor; fails where B copies differ in a bit.
+
+    Parts of a P are gathered first, each from the ranks of one coordinate, and then reduced.
+    """
+    partial = [axis for axis, sbp in enumerate(nd_sbp) if isinstance(sbp, Partial)]
+    parts: dict[tuple[int, ...], torch.Tensor] = {}
+    seen: dict[tuple[tuple[int, ...], Slices], torch.Tensor] = {}
+    for rank, piece in pieces.items():
+        coordinate = placement.coordinate(rank)
+        part = tuple(coordinate[axis] for axis in partial)
+        held = local_slices(shape, nd_sbp, placement.shape, coordinate)
+        assert tuple(piece.shape) == tuple(length for _, length in held)
+        assert torch.equal(piece, seen.setdefault((part, held), piece)), "B copies differ"
+        whole = parts.setdefault(part, torch.empty(shape, dtype=piece.dtype))
+        whole[tuple(slice(start, start + length) for start, length in held)] = piece
+    wide = {
         sbp.reduce
         for sbp, n in zip(nd_sbp, placement.shape, strict=True)
-        if isinstance(sbp, Partial) and n > 1
+        if n > 1 and isinstance(sbp, Partial)
     }
-    regions: dict[tuple[object, ...], list[torch.Tensor]] = {}
-    for rank, piece in zip(placement.ranks, stack, strict=True):
-        coordinate = placement.coordinate(rank)
-        slices = local_slices(shape, nd_sbp, placement.shape, coordinate)
-        assert tuple(piece.shape) == tuple(n for _, n in slices)
-        partial = tuple(
-            c for c, sbp in zip(coordinate, nd_sbp, strict=True) if isinstance(sbp, Partial)
-        )
-        regions.setdefault((slices, partial), []).append(piece)
-    reduce = {"max": torch.maximum, "min": torch.minimum}.get(
-        next(iter(reductions), "sum"), torch.add
-    )
-    logical: torch.Tensor | None = None
-    parts: dict[tuple[object, ...], torch.Tensor] = {}
-    for (slices, partial), copies in regions.items():
-        assert all(torch.equal(copy, copies[0]) for copy in copies), "B copies differ"
-        base = parts.setdefault(partial, torch.empty(shape, dtype=copies[0].dtype))
-        base[tuple(slice(a, a + n) for a, n in slices)] = copies[0]  # type: ignore[attr-defined]
-    for part in parts.values():
-        logical = part if logical is None else reduce(logical, part)
-    assert logical is not None
-    return logical
+    return functools.reduce(REDUCTIONS[next(iter(wide), "sum")], parts.values())
 
 
 def box(

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
+
 from flowrun.engine.boxing import Step, step_bytes
 from flowrun.engine.runtime import collectives
 from flowrun.engine.runtime.transport import Layout, layout_of, run_group
@@ -22,7 +23,8 @@ from support.logical import lay_out, line, whole_numbers
 pytestmark = pytest.mark.processes
 
 # name: (step of each tensor, shape of each tensor, dtype).  A bucket mixes dims, not kinds.
-CASES: dict[str, tuple[list[Step], list[tuple[int, ...]], torch.dtype]] = {
+Case = tuple[list[Step], list[tuple[int, ...]], torch.dtype]
+CASES: dict[str, Case] = {
     "all_reduce": ([Step(0, P, B)], [(6, 4)], torch.float32),
     "all_reduce of a scalar and a matrix": ([Step(0, P, B)] * 2, [(), (5, 3)], torch.float32),
     "all_reduce max int64": ([Step(0, P_MAX, B)], [(5,)], torch.int64),
@@ -30,13 +32,17 @@ CASES: dict[str, tuple[list[Step], list[tuple[int, ...]], torch.dtype]] = {
     "reduce_scatter": ([Step(0, P, S(0))], [(6, 4)], torch.float32),
     "reduce_scatter uneven": ([Step(0, P, S(1))], [(3, 7)], torch.float32),
     "reduce_scatter max int64": ([Step(0, P_MAX, S(0))], [(7, 2)], torch.int64),
-    "reduce_scatter bucket": ([Step(0, P, S(0)), Step(0, P, S(1))], [(6, 1), (2, 5)], torch.float64),
+    "reduce_scatter bucket": (
+        [Step(0, P, S(0)), Step(0, P, S(1))], [(6, 1), (2, 5)], torch.float64
+    ),
     "all_gather": ([Step(0, S(1), B)], [(2, 6)], torch.float32),
     "all_gather uneven": ([Step(0, S(0), B)], [(7, 3)], torch.float32),
     "all_gather bucket": ([Step(0, S(0), B), Step(0, S(1), B)], [(5, 2), (2, 6)], torch.int64),
     "all_to_all": ([Step(0, S(0), S(1))], [(6, 6)], torch.float32),
     "all_to_all uneven": ([Step(0, S(1), S(0))], [(5, 7)], torch.float32),
-    "all_to_all bool bucket": ([Step(0, S(0), S(1)), Step(0, S(1), S(0))], [(6, 7), (4, 3)], torch.bool),
+    "all_to_all bool bucket": (
+        [Step(0, S(0), S(1)), Step(0, S(1), S(0))], [(6, 7), (4, 3)], torch.bool
+    ),
     "nothing in it": ([Step(0, P, B)], [(0, 3)], torch.float32),
 }  # fmt: skip
 EVEN = [name for name in CASES if "uneven" not in name and "bucket" not in name]

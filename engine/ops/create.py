@@ -1,0 +1,137 @@
+"""Signatures of ops that make a tensor out of constants, or out of nothing but another tensor's
+shape.
+
+Each rank makes what it holds: sizes are rewritten to the local ones, and arange starts at the
+rank's offset. No "-> P" for a constant: a sum of it over ranks is another constant. Devices are
+left to torch's default device, so that one graph serves every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from flowrun.engine.ops.signature import (
+    Call,
+    Local,
+    LocalView,
+    OpView,
+    Rule,
+    Signature,
+    bind,
+    rebound,
+    sizes,
+)
+from flowrun.engine.placement import Shape
+from flowrun.engine.sbp import B, P, S, Sbp
+
+
+def from_nothing(view: OpView) -> tuple[Signature, ...]:
+    """Any dim can be made split."""
+    return tuple(Signature((), (S(d),)) for d in range(len(view.out_shapes[0] or ())))
+
+
+def like(view: OpView) -> tuple[Signature, ...]:
+    """The output follows the input's split; the values are not read, so P in gives B out."""
+    dims = range(len(view.in_shapes[0]))
+    return (*(Signature((S(d),), (S(d),)) for d in dims), Signature((P,), (B,)))
+
+
+def new(view: OpView) -> tuple[Signature, ...]:
+    """Only dtype and device of the input are read: any SBP in, any dim split out."""
+    ins: list[Sbp] = [B, P, *(S(d) for d in range(len(view.in_shapes[0])))]
+    outs: list[Sbp] = [B, *(S(d) for d in range(len(view.out_shapes[0] or ())))]
+    return tuple(Signature((a,), (b,)) for a in ins for b in outs)
+
+
+def _made(view: LocalView) -> Shape:
+    made = view.out_slices[0]
+    assert made is not None, f"{view.op.name}: its only output is unused"
+    return sizes(made)
+
+
+def local_full(view: LocalView) -> Call:
+    """Of the local shape."""
+    given = bind(view.op)
+    return Call(torch.full, (_made(view), given["fill_value"]), _typed(view))
+
+
+def local_zeros(view: LocalView) -> Call:
+    """Of the local shape."""
+    return Call(torch.zeros, (_made(view),), _typed(view))
+
+
+def local_ones(view: LocalView) -> Call:
+    """Of the local shape."""
+    return Call(torch.ones, (_made(view),), _typed(view))
+
+
+def local_scalar(view: LocalView) -> Call:
+    """The same everywhere."""
+    return Call(torch.scalar_tensor, (bind(view.op)["s"],), _typed(view))
+
+
+def local_new(view: LocalView) -> Call:
+    """Of the local shape."""
+    return rebound(view.op, size=_made(view))
+
+
+def local_arange(view: LocalView) -> Call:
+    """start + step * offset, and so on for the local length; the end is half a step behind the last."""
+    given, made = bind(view.op), view.out_slices[0]
+    assert made is not None, f"{view.op.name}: its only output is unused"
+    offset, length = made[0]
+    start, step = given.get("start", 0), given.get("step", 1)
+    dtype = given["dtype"] or _number_type(start, given["end"], step)
+    return Call(counted, (start, step, offset, length), (("dtype", dtype),))
+
+
+def counted(
+    start: float, step: float, offset: int, length: int, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """start + step * k for k in [offset, offset + length)."""
+    if length == 0:
+        return torch.empty(0, dtype=dtype)
+    first, last = start + step * offset, start + step * (offset + length - 1)
+    end = last + step if isinstance(step, int) and isinstance(start, int) else last + step / 2
+    return torch.arange(first, end, step, dtype=dtype)
+
+
+def _number_type(*numbers: float) -> torch.dtype:
+    return torch.int64 if all(isinstance(n, int) for n in numbers) else torch.get_default_dtype()
+
+
+def _typed(view: LocalView) -> tuple[tuple[str, object], ...]:
+    dtype = bind(view.op).get("dtype")
+    return () if dtype is None else (("dtype", dtype),)
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.full.default": from_nothing,
+    "aten.zeros.default": from_nothing,
+    "aten.ones.default": from_nothing,
+    "aten.scalar_tensor.default": from_nothing,
+    "aten.arange.default": from_nothing,
+    "aten.arange.start": from_nothing,
+    "aten.arange.start_step": from_nothing,
+    "aten.zeros_like.default": like,
+    "aten.ones_like.default": like,
+    "aten.full_like.default": like,
+    "aten.fill.Scalar": like,
+    "aten.new_zeros.default": new,
+    "aten.new_ones.default": new,
+    "aten.new_full.default": new,
+}
+
+LOCALS: Mapping[str, Local] = {
+    "aten.full.default": local_full,
+    "aten.zeros.default": local_zeros,
+    "aten.ones.default": local_ones,
+    "aten.scalar_tensor.default": local_scalar,
+    "aten.arange.default": local_arange,
+    "aten.arange.start": local_arange,
+    "aten.arange.start_step": local_arange,
+    "aten.new_zeros.default": local_new,
+    "aten.new_ones.default": local_new,
+    "aten.new_full.default": local_new,
+}

@@ -1,0 +1,244 @@
+"""Signatures and local programs of softmax and losses.
+
+Classes stay split through the loss: softmax reduces its statistics inside (expansions.py), the
+negative log-likelihood looks up what it has, so no logits travel (Megatron-LM's vocabulary-parallel
+cross entropy, arXiv 1909.08053, section 3). Not "S(0),S(0) -> P" for a mean: each rank would divide
+by its own count.  A mean is a sum and a count, divided afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from flowrun.engine.ops.signature import (
+    Call,
+    Local,
+    LocalView,
+    OpView,
+    Rule,
+    Signature,
+    bind,
+    partial_rows,
+    places,
+    rebound,
+    row,
+)
+from flowrun.engine.sbp import B, P, S
+
+NONE, MEAN, SUM = 0, 1, 2  # torch's `reduction`
+
+# ---- softmax -------------------------------------------------------------------------------------
+
+
+def softmax(view: OpView) -> tuple[Signature, ...]:
+    """Other dims pass their split; split classes reduce two statistics of a row (maximum, sum) inside."""
+    return _softmax_rows(view, statistics=2)
+
+
+def softmax_backward(view: OpView) -> tuple[Signature, ...]:
+    """(grad_output, output): linear in the gradient; split classes reduce one sum of a row inside."""
+    return (*_softmax_rows(view, statistics=1), *partial_rows(view.op, ("grad_output",)))
+
+
+def _softmax_rows(view: OpView, statistics: int) -> tuple[Signature, ...]:
+    shape = view.in_shapes[0]
+    if not shape:
+        return ()
+    classes = bind(view.op)["dim"] % len(shape)
+    num_rows = math.prod(shape) // max(shape[classes], 1)
+    return tuple(
+        row(
+            view.op,
+            dict.fromkeys(places(view.op), S(d)),
+            S(d),
+            reduced=num_rows * statistics * (d == classes),
+        )
+        for d in range(len(shape))
+    )
+
+
+# ---- negative log-likelihood ---------------------------------------------------------------------
+
+
+def nll(view: OpView) -> tuple[Signature, ...]:
+    """(self (N, C), target (N,)) -> (loss, total weight of the targets).
+
+    The weight of the classes stays B, for every rank needs that of any target.
+    """
+    op, given = view.op, bind(view.op)
+    classes = len(view.in_shapes[0]) - 1
+    rows = [row(op, {"self": S(classes)}, P, B), row(op, {"self": P}, P, B)]
+    if classes == 1 and given["reduction"] == SUM:
+        rows.append(row(op, {"self": S(0), "target": S(0)}, P, P))
+    if classes == 1 and given["reduction"] == NONE:
+        rows.append(row(op, {"self": S(0), "target": S(0)}, S(0), B))
+    return tuple(rows)
+
+
+def nll_backward(view: OpView) -> tuple[Signature, ...]:
+    """(grad_output, self, target, total_weight) -> gradient of self, whose values are not read."""
+    op, given = view.op, bind(view.op)
+    classes = len(view.in_shapes[1]) - 1
+    rows = [row(op, {"self": S(classes)}, S(classes)), row(op, {"grad_output": P}, P)]
+    if classes == 1:
+        grad = S(0) if given["reduction"] == NONE else B
+        rows.append(row(op, {"grad_output": grad, "self": S(0), "target": S(0)}, S(0)))
+    return tuple(rows)
+
+
+def _mine(
+    target: torch.Tensor, start: int, count: int, ignored: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(class counted from `start`, 0 where it is not here; whether it is here)."""
+    here = target - start
+    mine = (here >= 0) & (here < count) & (target != ignored)
+    return here.masked_fill(~mine, 0), mine
+
+
+def _weights(
+    like: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignored: int
+) -> torch.Tensor:
+    """Weight of each target's class, 0 where the target is ignored."""
+    counted = target != ignored
+    if weight is None:
+        return counted.to(like.dtype)
+    return weight[target.masked_fill(~counted, 0)] * counted
+
+
+def nll_of_classes(
+    log_p: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignored: int,
+    start: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """nll_loss_forward of the classes [start, start + log_p.shape[-1]): the addend of this rank, and the whole weight."""
+    here, mine = _mine(target, start, log_p.shape[-1], ignored)
+    each = _weights(log_p, target, weight, ignored)
+    picked = log_p.gather(-1, here.unsqueeze(-1)).squeeze(-1)
+    loss = -picked * each * mine
+    if reduction == NONE:
+        return loss, torch.zeros_like(each.sum())
+    total = each.sum()
+    loss = loss.sum()
+    return (loss / total if reduction == MEAN else loss), total
+
+
+def nll_gradient_of_classes(
+    grad: torch.Tensor,
+    log_p: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignored: int,
+    total: torch.Tensor,
+    start: int,
+) -> torch.Tensor:
+    """nll_loss_backward of the classes [start, start + log_p.shape[-1])."""
+    here, mine = _mine(target, start, log_p.shape[-1], ignored)
+    value = -grad * _weights(log_p, target, weight, ignored) * mine
+    if reduction == MEAN:
+        value = value / total
+    return torch.zeros_like(log_p).scatter_(-1, here.unsqueeze(-1), value.unsqueeze(-1))
+
+
+def local_nll(view: LocalView) -> Call:
+    """The op itself where all classes are here."""
+    return _over_classes(view, 0, nll_of_classes)
+
+
+def local_nll_backward(view: LocalView) -> Call:
+    """The op itself where all classes are here."""
+    return _over_classes(view, 1, nll_gradient_of_classes)
+
+
+def _over_classes(view: LocalView, at: int, program: object) -> Call:
+    start, count = view.in_slices[at][-1]
+    if count == view.in_shapes[at][-1]:
+        return rebound(view.op)
+    assert callable(program)
+    return Call(program, (*bind(view.op).values(), start))
+
+
+# ---- squared error -------------------------------------------------------------------------------
+
+
+def mse(view: OpView) -> tuple[Signature, ...]:
+    """A mean is this rank's sum divided by the logical count."""
+    op = view.op
+    none = bind(op)["reduction"] == NONE
+    return tuple(
+        row(op, {"self": S(d), "target": S(d)}, S(d) if none else P)
+        for d in _alike(view, "self", "target")
+    )
+
+
+def mse_backward(view: OpView) -> tuple[Signature, ...]:
+    """2 (self - target) grad: linear in the gradient, and in self and target together."""
+    op = view.op
+    none = bind(op)["reduction"] == NONE
+    return (
+        *(
+            row(op, {"grad_output": S(d) if none else B, "self": S(d), "target": S(d)}, S(d))
+            for d in _alike(view, "self", "target")
+        ),
+        *partial_rows(op, ("grad_output",), ("self", "target")),
+    )
+
+
+def _alike(view: OpView, *names: str) -> range:
+    """Dims that can be split alike: all, if no operand is broadcast."""
+    shapes = [
+        shape for name, shape in zip(places(view.op), view.in_shapes, strict=True) if name in names
+    ]
+    return range(len(shapes[0])) if shapes.count(shapes[0]) == len(shapes) else range(0)
+
+
+def part_of_mse(x: torch.Tensor, y: torch.Tensor, total: int) -> torch.Tensor:
+    """This rank's addend of a mean of squares over `total` elements."""
+    return torch.ops.aten.mse_loss.default(x, y, SUM).div_(total)  # type: ignore[no-any-return]
+
+
+def part_of_mse_gradient(
+    grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, total: int
+) -> torch.Tensor:
+    """Gradient of a mean of squares over `total` elements, at the elements that are here."""
+    return (x - y).mul_(2 * grad / total)
+
+
+def local_mse(view: LocalView) -> Call:
+    """The op itself, but for a mean."""
+    op = view.op
+    if bind(op)["reduction"] != MEAN:
+        return rebound(op)
+    return Call(part_of_mse, (*op.args[:2], math.prod(view.in_shapes[0])))
+
+
+def local_mse_backward(view: LocalView) -> Call:
+    """The op itself, but for a mean."""
+    op = view.op
+    if bind(op)["reduction"] != MEAN:
+        return rebound(op)
+    return Call(part_of_mse_gradient, (*op.args[:3], math.prod(view.in_shapes[1])))
+
+
+RULES: Mapping[str, Rule] = {
+    "aten._softmax.default": softmax,
+    "aten._log_softmax.default": softmax,
+    "aten._softmax_backward_data.default": softmax_backward,
+    "aten._log_softmax_backward_data.default": softmax_backward,
+    "aten.nll_loss_forward.default": nll,
+    "aten.nll_loss_backward.default": nll_backward,
+    "aten.mse_loss.default": mse,
+    "aten.mse_loss_backward.default": mse_backward,
+}
+
+LOCALS: Mapping[str, Local] = {
+    "aten.nll_loss_forward.default": local_nll,
+    "aten.nll_loss_backward.default": local_nll_backward,
+    "aten.mse_loss.default": local_mse,
+    "aten.mse_loss_backward.default": local_mse_backward,
+}

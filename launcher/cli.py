@@ -1,0 +1,302 @@
+"""The command line: read the arguments, call one function, print.
+
+    flowrun recipe=R key=value …          run
+    flowrun -m recipe=A,B key=1,2 …       run every combination, compare the jobs
+    flowrun plan recipe=R …               show the plan, start nothing
+    flowrun verify recipe=R …             compare layouts, step by step
+    flowrun recipes                       what there is
+
+Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from flowrun.engine.errors import FlowrunError, RunError
+
+COMMANDS = ("run", "plan", "verify", "recipes")
+OK, RUN_FAILED, RECIPE_WRONG, INTERRUPTED = 0, 1, 2, 130
+TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
+
+_RUN_HELP = """Train a recipe.  `run` may be left out.
+
+[bold]recipe=NAME[/] or [bold]recipe=path/to/file.yaml[/] names what to train; every other argument
+changes a key of it:
+
+  flowrun recipe=gpt_hybrid
+  flowrun recipe=gpt_hybrid placement.axes.data=2 train.steps=50
+  flowrun recipe=gpt_dp model=gpt_small model.depth=6 optim.lr=1e-3 launch=virtual
+  flowrun recipe=gpt_tp sbp.head.weight.tensor=B
+  flowrun -m recipe=gpt_dp,gpt_tp train.batch_size=16,32
+
+[bold]--cfg job[/] shows all keys and their values.  A run's folder is outputs/DATE/TIME_NAME
+(change it: hydra.run.dir=…). On several hosts, the same command on each, with launch.nnodes=2
+launch.rdzv_endpoint=HOST:PORT.
+"""
+_PLAN_HELP = """Show the plan of a recipe, without starting anything.
+
+Layers with SBP, stage and shapes; each boxing with its bytes; memory of each rank; step time and
+bubble foreseen; the timeline.
+
+  flowrun plan recipe=gpt_hybrid placement.stages=4
+"""
+_VERIFY_HELP = """Check that a recipe trains alike under every layout.
+
+A few steps under single, data, tensor, stages, hybrid and ZeRO layouts, then one table of loss and
+weight differences.  On the virtual cluster; launch=local uses processes.
+
+  flowrun verify recipe=gpt_hybrid train.steps=5
+"""
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="recipe=NAME [key=value]…", show_default=False)
+]
+ConfigDir = Annotated[
+    str | None,
+    typer.Option(
+        "--config-dir", help="A folder of your own groups (model/, data/ …), searched first."
+    ),
+]
+
+app = typer.Typer(
+    name="flowrun",
+    help="One YAML recipe trains any PyTorch model in any mix of parallelism.\n\n"
+    "flowrun recipe=NAME key=value … runs a recipe; `flowrun recipes` lists them, "
+    "`flowrun run --help` says more.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """The console script.  Ends with SystemExit."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    known = (*COMMANDS, "--help", "-h", "--version")
+    app(
+        ["run", *given] if given and given[0] not in known else given or ["--help"],
+        prog_name="flowrun",
+    )
+    raise SystemExit(OK)
+
+
+@app.callback(invoke_without_command=True)
+def _flowrun(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        typer.echo(f"flowrun {importlib.metadata.version('flowrun')}")
+        raise typer.Exit(OK)
+
+
+@app.command(help=_RUN_HELP)
+def run(
+    overrides: Overrides = None,
+    multirun: Annotated[
+        bool,
+        typer.Option(
+            "--multirun", "-m", help="Run every combination of key=a,b,c; ends with a table."
+        ),
+    ] = False,
+    config_dir: ConfigDir = None,
+    cfg: Annotated[
+        str | None,
+        typer.Option(
+            "--cfg", metavar="job|hydra|all", help="Show the composed keys instead of running."
+        ),
+    ] = None,
+    resolve: Annotated[
+        bool, typer.Option("--resolve", help="With --cfg: replace ${…} by values.")
+    ] = False,
+    package: Annotated[
+        str | None, typer.Option("--package", "-p", help="With --cfg: this key only.")
+    ] = None,
+    info: Annotated[
+        str | None,
+        typer.Option("--info", metavar="searchpath|defaults|…", help="Show what Hydra did."),
+    ] = None,
+) -> None:
+    """Train a recipe (see _RUN_HELP)."""
+    given = overrides or []
+    flags = ["--multirun"] * multirun + ["--resolve"] * resolve
+    for flag, value in (
+        ("--config-dir", config_dir),
+        ("--cfg", cfg),
+        ("--package", package),
+        ("--info", info),
+    ):
+        flags += [flag, value] if value is not None else []
+    with _errors_shown(given, config_dir):
+        outcomes = _hydra_jobs(given, flags)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, FlowrunError)]
+        if failed and not multirun:
+            raise failed[0]
+        if any(isinstance(outcome, RunError) for outcome in failed):
+            raise typer.Exit(RUN_FAILED)
+        if failed and len(failed) == len(outcomes):
+            raise typer.Exit(RECIPE_WRONG)
+
+
+@app.command(help=_PLAN_HELP)
+def plan(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Show the plan (see _PLAN_HELP)."""
+    given = overrides or []
+    with _errors_shown(given, config_dir):
+        recipe = _load(given, config_dir)
+        from flowrun.launcher.run import plan_text
+
+        typer.echo(plan_text(recipe))
+
+
+@app.command(help=_VERIFY_HELP)
+def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Compare layouts (see _VERIFY_HELP)."""
+    given = overrides or []
+    with _errors_shown(given, config_dir):
+        chosen = any(text.startswith("launch") for text in given)
+        recipe = _load(given if chosen else [*given, "launch=virtual"], config_dir)
+        from flowrun.launcher.run import verify as verify_layouts
+
+        rows = verify_layouts(recipe)
+        _print_rows(rows)
+        if not all(getattr(row, "ok", True) for row in rows):
+            raise typer.Exit(RUN_FAILED)
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes that there are, with a line each."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from flowrun.launcher.hydra_source import FOLDERS, describe, recipe_names
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, file in recipe_names().items():
+        table.add_row(name, describe(file))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"Run one with flowrun recipe=NAME; ./recipes and the folders in ${FOLDERS} add more.",
+        style="dim",
+    )
+
+
+def _print_rows(rows: Sequence[Any]) -> None:
+    """A table of dataclasses: their fields are the columns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = [field.name for field in fields(rows[0])] if rows else []
+    table = Table(*(name.replace("_", " ") for name in names), box=None, pad_edge=False)
+    for row in rows:
+        values = (getattr(row, name) for name in names)
+        table.add_row(
+            *(f"{value:.2e}" if isinstance(value, float) else str(value) for value in values)
+        )
+    Console().print(table)
+
+
+def _load(overrides: list[str], config_dir: str | None) -> Any:
+    from flowrun.launcher.recipe import load
+
+    return load(overrides, config_dir)
+
+
+def _hydra_jobs(overrides: list[str], flags: list[str]) -> list[Any]:
+    """Let Hydra compose and run one job, or many; the outcome of each: its report, or the
+    FlowrunError that ended it.
+    """
+    import hydra
+
+    from flowrun.launcher.errors import from_hydra
+    from flowrun.launcher.recipe import CONFIG_MODULE, CONFIG_NAME, register, schema, spell
+
+    register()
+    spelled = spell(overrides)
+    outcomes: list[Any] = []
+
+    def train(cfg: Any) -> Any:
+        outcomes.append(_job(cfg))
+        return outcomes[-1]
+
+    job = hydra.main(
+        version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME
+    )(train)
+    with _command_line(["flowrun", *spelled, *flags]):
+        try:
+            job()
+        except Exception as error:
+            if outcomes:  # composed and started: the error is a job's own
+                raise
+            raise from_hydra(error, schema()) from error
+    return outcomes
+
+
+def _job(cfg: Any) -> Any:
+    """One job, in Hydra's run folder."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from flowrun.launcher.recipe import to_recipe
+
+    try:
+        recipe = to_recipe(cfg)
+        from flowrun.launcher.progress import Progress
+        from flowrun.launcher.run import run as run_recipe
+
+        return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
+    except FlowrunError as error:
+        return error
+
+
+@contextmanager
+def _command_line(argv: list[str]) -> Iterator[None]:
+    """What Hydra's main reads: the arguments, and the wish that errors come to us instead of being
+    printed.
+    """
+    before, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = before
+        if full is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full
+
+
+@contextmanager
+def _errors_shown(overrides: list[str], config_dir: str | None) -> Iterator[None]:
+    """A FlowrunError becomes its text and an exit status; Ctrl-C ends quietly."""
+    try:
+        yield
+    except FlowrunError as error:
+        if os.environ.get(TRACEBACK) == "1":
+            raise
+        from flowrun.launcher.errors import explain
+
+        typer.echo(explain(error, overrides, config_dir), err=True)
+        raise typer.Exit(RUN_FAILED if isinstance(error, RunError) else RECIPE_WRONG) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+if __name__ == "__main__":
+    main()

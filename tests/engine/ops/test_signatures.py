@@ -1,0 +1,385 @@
+"""Every signature table, judged exhaustively on simulated ranks: what is listed holds, and what
+holds is listed or has a reason.
+
+All SBPs of all inputs and outputs are tried on 2 and on 3 ranks, with uneven pieces and partial
+pieces of mixed signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import pytest
+import torch
+from flowrun.engine.graph import Op, Ref
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.signature import NdSignature, OpView, Signature, places, rows
+from flowrun.engine.sbp import B, P, Partial, S, Sbp, Split
+from support.op_samples import T, all_samples
+from support.simulated_ranks import Sample, lay_out, missing_rows, row_holds, sample, wrong_rows
+
+SAMPLES = all_samples()
+BY_SAMPLE = pytest.mark.parametrize("given", SAMPLES, ids=[s.label for s in SAMPLES])
+BY_PARTS = pytest.mark.parametrize("parts", [2, 3])
+
+# Kernels of CUDA: tables written after the same mathematics as the CPU's, not proved on a machine without it.
+UNPROVED = {
+    "aten._fused_rms_norm_backward.default",
+    *(
+        f"aten._scaled_dot_product_{kernel}_attention{backward}.default"
+        for kernel in ("flash", "efficient", "cudnn")
+        for backward in ("", "_backward")
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# ---- rows that hold and are left out -------------------------------------------------------------
+
+Given = Mapping[str, Sbp]  # argument -> SBP
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Rows of some targets that hold, or seem to on the sample, and are not wanted."""
+
+    targets: str
+    when: Callable[[Given, Signature], bool]
+    reason: str
+
+
+def partial(*names: str) -> Callable[[Given, Signature], bool]:
+    """One of these arguments is P."""
+    return lambda given, row: any(given.get(name) == P for name in names)
+
+
+def both_partial(*names: str) -> Callable[[Given, Signature], bool]:
+    """All of these arguments are P."""
+    return lambda given, row: all(given.get(name) == P for name in names)
+
+
+def cut_in_space(given: Given, row: Signature) -> bool:
+    """Height or width is split."""
+    return any(isinstance(sbp, Split) and sbp.dim >= 2 for sbp in given.values())
+
+
+ABSENT = (
+    Absent(
+        "aten.native_*_norm.default",
+        partial("weight"),
+        "no layout makes weight and bias of a norm partial",
+    ),
+    Absent(
+        "aten._fused_rms_norm.default",
+        partial("weight"),
+        "no layout makes the weight of a norm partial",
+    ),
+    Absent(
+        "aten.native_*_norm_backward.default",
+        partial("weight", "bias"),
+        "no layout makes the weight of a norm partial, and the bias is not read",
+    ),
+    Absent(
+        "aten.convolution*",
+        cut_in_space,
+        "holds only for the sample's stride, equal to the kernel: no window reaches over the cut",
+    ),
+    Absent(
+        "aten.avg_pool2d.default",
+        cut_in_space,
+        "holds only where the windows end at the cut, which depends on sizes and ranks",
+    ),
+    Absent(
+        "aten.convolution_backward.default",
+        both_partial("input", "weight"),
+        "each is listed alone; no forward row leaves both partial",
+    ),
+    Absent(
+        "aten.convolution_backward.default",
+        lambda given, row: given.get("weight") == P,
+        "listed; with output_mask[0] off the weight is not read, and any SBP of it does",
+    ),
+    Absent(
+        "aten.*_pool2d*_backward.default",
+        partial("self"),
+        "self is read for its shape alone, and never partial",
+    ),
+    Absent(
+        "aten.nll_loss_backward.default",
+        partial("self", "total_weight", "weight"),
+        "self is read for its shape, total_weight for a mean only; class weights are never partial",
+    ),
+    Absent("aten.nll_loss_forward.default", partial("weight"), "class weights are never partial"),
+    Absent(
+        "aten.nll_loss_forward.default",
+        lambda given, row: row.outputs[1] == P,
+        "the total weight of an unreduced loss is a constant 0, which is its own partial sum",
+    ),
+    Absent(
+        "aten.*zeros*",
+        lambda given, row: row.outputs == (P,),
+        "a zero is its own partial sum; boxing B -> P moves nothing either",
+    ),
+    Absent(
+        "flow.sgd",
+        lambda given, row: P in row.inputs,
+        "SGD is linear, but a weight that is a partial sum has no home",
+    ),
+)
+
+
+def reason_for_absence(given: Sample, row: Signature) -> str | None:
+    """Why a row that holds is left out; None if nothing says so."""
+    names = places(given.op) if given.op.target.startswith("aten.") else given.op.inputs
+    by_name = dict(zip(names, row.inputs, strict=True))
+    for absent in ABSENT:
+        if fnmatchcase(given.op.target, absent.targets) and absent.when(by_name, row):
+            return absent.reason
+    return None
+
+
+# ---- the proof -----------------------------------------------------------------------------------
+
+
+def listed(given: Sample, parts: int) -> tuple[Signature, ...]:
+    return registry.signatures(given.op, given.in_shapes, given.out_shapes, parts)
+
+
+@BY_PARTS
+@BY_SAMPLE
+def test_every_row_that_is_listed_holds(given: Sample, parts: int) -> None:
+    assert [str(row) for row in wrong_rows(given, listed(given, parts), parts)] == []
+
+
+@BY_PARTS
+@BY_SAMPLE
+def test_every_row_that_holds_is_listed_or_has_a_reason(given: Sample, parts: int) -> None:
+    missing = missing_rows(given, listed(given, parts), parts)
+    assert [str(row) for row in missing if reason_for_absence(given, row) is None] == []
+
+
+def test_every_table_has_a_sample() -> None:
+    assert set(registry.RULES) - {s.op.target for s in SAMPLES} == UNPROVED
+
+
+def test_every_local_program_belongs_to_a_table() -> None:
+    assert set(registry.LOCALS) <= set(registry.RULES)
+
+
+@pytest.mark.parametrize("absent", ABSENT, ids=lambda absent: absent.targets)
+def test_every_reason_is_needed(absent: Absent) -> None:
+    """A reason that no row needs any more is struck out."""
+    for given in SAMPLES:
+        if fnmatchcase(given.op.target, absent.targets):
+            for row in missing_rows(given, listed(given, 2), 2):
+                names = places(given.op) if given.op.target.startswith("aten.") else given.op.inputs
+                if absent.when(dict(zip(names, row.inputs, strict=True)), row):
+                    return
+    pytest.fail(f"no sample of {absent.targets} has such a row")
+
+
+# ---- the judge is judged -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "planted"),
+    [
+        (sample("aten.relu.default", T(5, 4)), "P -> P"),
+        (sample("aten.add.Tensor", T(5, 4), T(5, 4)), "P,B -> P"),
+        (sample("aten.mul.Tensor", T(5, 4), T(5, 4)), "P,P -> P"),
+        (sample("aten.native_layer_norm.default", T(5, 4), (4,), None, None, 1e-5), "S1 -> S1,B,B"),
+        (sample("aten.linalg_vector_norm.default", T(5, 4)), "S0 -> P"),
+        (sample("aten._to_copy.default", T(5, 4), dtype=torch.int64), "P -> P"),
+        (sample("aten.addmm.default", T(3), T(5, 4), T(4, 3)), "B,S1,S0 -> P"),
+        (sample("aten.view.default", T(6, 4), (24,)), "S1 -> S0"),
+        (sample("aten.view.default", T(5, 4), (20,)), "S0 -> S0"),
+        (
+            sample(
+                "aten.nll_loss_forward.default",
+                T(5, 6),
+                torch.tensor([0, 5, 2, -100, 3]),
+                None,
+                1,
+                -100,
+            ),
+            "S0,S0 -> P,P",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.op.target,
+)
+def test_a_planted_wrong_row_is_refused(given: Sample, planted: str) -> None:
+    assert wrong_rows(given, rows(planted), 2) == list(rows(planted))
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [
+        (sample("aten.mm.default", T(5, 4), T(4, 3)), "S1,S0 -> P"),
+        (sample("aten.relu.default", T(5, 4)), "S1 -> S1"),
+        (sample("aten.embedding.default", T(7, 4), torch.tensor([3, 0, 6, 2, 5])), "S0,B -> P"),
+        (sample("aten.amax.default", T(5, 4), (1,)), "S1 -> P(max)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.op.target,
+)
+def test_a_row_that_is_left_out_is_found(given: Sample, left_out: str) -> None:
+    (row,) = rows(left_out)
+    kept = [other for other in listed(given, 2) if other != row]
+    assert missing_rows(given, kept, 2) == [row]
+
+
+@BY_PARTS
+def test_partial_pieces_are_unlike_and_of_mixed_signs(parts: int) -> None:
+    whole = T(5, 4)
+    pieces = list(lay_out(whole, (P,), (parts,)).values())
+    torch.testing.assert_close(sum(pieces), whole)
+    assert all((piece < 0).any() and (piece > 0).any() for piece in pieces)
+    assert not torch.allclose(pieces[0], pieces[1])
+
+
+# ---- rows of the paper ---------------------------------------------------------------------------
+
+
+def mm(
+    m: int = 4, k: int = 4, n: int = 4
+) -> tuple[Op, list[tuple[int, ...]], list[tuple[int, ...] | None]]:
+    return Op("mm", "aten.mm.default", (Ref("x"), Ref("w")), (), ("y",)), [(m, k), (k, n)], [(m, n)]
+
+
+def test_matmul_has_the_rows_of_the_paper() -> None:
+    """OneFlow, arXiv 2110.15032, table 1."""
+    table = rows("B,B -> B", "S0,B -> S0", "B,S1 -> S1", "S1,S0 -> P", "P,B -> P", "B,P -> P")
+    assert set(registry.signatures(*mm(), 2)) == set(table)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "y"),
+    [
+        ((S(0), B), (B, S(1)), (S(0), S(1))),
+        ((S(0), S(1)), (B, S(0)), (S(0), P)),
+    ],
+    ids=["column parallel", "row parallel"],
+)
+def test_matmul_has_the_rows_of_the_paper_on_two_axes(
+    x: tuple[Sbp, ...], w: tuple[Sbp, ...], y: tuple[Sbp, ...]
+) -> None:
+    """OneFlow, arXiv 2110.15032, table 3."""
+    assert NdSignature((x, w), (y,)) in registry.lift(*mm(), (2, 2))
+
+
+def test_one_dim_can_be_split_by_both_axes() -> None:
+    lifted = registry.lift(*mm(), (2, 2))
+    assert NdSignature(((S(0), S(0)), (B, B)), ((S(0), S(0)),)) in lifted
+
+
+# ---- grids ---------------------------------------------------------------------------------------
+
+ON_GRIDS = [
+    s
+    for s in SAMPLES
+    if s.op.target.split(".")[1]
+    in (
+        "mm",
+        "addmm",
+        "view",
+        "expand",
+        "cat",
+        "mean",
+        "embedding",
+        "embedding_dense_backward",
+        "arange",
+        "full",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "_log_softmax",
+        "_log_softmax_backward_data",
+        "_softmax",
+        "_softmax_backward_data",
+        "native_layer_norm",
+        "mse_loss",
+        "mse_loss_backward",
+        "convolution",
+        "squeeze",
+    )
+]
+
+
+@pytest.mark.parametrize("given", ON_GRIDS, ids=[s.label for s in ON_GRIDS])
+def test_lifted_rows_hold_on_a_grid(given: Sample) -> None:
+    grid = (2, 2)
+    wrong = [
+        str(row)
+        for row in registry.lift(given.op, given.in_shapes, given.out_shapes, grid)
+        if not _has_empty_piece(given, row, grid) and not row_holds(given, row, grid)
+    ]
+    assert wrong == []
+
+
+def _has_empty_piece(given: Sample, row: NdSignature, grid: tuple[int, ...]) -> bool:
+    """True where the larger piece of an uneven split can be split again, but not the smaller: boxing refuses that."""
+    return any(
+        not piece.numel()
+        for value, nd_sbp in [*zip(given.inputs, row.inputs, strict=True), *_made(given, row)]
+        for piece in lay_out(
+            value, tuple(B if isinstance(sbp, Partial) else sbp for sbp in nd_sbp), grid
+        ).values()
+    )
+
+
+def _made(given: Sample, row: NdSignature) -> list[tuple[torch.Tensor, tuple[Sbp, ...]]]:
+    return [(v, nd) for v, nd in zip(given.made, row.outputs, strict=True) if v is not None]
+
+
+# ---- the registry --------------------------------------------------------------------------------
+
+
+def test_a_target_without_a_table_has_only_all_b() -> None:
+    op = Op("d", "aten.digamma.default", (Ref("x"),), (), ("y",))
+    assert not registry.has_table(op.target)
+    assert registry.signatures(op, [(4, 4)], [(4, 4)], 2) == (Signature((B,), (B,)),)
+
+
+def test_an_axis_of_one_rank_has_only_all_b() -> None:
+    assert registry.signatures(*mm(), 1) == (Signature((B, B), (B,)),)
+
+
+def test_a_dim_shorter_than_the_axis_is_not_split() -> None:
+    assert all(S(0) not in row.outputs for row in registry.signatures(*mm(m=2), 3))
+
+
+def test_all_b_comes_first() -> None:
+    assert all(
+        {*listed(given, 2)[0].inputs, *listed(given, 2)[0].outputs} <= {B} for given in SAMPLES
+    )
+
+
+def test_names_of_tensors_do_not_matter() -> None:
+    op, ins, outs = mm()
+    other = Op("other", op.target, (Ref("a"), Ref("b")), (), ("c",))
+    assert registry.signatures(other, ins, outs, 2) is registry.signatures(op, ins, outs, 2)
+
+
+def test_a_tensor_read_twice_has_an_sbp_for_each_reading() -> None:
+    op = Op("square", "aten.mul.Tensor", (Ref("x"), Ref("x")), (), ("y",))
+    assert Signature((P, B), (P,)) in registry.signatures(op, [(4,), (4,)], [(4,)], 2)
+
+
+def test_rows_that_split_classes_say_how_much_they_reduce() -> None:
+    op = Op("s", "aten._log_softmax.default", (Ref("x"), 1, False), (), ("y",))
+    reduced = {row.inputs[0]: row.reduced for row in registry.signatures(op, [(6, 8)], [(6, 8)], 2)}
+    assert reduced == {B: 0, S(0): 0, S(1): 12}
+
+
+def test_a_rule_sees_the_shapes_left_over() -> None:
+    op = Op("v", "aten.view.default", (Ref("x"), (4, 6)), (), ("y",))
+    rule = registry.RULES[op.target]
+    assert rule(OpView(op, ((24,),), ((4, 6),), 2)) == rows("P -> P", "S0 -> S0")
+    assert rule(OpView(op, ((6,),), ((1, 6),), 2)) == rows("P -> P", "S0 -> S1")

@@ -1,0 +1,341 @@
+"""Each mistake in a recipe is one located error, exit status 2, no traceback, nothing started."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowrun.launcher.cli import main
+
+MLP = "defaults: [/model: mlp, /data: digits]\n"
+
+# id -> (arguments, first line, what the rest says)
+ARGUMENTS = {
+    "no recipe named": ("train.steps=3", "command line  recipe", "recipe=path/to/file.yaml"),
+    "no such recipe": (
+        "recipe=gpt_hybird",
+        "command line  recipe = gpt_hybird",
+        "Did you mean 'gpt_hybrid'?",
+    ),
+    "no such file": (
+        "recipe=x/y.yaml",
+        "command line  recipe = x/y.yaml",
+        "there is no file x/y.yaml",
+    ),
+    "no such option": (
+        "recipe=gpt_dp model=gpt_tinny",
+        "command line  model = gpt_tinny",
+        "Did you mean 'gpt_tiny'?",
+    ),
+    "no such launch": (
+        "recipe=gpt_dp launch=nope",
+        "command line  launch = nope",
+        "local, virtual",
+    ),
+    "unknown key": (
+        "recipe=gpt_dp train.stepz=3",
+        "command line  train.stepz = 3",
+        "Did you mean 'steps'?",
+    ),
+    "unknown top key": ("recipe=gpt_dp nokey=3", "command line  nokey = 3", "has no key 'nokey'"),
+    "added key": (
+        "recipe=gpt_dp +train.foo=3",
+        "command line  train.foo = 3",
+        "'train' has no key 'foo'",
+    ),
+    "wrong type": (
+        "recipe=gpt_dp train.steps=abc",
+        "command line  train.steps = abc",
+        "Write an integer, such as 100",
+    ),
+    "mapping expected": (
+        "recipe=gpt_dp train=3",
+        "command line  train = 3",
+        "only a mapping of keys",
+    ),
+    "no key=value": ("recipe=gpt_dp steps", "command line  steps", "no key=value"),
+    "malformed": ("recipe=gpt_dp train.steps=[1", "command line  train.steps=[1", "cannot be read"),
+    "several values": ("recipe=gpt_dp,gpt_tp", "command line  recipe=gpt_dp,gpt_tp", "Add -m"),
+    "no SBP": (
+        "recipe=gpt_tp sbp.head.weight.tensor=Q",
+        "command line  sbp.head.weight.tensor = Q",
+        "Write S(0) or S0",
+    ),
+    "unknown axis": (
+        "recipe=gpt_tp sbp.head.weight.tensr=S0",
+        "command line  sbp.head.weight.tensr = S0",
+        "'tensor'?",
+    ),
+    "pin without axis": (
+        "recipe=gpt_tp 'sbp={head: S0}'",
+        'command line  sbp.head = "S0"',
+        "says no axis",
+    ),
+    "bad axis name": (
+        "recipe=gpt_tp placement.axes.in=2",
+        "command line  placement.axes.in = 2",
+        "cannot name an axis",
+    ),
+    "axis of no ranks": (
+        "recipe=gpt_tp placement.axes.tensor=0",
+        "command line  placement.axes.tensor = 0",
+        "at least 1",
+    ),
+    "no stage": (
+        "recipe=gpt_pp placement.stages=0",
+        "command line  placement.stages = 0",
+        "at least 1 stage",
+    ),
+    "no number of stages": (
+        "recipe=gpt_pp placement.stages=two",
+        "command line  placement.stages = two",
+        "a list of",
+    ),
+    "no schedule": (
+        "recipe=gpt_pp placement.in_flight=1g1b",
+        "command line  placement.in_flight = 1g1b",
+        "Did you mean '1f1b'?",
+    ),
+    "nothing in flight": (
+        "recipe=gpt_pp placement.in_flight=0",
+        "command line  placement.in_flight = 0",
+        "at least 1",
+    ),
+    "zero axis": (
+        "recipe=gpt_zero zero.axis=dat",
+        "command line  zero.axis = dat",
+        "Did you mean 'data'?",
+    ),
+    "zero stage": ("recipe=gpt_zero zero.stage=4", "command line  zero.stage = 4", "0 (off) to 3"),
+    "zero without axis": (
+        "recipe=gpt_dp zero.stage=1",
+        "command line  zero.stage = 1",
+        "Set zero.axis",
+    ),
+    "micro-batches": (
+        "recipe=gpt_dp train.micro_batches=5",
+        "command line  train.micro_batches = 5",
+        "1, 2, 4, 8, 16, 32",
+    ),
+    "no steps": ("recipe=gpt_dp train.steps=0", "command line  train.steps = 0", "at least 1"),
+    "no samples": (
+        "recipe=gpt_dp train.batch_size=0",
+        "command line  train.batch_size = 0",
+        "at least 1",
+    ),
+    "optimizer": (
+        "recipe=gpt_dp optim.name=adamv",
+        "command line  optim.name = adamv",
+        "Did you mean 'adamw'?",
+    ),
+    "learning rate": ("recipe=gpt_dp optim.lr=0", "command line  optim.lr = 0", "over 0"),
+    "betas": (
+        "recipe=gpt_dp optim.betas=[0.9]",
+        "command line  optim.betas = [0.9]",
+        "two numbers",
+    ),
+    "nesterov": (
+        "recipe=gpt_dp optim.nesterov=true",
+        "command line  optim.nesterov = true",
+        "optim.momentum",
+    ),
+    "launcher": (
+        "recipe=gpt_dp launch.name=nope",
+        "command line  launch.name = nope",
+        "local or virtual",
+    ),
+    "device": (
+        "recipe=gpt_dp launch.device=tpu",
+        "command line  launch.device = tpu",
+        "auto, cpu or cuda",
+    ),
+    "meeting place": ("recipe=gpt_dp launch.nnodes=2", "conf/launch", "host:port"),
+    "held out": ("recipe=gpt_dp eval.fraction=1", "command line  eval.fraction = 1", "below 1"),
+    "interpolation": ("recipe=gpt_dp data=digits", "gpt_tiny.yaml", "'data.length' not found"),
+}
+
+# id -> (text of bad.yaml, first line, what the rest says)
+FILES = {
+    "no YAML": ("train:\n  steps: 3\n   x: [1\n", "bad.yaml:3:5", "This is no YAML"),
+    "a list": ("- 1\n", "recipe = bad.yaml", "holds no mapping of keys"),
+    "empty": ("", "bad.yaml  model._target_", "nothing says what to build"),
+    "unknown key": (
+        MLP + "train: {stepz: 3}\n",
+        "bad.yaml:2:16  train.stepz = 3",
+        "Did you mean 'steps'?",
+    ),
+    "wrong type": (
+        MLP + "train:\n  steps: three\n",
+        'bad.yaml:3:10  train.steps = "three"',
+        "Write an integer",
+    ),
+    "mapping expected": (MLP + "task: 3\n", "bad.yaml:2:7  task = 3", "inputs, loss, metrics"),
+    "unknown option": (
+        "defaults: [/model: mpl]\n",
+        'bad.yaml:1:20  model = "mpl"',
+        "Did you mean 'mlp'?",
+    ),
+    "defaults": ("defaults: {model: mlp}\n", "bad.yaml:1:11  defaults", "this is no list"),
+    "zero axis": (MLP + "zero: {axis: dat}\n", 'bad.yaml:2:14  zero.axis = "dat"', "is no axis"),
+    "SBP in a pattern": (
+        MLP + "placement: {axes: {data: 2}}\nsbp:\n  out*.weight: {data: S0, tensor: Z}\n",
+        'bad.yaml:4:35  sbp.out*.weight.tensor = "Z"',
+        "Write S(0) or S0",
+    ),
+    "stage key": (
+        MLP + "placement:\n  stages: [{module: [hidden]}]\n",
+        "bad.yaml:3:21  placement.stages.0.module = [hidden]",
+        "Did you mean 'modules'?",
+    ),
+    "grid too flat": (
+        MLP + "placement:\n  axes: {data: 1, tensor: 2}\n  stages: [{ranks: [0, 1]}]\n",
+        "bad.yaml:4:20  placement.stages.0.ranks = [0, 1]",
+        "1 lists deep, but placement.axes has 2 axes",
+    ),
+    "ragged grid": (
+        MLP + "placement:\n  axes: {data: 2, tensor: 2}\n  stages: [{ranks: [[0, 1], [2]]}]\n",
+        "placement.stages.0.ranks",
+        "its rows differ in length",
+    ),
+    "rank twice": (
+        MLP + "placement:\n  axes: {data: 2}\n  stages: [{ranks: [0, 1]}, {ranks: [1, 2]}]\n",
+        "bad.yaml:4:37  placement.stages.1.ranks = [1, 2]",
+        "rank 1 stands twice",
+    ),
+    "ranks apart": (
+        MLP + "placement:\n  axes: {data: 2}\n  stages: [{ranks: [0, 2]}, {ranks: [1, 3]}]\n",
+        "placement.stages.0.ranks",
+        "are not contiguous",
+    ),
+    "rank missing": (
+        MLP + "placement:\n  axes: {data: 2}\n  stages: [{ranks: [1, 2]}]\n",
+        "placement.stages",
+        "no stage has rank 0",
+    ),
+    "size unused": (
+        MLP + "placement:\n  axes: {data: 4}\n  stages: [{ranks: [0, 1]}]\n",
+        "bad.yaml:3:16  placement.axes.data = 4",
+        "no stage has 4 ranks",
+    ),
+    "modules of some": (
+        MLP + "placement:\n  stages: [{modules: [hidden]}, {}]\n",
+        "placement.stages.1",
+        "lists no modules",
+    ),
+    "module missing": (
+        MLP + "model: {_target_: tourch.nn.Linear}\n",
+        'bad.yaml:2:19  model._target_ = "tourch.nn.Linear"',
+        "Did you mean 'torch'?",
+    ),
+    "class missing": (
+        MLP + "model: {_target_: flowrun.models.mlp.MPL}\n",
+        "bad.yaml:2:19  model._target_",
+        "Did you mean 'MLP'?",
+    ),
+    "no module": (
+        "defaults: [/data: digits]\nmodel: {_target_: builtins.dict}\n",
+        "bad.yaml:2:19",
+        "not a torch.nn.Module",
+    ),
+    "argument": (
+        MLP + "model: {hiden: 3}\n",
+        "bad.yaml:2:16  model.hiden = 3",
+        "Did you mean 'hidden'?",
+    ),
+    "argument left out": (
+        "defaults: [/data: digits]\nmodel: {_target_: flowrun.models.mlp.MLP, inputs: 3}\n",
+        "bad.yaml:2:8  model =",
+        "needs the argument 'hidden'",
+    ),
+    "argument refused": (
+        "defaults: [/model: gpt_tiny, /data: text]\nmodel: {width: 130}\n",
+        "bad.yaml:2:8  model =",
+        "not a multiple",
+    ),
+    "data missing": (
+        MLP + "data: {_target_: flowrun.models.datasets.Digit}\n",
+        "bad.yaml:2:18  data._target_",
+        "'Digits'?",
+    ),
+    "data path": (
+        "defaults: [/model: gpt_tiny, /data: text]\ndata: {path: no/such}\n",
+        "bad.yaml:2:7  data",
+        "no file or folder",
+    ),
+    "input field": (
+        MLP + "task: {inputs: {x_BI: image}}\n",
+        'bad.yaml:2:23  task.inputs.x_BI = "image"',
+        "Did you mean 'images'?",
+    ),
+    "input argument": (
+        MLP + "task: {inputs: {x: images}}\n",
+        'bad.yaml:2:20  task.inputs.x = "images"',
+        "takes no 'x'",
+    ),
+    "loss argument": (
+        MLP + "task: {loss: {targt: labels}}\n",
+        'bad.yaml:2:22  task.loss.targt = "labels"',
+        "Did you mean 'target'?",
+    ),
+}
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """What the command line says of arguments that it must refuse, line by line."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2, err
+    assert out == "" and "Traceback" not in err
+    return err.splitlines()
+
+
+@pytest.mark.parametrize(("arguments", "first", "rest"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_a_wrong_argument_is_one_located_error(
+    capsys: pytest.CaptureFixture[str], arguments: str, first: str, rest: str
+) -> None:
+    lines = refusal(capsys, *shlex.split(arguments))
+    assert first in lines[0]
+    assert rest in " ".join(lines[1:])
+
+
+@pytest.mark.parametrize(("text", "first", "rest"), FILES.values(), ids=FILES)
+def test_a_wrong_file_is_one_located_error(
+    capsys: pytest.CaptureFixture[str], workplace: Path, text: str, first: str, rest: str
+) -> None:
+    (workplace / "bad.yaml").write_text(text)
+    lines = refusal(capsys, "recipe=bad.yaml", "launch=virtual")
+    assert first in lines[0]
+    assert rest in " ".join(lines[1:])
+
+
+def test_no_model_is_found_in_the_working_directory_until_it_is_there(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    (workplace / "bad.yaml").write_text(
+        "defaults: [/data: digits]\nmodel: {_target_: my_own_net.Net}\n"
+    )
+    assert (
+        "there is no module 'my_own_net'" in refusal(capsys, "recipe=bad.yaml", "launch=virtual")[1]
+    )
+    (workplace / "my_own_net.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear):\n    pass\n"
+    )
+    assert (
+        "Net needs the argument 'in_features'"
+        in refusal(capsys, "recipe=bad.yaml", "launch=virtual")[1]
+    )
+
+
+def test_the_real_command_ends_with_status_2_and_no_traceback(workplace: Path) -> None:
+    command = [sys.executable, "-m", "flowrun.launcher.cli", "recipe=gpt_zero", "zero.axis=dat"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=workplace)
+    assert ended.returncode == 2
+    assert re.fullmatch(
+        r"command line  zero\.axis = dat\n  .*\n  Did you mean 'data'\?\n", ended.stderr
+    )

@@ -1,0 +1,182 @@
+"""The command line: what it prints and how it ends; the runs themselves are stood in for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flowrun.engine.errors import FlowrunError, PlanError, RunError, SbpError
+from flowrun.launcher.cli import main
+
+
+def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
+    """(exit status, stdout, stderr) of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Path]]:
+    """Recipes and folders that were run, by a stand-in that fails where the seed says so."""
+    seen: list[tuple[Any, Path]] = []
+    errors: dict[int, BaseException] = {
+        1: SbpError("aten.mm in head", "no row."),
+        2: RunError("rank 1, actor f", "it broke."),
+        3: PlanError("actor f", "deadlock."),
+        4: KeyboardInterrupt(),
+    }
+
+    def run(recipe: Any, folder: Path, progress: Any = None) -> Any:
+        seen.append((recipe, folder))
+        if error := errors.get(recipe.train.seed):
+            raise error
+        measured = {"step_s": 0.002, "sent_bytes": 4096, "peak_bytes": {"0": 1e6}}
+        return SimpleNamespace(
+            ranks=recipe.num_ranks,
+            last_loss=1.25,
+            validation={"loss": 1.5},
+            tokens_per_s=1e4,
+            measured=measured,
+        )
+
+    module, progress = ModuleType("flowrun.launcher.run"), ModuleType("flowrun.launcher.progress")
+    module.run = run  # type: ignore[attr-defined]
+    module.plan_text = lambda recipe: f"plan of {recipe.name}"  # type: ignore[attr-defined]
+    progress.Progress = lambda: None  # type: ignore[attr-defined]
+    progress.seconds = progress.size = lambda value: f"{value:g}"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flowrun.launcher.run", module)
+    monkeypatch.setitem(sys.modules, "flowrun.launcher.progress", progress)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], [], ["run", "--help"], ["plan", "-h"], ["verify", "-h"], ["recipes", "-h"]],
+)
+def test_help_ends_well(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    status, out, _ = end(capsys, *arguments)
+    assert status == 0 and "flowrun" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end(capsys, "--version")[1].startswith("flowrun 0.")
+
+
+def test_recipes_lists_each_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = end(capsys, "recipes")
+    assert "gpt_hybrid" in out and "pipeline and tensor parallelism together" in out
+
+
+def test_run_is_the_default_command(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+) -> None:
+    assert end(capsys, "recipe=mlp_hybrid", "train.steps=3")[0] == 0
+    assert [recipe.name for recipe, _ in runs] == ["mlp_hybrid"]
+
+
+def test_a_run_has_a_folder_with_what_hydra_composed(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], workplace: Path
+) -> None:
+    end(capsys, "recipe=mlp_hybrid", "hydra.run.dir=here")
+    assert runs[0][1] == workplace / "here"
+    assert (workplace / "here" / ".hydra" / "config.yaml").is_file()
+
+
+def test_plan_prints_and_runs_nothing(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+) -> None:
+    assert end(capsys, "plan", "recipe=gpt_dp")[:2] == (0, "plan of gpt_dp\n")
+    assert not runs
+
+
+def test_cfg_shows_the_composed_keys(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+) -> None:
+    status, out, _ = end(
+        capsys, "recipe=gpt_dp", "model.depth=7", "--cfg", "job", "--package", "model"
+    )
+    assert status == 0 and "depth: 7" in out
+    assert not runs
+
+
+@pytest.mark.parametrize(
+    ("seed", "status"), [(1, 2), (2, 1), (3, 2), (4, 130)], ids=["sbp", "run", "plan", "Ctrl-C"]
+)
+def test_exit_status_of_a_run_that_ends_badly(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], seed: int, status: int
+) -> None:
+    ended, out, err = end(capsys, "recipe=gpt_dp", f"train.seed={seed}")
+    assert ended == status
+    assert out == "" and "Traceback" not in err
+
+
+def test_a_traceback_is_shown_where_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+    runs: list[tuple[Any, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLOWRUN_TRACEBACK", "1")
+    with pytest.raises(FlowrunError):
+        main(["recipe=gpt_dp", "train.seed=1"])
+
+
+def test_multirun_ends_with_one_table(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+) -> None:
+    status, out, _ = end(
+        capsys, "-m", "recipe=gpt_dp,gpt_hybrid", "train.steps=2,4", "launch=virtual"
+    )
+    assert status == 0 and len(runs) == 4
+    assert out.count("tokens/s") == 1
+    first = next(line for line in out.splitlines() if line.startswith("  0"))
+    assert first.split() == [
+        "0",
+        "gpt_dp",
+        "train.steps=2",
+        "2",
+        "1.2500",
+        "1.5000",
+        "0.002",
+        "10,000",
+        "4096",
+        "1e+06",
+    ]
+
+
+def test_a_refused_job_is_a_row_and_the_others_run(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+) -> None:
+    status, out, err = end(
+        capsys, "-m", "recipe=gpt_dp", "train.micro_batches=1,5", "train.seed=0,1"
+    )
+    assert status == 0 and len(runs) == 2
+    assert "cannot be divided" in out and "aten.mm in head: no row." in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(("seeds", "status"), [("0,1", 0), ("0,2", 1), ("1,3", 2)])
+def test_exit_status_of_a_multirun(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], seeds: str, status: int
+) -> None:
+    assert end(capsys, "-m", "recipe=gpt_dp", f"train.seed={seeds}")[0] == status
+
+
+def test_pins_can_be_swept(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+) -> None:
+    assert end(capsys, "-m", "recipe=gpt_tp", "sbp.blocks.*.mlp.fc1.weight.tensor=S(0),B")[0] == 0
+    pins = [
+        {pin.pattern: str(pin.sbp) for pin in recipe.pins}["blocks.*.mlp.fc1.weight"]
+        for recipe, _ in runs
+    ]
+    assert pins == ["S(0)", "B"]
+
+
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end(capsys, "recipe=gpt_dp", "--steps=3")[0] == 2

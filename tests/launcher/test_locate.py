@@ -1,0 +1,76 @@
+"""Dotted key -> place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrun.launcher.locate import Place, locate
+
+RECIPE = """\
+# Mine.
+defaults: [/model: gpt_tiny, /data: text]
+train: {steps: 3}
+sbp:
+  blocks.*.attn.qkv.weight: {tensor: S(0)}
+  blocks.*.attn: {out: {tensor: B}}
+placement:
+  stages:
+    - {modules: [embed, "blocks.[0-1]"]}
+    - {modules: [head]}
+"""
+
+
+@pytest.fixture
+def recipe(workplace: Path) -> str:
+    """A recipe in the working directory."""
+    (workplace / "mine.yaml").write_text(RECIPE)
+    return "recipe=mine.yaml"
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("train.steps", Place("mine.yaml", 3, 16, "train.steps", "3")),
+        (
+            "sbp.blocks.*.attn.qkv.weight.tensor",
+            Place("mine.yaml", 5, 38, "sbp.blocks.*.attn.qkv.weight.tensor", '"S(0)"'),
+        ),
+        (
+            "sbp.blocks.*.attn.out.tensor",
+            Place("mine.yaml", 6, 33, "sbp.blocks.*.attn.out.tensor", '"B"'),
+        ),
+        (
+            "placement.stages.1.modules",
+            Place("mine.yaml", 10, 17, "placement.stages.1.modules", "[head]"),
+        ),
+        ("train.seed", Place("mine.yaml", 3, 1, "train", None)),
+        ("zero.axis", Place("mine.yaml", 0, 0, "", None)),
+        ("data", Place("mine.yaml", 2, 37, "data", '"text"')),
+    ],
+)
+def test_a_key_in_the_recipe(recipe: str, key: str, place: Place) -> None:
+    assert locate(key, [recipe]) == place
+
+
+def test_a_key_in_a_group(recipe: str) -> None:
+    place = locate("optim.lr", [recipe, "optim=sgd"])
+    assert (
+        place is not None and place.source.endswith("conf/optim/sgd.yaml") and place.value == "0.2"
+    )
+
+
+def test_the_command_line_is_strongest_and_its_last_word_holds(recipe: str) -> None:
+    place = locate("train.steps", [recipe, "train.steps=4", "train.steps=5"])
+    assert place == Place("command line", 0, 0, "train.steps", "5")
+
+
+def test_a_key_inside_a_mapping_on_the_command_line(recipe: str) -> None:
+    place = locate("sbp.head.weight.tensor", [recipe, "sbp={head.weight: {tensor: S5}}"])
+    assert place == Place("command line", 0, 0, "sbp.head.weight.tensor", '"S5"')
+
+
+def test_what_is_set_inside_a_key(recipe: str) -> None:
+    place = locate("sbp.hed.weight", [recipe, "sbp.hed.weight.tensor=S0"])
+    assert place is not None and str(place) == "command line"

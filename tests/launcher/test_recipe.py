@@ -1,0 +1,167 @@
+"""conf/ + recipe + overrides -> Recipe."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from flowrun.engine.placement import Placement
+from flowrun.engine.sbp import B, S
+from flowrun.engine.strategy import Pin
+from flowrun.launcher.hydra_source import describe, recipe_names
+from flowrun.launcher.recipe import load, spell
+
+SHIPPED = sorted(recipe_names())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_composes_and_says_what_it_shows(name: str) -> None:
+    assert load([f"recipe={name}"]).name == name
+    assert describe(recipe_names()[name]).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("gpt_hybrid", 4),
+        ("gpt_dp", 2),
+        ("gpt_tp", 2),
+        ("gpt_pp", 2),
+        ("gpt_zero", 2),
+        ("mlp_pipeline", 2),
+    ],
+)
+def test_number_of_ranks(name: str, ranks: int) -> None:
+    assert load([f"recipe={name}"]).num_ranks == ranks
+
+
+def test_stages_take_consecutive_ranks() -> None:
+    recipe = load(["recipe=gpt_hybrid", "placement.axes.data=2"])
+    axes = (("data", 2), ("tensor", 2))
+    assert recipe.placements == (Placement(axes, (0, 1, 2, 3)), Placement(axes, (4, 5, 6, 7)))
+
+
+def test_an_axis_of_size_one_is_as_if_absent() -> None:
+    assert load(["recipe=gpt_hybrid"]).axes == ("tensor",)
+
+
+def test_stages_may_have_unlike_grids() -> None:
+    stages = "[{modules: [embed], ranks: [0, 1]}, {modules: ['*'], ranks: [2, 3, 4, 5]}]"
+    recipe = load(["recipe=gpt_dp", "placement.axes.data=4", f"placement.stages={stages}"])
+    assert [placement.shape for placement in recipe.placements] == [(2,), (4,)]
+    assert recipe.stage_modules == (("embed",), ("*",))
+
+
+def test_pins_of_an_axis_that_is_not_there_are_left_out() -> None:
+    assert load(["recipe=gpt_dp"]).pins == ()
+    assert Pin("head.weight", "variable", "tensor", S(0)) in load(["recipe=gpt_tp"]).pins
+
+
+@pytest.mark.parametrize(
+    ("override", "pin"),
+    [
+        ("sbp.head.weight.tensor=B", Pin("head.weight", "variable", "tensor", B)),
+        ("sbp.head.out.tensor=S(2)", Pin("head", "out", "tensor", S(2))),
+        (
+            "sbp.blocks.*.attn.qkv.weight.tensor=S1",
+            Pin("blocks.*.attn.qkv.weight", "variable", "tensor", S(1)),
+        ),
+        ("sbp.blocks.*.mlp.in.tensor=B", Pin("blocks.*.mlp", "in", "tensor", B)),
+        ("sbp={norm: {out: {tensor: S1}}}", Pin("norm", "out", "tensor", S(1))),
+    ],
+    ids=["parameter", "output", "pattern", "input of a pattern", "mapping"],
+)
+def test_a_pin_on_the_command_line_replaces_that_of_the_file(override: str, pin: Pin) -> None:
+    pins = load(["recipe=gpt_tp", override]).pins
+    assert [
+        p for p in pins if (p.pattern, p.where, p.axis) == (pin.pattern, pin.where, pin.axis)
+    ] == [pin]
+
+
+def test_two_patterns_on_the_command_line_become_one_argument() -> None:
+    assert spell(["sbp.a.*.tensor=S(1)", "sbp.b.*.out.data=B"]) == [
+        "++sbp={a.*: {tensor: S1}, b.*: {out: {data: B}}}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "spelled"),
+    [
+        ("model.depth=2", "++model.depth=2"),
+        ("model=mlp", "model=mlp"),
+        ("placement.axes.data=2", "++placement.axes.data=2"),
+        ("train.steps=3", "train.steps=3"),
+        ("sbp.a.*.tensor=S(0),B", "++sbp={a.*: {tensor: S0}},{a.*: {tensor: B}}"),
+    ],
+)
+def test_keys_that_a_recipe_may_invent_need_no_plus(given: str, spelled: str) -> None:
+    assert spell([given]) == [spelled]
+
+
+def test_a_recipe_is_frozen_and_picklable() -> None:
+    recipe = load(["recipe=mlp_hybrid"])
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
+    with pytest.raises(FrozenInstanceError):
+        recipe.train.steps = 3  # type: ignore[misc]
+
+
+def test_its_yaml_composes_to_the_same_recipe(workplace: Path) -> None:
+    recipe = load(["recipe=gpt_hybrid", "optim=sgd", "model.depth=2"])
+    (workplace / "again.yaml").write_text(recipe.to_yaml())
+    assert load(["recipe=again.yaml"]) == recipe
+
+
+def test_a_recipe_of_the_working_directory_goes_before_a_shipped_one(workplace: Path) -> None:
+    (workplace / "recipes").mkdir()
+    (workplace / "recipes" / "gpt_dp.yaml").write_text(
+        "defaults: [/model: mlp, /data: digits]\ntrain: {steps: 7}\n"
+    )
+    assert load(["recipe=gpt_dp"]).train.steps == 7
+
+
+def test_folders_of_the_environment_join(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workplace / "mine").mkdir()
+    (workplace / "mine" / "own.yaml").write_text(
+        "# Mine.\ndefaults: [/model: mlp, /data: digits]\n"
+    )
+    monkeypatch.setenv("FLOWRUN_RECIPES", str(workplace / "mine"))
+    assert "own" in recipe_names()
+    assert load(["recipe=own"]).name == "own"
+
+
+def test_a_recipe_may_build_on_another(workplace: Path) -> None:
+    (workplace / "d.yaml").write_text(
+        "defaults: [gpt_tp, override /optim: sgd]\ntrain: {steps: 7}\n"
+    )
+    recipe = load(["recipe=d.yaml"])
+    assert (recipe.name, recipe.optim.name, recipe.train.steps, recipe.axes) == (
+        "d",
+        "sgd",
+        7,
+        ("tensor",),
+    )
+
+
+def test_groups_alone_are_a_recipe() -> None:
+    assert load(["model=mlp", "data=digits"]).num_ranks == 1
+
+
+def test_a_folder_of_own_groups_is_searched_first(workplace: Path) -> None:
+    (workplace / "conf" / "model").mkdir(parents=True)
+    (workplace / "conf" / "model" / "wide.yaml").write_text(
+        "# @package _global_\nmodel: {_target_: torch.nn.Linear, in_features: 3, out_features: 2}\n"
+    )
+    assert load(["recipe=gpt_dp", "model=wide"], config_dir="conf").model["in_features"] == 3
+
+
+def test_composing_needs_no_torch() -> None:
+    program = (
+        "import sys; from flowrun.launcher.recipe import load; "
+        "load(['recipe=gpt_dp']); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

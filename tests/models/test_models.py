@@ -1,0 +1,59 @@
+"""The models and their losses, on one device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowrun.models.convnet import ConvNet
+from flowrun.models.gpt import GPT
+from flowrun.models.losses import cross_entropy
+from flowrun.models.metrics import accuracy
+from flowrun.models.mlp import MLP
+
+
+def test_a_gpt_does_not_look_ahead() -> None:
+    model = GPT(vocabulary=11, context=6, depth=2, heads=2, width=8)
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    changed = tokens.clone()
+    changed[0, 4] = 9
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[0, :4], after[0, :4]) and not torch.equal(before[0, 4], after[0, 4])
+
+
+def test_columns_of_qkv_split_by_heads() -> None:
+    attention = GPT(vocabulary=11, context=6, depth=1, heads=2, width=8).blocks[0].attn
+    x = torch.randn(1, 6, 8)
+    whole = attention(x)
+    half = GPT(vocabulary=11, context=6, depth=1, heads=1, width=8).blocks[0].attn
+    parts = []
+    for head in range(2):  # each head alone: its rows of qkv, its columns of proj
+        half.qkv.weight, half.proj.weight = (
+            torch.nn.Parameter(attention.qkv.weight[12 * head : 12 * head + 12]),
+            torch.nn.Parameter(attention.proj.weight[:, 4 * head : 4 * head + 4]),
+        )
+        q, k, v = half.qkv(x).view(1, 6, 3, 4).unbind(2)
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        parts.append(half.proj(mixed))
+    torch.testing.assert_close(parts[0] + parts[1], whole)
+
+
+def test_a_width_that_heads_do_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a multiple"):
+        GPT(vocabulary=11, context=6, depth=1, heads=3, width=8)
+
+
+@pytest.mark.parametrize("model", [MLP(64, 5, 10), ConvNet(8, 2, 10)], ids=["mlp", "convnet"])
+def test_image_models_give_a_logit_for_each_class(model: torch.nn.Module) -> None:
+    assert model(torch.rand(3, 64)).shape == (3, 10)
+
+
+def test_cross_entropy_is_the_mean_over_all_positions() -> None:
+    logits, targets = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
+    expected = -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
+    torch.testing.assert_close(cross_entropy(logits, {"targets": targets}), expected)
+
+
+def test_accuracy_is_the_share_of_right_positions() -> None:
+    logits = torch.eye(4)[None]
+    assert accuracy(logits, {"y": torch.tensor([[0, 1, 2, 0]])}, target="y").item() == 0.75
