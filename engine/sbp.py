@@ -51,7 +51,7 @@ def S(dim: int) -> Split:
     return Split(dim)
 
 
-_SPLIT = re.compile(r"S\s*\(?\s*(\d+)\s*\)?")
+_SPLIT = re.compile(r"S\s*(?:\(\s*(\d+)\s*\)|(\d+))")
 _PARTIAL = re.compile(r"P(?:\((sum|max|min)\))?")
 
 
@@ -61,7 +61,7 @@ def parse_sbp(text: str) -> Sbp:
     if word == "B":
         return B
     if match := _SPLIT.fullmatch(word):
-        return Split(int(match[1]))
+        return Split(int(match[1] or match[2]))
     if match := _PARTIAL.fullmatch(word):
         return Partial(match[1] or "sum")
     raise ValueError(f"{word!r} is no SBP; write S(0) or S0 (split along dim 0), B (broadcast) or P (partial sum)")

@@ -23,14 +23,19 @@ _KEYS = ("key", "value")
 
 
 def forward(view: OpView) -> tuple[Signature, ...]:
-    """(output, logsumexp, …): the first two follow the query, random state and the like stay B.  Linear in the value."""
+    """(output, logsumexp, …): the first two follow the query, random state and the like stay B.
+
+    Linear in the value.
+    """
     partial = (row(view.op, {"value": P}, *_padded(view, P, B)),)
     queries = _split(view, 2, _QUERY, S(2), S(2))
     return _rows(view, 2, (queries,), partial)
 
 
 def backward(view: OpView) -> tuple[Signature, ...]:
-    """(grad_query, grad_key, grad_value): linear in the output's gradient, and in value and output together."""
+    """(grad_query, grad_key, grad_value): linear in the output's gradient, and in value and output
+    together.
+    """
     grad = next(name for name in places(view.op) if name.startswith("grad_out"))
     partial = (
         row(view.op, {grad: P}, *_padded(view, P, P, P)),
@@ -51,7 +56,9 @@ def _rows(
 
 
 def _split(view: OpView, dim: int, names: tuple[str, ...], *outputs: Sbp) -> Signature:
-    """Split `names` along `dim`, and with them a mask (…, query length, key length) where it is not broadcast."""
+    """Split `names` along `dim`, and with them a mask (…, query length, key length) where it is not
+    broadcast.
+    """
     sbps: dict[str, Sbp] = dict.fromkeys(names, S(dim))
     of_scores = 3 if names == _KEYS else dim
     for name, shape in zip(places(view.op), view.in_shapes, strict=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+
 from flowrun.engine.ops.signature import (
     Call,
     Local,
@@ -77,7 +78,9 @@ def local_new(view: LocalView) -> Call:
 
 
 def local_arange(view: LocalView) -> Call:
-    """start + step * offset, and so on for the local length; the end is half a step behind the last."""
+    """start + step * offset, and so on for the local length; the end is half a step behind the
+    last.
+    """
     given, made = bind(view.op), view.out_slices[0]
     assert made is not None, f"{view.op.name}: its only output is unused"
     offset, length = made[0]

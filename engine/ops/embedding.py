@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+
 from flowrun.engine.ops.signature import (
     Call,
     Labels,
@@ -41,9 +42,12 @@ def embedding(view: OpView) -> tuple[Signature, ...]:
 
 
 def embedding_backward(view: OpView) -> tuple[Signature, ...]:
-    """(grad (…, D), indices (…)) -> (V, D): a sum over positions, linear in the gradient; rows apart are independent."""
+    """(grad (…, D), indices (…)) -> (V, D): a sum over positions, linear in the gradient; rows
+    apart are independent.
+    """
     where = _positions(view)
-    contracted = {} if bind(view.op)["scale_grad_by_freq"] else dict.fromkeys(where, P)
+    by_freq = bind(view.op)["scale_grad_by_freq"]  # would count the indices of a part
+    contracted = {} if by_freq else {label: P for label in where if label is not None}
     return (
         *labelled([(*where, "d"), where], [(None, "d")], contracted),
         Signature((B, B), (S(0),)),
@@ -65,7 +69,10 @@ def look_up_rows(weight: torch.Tensor, indices: torch.Tensor, start: int) -> tor
 def rows_gradient(
     grad: torch.Tensor, indices: torch.Tensor, start: int, rows: int, padding: int, by_freq: bool
 ) -> torch.Tensor:
-    """Gradient of the rows that are here.  Indices of other ranks fall into one row too many, which is cut off."""
+    """Gradient of the rows that are here.
+
+    Indices of other ranks fall into one row too many, which is cut off.
+    """
     here = indices - start
     here = here.masked_fill_((here < 0) | (here >= rows), rows)
     own_padding = padding - start if start <= padding < start + rows else rows

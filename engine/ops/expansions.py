@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+
 from flowrun.engine.graph import Op, Ref, Tensor
 from flowrun.engine.ops.signature import bind, places
 from flowrun.engine.sbp import P_MAX, B, NdSbp, P, Sbp, Split
@@ -68,7 +69,9 @@ class _Program:
         return _classes(self.op, self.tensors)
 
     def argument(self, name: str) -> _Value:
-        """A tensor argument of the softmax, in fp32 if it is narrower: statistics are taken there, as torch does."""
+        """A tensor argument of the softmax, in fp32 if it is narrower: statistics are taken there,
+        as torch does.
+        """
         at = places(self.op).index(name)
         value = _Value(self.tensors[self.op.inputs[at]], self.op.in_sbp[at])
         if value.tensor.dtype.itemsize >= 4:
@@ -76,7 +79,9 @@ class _Program:
         return self.pointwise(f"{name}_fp32", "aten._to_copy.default", value, dtype=torch.float32)
 
     def reduced(self, suffix: str, target: str, value: _Value, over: Sbp) -> _Value:
-        """A statistic of each row, made with `over` on the axes that split the classes; readers take it whole there."""
+        """A statistic of each row, made with `over` on the axes that split the classes; readers
+        take it whole there.
+        """
         made = tuple(over if sbp == Split(self.dim) else sbp for sbp in value.nd_sbp)
         whole = tuple(B if sbp == Split(self.dim) else sbp for sbp in value.nd_sbp)
         shape = tuple(1 if d == self.dim else n for d, n in enumerate(value.tensor.shape))
@@ -87,7 +92,7 @@ class _Program:
         return _Value(tensor, whole)
 
     def pointwise(self, suffix: str, target: str, *values: _Value, **kwargs: Any) -> _Value:
-        """An elementwise op: on each axis the output is split or partial if one operand is, else B."""
+        """An elementwise op: on each axis the output lies as an operand that is not B, else B."""
         shape = tuple(torch.broadcast_shapes(*(v.tensor.shape for v in values)))
         axes = zip(*(v.nd_sbp for v in values), strict=True)
         nd_sbp = tuple(next((sbp for sbp in axis if sbp != B), B) for axis in axes)
@@ -101,7 +106,7 @@ class _Program:
     def finish(self) -> None:
         """The last op makes what the softmax made, in its dtype."""
         name = self.op.outputs[0]
-        wanted = self.tensors[name] if name in self.tensors else None
+        wanted = self.tensors.get(name or "")
         last = self.made[-1]
         if wanted is not None and wanted.dtype != last.dtype:
             value = _Value(last, self.ops[-1].out_sbp[0])

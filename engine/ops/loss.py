@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 
 import torch
+
 from flowrun.engine.ops.signature import (
     Call,
     Local,
@@ -33,12 +34,12 @@ NONE, MEAN, SUM = 0, 1, 2  # torch's `reduction`
 
 
 def softmax(view: OpView) -> tuple[Signature, ...]:
-    """Other dims pass their split; split classes reduce two statistics of a row (maximum, sum) inside."""
+    """Other dims pass their split; split classes reduce a maximum and a sum of each row inside."""
     return _softmax_rows(view, statistics=2)
 
 
 def softmax_backward(view: OpView) -> tuple[Signature, ...]:
-    """(grad_output, output): linear in the gradient; split classes reduce one sum of a row inside."""
+    """(grad_output, output): linear in the gradient; split classes reduce one sum of a row."""
     return (*_softmax_rows(view, statistics=1), *partial_rows(view.op, ("grad_output",)))
 
 
@@ -115,7 +116,9 @@ def nll_of_classes(
     ignored: int,
     start: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """nll_loss_forward of the classes [start, start + log_p.shape[-1]): the addend of this rank, and the whole weight."""
+    """nll_loss_forward of the classes [start, start + log_p.shape[-1]): the addend of this rank,
+    and the whole weight.
+    """
     here, mine = _mine(target, start, log_p.shape[-1], ignored)
     each = _weights(log_p, target, weight, ignored)
     picked = log_p.gather(-1, here.unsqueeze(-1)).squeeze(-1)

@@ -35,7 +35,9 @@ def broadcast_labels(shape: Shape, out: Shape) -> Labels:
 
 
 def elementwise(*groups: Sequence[str]) -> Rule:
-    """Rule of an elementwise op that is jointly linear in each group of arguments, named as in its schema."""
+    """Rule of an elementwise op that is jointly linear in each group of arguments, named as in its
+    schema.
+    """
     return lambda view: _rows(view, groups)
 
 
@@ -53,7 +55,9 @@ def _rows(view: OpView, groups: Groups) -> tuple[Signature, ...]:
 
 
 def stays_float(view: OpView) -> bool:
-    """A cast to an integer rounds each part on its own: the sum of the rounded parts is another number."""
+    """A cast to an integer rounds each part on its own: the sum of the rounded parts is another
+    number.
+    """
     dtype = bind(view.op).get("dtype")
     return dtype is None or dtype.is_floating_point or dtype.is_complex
 
@@ -72,30 +76,28 @@ LINEAR_IN_GRAD = elementwise(("grad_output",))
 SUM = elementwise(("self", "other"))
 PRODUCT = elementwise(("self",), ("other",))
 
-                   _NONLINEAR_NAMES = """ abs.default acos.default acosh.default asin.default
-                   asinh.default atan.default atan2.default atanh.default bitwise_and.Tensor
-                   bitwise_and.Scalar bitwise_not.default bitwise_or.Tensor bitwise_or.Scalar
-                   bitwise_xor.Tensor ceil.default clamp.default clamp.Tensor clamp_max.default
-                   clamp_min.default cos.default cosh.default elu.default eq.Scalar eq.Tensor
-                   erf.default erfc.default exp.default exp2.default expm1.default floor.default
-                   floor_divide.default fmax.default fmin.default fmod.Scalar fmod.Tensor ge.Scalar
-                   ge.Tensor gelu.default gt.Scalar gt.Tensor hardsigmoid.default hardswish.default
-                   hardtanh.default isfinite.default isinf.default isnan.default le.Scalar le.Tensor
-                   leaky_relu.default log.default log10.default log1p.default log2.default
-                   logaddexp.default logical_and.default logical_not.default logical_or.default
-                   logical_xor.default lt.Scalar lt.Tensor maximum.default minimum.default
-                   mish.default nan_to_num.default ne.Scalar ne.Tensor pow.Scalar pow.Tensor_Scalar
-                   pow.Tensor_Tensor reciprocal.default relu.default remainder.Scalar
-                   remainder.Tensor round.default rsqrt.default sigmoid.default sign.default
-                   silu.default sin.default sinh.default softplus.default sqrt.default tan.default
-                   tanh.default trunc.default add.Scalar sub.Scalar rsub.Scalar
+_NONLINEAR_NAMES = """
+    abs.default acos.default acosh.default asin.default asinh.default atan.default atan2.default
+    atanh.default bitwise_and.Tensor bitwise_and.Scalar bitwise_not.default bitwise_or.Tensor
+    bitwise_or.Scalar bitwise_xor.Tensor ceil.default clamp.default clamp.Tensor clamp_max.default
+    clamp_min.default cos.default cosh.default elu.default eq.Scalar eq.Tensor erf.default
+    erfc.default exp.default exp2.default expm1.default floor.default floor_divide.default
+    fmax.default fmin.default fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor gelu.default gt.Scalar
+    gt.Tensor hardsigmoid.default hardswish.default hardtanh.default isfinite.default isinf.default
+    isnan.default le.Scalar le.Tensor leaky_relu.default log.default log10.default log1p.default
+    log2.default logaddexp.default logical_and.default logical_not.default logical_or.default
+    logical_xor.default lt.Scalar lt.Tensor maximum.default minimum.default mish.default
+    nan_to_num.default ne.Scalar ne.Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor
+    reciprocal.default relu.default remainder.Scalar remainder.Tensor round.default rsqrt.default
+    sigmoid.default sign.default silu.default sin.default sinh.default softplus.default sqrt.default
+    tan.default tanh.default trunc.default add.Scalar sub.Scalar rsub.Scalar
 """
 
-                        _LINEAR_IN_GRAD_NAMES = """ elu_backward.default gelu_backward.default
-                        hardsigmoid_backward.default hardswish_backward.default
-                        hardtanh_backward.default leaky_relu_backward.default mish_backward.default
-                        sigmoid_backward.default silu_backward.default softplus_backward.default
-                        tanh_backward.default threshold_backward.default
+_LINEAR_IN_GRAD_NAMES = """
+    elu_backward.default gelu_backward.default hardsigmoid_backward.default
+    hardswish_backward.default hardtanh_backward.default leaky_relu_backward.default
+    mish_backward.default sigmoid_backward.default silu_backward.default softplus_backward.default
+    tanh_backward.default threshold_backward.default
 """
 
 RULES: Mapping[str, Rule] = {

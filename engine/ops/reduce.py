@@ -36,11 +36,18 @@ def reduced_dims(op: Op, ndim: int) -> frozenset[int]:
     dim = bind(op).get("dim")
     if dim is None or dim == ():
         return frozenset(range(ndim))
-    return frozenset(d % ndim for d in (dim if isinstance(dim, Sequence) else (dim,))) if ndim else frozenset()
+    return (
+        frozenset(d % ndim for d in (dim if isinstance(dim, Sequence) else (dim,)))
+        if ndim
+        else frozenset()
+    )
 
 
 def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
-    """Rule of a reduction.  over: what an output becomes when a reduced dim is split; None: no such row."""
+    """Rule of a reduction.
+
+    over: what an output becomes when a reduced dim is split; None: no such row.
+    """
 
     def rule(view: OpView) -> tuple[Signature, ...]:
         op, ndim = view.op, len(view.in_shapes[0])
@@ -58,11 +65,15 @@ def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
 
 
 def along(*, linear: bool = False) -> Rule:
-    """Rule of an op that works along one dim and keeps it (cumsum, sort, topk): the other dims pass their split on."""
+    """Rule of an op that works along one dim and keeps it (cumsum, sort, topk): the other dims pass
+    their split on.
+    """
 
     def rule(view: OpView) -> tuple[Signature, ...]:
         op, ndim = view.op, len(view.in_shapes[0])
-        dims: Labels = tuple(None if d == bind(op)["dim"] % ndim else d for d in range(ndim)) if ndim else ()
+        dims: Labels = (
+            tuple(None if d == bind(op)["dim"] % ndim else d for d in range(ndim)) if ndim else ()
+        )
         split = labelled([dims], [dims] * len(op.outputs))
         return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
 
@@ -76,7 +87,7 @@ def part_of_mean(
     x: torch.Tensor, dims: Sequence[int], keepdim: bool, total: int, dtype: torch.dtype | None
 ) -> torch.Tensor:
     """This rank's addend of a mean over `total` elements, however unevenly they are split."""
-    return torch.sum(x, dims, keepdim, dtype=dtype).div_(total)
+    return x.sum(list(dims), keepdim, dtype=dtype).div_(total)
 
 
 def local_mean(view: LocalView) -> Call:
@@ -87,7 +98,9 @@ def local_mean(view: LocalView) -> Call:
         return Call(torch_callable(op.target), op.args, op.kwargs)
     given = bind(op)
     total = _count(shape, dims)
-    return Call(part_of_mean, (op.args[0], tuple(dims), bool(given.get("keepdim")), total, given["dtype"]))
+    return Call(
+        part_of_mean, (op.args[0], tuple(dims), bool(given.get("keepdim")), total, given["dtype"])
+    )
 
 
 def _count(shape: Shape, dims: Sequence[int]) -> int:
@@ -99,9 +112,10 @@ MAX = reduction(P_MAX)
 MIN = reduction(P_MIN)
 OTHER = reduction(None)
 
-               _OTHER_NAMES = """ all.default all.dim any.default any.dim argmax.default
-               argmin.default linalg_vector_norm.default logsumexp.default max.dim min.dim
-               prod.default prod.dim_int std.correction var.correction var_mean.correction
+_OTHER_NAMES = """
+    all.default all.dim any.default any.dim argmax.default argmin.default linalg_vector_norm.default
+    logsumexp.default max.dim min.dim prod.default prod.dim_int std.correction var.correction
+    var_mean.correction
 """
 
 RULES: Mapping[str, Rule] = {

@@ -113,7 +113,9 @@ def _rows(view: OpView) -> Iterator[Signature]:
 
 
 def _fits(sbp: Sbp, shape: Shape | None, parts: int) -> bool:
-    """True if a tensor of this shape can have this SBP; an unused output has no shape and always can."""
+    """True if a tensor of this shape can have this SBP; an unused output has no shape and always
+    can.
+    """
     if shape is None or not isinstance(sbp, Split):
         return True
     return sbp.dim < len(shape) and shape[sbp.dim] >= parts

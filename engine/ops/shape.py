@@ -32,7 +32,9 @@ from flowrun.engine.sbp import B, P, S
 
 
 def dim_groups(source: Shape, target: Shape) -> Iterator[tuple[list[int], list[int]]]:
-    """Smallest groups of consecutive dims of equal volume on both sides of a view; dims of size 1 belong to none."""
+    """Smallest groups of consecutive dims of equal volume on both sides of a view; dims of size 1
+    belong to none.
+    """
     ins = [d for d, size in enumerate(source) if size != 1]
     outs = [d for d, size in enumerate(target) if size != 1]
     while ins and outs:
@@ -64,7 +66,9 @@ def regroup(view: OpView) -> tuple[Signature, ...]:
 
 
 def local_view(view: LocalView) -> Call:
-    """To the local shape; reshape, because a part that came out of a boxing may be strided otherwise."""
+    """To the local shape; reshape, because a part that came out of a boxing may be strided
+    otherwise.
+    """
     return Call(torch_callable("aten.reshape.default"), (view.op.args[0], _made(view)))
 
 
@@ -98,7 +102,9 @@ def transpose(view: OpView) -> tuple[Signature, ...]:
 
 
 def expand(view: OpView) -> tuple[Signature, ...]:
-    """expand: a dim of full size passes its split; a new or widened dim can be made split from a whole input."""
+    """expand: a dim of full size passes its split; a new or widened dim can be made split from a
+    whole input.
+    """
     source, target = view.in_shapes[0], view.out_shapes[0]
     assert target is not None, f"{view.op.name}: an expand without a shape"
     shift = len(target) - len(source)
@@ -133,7 +139,9 @@ def squeeze(view: OpView) -> tuple[Signature, ...]:
 
 
 def local_squeeze(view: LocalView) -> Call:
-    """squeeze without dims would also take a dim of which this rank holds one element: the logical dims are named."""
+    """squeeze without dims would also take a dim of which this rank holds one element: the logical
+    dims are named.
+    """
     op, shape = view.op, view.in_shapes[0]
     dim = bind(op).get("dim", range(len(shape)))
     named = [d % len(shape) for d in ((dim,) if isinstance(dim, int) else dim)] if shape else []
@@ -142,7 +150,10 @@ def local_squeeze(view: LocalView) -> Call:
 
 
 def select(view: OpView) -> tuple[Signature, ...]:
-    """select, unbind: the dim goes, the others pass their split.  Not the selected dim: one rank alone would hold it."""
+    """select, unbind: the dim goes, the others pass their split.
+
+    Not the selected dim: one rank alone would hold it.
+    """
     ndim = len(view.in_shapes[0])
     at = bind(view.op)["dim"] % ndim
     own: Labels = tuple(None if d == at else d for d in range(ndim))
@@ -190,7 +201,10 @@ def repeat(view: OpView) -> tuple[Signature, ...]:
 
 
 def cat(view: OpView) -> tuple[Signature, ...]:
-    """cat: dims that are not joined pass their split.  Not the joined dim: pieces of the parts would interleave."""
+    """cat: dims that are not joined pass their split.
+
+    Not the joined dim: pieces of the parts would interleave.
+    """
     count, ndim = len(view.in_shapes), max(map(len, view.in_shapes))
     partial = Signature((P,) * count, (P,))
     if any(len(shape) != ndim for shape in view.in_shapes):
@@ -228,7 +242,7 @@ def local_slice_backward(view: LocalView) -> Call:
 
 
 def scatter(view: OpView) -> tuple[Signature, ...]:
-    """slice_scatter, select_scatter: self with src put in along `dim`; the other dims split both."""
+    """slice_scatter, select_scatter: src put into self along `dim`; the other dims split both."""
     ndim = len(view.in_shapes[0])
     at = bind(view.op)["dim"] % ndim
     own: Labels = tuple(None if d == at else d for d in range(ndim))
@@ -262,7 +276,9 @@ def index_select(view: OpView) -> tuple[Signature, ...]:
 
 
 def index(view: OpView) -> tuple[Signature, ...]:
-    """x[indices] with one index, of dim 0: dims of the index and the other dims of x pass their split."""
+    """x[indices] with one index, of dim 0: dims of the index and the other dims of x pass their
+    split.
+    """
     op = view.op
     if places(op) != ("self", "indices") or len(op.args[1]) != 1:
         return ()

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
+
 from flowrun.engine.graph import Op, refs
 from flowrun.engine.placement import Shape, Slices
 from flowrun.engine.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp, parse_sbp
@@ -82,7 +83,7 @@ class LocalView:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one rank runs in place of the op: function(*args, **kwargs), with Refs where tensors go."""
+    """What one rank runs in place of the op: function(*args, **kwargs), Refs where tensors go."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -128,7 +129,7 @@ def _parameters(target: str) -> tuple[tuple[str, Any], ...]:
 
 
 def bind(op: Op) -> dict[str, Any]:
-    """Every argument of a torch op by the name it has in the operator's schema, defaults filled in."""
+    """Every argument of a torch op by its name in the operator's schema, defaults filled in."""
     parameters = _parameters(op.target)
     given = dict(zip((name for name, _ in parameters), op.args, strict=False))
     return {**dict(parameters), **given, **dict(op.kwargs)}
@@ -171,7 +172,7 @@ Labels = tuple[int | str | None, ...]
 
 
 def labelled(
-    ins: Sequence[Labels], outs: Sequence[Labels], contracted: Mapping[int | str, Sbp] | None = None
+    ins: Sequence[Labels], outs: Sequence[Labels], contracted: Mapping[Any, Sbp] | None = None
 ) -> tuple[Signature, ...]:
     """Rows of an op whose dims carry labels, as in einsum; a dim labelled None can not be split.
 
@@ -218,6 +219,8 @@ def sizes(slices: Slices) -> Shape:
 
 
 def input_at(view: LocalView, name: str) -> int | None:
-    """Index among op.inputs of the (first) tensor that is argument `name`; None where it is no tensor."""
+    """Index among op.inputs of the (first) tensor that is argument `name`; None where it is no
+    tensor.
+    """
     names = places(view.op)
     return names.index(name) if name in names else None

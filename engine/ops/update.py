@@ -8,12 +8,14 @@ coefficient first, where there is one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+
 from flowrun.engine.graph import Ref
 from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
-from flowrun.engine.sbp import B, P, S
+from flowrun.engine.sbp import B, P, S, Sbp
 
 Tensor = torch.Tensor
 
@@ -41,7 +43,9 @@ def add_n(*xs: Tensor) -> Tensor:
 
 
 def clip_scale(total: Tensor, max_norm: float) -> Tensor:
-    """min(1, max_norm / (norm + 1e-6)) of a sum of squares, as torch.nn.utils.clip_grad_norm_ has it."""
+    """min(1, max_norm / (norm + 1e-6)) of a sum of squares, as torch.nn.utils.clip_grad_norm_ has
+    it.
+    """
     return (max_norm / (total.sqrt() + 1e-6)).clamp_(max=1.0)
 
 
@@ -119,7 +123,7 @@ def _scaled(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:
     return (grad if coefficient is None else grad * coefficient).to(param.dtype)
 
 
-FUNCTIONS = {
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "flow.accumulate": accumulate,
     "flow.sumsq": sumsq,
     "flow.add_n": add_n,
@@ -135,7 +139,8 @@ FUNCTIONS = {
 def together(view: OpView) -> tuple[Signature, ...]:
     """accumulate, add_n: linear and elementwise, all tensors alike."""
     count, ndim = len(view.in_shapes), len(view.in_shapes[0])
-    return tuple(Signature((sbp,) * count, (sbp,)) for sbp in (*map(S, range(ndim)), P))
+    sbps: list[Sbp] = [*map(S, range(ndim)), P]
+    return tuple(Signature((sbp,) * count, (sbp,)) for sbp in sbps)
 
 
 def squares(view: OpView) -> tuple[Signature, ...]:
@@ -149,7 +154,10 @@ def scalar(view: OpView) -> tuple[Signature, ...]:
 
 
 def update(view: OpView) -> tuple[Signature, ...]:
-    """Weight, gradient and states split alike; coefficient and step are whole everywhere.  Not P: Adam is not linear."""
+    """Weight, gradient and states split alike; coefficient and step are whole everywhere.
+
+    Not P: Adam is not linear.
+    """
     names = [position for position, arg in enumerate(view.op.args) if isinstance(arg, Ref)]
     scalars = {2, 5}  # coefficient, step
     return tuple(

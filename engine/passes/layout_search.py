@@ -67,20 +67,30 @@ class Solution:
 
 def solve(problem: Problem) -> Solution:
     """Least-cost rows for the chunk."""
-    last_use = {name: k for k, op in enumerate(problem.ops) for name in op.inputs}
+    certain = _certain(problem)
+    # what a reader with one legal row asks for is paid in advance: only readers with a choice keep a tensor in the state
+    last_use = {name: k for k, op in enumerate(problem.ops) if len(problem.rows[k]) > 1 for name in op.inputs}
+    read = {name for op in problem.ops for name in op.inputs}
     live: list[str] = []
+    entered: set[str] = set()
     states = [_State(0.0, (), -1, (), None)]
     exact, work = True, WORK
     for k, op in enumerate(problem.ops):
         for name in dict.fromkeys(op.inputs):
-            if name not in live:
-                states = _enter(problem, states, name)
+            if name not in live and name not in entered:
+                entered.add(name)
+                states = [_boxed(problem, s, name, certain) for s in _enter(problem, states, name)]
                 live.append(name)
-        positions = [live.index(name) for name in op.inputs]
-        kept = [i for i, name in enumerate(live) if last_use[name] > k]
-        made = [(j, name) for j, name in enumerate(op.outputs) if name is not None and name in last_use]
+        choice = len(problem.rows[k]) > 1
+        positions = [live.index(name) if choice else -1 for name in op.inputs]
+        kept = [i for i, name in enumerate(live) if last_use.get(name, -1) > k]
+        made = [(j, name) for j, name in enumerate(op.outputs) if name is not None and name in read]
         states = _advance(problem, states, k, op, positions, kept, [j for j, _ in made])
         live = [live[i] for i in kept] + [name for _, name in made]
+        entered.update(live)
+        for _, name in made:
+            at = len(kept) + [n for _, n in made].index(name)
+            states = [_boxed(problem, s, name, certain, at) for s in states]
         states, complete, work = _prune(problem, states, live, work)
         exact = exact and complete
     return _trace(problem, min(states, key=lambda s: s.cost), exact)
@@ -99,6 +109,28 @@ def _enter(problem: Problem, states: list[_State], name: str) -> list[_State]:
     ]
 
 
+def _certain(problem: Problem) -> dict[str, Forms]:
+    """Forms that a reader with a single legal row will ask for: boxed at once, so that they are no choice to carry along."""
+    wanted: dict[str, set[Form]] = {}
+    for op, rows in zip(problem.ops, problem.rows, strict=True):
+        if len(rows) == 1:
+            for name, sbp in zip(op.inputs, rows[0][0].inputs, strict=True):
+                wanted.setdefault(name, set()).add((op.stage, sbp))
+    return {name: frozenset(forms) for name, forms in wanted.items()}
+
+
+def _boxed(problem: Problem, state: _State, name: str, certain: Mapping[str, Forms], at: int = -1) -> _State:
+    """The state with what will certainly be asked of a tensor already there; `at`: the tensor's place among the live ones."""
+    have = state.forms[at]
+    cost = state.cost
+    for form in certain.get(name, frozenset()) - have:
+        cost += min(_box(problem, name, source, form) for source in have)
+        have = have | {form}
+    forms = list(state.forms)
+    forms[at] = have
+    return state._replace(cost=cost, forms=tuple(forms))
+
+
 def _advance(
     problem: Problem, states: list[_State], k: int, op: Op,
     positions: list[int], kept: list[int], made: list[int],
@@ -111,7 +143,7 @@ def _advance(
             cost = state.cost + row_cost
             for name, position, sbp in zip(op.inputs, positions, row.inputs, strict=True):
                 wanted = (op.stage, sbp)
-                if wanted not in forms[position]:
+                if position >= 0 and wanted not in forms[position]:
                     cost += min(_box(problem, name, have, wanted) for have in forms[position])
                     forms[position] = forms[position] | {wanted}
             key = (

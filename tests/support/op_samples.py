@@ -1,5 +1,4 @@
-"""Small samples of every op that has a signature table: several for each where broadcasting, dims
-or flags matter.
+"""Small samples of every op that has a signature table: several where broadcasting or flags matter.
 
 Sizes are small, unlike each other and mostly not divisible by the number of ranks, so that uneven
 pieces are the rule.
@@ -7,106 +6,22 @@ pieces are the rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from flowrun.engine.placement import Shape
 
+from support.kernel_samples import kernel_samples, same_shape
+from support.sample_values import (
+    T,
+    below,
+    mask,
+    one_true,
+    positive,
+    shuffled,
+    whole_numbers,
+    with_hole,
+)
 from support.simulated_ranks import Sample, sample
-
-_random = torch.Generator().manual_seed(20240229)
-aten = torch.ops.aten
-
-
-def T(*shape: int) -> torch.Tensor:
-    """Normal numbers."""
-    return torch.randn(shape, generator=_random, dtype=torch.float64)
-
-
-def positive(*shape: int) -> torch.Tensor:
-    """Between 0.2 and 0.9: inside the domain of log, asin, atanh and sqrt."""
-    return 0.2 + 0.7 * torch.rand(shape, generator=_random, dtype=torch.float64)
-
-
-def below(high: int, *shape: int) -> torch.Tensor:
-    """Whole numbers from 0 to high - 1."""
-    return torch.randint(0, high, shape, generator=_random)
-
-
-def mask(*shape: int) -> torch.Tensor:
-    """Trues and falses."""
-    return T(*shape) > 0
-
-
-def whole_numbers(*shape: int) -> torch.Tensor:
-    """0, 1, 2, 0, 1, 2 … as floats: many are equal, some are zero."""
-    return (torch.arange(torch.Size(shape).numel()) % 3).double().reshape(shape)
-
-
-def one_true(*shape: int) -> torch.Tensor:
-    """False but for the first element, so that the ranks differ."""
-    made = torch.zeros(shape, dtype=torch.bool)
-    made.view(-1)[0] = True
-    return made
-
-
-def with_hole(hole: float, *shape: int) -> torch.Tensor:
-    """Normal numbers, and one that is none."""
-    made = T(*shape)
-    made.view(-1)[1] = hole
-    return made
-
-
-def shuffled(*shape: int) -> torch.Tensor:
-    """Whole numbers, each once, in a mixed order (the number of elements is no multiple of 11)."""
-    count = torch.Size(shape).numel()
-    return ((torch.arange(count) * 11 + 2) % count).double().reshape(shape)
-
-
-# ---- kernels that trust their shapes -------------------------------------------------------------
-
-
-def _same(*inputs: int) -> Callable[[Sequence[Shape]], bool]:
-    """These inputs must have one shape."""
-    return lambda shapes: len({shapes[k] for k in inputs}) == 1
-
-
-def _attention(shapes: Sequence[Shape]) -> bool:
-    query, key, value = shapes[:3]
-    fits = query[:2] == key[:2] == value[:2] and key[2] == value[2] and query[3] == key[3] == value[3]
-    return fits and all(_mask_fits(m, query, key) for m in shapes[3:])
-
-
-def _mask_fits(m: Shape, query: Shape, key: Shape) -> bool:
-    scores = (*query[:3], key[2])
-    return len(m) in (2, 4) and all(a in (1, b) for a, b in zip(m, scores[4 - len(m) :], strict=True))
-
-
-def _attention_backward(shapes: Sequence[Shape]) -> bool:
-    grad, query, key, value, out, logsumexp, *masks = shapes
-    return _attention((query, key, value, *masks)) and grad == out == query and logsumexp == query[:3]
-
-
-def _layer_norm_backward(shapes: Sequence[Shape]) -> bool:
-    grad, x, mean, rstd, *rest = shapes
-    return grad == x and mean == rstd == (*x[:-1], 1) and all(s == x[-1:] for s in rest)
-
-
-def _group_norm_backward(shapes: Sequence[Shape]) -> bool:
-    grad, x, mean, rstd, weight = shapes
-    return grad == x == (x[0], 4, 3) and mean == rstd == (x[0], 2) and weight == (4,)
-
-
-def _embedding_backward(shapes: Sequence[Shape]) -> bool:
-    return shapes[0][:-1] == shapes[1]
-
-
-def _pool_backward(shapes: Sequence[Shape]) -> bool:
-    grad, x, *rest = shapes
-    return grad == (*x[:-2], 2, 2) and x[-2:] in ((4, 4), (5, 5)) and all(s == grad for s in rest)
-
-
-# ---- samples -------------------------------------------------------------------------------------
 
 
 def _matmul() -> list[Sample]:
@@ -124,20 +39,27 @@ def _matmul() -> list[Sample]:
     ]
 
 
-          _NORMAL = """abs asinh atan ceil clone contiguous cos cosh detach alias elu erf erfc exp
-          exp2 expm1 floor gelu hardsigmoid hardswish hardtanh leaky_relu lift_fresh_copy mish neg
-          reciprocal relu round sigmoid sign silu sin sinh softplus tan tanh trunc""".split()
-_POSITIVE = "acos asin atanh log log10 log1p log2 rsqrt sqrt".split()
+_NORMAL = """
+    abs asinh atan ceil clone contiguous cos cosh detach alias elu erf erfc exp exp2 expm1 floor
+    gelu hardsigmoid hardswish hardtanh leaky_relu lift_fresh_copy mish neg reciprocal relu round
+    sigmoid sign silu sin sinh softplus tan tanh trunc
+"""
+_POSITIVE = ["acos", "asin", "atanh", "log", "log10", "log1p", "log2", "rsqrt", "sqrt"]
 _HOLES = {"isfinite": torch.inf, "isinf": torch.inf, "isnan": torch.nan, "nan_to_num": torch.nan}
-          _BINARY = """atan2.default clamp.Tensor floor_divide.default fmax.default fmin.default
-          fmod.Tensor ge.Tensor gt.Tensor le.Tensor logaddexp.default lt.Tensor maximum.default
-          minimum.default remainder.Tensor""".split()
-_OF_WHOLE_NUMBERS = """eq.Tensor logical_and.default logical_or.default logical_xor.default ne.Tensor""".split()
-_LINEAR = "add.Tensor sub.Tensor rsub.Tensor mul.Tensor div.Tensor".split()
-          _SCALAR = """clamp.default clamp_max.default clamp_min.default fmod.Scalar ge.Scalar
-          gt.Scalar le.Scalar lt.Scalar remainder.Scalar add.Scalar sub.Scalar rsub.Scalar
-          mul.Scalar div.Scalar add.Tensor mul.Tensor div.Tensor""".split()
-_GRAD_OF_TWO = """gelu hardsigmoid hardswish mish sigmoid silu tanh""".split()
+_BINARY = """
+    atan2.default clamp.Tensor floor_divide.default fmax.default fmin.default fmod.Tensor ge.Tensor
+    gt.Tensor le.Tensor logaddexp.default lt.Tensor maximum.default minimum.default remainder.Tensor
+"""
+_OF_WHOLE_NUMBERS = """
+    eq.Tensor logical_and.default logical_or.default logical_xor.default ne.Tensor
+"""
+_LINEAR = ["add.Tensor", "sub.Tensor", "rsub.Tensor", "mul.Tensor", "div.Tensor"]
+_SCALAR = """
+    clamp.default clamp_max.default clamp_min.default fmod.Scalar ge.Scalar gt.Scalar le.Scalar
+    lt.Scalar remainder.Scalar add.Scalar sub.Scalar rsub.Scalar mul.Scalar div.Scalar add.Tensor
+    mul.Tensor div.Tensor
+"""
+_GRAD_OF_TWO = ["gelu", "hardsigmoid", "hardswish", "mish", "sigmoid", "silu", "tanh"]
 
 
 def _pointwise() -> list[Sample]:
@@ -145,13 +67,13 @@ def _pointwise() -> list[Sample]:
     wide = [*few, [T(5, 4), T(5, 4)], [T(2, 1, 4), T(5, 4)], [T(5, 4), T()]]
     whole = [[whole_numbers(5, 4), whole_numbers(4)], [whole_numbers(5, 1), whole_numbers(3)]]
     return [
-        *(sample(f"aten.{n}.default", T(5, 4)) for n in _NORMAL),
+        *(sample(f"aten.{n}.default", T(5, 4)) for n in _NORMAL.split()),
         *(sample(f"aten.{n}.default", positive(5, 4)) for n in _POSITIVE),
         *(sample(f"aten.{n}.default", with_hole(hole, 5, 4)) for n, hole in _HOLES.items()),
-        *(sample(f"aten.{n}", *pair) for n in _BINARY for pair in few),
+        *(sample(f"aten.{n}", *pair) for n in _BINARY.split() for pair in few),
         *(sample(f"aten.{n}", *pair) for n in _LINEAR for pair in wide),
-        *(sample(f"aten.{n}", *pair) for n in _OF_WHOLE_NUMBERS for pair in whole),
-        *(sample(f"aten.{n}", T(5, 4), 0.7) for n in _SCALAR),
+        *(sample(f"aten.{n}", *pair) for n in _OF_WHOLE_NUMBERS.split() for pair in whole),
+        *(sample(f"aten.{n}", T(5, 4), 0.7) for n in _SCALAR.split()),
         *(sample(f"aten.{n}.Scalar", whole_numbers(5, 4), 1) for n in ("eq", "ne")),
         *(sample(f"aten.{n}_backward.default", T(5, 4), T(5, 4)) for n in _GRAD_OF_TWO),
         sample("aten.acosh.default", 1 + positive(5, 4)),
@@ -207,7 +129,10 @@ def _reduce() -> list[Sample]:
         sample("aten.prod.dim_int", 0.5 + positive(5, 4), 0),
         sample("aten.linalg_vector_norm.default", T(5, 4), 2, (1,)),
         sample("aten.logsumexp.default", T(5, 4), (1,)),
-        *(sample(f"aten.{n}.correction", T(5, 6), (1,), correction=1) for n in ("var", "std", "var_mean")),
+        *(
+            sample(f"aten.{n}.correction", T(5, 6), (1,), correction=1)
+            for n in ("var", "std", "var_mean")
+        ),
         sample("aten.cumsum.default", T(5, 4), 1),
         sample("aten.sort.default", T(5, 4), 1),
         sample("aten.topk.default", T(5, 4), 4, 1),
@@ -216,8 +141,15 @@ def _reduce() -> list[Sample]:
 
 def _views() -> list[Sample]:
     pairs = [
-        ((6, 4), (24,)), ((24,), (6, 4)), ((6, 4, 5), (24, 5)), ((5, 1, 4), (5, 4)), ((4, 6), (6, 4)),
-        ((5, 12), (5, 6, 2)), ((6, 5), (2, 3, 5)), ((5, 4), (5, -1)), ((6, 4), (6, 4)),
+        ((6, 4), (24,)),
+        ((24,), (6, 4)),
+        ((6, 4, 5), (24, 5)),
+        ((5, 1, 4), (5, 4)),
+        ((4, 6), (6, 4)),
+        ((5, 12), (5, 6, 2)),
+        ((6, 5), (2, 3, 5)),
+        ((5, 4), (5, -1)),
+        ((6, 4), (6, 4)),
     ]
     names = ("_unsafe_view", "reshape")
     return [
@@ -272,110 +204,6 @@ def _shape() -> list[Sample]:
     ]
 
 
-def _norm() -> list[Sample]:
-    x, w, b = T(5, 3, 4), T(4), T(4)
-    _, mean, rstd = aten.native_layer_norm.default(x, [4], w, b, 1e-5)
-    g, gw, gb = T(5, 4, 3), T(4), T(4)
-    _, group_mean, group_rstd = aten.native_group_norm.default(g, gw, gb, 5, 4, 3, 2, 1e-5)
-    return [
-        sample("aten.native_layer_norm.default", x, (4,), w, b, 1e-5),
-        sample("aten.native_layer_norm.default", x, (4,), None, None, 1e-5),
-        sample("aten.native_layer_norm.default", T(5, 3, 4), (3, 4), T(3, 4), None, 1e-5),
-        sample("aten.native_layer_norm_backward.default", T(5, 3, 4), x, (4,), mean, rstd, w, b,
-               (True, True, True), sound=_layer_norm_backward),
-        sample("aten.native_layer_norm_backward.default", T(5, 3, 4), x, (4,), mean, rstd, w, None,
-               (True, True, False), sound=_layer_norm_backward),
-        sample("aten.native_layer_norm_backward.default", T(5, 3, 4), x, (4,), mean, rstd, None, None,
-               (True, False, False), sound=_layer_norm_backward),
-        sample("aten.native_group_norm.default", g, gw, gb, 5, 4, 3, 2, 1e-5),
-        sample("aten.native_group_norm_backward.default", T(5, 4, 3), g, group_mean, group_rstd, gw,
-               5, 4, 3, 2, (True, True, True), sound=_group_norm_backward),
-        sample("aten._fused_rms_norm.default", x, (4,), w, 1e-5),
-    ]
-
-
-def _attention_samples() -> list[Sample]:
-    made = []
-    forward = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-    backward = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
-    for causal, attn_mask in ((True, None), (False, None), (False, T(5, 3)), (False, T(3, 1, 5, 3))):
-        length = 3 if attn_mask is not None else 5
-        q, k, v = T(3, 2, 5, 4), T(3, 2, length, 4), T(3, 2, length, 4)
-        extra = {} if attn_mask is None else {"attn_mask": attn_mask}
-        out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, **extra)
-        made.append(sample(forward, q, k, v, 0.0, causal, sound=_attention, **extra))
-        made.append(sample(backward, T(3, 2, 5, 4), q, k, v, out, logsumexp, 0.0, causal,
-                           sound=_attention_backward, **extra))
-    return made
-
-
-def _embedding() -> list[Sample]:
-    return [
-        sample("aten.embedding.default", T(7, 4), below(7, 5, 3)),
-        sample("aten.embedding.default", T(7, 4), below(7, 5), 2),
-        sample("aten.embedding_dense_backward.default", T(5, 3, 4), below(7, 5, 3), 7, -1, False,
-               sound=_embedding_backward),
-        sample("aten.embedding_dense_backward.default", T(5, 4), torch.tensor([6, 2, 1, 1, 2]), 7, 2, False,
-               sound=_embedding_backward),
-        sample("aten.embedding_dense_backward.default", T(5, 4), torch.tensor([1, 2, 1, 6, 1]), 7, -1, True,
-               sound=_embedding_backward),
-    ]
-
-
-def _conv() -> list[Sample]:
-    one, two, none = (1, 1), (2, 2), (0, 0)
-    plain = (one, one, one, False, none, 1)
-    turned = (two, none, one, True, none, 1)
-    grouped = (one, one, one, False, none, 2)
-    x, pooled = T(5, 3, 4, 4), T(5, 3, 2, 2)
-    out, where = aten.max_pool2d_with_indices.default(x, [2, 2])
-    return [
-        sample("aten.convolution.default", T(5, 3, 4, 4), T(4, 3, 3, 3), T(4), *plain),
-        sample("aten.convolution.default", T(5, 3, 4, 4), T(4, 3, 3, 3), None, *plain),
-        sample("aten.convolution.default", T(5, 3, 2, 2), T(3, 4, 2, 2), T(4), *turned),
-        sample("aten.convolution.default", T(3, 4, 4, 4), T(6, 2, 3, 3), T(6), *grouped),
-        sample("aten.convolution_backward.default", T(5, 4, 4, 4), T(5, 3, 4, 4), T(4, 3, 3, 3), (4,), *plain,
-               (True, True, True)),
-        sample("aten.convolution_backward.default", T(5, 4, 4, 4), T(5, 3, 4, 4), T(4, 3, 3, 3), None, *plain,
-               (True, True, False)),
-        sample("aten.convolution_backward.default", T(5, 4, 4, 4), T(5, 3, 4, 4), T(4, 3, 3, 3), (4,), *plain,
-               (False, True, True)),
-        sample("aten.convolution_backward.default", T(5, 4, 4, 4), T(5, 3, 2, 2), T(3, 4, 2, 2), (4,), *turned,
-               (True, True, True)),
-        sample("aten.max_pool2d_with_indices.default", x, two),
-        sample("aten.max_pool2d_with_indices_backward.default", pooled, x, two, two, none, one, False, where,
-               sound=_pool_backward),
-        sample("aten.avg_pool2d.default", T(5, 3, 4, 4), two),
-        sample("aten.avg_pool2d_backward.default", pooled, x, two, two, none, False, True, None,
-               sound=_pool_backward),
-        sample("aten._adaptive_avg_pool2d.default", T(5, 3, 5, 5), two),
-        sample("aten._adaptive_avg_pool2d_backward.default", pooled, T(5, 3, 5, 5), sound=_pool_backward),
-    ]
-
-
-def _loss() -> list[Sample]:
-    made = []
-    for name in ("_softmax", "_log_softmax"):
-        for x, dim in ((T(5, 4), 1), (T(3, 5, 4), -2)):
-            made.append(sample(f"aten.{name}.default", x, dim, False))
-            y = getattr(aten, name).default(x, dim, False)
-            made.append(sample(f"aten.{name}_backward_data.default", T(*x.shape), y, dim, x.dtype,
-                               sound=_same(0, 1)))
-    target = torch.tensor([0, 5, 2, -100, 3])
-    for reduction, weight in ((0, None), (1, None), (2, None), (2, positive(6)), (1, positive(6))):
-        x = T(5, 6)
-        loss, total = aten.nll_loss_forward.default(x, target, weight, reduction, -100)
-        made.append(sample("aten.nll_loss_forward.default", x, target, weight, reduction, -100))
-        made.append(sample("aten.nll_loss_backward.default", T(*loss.shape), x, target, weight, reduction, -100,
-                           total))
-    made.append(sample("aten.nll_loss_forward.default", T(6), torch.tensor(3), None, 2, -100))
-    for reduction in (0, 1, 2):
-        made.append(sample("aten.mse_loss.default", T(5, 4), T(5, 4), reduction))
-        grad = T(5, 4) if reduction == 0 else T()
-        made.append(sample("aten.mse_loss_backward.default", grad, T(5, 4), T(5, 4), reduction))
-    return made
-
-
 def _create() -> list[Sample]:
     return [
         sample("aten.full.default", (5, 4), 3.0),
@@ -395,8 +223,14 @@ def _create() -> list[Sample]:
 
 
 def _update() -> list[Sample]:
-    adamw = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
-    sgd = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
+    adamw: dict[str, Any] = {
+        "lr": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+    }
+    sgd: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
     step = torch.tensor(3.0)
     return [
         sample("flow.accumulate", T(5, 4)),
@@ -406,7 +240,17 @@ def _update() -> list[Sample]:
         sample("flow.add_n", T(5, 4), T(5, 4)),
         sample("flow.add_n", T(5)),
         sample("flow.clip_scale", positive() * 9, 1.0),
-        sample("flow.adamw", T(5, 3), T(5, 3), positive(), T(5, 3), positive(5, 3), step, sound=_same(0, 1, 3, 4), **adamw),
+        sample(
+            "flow.adamw",
+            T(5, 3),
+            T(5, 3),
+            positive(),
+            T(5, 3),
+            positive(5, 3),
+            step,
+            sound=same_shape(0, 1, 3, 4),
+            **adamw,
+        ),
         sample("flow.adamw", T(5), T(5), None, T(5), positive(5), step, **adamw),
         sample("flow.sgd", T(5, 3), T(5, 3), positive(), T(5, 3), **sgd),
         sample("flow.sgd", T(5), T(5), None, T(5), **{**sgd, "nesterov": False}),
@@ -415,7 +259,5 @@ def _update() -> list[Sample]:
 
 def all_samples() -> list[Sample]:
     """Every sample, family after family."""
-    families = (
-        _matmul, _pointwise, _reduce, _shape, _norm, _attention_samples, _embedding, _conv, _loss, _create, _update,
-    )
-    return [made for family in families for made in family()]
+    families = (_matmul, _pointwise, _reduce, _shape, _create, _update)
+    return [*(made for family in families for made in family()), *kernel_samples()]

@@ -9,16 +9,17 @@ signs and unlike each other, so nothing holds by luck.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from flowrun.engine.graph import Op, Ref, Tensor, map_refs
 from flowrun.engine.ops import expansions, registry, update
-from flowrun.engine.ops.signature import Call, LocalView, NdSignature, Signature, torch_callable
+from flowrun.engine.ops.signature import Call, LocalView, NdSignature, torch_callable
 from flowrun.engine.placement import Shape, local_slices, split_range
-from flowrun.engine.sbp import P_MAX, P_MIN, B, NdSbp, P, Partial, Sbp, Split
+from flowrun.engine.sbp import NdSbp, Partial, Sbp, Split
 
 Grid = tuple[int, ...]
 Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank there holds
@@ -79,7 +80,7 @@ def sample(
 
     op = Op("op", target, named(args), tuple((k, named(v)) for k, v in kwargs.items()))
     function = update.FUNCTIONS.get(target) or torch_callable(target)
-    made = _outputs(_run(Call(function, op.args, op.kwargs), values))
+    made = run(Call(function, op.args, op.kwargs), values)
     names = tuple(None if value is None else f"y{k}" for k, value in enumerate(made))
     shapes = "; ".join("x".join(map(str, v.shape)) or "scalar" for v in values.values())
     rest = [a for a in op.args if not isinstance(a, Ref | tuple)] + list(kwargs.values())
@@ -90,15 +91,12 @@ def sample(
     return Sample(label, op, values, made, sound or (lambda shapes: True))
 
 
-def _outputs(made: Any) -> tuple[torch.Tensor | None, ...]:
-    return (made,) if isinstance(made, torch.Tensor) else tuple(made)
-
-
-def _run(call: Call, values: Mapping[str, torch.Tensor]) -> Any:
-    """Run on copies: update ops write in place."""
+def run(call: Call, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """Outputs of a call, run on copies, for update ops write in place."""
     lookup = lambda ref: values[ref.name].clone()  # noqa: E731
     args, kwargs = map_refs(call.args, lookup), map_refs(call.kwargs, lookup)
-    return call.function(*args, **dict(kwargs))
+    made = call.function(*args, **dict(kwargs))
+    return (made,) if isinstance(made, torch.Tensor) else tuple(made)
 
 
 # ---- laying out and putting together -------------------------------------------------------------
@@ -139,26 +137,30 @@ def _cut(whole: torch.Tensor, sbp: Sbp, parts: int) -> list[torch.Tensor]:
 
 
 def _fingerprint(whole: torch.Tensor) -> int:
-    """A seed from the values: the same run to run, and unlike for two tensors, whose noise must not cancel."""
+    """A seed from the values: the same run to run, and unlike for two tensors, whose noise must not
+    cancel.
+    """
     return int(whole.double().nan_to_num(0, 1, -1).abs().sum() * 1e6) % 2**31
 
 
 def put_together(pieces: Pieces, nd_sbp: NdSbp, grid: Grid, shape: Shape) -> torch.Tensor | None:
-    """The logical tensor; None if the pieces are no such layout of one (wrong shapes, unequal copies of B)."""
+    """The logical tensor; None if the pieces are no such layout of one (wrong shapes, unequal
+    copies of B).
+    """
     if not grid:
         (piece,) = pieces.values()
         return piece if tuple(piece.shape) == shape else None
     parts: list[torch.Tensor] = []
     for k in range(grid[0]):
         inner = {c[1:]: piece for c, piece in pieces.items() if c[0] == k}
-        part = put_together(inner, nd_sbp[1:], grid[1:], _piece_shape(shape, nd_sbp[0], grid[0], k))
+        part = put_together(inner, nd_sbp[1:], grid[1:], piece_shape(shape, nd_sbp[0], grid[0], k))
         if part is None:
             return None
         parts.append(part)
     return _join(parts, nd_sbp[0])
 
 
-def _piece_shape(shape: Shape, sbp: Sbp, parts: int, k: int) -> Shape:
+def piece_shape(shape: Shape, sbp: Sbp, parts: int, k: int) -> Shape:
     if not isinstance(sbp, Split):
         return shape
     return (*shape[: sbp.dim], split_range(shape[sbp.dim], parts, k)[1], *shape[sbp.dim + 1 :])
@@ -169,12 +171,21 @@ def _join(parts: list[torch.Tensor], sbp: Sbp) -> torch.Tensor | None:
         return torch.cat(parts, sbp.dim)
     stacked = torch.stack(parts)
     if isinstance(sbp, Partial):
-        return {"sum": stacked.sum, "max": stacked.amax, "min": stacked.amin}[sbp.reduce](0)
+        return _REDUCE[sbp.reduce](stacked, 0)
     return parts[0] if all(alike(parts[0], part) for part in parts[1:]) else None
 
 
+_REDUCE: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "sum": torch.sum,
+    "max": torch.amax,
+    "min": torch.amin,
+}
+
+
 def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal but for rounding: 1e-9 of the largest number in float64, 1e-5 in float32; exactly in integers."""
+    """Equal but for rounding: 1e-9 of the largest number in float64, 1e-5 in float32; exactly in
+    integers.
+    """
     if a.shape != b.shape:
         return False
     if not a.dtype.is_floating_point or not a.numel():
@@ -213,7 +224,9 @@ def row_holds(given: Sample, row: NdSignature, grid: Grid) -> bool:
 def run_ops(
     ops: Sequence[Op], tensors: Mapping[str, Tensor], values: Mapping[str, torch.Tensor], grid: Grid
 ) -> dict[str, Pieces]:
-    """Pieces that the ops make, each op reading its inputs in the layout that its in_sbp says (boxing by hand)."""
+    """Pieces that the ops make, each op reading its inputs in the layout that its in_sbp says
+    (boxing by hand).
+    """
     wholes = dict(values)
     made: dict[str, Pieces] = {}
     for op in ops:
@@ -221,7 +234,7 @@ def run_ops(
         for coordinate in coordinates(grid):
             call = registry.localize(local_view(op, tensors, grid, coordinate))
             here = {n: pieces[coordinate] for n, pieces in zip(op.inputs, laid, strict=True)}
-            for name, piece in zip(op.outputs, _outputs(_run(call, here)), strict=True):
+            for name, piece in zip(op.outputs, run(call, here), strict=True):
                 if name is not None and piece is not None:
                     made.setdefault(name, {})[coordinate] = piece
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
@@ -248,163 +261,3 @@ def local_view(
             for n, nd in zip(op.outputs, op.out_sbp, strict=True)
         ),
     )
-
-
-# ---- every row on one axis -----------------------------------------------------------------------
-
-
-def holding_rows(given: Sample, parts: int) -> Iterator[Signature]:
-    """All rows that hold on one axis, over every SBP of every input and output.
-
-    A maximum of equal copies, or of one owner's value and zeros, is a trivial P(max): P(max) and
-    P(min) count only where neither B nor P holds.
-    """
-    choices = [_choices(value, parts) for value in given.inputs]
-    laid = {
-        (k, sbp): lay_out(value, (sbp,), (parts,))
-        for k, value in enumerate(given.inputs)
-        for sbp in choices[k]
-    }
-    for ins in itertools.product(*choices):
-        pieces = [laid[k, sbp] for k, sbp in enumerate(ins)]
-        here = [[piece[rank,] for piece in pieces] for rank in range(parts)]
-        if not all(given.sound([tuple(t.shape) for t in tensors]) for tensors in here):
-            continue
-        for calls, layouts in _programs(given, ins, parts).items():
-            made = _made_by(given.op, calls, here, [_shapes(v, parts) for v in given.made])
-            if made is None:
-                continue
-            fitting = [
-                _layouts_of(given.made[j], [rank[j] for rank in made], parts)
-                for j in range(len(given.made))
-            ]
-            for outs in itertools.product(*fitting):
-                if any(_cut_alike(outs, layout) for layout in layouts):
-                    yield Signature(ins, outs)
-
-
-def _choices(value: torch.Tensor, parts: int) -> list[Sbp]:
-    """SBPs that an input can have.  Integers and masks are never partial: they are positions and conditions."""
-    splits = [Split(d) for d, size in enumerate(value.shape) if size >= parts]
-    return [B, *([P] if value.dtype.is_floating_point else []), *splits]
-
-
-def _programs(
-    given: Sample, ins: tuple[Sbp, ...], parts: int
-) -> dict[tuple[Call, ...], list[tuple[Sbp | None, ...]]]:
-    """What the ranks run -> the cuts of the outputs for which they do; only a local program looks at the cut."""
-    op, looks = given.op, given.op.target in registry.LOCALS
-    cuts = [
-        [B, *(Split(d) for d, n in enumerate(v.shape) if n >= parts)]
-        if v is not None and looks
-        else [B]
-        for v in given.made
-    ]
-    found: dict[tuple[Call, ...], list[tuple[Sbp | None, ...]]] = {}
-    tensors = given.tensors
-    for outs in itertools.product(*cuts):
-        signed = Op(
-            op.name,
-            op.target,
-            op.args,
-            op.kwargs,
-            op.outputs,
-            in_sbp=tuple((s,) for s in ins),
-            out_sbp=tuple((s,) for s in outs),
-        )
-        try:
-            calls = tuple(
-                registry.localize(local_view(signed, tensors, (parts,), (k,))) for k in range(parts)
-            )
-        except FAILURES:
-            continue
-        found.setdefault(calls, []).append(outs if looks else (None,) * len(outs))
-    return found
-
-
-def _cut_alike(outs: tuple[Sbp, ...], layout: tuple[Sbp | None, ...]) -> bool:
-    """True if the outputs are cut as the program assumed (None: it did not care)."""
-    return all(
-        cut is None or (out == cut if isinstance(out, Split) else cut == B)
-        for out, cut in zip(outs, layout, strict=True)
-    )
-
-
-def _shapes(value: torch.Tensor | None, parts: int) -> list[set[Shape]] | None:
-    """For each rank the shapes that its piece of an output can have."""
-    if value is None:
-        return None
-    whole = tuple(value.shape)
-    cut = [Split(d) for d, n in enumerate(whole) if n >= parts]
-    return [{whole, *(_piece_shape(whole, sbp, parts, k) for sbp in cut)} for k in range(parts)]
-
-
-def _made_by(
-    op: Op,
-    calls: tuple[Call, ...],
-    here: list[list[torch.Tensor]],
-    possible: list[list[set[Shape]] | None],
-) -> list[tuple[torch.Tensor | None, ...]] | None:
-    """Outputs of every rank; None as soon as one fails or makes a shape that is no piece of an output."""
-    made = []
-    for rank, call in enumerate(calls):
-        try:
-            outputs = _outputs(_run(call, dict(zip(op.inputs, here[rank], strict=True))))
-        except FAILURES:
-            return None
-        if len(outputs) != len(possible):
-            return None
-        for shapes, output in zip(possible, outputs, strict=True):
-            if shapes is not None and (output is None or tuple(output.shape) not in shapes[rank]):
-                return None
-        made.append(outputs)
-    return made
-
-
-def _layouts_of(value: torch.Tensor | None, pieces: list[Any], parts: int) -> list[Sbp]:
-    """SBPs under which the pieces are the whole value; B alone for an output that is not made."""
-    if value is None:
-        return [B]
-    held = {(k,): piece for k, piece in enumerate(pieces)}
-    shape = tuple(value.shape)
-    fits: list[Sbp] = []
-    for sbp in (*_outputs_sbps(value, parts), P_MAX, P_MIN):
-        if sbp in (P_MAX, P_MIN) and (fits or not value.dtype.is_floating_point):
-            continue
-        whole = put_together(held, (sbp,), (parts,), shape)
-        if whole is not None and alike(whole.to(value.dtype), value):
-            fits.append(sbp)
-    return fits
-
-
-def _outputs_sbps(value: torch.Tensor, parts: int) -> list[Sbp]:
-    splits = [Split(d) for d, size in enumerate(value.shape) if size >= parts]
-    return [B, *([] if value.dtype == torch.bool else [P]), *splits]
-
-
-# ---- the verdict on a table ----------------------------------------------------------------------
-
-
-def wrong_rows(given: Sample, listed: Sequence[Signature], parts: int) -> list[Signature]:
-    """Rows that are listed and do not hold."""
-    return [row for row in listed if not row_holds(given, on_one_axis(row), (parts,))]
-
-
-def missing_rows(given: Sample, listed: Sequence[Signature], parts: int) -> list[Signature]:
-    """Rows that hold and are not listed; an output that is not made has no SBP to compare."""
-    unmade = [j for j, value in enumerate(given.made) if value is None]
-    known = {(row.inputs, _blank(row.outputs, unmade)) for row in listed}
-    return [
-        row
-        for row in dict.fromkeys(holding_rows(given, parts))
-        if (row.inputs, _blank(row.outputs, unmade)) not in known
-    ]
-
-
-def _blank(outputs: tuple[Sbp, ...], unmade: Sequence[int]) -> tuple[Sbp, ...]:
-    return tuple(B if j in unmade else sbp for j, sbp in enumerate(outputs))
-
-
-def on_one_axis(row: Signature) -> NdSignature:
-    """The row as one for a grid of one axis."""
-    return NdSignature(tuple((sbp,) for sbp in row.inputs), tuple((sbp,) for sbp in row.outputs))

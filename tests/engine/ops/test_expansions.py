@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from flowrun.engine.graph import BACKWARD, Op, Ref, Tensor
 from flowrun.engine.ops import expansions, registry
 from flowrun.engine.sbp import P_MAX, B, NdSbp, P, S

@@ -13,18 +13,21 @@ from fnmatch import fnmatchcase
 
 import pytest
 import torch
+
 from flowrun.engine.graph import Op, Ref
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import NdSignature, OpView, Signature, places, rows
 from flowrun.engine.sbp import B, P, Partial, S, Sbp, Split
-from support.op_samples import T, all_samples
-from support.simulated_ranks import Sample, lay_out, missing_rows, row_holds, sample, wrong_rows
+from support.op_samples import all_samples
+from support.row_judge import missing_rows, wrong_rows
+from support.sample_values import T
+from support.simulated_ranks import Sample, lay_out, row_holds, sample
 
 SAMPLES = all_samples()
 BY_SAMPLE = pytest.mark.parametrize("given", SAMPLES, ids=[s.label for s in SAMPLES])
 BY_PARTS = pytest.mark.parametrize("parts", [2, 3])
 
-# Kernels of CUDA: tables written after the same mathematics as the CPU's, not proved on a machine without it.
+# Kernels of CUDA: the same mathematics as the CPU's, but not proved on a machine without it.
 UNPROVED = {
     "aten._fused_rms_norm_backward.default",
     *(
@@ -324,7 +327,9 @@ def test_lifted_rows_hold_on_a_grid(given: Sample) -> None:
 
 
 def _has_empty_piece(given: Sample, row: NdSignature, grid: tuple[int, ...]) -> bool:
-    """True where the larger piece of an uneven split can be split again, but not the smaller: boxing refuses that."""
+    """True where the larger piece of an uneven split can be split again, but not the smaller:
+    boxing refuses that.
+    """
     return any(
         not piece.numel()
         for value, nd_sbp in [*zip(given.inputs, row.inputs, strict=True), *_made(given, row)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+
 from flowrun.engine.ops import update
 
-ADAMW = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+ADAMW: dict[str, Any] = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 
 
 def test_adamw_follows_torch_optim() -> None:
@@ -32,9 +35,15 @@ def test_adamw_updates_strided_tensors_alike() -> None:
     strided = [whole[:, ::2].t() for whole in around]
     for x, value in zip(strided, dense, strict=True):
         x.copy_(value)
-    update.adamw(dense[0], grad, None, *dense[1:], torch.tensor(1.0), **ADAMW)
+    update.adamw(dense[0], grad, None, dense[1], dense[2], torch.tensor(1.0), **ADAMW)
     update.adamw(
-        strided[0], grad.t().contiguous().t(), None, *strided[1:], torch.tensor(1.0), **ADAMW
+        strided[0],
+        grad.t().contiguous().t(),
+        None,
+        strided[1],
+        strided[2],
+        torch.tensor(1.0),
+        **ADAMW,
     )
     assert all(torch.equal(a, b) for a, b in zip(dense, strided, strict=True))
     assert all(torch.all(whole[:, 1::2] == 7) for whole in around)
@@ -66,7 +75,7 @@ def test_sgd_follows_torch_optim(nesterov: bool) -> None:
 def test_the_coefficient_scales_the_gradient_first() -> None:
     one, two = torch.ones(3), torch.ones(3)
     grad = torch.tensor([1.0, -2.0, 3.0])
-    arguments = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5, "nesterov": False}
+    arguments: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5, "nesterov": False}
     update.sgd(one, grad, torch.tensor(0.25), torch.zeros(3), **arguments)
     update.sgd(two, grad * 0.25, None, torch.zeros(3), **arguments)
     assert torch.equal(one, two)

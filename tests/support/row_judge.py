@@ -1,0 +1,187 @@
+"""The judge of a signature table on one axis: which rows hold, tried over every SBP there is.
+
+The maxima and minima that an op makes are found; ops that read a P(max) are not looked for, since a
+P(max) is boxed to B where it is made (engine/ops/expansions.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flowrun.engine.graph import Op
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.signature import Call, NdSignature, Signature
+from flowrun.engine.placement import Shape
+from flowrun.engine.sbp import P_MAX, P_MIN, B, P, Sbp, Split
+from support.simulated_ranks import (
+    FAILURES,
+    Pieces,
+    Sample,
+    alike,
+    lay_out,
+    local_view,
+    piece_shape,
+    put_together,
+    row_holds,
+    run,
+)
+
+
+def holding_rows(given: Sample, parts: int) -> Iterator[Signature]:
+    """All rows that hold on one axis, over every SBP of every input and output.
+
+    A maximum of equal copies, or of one owner's value and zeros, is a trivial P(max): P(max) and
+    P(min) count only where neither B nor P holds.
+    """
+    choices = [_choices(value, parts) for value in given.inputs]
+    laid = {
+        (k, sbp): lay_out(value, (sbp,), (parts,))
+        for k, value in enumerate(given.inputs)
+        for sbp in choices[k]
+    }
+    for ins in itertools.product(*choices):
+        pieces = [laid[k, sbp] for k, sbp in enumerate(ins)]
+        here = [[piece[rank,] for piece in pieces] for rank in range(parts)]
+        if not all(given.sound([tuple(t.shape) for t in tensors]) for tensors in here):
+            continue
+        for calls, layouts in _programs(given, ins, parts).items():
+            made = _made_by(given.op, calls, here, [_shapes(v, parts) for v in given.made])
+            if made is None:
+                continue
+            fitting = [
+                _layouts_of(given.made[j], [rank[j] for rank in made], parts)
+                for j in range(len(given.made))
+            ]
+            for outs in itertools.product(*fitting):
+                if any(_cut_alike(outs, layout) for layout in layouts):
+                    yield Signature(ins, outs)
+
+
+def _choices(value: torch.Tensor, parts: int) -> list[Sbp]:
+    """SBPs that an input can have.
+
+    Integers and masks are never partial: they are positions and conditions.
+    """
+    return [B, *([P] if value.dtype.is_floating_point else []), *_splits(value, parts)]
+
+
+def _splits(value: torch.Tensor, parts: int) -> list[Split]:
+    return [Split(d) for d, size in enumerate(value.shape) if size >= parts]
+
+
+def _programs(
+    given: Sample, ins: tuple[Sbp, ...], parts: int
+) -> dict[tuple[Call, ...], list[tuple[Sbp | None, ...]]]:
+    """What the ranks run -> the cuts of the outputs for which they run it.
+
+    Only a local program looks at the cut; None: any.
+    """
+    op, looks = given.op, given.op.target in registry.LOCALS
+    cuts: list[list[Sbp]] = [
+        [B, *(_splits(v, parts) if v is not None and looks else ())] for v in given.made
+    ]
+    found: dict[tuple[Call, ...], list[tuple[Sbp | None, ...]]] = {}
+    tensors = given.tensors
+    for outs in itertools.product(*cuts):
+        nd = on_one_axis(Signature(ins, outs))
+        signed = replace(op, in_sbp=nd.inputs, out_sbp=nd.outputs)
+        try:
+            calls = tuple(
+                registry.localize(local_view(signed, tensors, (parts,), (k,))) for k in range(parts)
+            )
+        except FAILURES:
+            continue
+        found.setdefault(calls, []).append(outs if looks else (None,) * len(outs))
+    return found
+
+
+def _cut_alike(outs: tuple[Sbp, ...], layout: tuple[Sbp | None, ...]) -> bool:
+    """True if the outputs are cut as the program assumed (None: it did not care)."""
+    return all(
+        cut is None or (out == cut if isinstance(out, Split) else cut == B)
+        for out, cut in zip(outs, layout, strict=True)
+    )
+
+
+def _shapes(value: torch.Tensor | None, parts: int) -> list[set[Shape]] | None:
+    """For each rank the shapes that its piece of an output can have."""
+    if value is None:
+        return None
+    whole = tuple(value.shape)
+    cut = _splits(value, parts)
+    return [{whole, *(piece_shape(whole, sbp, parts, k) for sbp in cut)} for k in range(parts)]
+
+
+def _made_by(
+    op: Op,
+    calls: tuple[Call, ...],
+    here: list[list[torch.Tensor]],
+    possible: list[list[set[Shape]] | None],
+) -> list[tuple[torch.Tensor | None, ...]] | None:
+    """Outputs of every rank; None as soon as one fails or makes what can be no piece."""
+    made = []
+    for rank, call in enumerate(calls):
+        try:
+            outputs = run(call, dict(zip(op.inputs, here[rank], strict=True)))
+        except FAILURES:
+            return None
+        if len(outputs) != len(possible):
+            return None
+        for shapes, output in zip(possible, outputs, strict=True):
+            if shapes is not None and (output is None or tuple(output.shape) not in shapes[rank]):
+                return None
+        made.append(outputs)
+    return made
+
+
+def _layouts_of(value: torch.Tensor | None, pieces: list[Any], parts: int) -> list[Sbp]:
+    """SBPs under which the pieces are the whole value; B alone for an output that is not made."""
+    if value is None:
+        return [B]
+    held: Pieces = {(k,): piece for k, piece in enumerate(pieces)}
+    shape = tuple(value.shape)
+    fits: list[Sbp] = []
+    for sbp in (*_sbps_of(value, parts), P_MAX, P_MIN):
+        if sbp in (P_MAX, P_MIN) and (fits or not value.dtype.is_floating_point):
+            continue
+        whole = put_together(held, (sbp,), (parts,), shape)
+        if whole is not None and alike(whole.to(value.dtype), value):
+            fits.append(sbp)
+    return fits
+
+
+def _sbps_of(value: torch.Tensor, parts: int) -> list[Sbp]:
+    return [B, *([] if value.dtype == torch.bool else [P]), *_splits(value, parts)]
+
+
+# ---- the verdict on a table ----------------------------------------------------------------------
+
+
+def wrong_rows(given: Sample, listed: Sequence[Signature], parts: int) -> list[Signature]:
+    """Rows that are listed and do not hold."""
+    return [row for row in listed if not row_holds(given, on_one_axis(row), (parts,))]
+
+
+def missing_rows(given: Sample, listed: Sequence[Signature], parts: int) -> list[Signature]:
+    """Rows that hold and are not listed; an output that is not made has no SBP to compare."""
+    unmade = [j for j, value in enumerate(given.made) if value is None]
+    known = {(row.inputs, _blank(row.outputs, unmade)) for row in listed}
+    return [
+        row
+        for row in dict.fromkeys(holding_rows(given, parts))
+        if (row.inputs, _blank(row.outputs, unmade)) not in known
+    ]
+
+
+def _blank(outputs: tuple[Sbp, ...], unmade: Sequence[int]) -> tuple[Sbp, ...]:
+    return tuple(B if j in unmade else sbp for j, sbp in enumerate(outputs))
+
+
+def on_one_axis(row: Signature) -> NdSignature:
+    """The row as one for a grid of one axis."""
+    return NdSignature(tuple((sbp,) for sbp in row.inputs), tuple((sbp,) for sbp in row.outputs))
