@@ -28,15 +28,7 @@ class Progress:
         """What is about to run."""
         plan, rehearsal = training.plan, training.rehearsal
         self.steps = job.recipe.train.steps
-        table = Table(title=f"{job.recipe.name}: {plan.num_ranks} ranks", title_justify="left", box=None, pad_edge=False)
-        for heading in ("stage", "placement", "modules", "memory of a rank", "busy"):
-            table.add_column(heading, justify="right" if heading in ("memory of a rank", "busy") else "left")
-        for stage, placement in enumerate(plan.placements):
-            table.add_row(
-                str(stage), str(placement), units(training, stage), size(rehearsal.peak_bytes[stage]),
-                f"{1 - rehearsal.bubble[stage]:.0%}",
-            )
-        self.console.print(table)
+        self.console.print(stage_table(job, training))
         per_step = f"{job.recipe.train.batch_size} samples in {plan.micro_batches} micro-batches"
         self.console.print(
             f"a step: {per_step}, foreseen {seconds(rehearsal.step_s)}, {size(rehearsal.sent_bytes)} between ranks"
@@ -83,6 +75,22 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+def stage_table(job: Job, training: Rehearsed) -> Table:
+    """A line a stage: its ranks, modules, foreseen memory of a rank, and share of time that a rank computes."""
+    plan, rehearsal = training.plan, training.rehearsal
+    table = Table(
+        title=f"{job.recipe.name}: {plan.num_ranks} ranks", title_justify="left", title_style="bold", box=None, pad_edge=False
+    )
+    for heading in ("stage", "placement", "modules", "memory of a rank", "busy"):
+        table.add_column(heading, justify="right" if heading in ("stage", "memory of a rank", "busy") else "left")
+    for stage, placement in enumerate(plan.placements):
+        table.add_row(
+            str(stage), str(placement), units(training, stage), size(rehearsal.peak_bytes[stage]),
+            f"{1 - rehearsal.bubble[stage]:.0%}",
+        )
+    return table
 
 
 def units(training: Rehearsed, stage: int) -> str:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import shutil
+import sys
 from pathlib import Path
+
+from rich.console import Console
 
 from flowrun.launcher.elastic import execute_local
 from flowrun.launcher.job import Job
@@ -10,6 +15,8 @@ from flowrun.launcher.progress import Progress
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Report
 from flowrun.launcher.schema import Recipe
+from flowrun.launcher.show import plan_report
+from flowrun.launcher.verify import Difference, compare_layouts
 from flowrun.launcher.virtual import execute_virtual
 
 
@@ -28,3 +35,17 @@ def run(recipe: Recipe, folder: Path, progress: Progress | None = None) -> Repor
     report = Report.of(job, training, log)  # what was foreseen beside what was measured
     record.finished(report)
     return report
+
+
+def plan_text(recipe: Recipe) -> str:
+    """What a recipe will do: stages, layers, boxings, memory, time.  Starts nothing."""
+    width = max(100, shutil.get_terminal_size().columns)
+    console = Console(file=io.StringIO(), width=width, force_terminal=sys.stdout.isatty(), highlight=False)
+    with console.capture() as text:
+        console.print(plan_report(Job(recipe), width))
+    return text.get().rstrip()
+
+
+def verify(recipe: Recipe) -> list[Difference]:
+    """A few steps of the recipe under every layout, each beside a plain torch loop."""
+    return compare_layouts(recipe, run)

@@ -7,7 +7,8 @@ over the other, inside the kernel.  Going backward the softmax is known (logsume
 length can be split too.  With dropout no row but all-B: a mask is drawn inside.
 
 The rows of `_for_cpu` are proved by the harness; those of the CUDA kernels (flash, efficient,
-cuDNN) are the same mathematics under other names, unproved on a machine without CUDA.
+cuDNN) are the same mathematics under other names, unproved on a machine without CUDA.  They have no
+rows along the length, for some pad logsumexp, and none where a mask wants a gradient.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def forward(view: OpView) -> tuple[Signature, ...]:
 
 
 def backward(view: OpView) -> tuple[Signature, ...]:
-    """(grad_query, grad_key, grad_value): linear in the output's gradient, and in value and output
-    together.
+    """(grad_query, grad_key, grad_value).
+
+    Linear in the output's gradient, and in value and output together.
     """
     grad = next(name for name in places(view.op) if name.startswith("grad_out"))
     partial = (
@@ -48,17 +50,17 @@ def backward(view: OpView) -> tuple[Signature, ...]:
 def _rows(
     view: OpView, made: int, lengthwise: tuple[Signature, ...], partial: tuple[Signature, ...]
 ) -> tuple[Signature, ...]:
-    given = bind(view.op)
-    if given["dropout_p"] != 0:
+    op, given = view.op, bind(view.op)
+    mask_gradient = "efficient" in op.target and made == 3 and view.out_shapes[3] is not None
+    if given["dropout_p"] != 0 or mask_gradient:
         return ()
     each = [_split(view, d, (*_QUERY, *_KEYS), *(S(d),) * made) for d in (0, 1)]
-    return (*each, *(() if given["is_causal"] else lengthwise), *partial)
+    by_length = not given["is_causal"] and "_for_cpu" in op.target
+    return (*each, *(lengthwise if by_length else ()), *partial)
 
 
 def _split(view: OpView, dim: int, names: tuple[str, ...], *outputs: Sbp) -> Signature:
-    """Split `names` along `dim`, and with them a mask (…, query length, key length) where it is not
-    broadcast.
-    """
+    """Split `names` along `dim`, and a mask (…, queries, keys) where it is not broadcast."""
     sbps: dict[str, Sbp] = dict.fromkeys(names, S(dim))
     of_scores = 3 if names == _KEYS else dim
     for name, shape in zip(places(view.op), view.in_shapes, strict=True):

@@ -78,9 +78,7 @@ def local_new(view: LocalView) -> Call:
 
 
 def local_arange(view: LocalView) -> Call:
-    """start + step * offset, and so on for the local length; the end is half a step behind the
-    last.
-    """
+    """From start + step * offset on, for the local length."""
     given, made = bind(view.op), view.out_slices[0]
     assert made is not None, f"{view.op.name}: its only output is unused"
     offset, length = made[0]
@@ -92,7 +90,10 @@ def local_arange(view: LocalView) -> Call:
 def counted(
     start: float, step: float, offset: int, length: int, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """start + step * k for k in [offset, offset + length)."""
+    """start + step * k for k in [offset, offset + length).
+
+    Of fractions the end lies half a step behind the last, so that rounding adds none.
+    """
     if length == 0:
         return torch.empty(0, dtype=dtype)
     first, last = start + step * offset, start + step * (offset + length - 1)

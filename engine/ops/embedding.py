@@ -42,8 +42,9 @@ def embedding(view: OpView) -> tuple[Signature, ...]:
 
 
 def embedding_backward(view: OpView) -> tuple[Signature, ...]:
-    """(grad (…, D), indices (…)) -> (V, D): a sum over positions, linear in the gradient; rows
-    apart are independent.
+    """(grad (…, D), indices (…)) -> (V, D): a sum over positions, linear in the gradient.
+
+    Rows are independent of each other, so any can be made alone.
     """
     where = _positions(view)
     by_freq = bind(view.op)["scale_grad_by_freq"]  # would count the indices of a part

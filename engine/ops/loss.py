@@ -116,8 +116,9 @@ def nll_of_classes(
     ignored: int,
     start: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """nll_loss_forward of the classes [start, start + log_p.shape[-1]): the addend of this rank,
-    and the whole weight.
+    """nll_loss_forward of the classes that are here, from `start` on.
+
+    Made are this rank's addend of the loss, and the whole weight of the targets.
     """
     here, mine = _mine(target, start, log_p.shape[-1], ignored)
     each = _weights(log_p, target, weight, ignored)
@@ -140,7 +141,7 @@ def nll_gradient_of_classes(
     total: torch.Tensor,
     start: int,
 ) -> torch.Tensor:
-    """nll_loss_backward of the classes [start, start + log_p.shape[-1])."""
+    """nll_loss_backward of the classes that are here, from `start` on."""
     here, mine = _mine(target, start, log_p.shape[-1], ignored)
     value = -grad * _weights(log_p, target, weight, ignored) * mine
     if reduction == MEAN:

@@ -30,8 +30,7 @@ def product(equation: str, first: str, second: str) -> Rule:
 
 
 def addmm(view: OpView) -> tuple[Signature, ...]:
-    """bias + a @ b, bias broadcast to the product: P of the product is P of the whole only if the
-    bias is P too.
+    """bias + a @ b, bias broadcast to the product; the whole is P only if the bias is P too.
 
     "B,S(1),S(0) -> P" is absent: every rank would add the bias.  Boxing a bias B -> P moves
     nothing.

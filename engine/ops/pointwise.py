@@ -35,9 +35,7 @@ def broadcast_labels(shape: Shape, out: Shape) -> Labels:
 
 
 def elementwise(*groups: Sequence[str]) -> Rule:
-    """Rule of an elementwise op that is jointly linear in each group of arguments, named as in its
-    schema.
-    """
+    """Rule of an elementwise op that is jointly linear in each group of arguments (by name)."""
     return lambda view: _rows(view, groups)
 
 
@@ -55,9 +53,7 @@ def _rows(view: OpView, groups: Groups) -> tuple[Signature, ...]:
 
 
 def stays_float(view: OpView) -> bool:
-    """A cast to an integer rounds each part on its own: the sum of the rounded parts is another
-    number.
-    """
+    """Not a cast to an integer: it rounds each part, and the rounded parts sum to another."""
     dtype = bind(view.op).get("dtype")
     return dtype is None or dtype.is_floating_point or dtype.is_complex
 

@@ -65,9 +65,7 @@ def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
 
 
 def along(*, linear: bool = False) -> Rule:
-    """Rule of an op that works along one dim and keeps it (cumsum, sort, topk): the other dims pass
-    their split on.
-    """
+    """Rule of cumsum, sort, topk, which work along one dim: the other dims pass their split."""
 
     def rule(view: OpView) -> tuple[Signature, ...]:
         op, ndim = view.op, len(view.in_shapes[0])

@@ -1,8 +1,8 @@
-"""registry: the one explicit list of signature tables and local programs, and how rows of one axis
-lift to a grid.
+"""registry: the one explicit list of signature tables and local programs; rows lifted to a grid.
 
 Inference asks `signatures` for the rows of an op on one axis; a rank asks `localize` what to run in
-place of the op. Every row of every table is proved by tests/engine/ops/test_signatures.py.
+place of the op.  Every row is proved by tests/engine/ops/test_signatures.py, but for the few CUDA
+kernels that it names as unproved.
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ def _rows(view: OpView) -> Iterator[Signature]:
 
 
 def _fits(sbp: Sbp, shape: Shape | None, parts: int) -> bool:
-    """True if a tensor of this shape can have this SBP; an unused output has no shape and always
-    can.
-    """
+    """True if a tensor of this shape can have this SBP; an unused output always can."""
     if shape is None or not isinstance(sbp, Split):
         return True
     return sbp.dim < len(shape) and shape[sbp.dim] >= parts

@@ -1,9 +1,8 @@
-"""Signature: one legal row (input SBPs -> output SBPs) of an op, for ONE axis; and what a rule or a
-local program is given.
+"""Signature: one legal row (input SBPs -> output SBPs) of an op, for ONE axis.
 
-A rule is a function `rule(view) -> Iterable[Signature]`; registry.py holds the one explicit table
-target -> rule and lifts rows to n axes by a product, axis after axis, on the shape that is left
-over.
+With it, what rules and local programs are given, and the words that tables are written in.
+A rule is a function `rule(view) -> tuple of Signature`; registry.py holds the one explicit table
+target -> rule and lifts rows to n axes by a product, axis after axis, on the shape left over.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from flowrun.engine.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp, parse_sbp
 class Signature:
     """One row, for one axis.
 
-    inputs: an SBP for each of op.inputs.  outputs: an SBP for each of op.outputs (an entry for
-    unused ones too). reduced: elements of statistics that the row's expansion reduces over the axis
-    inside the op (0: no expansion); a row with an expansion is replaced by ordinary ops and boxings
-    (see ops/expansions.py).
+    inputs: an SBP for each of op.inputs.
+    outputs: an SBP for each of op.outputs (an entry for unused ones too).
+    reduced: elements of statistics that the row's expansion reduces over the axis inside the op
+    (0: no expansion); such a row is replaced by ordinary ops and boxings (ops/expansions.py).
     """
 
     inputs: tuple[Sbp, ...]
@@ -52,11 +51,10 @@ class NdSignature:
 
 @dataclass(frozen=True, slots=True)
 class OpView:
-    """What a rule sees: an op, the shapes left over by the axes before, and the number of parts of
-    this axis.
+    """What a rule sees: an op, the shapes left over by the axes before, the parts of this axis.
 
-    in_shapes: one for each of op.inputs.  out_shapes: one for each of op.outputs (None where unused
-    and unknown).
+    in_shapes: one for each of op.inputs.
+    out_shapes: one for each of op.outputs (None where unused and unknown).
     """
 
     op: Op
@@ -67,11 +65,10 @@ class OpView:
 
 @dataclass(frozen=True, slots=True)
 class LocalView:
-    """What a local program sees: an op and which slices of its inputs and outputs this rank holds
-    (all axes together).
+    """What a local program sees: an op and which slices of its tensors this rank holds.
 
     in_slices, out_slices: ((start, length), …) along every dim of the logical tensor, for each of
-    op.inputs / op.outputs. in_shapes, out_shapes: the logical shapes.
+    op.inputs / op.outputs, all axes together.  in_shapes, out_shapes: the logical shapes.
     """
 
     op: Op

@@ -43,9 +43,7 @@ def add_n(*xs: Tensor) -> Tensor:
 
 
 def clip_scale(total: Tensor, max_norm: float) -> Tensor:
-    """min(1, max_norm / (norm + 1e-6)) of a sum of squares, as torch.nn.utils.clip_grad_norm_ has
-    it.
-    """
+    """min(1, max_norm / (norm + 1e-6)) of a sum of squares: torch.nn.utils.clip_grad_norm_."""
     return (max_norm / (total.sqrt() + 1e-6)).clamp_(max=1.0)
 
 
@@ -63,11 +61,10 @@ def adamw(
     eps: float,
     weight_decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Decoupled weight decay and Adam (torch.optim.AdamW), in place.  step: scalar that counts this
-    step, from 1.
+    """Decoupled weight decay and Adam (torch.optim.AdamW), in place.
 
-    One pass over memory, 4 to 8 times as fast as a sequence of elementwise ops.  The kernel takes
-    memory as it lies, so what is strided is updated in a copy.
+    step: scalar that counts this step, from 1.  One pass over memory, on a CPU 4 to 6 times as fast
+    as elementwise ops.  The kernel takes memory as it lies: what is strided is updated in a copy.
     """
     changed = (param, exp_avg, exp_avg_sq)
     shapes = {x.shape for x in (*changed, grad)}

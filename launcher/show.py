@@ -1,0 +1,180 @@
+"""`flowrun plan`: what a recipe will do, as text for a person.  Starts nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from flowrun.engine.boxing import Step
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.graph import BACKWARD, FORWARD, PHASES, UPDATE, WEIGHT_GRAD
+from flowrun.engine.placement import largest_shape
+from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
+from flowrun.launcher.job import Job
+from flowrun.launcher.progress import layout, seconds, size, stage_table
+
+_MARKS = {FORWARD: ("F", "green"), BACKWARD: ("B", "blue"), WEIGHT_GRAD: ("W", "cyan"), UPDATE: ("U", "magenta")}
+
+
+def plan_report(job: Job, width: int = 100) -> RenderableType:
+    """Stages, layers, boxings, memory, time and the rehearsed timeline of a recipe."""
+    training = job.training
+    parts: list[RenderableType] = [
+        stage_table(job, training), "", layers(training.plan), "", boxings(training.plan), "", memory(training), "",
+        times(job, training), timeline(training, width),
+    ]
+    parts += [Text(f"note: {note}", style="yellow") for note in training.plan.notes]
+    return Group(*parts)
+
+
+# ------------------------------------------------------------------------------------------ layers
+
+
+def layers(plan: Plan) -> Table:
+    """Every parameter with shape and SBP, and what leaves its module; equal blocks share a line."""
+    table = _table("layers", "parameter", "stage", "shape", "SBP", "a rank holds", "output", "SBP ")
+    for row in _merged(_layer_rows(plan)):
+        table.add_row(*row)
+    return table
+
+
+def _layer_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    tensors = plan.graph.tensors
+    outputs = {op.module: op for op in plan.graph.ops if op.phase == FORWARD and not op.target.startswith("flow.")}
+    for v in plan.graph.variables:
+        if v.kind == "state":
+            continue
+        shape = tensors[v.tensor].shape
+        held = largest_shape(shape, v.nd_sbp, plan.placements[v.stage].shape)
+        made = outputs.get(v.name.rpartition(".")[0])
+        out = tensors[made.makes[0]].shape if made and made.makes else ()
+        out_sbp = layout(made.out_sbp[0]) if made and made.makes else ""
+        yield v.name, str(v.stage), _shape(shape), layout(v.nd_sbp), _shape(held), _shape(out), out_sbp
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows that differ only by the number of a block become one: blocks.0-3.attn.qkv.weight."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, *rest in rows:
+        number = re.search(r"\.(\d+)(?=\.|$)", name)
+        pattern = name if number is None else f"{name[: number.start(1)]}*{name[number.end(1):]}"
+        groups.setdefault((pattern, *rest), []).append(number[1] if number else "")
+    return [(pattern.replace("*", _span(numbers), 1), *rest) for (pattern, *rest), numbers in groups.items()]
+
+
+def _span(numbers: list[str]) -> str:
+    if len(numbers) == 1:
+        return numbers[0]
+    values = [int(n) for n in numbers]
+    contiguous = values == list(range(values[0], values[-1] + 1))
+    return f"{values[0]}-{values[-1]}" if contiguous else ",".join(numbers)
+
+
+# ------------------------------------------------------------------------------------------ boxings
+
+
+def boxings(plan: Plan) -> Table:
+    """Every collective and transfer with its bytes; those that are alike share a line."""
+    table = _table("boxings", "phase", "where", "what", "layout", "times a step", "bytes each", "bytes a step")
+    groups: dict[tuple[str, ...], list[Actor]] = {}
+    for actor in plan.actors:
+        if actor.kind in (BOX, SEND):
+            groups.setdefault(_boxing_row(plan, actor), []).append(actor)
+    for row, actors in sorted(groups.items(), key=lambda item: PHASES.index(item[0][0])):
+        times = sum(plan.acts_per_step(actor) for actor in actors)
+        each = actors[0].sent_bytes
+        table.add_row(*row, str(times), size(each), size(each * times))
+    total = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
+    table.add_row("", "", "all", "", "", "", size(total), end_section=True)
+    return table
+
+
+def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
+    work = actor.work
+    if isinstance(work, TransferWork):
+        first = plan.graph.producer[work.pairs[0][1]]
+        change = f"{layout(first.in_sbp[0])} -> {layout(first.out_sbp[0])}"
+        return actor.phase, f"stage {work.source_stage} to {work.target_stage}", "send", change
+    assert isinstance(work, BoxWork)
+    step: Step = work.step
+    what = f"{step.kind.replace('_', '-')} over {plan.axes[step.axis]}"
+    changes = " ".join(dict.fromkeys(f"{s.source} -> {s.target}" for s in work.steps))
+    return actor.phase, f"stage {actor.stage}", what, changes
+
+
+# ------------------------------------------------------------------------------------------ memory and time
+
+
+def memory(training: Rehearsed) -> Table:
+    """Bytes of one rank of each stage: what stays, what registers may hold, and the foreseen peak."""
+    plan, rehearsal = training.plan, training.rehearsal
+    table = _table("memory of a rank", "stage", "weights", "optimizer", "stash", "other registers", "peak foreseen")
+    for stage, placement in enumerate(plan.placements):
+        held = {"parameter": 0, "buffer": 0, "state": 0}
+        for v in (v for v in plan.graph.variables if v.stage == stage):
+            tensor = plan.graph.tensors[v.tensor]
+            count = 1
+            for n in largest_shape(tensor.shape, v.nd_sbp, placement.shape):
+                count *= n
+            held[v.kind] += count * tensor.dtype.itemsize
+        registers = [r for r in plan.registers if r.stage == stage and not r.initial]
+        stash = sum(r.slots * r.num_bytes for r in registers if r.stash)
+        other = sum(r.slots * r.num_bytes for r in registers if not r.stash)
+        table.add_row(str(stage), size(held["parameter"] + held["buffer"]), size(held["state"]), size(stash), size(other),
+                      size(rehearsal.peak_bytes[stage]))
+    return table
+
+
+def times(job: Job, training: Rehearsed) -> Text:
+    """Step time and bubble foreseen, on the recipe's hardware profile."""
+    rehearsal = training.rehearsal
+    speed = job.tokens_per_step / rehearsal.step_s if rehearsal.step_s else 0.0
+    bubble = ", ".join(f"{b:.0%}" for b in rehearsal.bubble)
+    return Text(
+        f"foreseen on {job.recipe.hardware.name}: {seconds(rehearsal.step_s)} a step, {speed:,.0f} tokens/s, "
+        f"bubble by stage {bubble}"
+    )
+
+
+def timeline(training: Rehearsed, width: int = 100) -> Group:
+    """The rehearsed first step: a line a stage, what its ranks compute in each slice of time."""
+    rehearsal = training.rehearsal
+    columns = max(20, width - 12)
+    slice_s = rehearsal.first_step_s / columns or 1.0
+    lines: list[RenderableType] = []
+    for stage in range(len(training.plan.placements)):
+        share: list[dict[str, float]] = [{} for _ in range(columns)]
+        for event in rehearsal.first_step:
+            actor = training.plan.actors[event.actor]
+            if event.stage != stage or not isinstance(actor.work, RegionWork):
+                continue
+            for k in range(int(event.start / slice_s), min(columns - 1, int(event.end / slice_s)) + 1):
+                overlap = min(event.end, (k + 1) * slice_s) - max(event.start, k * slice_s)
+                share[k][actor.phase] = share[k].get(actor.phase, 0.0) + max(0.0, overlap)
+        line = Text(f"stage {stage:<3} ", no_wrap=True)
+        for slot in share:
+            busy = sum(slot.values())
+            mark, style = _MARKS[max(slot, key=slot.__getitem__)] if busy > slice_s / 4 else ("·", "dim")
+            line.append(mark, style)
+        lines.append(line)
+    end = Text(f"          0{'first step, ' + seconds(rehearsal.first_step_s):>{columns - 1}}", style="dim")
+    legend = Text("          F forward  B backward  W weight gradient  U update  · waits", style="dim")
+    return Group(*lines, end, legend)
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    numbers = {"stage", "times a step", "bytes each", "bytes a step", "weights", "optimizer", "stash", "other registers",
+               "peak foreseen"}
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in numbers else "left")
+    return table
+

@@ -1,0 +1,135 @@
+"""`flowrun verify`: does a recipe train alike under every layout?
+
+Each layout trains the recipe for a few steps; its losses and final weights are held beside a plain torch loop (autograd and
+torch.optim, one device, nothing of flowrun's engine).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from flowrun.engine.errors import FlowrunError
+from flowrun.launcher import build, weights
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load
+from flowrun.launcher.schema import Recipe
+
+LOSS_TOLERANCE = 1e-5  # relative: float32 sums in another order
+WEIGHT_TOLERANCE = 1e-2  # of the way that training moved the weights: Adam divides rounding by itself where a gradient is ~0
+MOST_STEPS = 20  # a recipe that trains longer is cut to FEW_STEPS
+FEW_STEPS = 5
+
+Run = Callable[[Recipe, Path], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One layout beside the plain loop: largest relative difference of the losses, and of the weights as a share of the way
+    that training moved them; bytes that all ranks sent in a step."""
+
+    layout: str
+    ranks: int
+    loss_difference: float
+    weight_difference: float
+    sent_bytes: int
+    verdict: str
+
+    @property
+    def ok(self) -> bool:
+        """False if the layout trained something else."""
+        return not self.verdict.startswith("DIFFERS")
+
+
+def compare_layouts(recipe: Recipe, run: Run) -> list[Difference]:
+    """The table, a row a layout; one that the recipe cannot take is a row with the reason."""
+    steps = recipe.train.steps if recipe.train.steps <= MOST_STEPS else FEW_STEPS
+    rows: list[Difference] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "verified.yaml"
+        file.write_text(recipe.to_yaml())
+        losses, before, after = plain_loop(load([f"recipe={file}", f"train.steps={steps}"]))
+        for name, changes in layouts(recipe):
+            folder = Path(scratch) / name.replace(" ", "_")
+            try:
+                changed = load([f"recipe={file}", *changes, f"train.steps={steps}", "eval.batches=0", "train.save=true"])
+                report = run(changed, folder)
+            except FlowrunError as error:
+                rows.append(Difference(name, 0, 0.0, 0.0, 0, f"skipped: {error.problem.splitlines()[0]}"))
+                continue
+            rows.append(_difference(name, report, folder, losses, before, after))
+    return rows
+
+
+def layouts(recipe: Recipe) -> Iterator[tuple[str, list[str]]]:
+    """(name, overrides) of each layout; the first is the recipe's own."""
+    text = yaml.safe_load(recipe.to_yaml())
+    axes = dict.fromkeys(["data", "tensor", *(text.get("placement", {}).get("axes") or {})], 1)
+    yield "as the recipe says", []
+    for name, sizes, stages, zero in (
+        ("single", {}, 1, 0),
+        ("data 2", {"data": 2}, 1, 0),
+        ("tensor 2", {"tensor": 2}, 1, 0),
+        ("stages 2", {}, 2, 0),
+        ("data 2, tensor 2, stages 2", {"data": 2, "tensor": 2}, 2, 0),
+        ("data 2, ZeRO 1", {"data": 2}, 1, 1),
+        ("data 2, ZeRO 2", {"data": 2}, 1, 2),
+        ("data 2, ZeRO 3", {"data": 2}, 1, 3),
+        ("data 2, tensor 2, ZeRO 2", {"data": 2, "tensor": 2}, 1, 2),
+    ):
+        changes = [f"placement.axes.{axis}={sizes.get(axis, 1)}" for axis in axes]
+        changes += [f"placement.stages={stages}", f"zero.stage={zero}", f"zero.axis={'data' if zero else 'null'}"]
+        yield name, changes
+
+
+def plain_loop(recipe: Recipe) -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(loss of each step, weights before, weights after) of plain torch on one device."""
+    job = Job(recipe)
+    parts = build.build(recipe)
+    model, loss_fn = parts.model.train(), parts.loss
+    optimizer = _optimizer(recipe, model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    losses = []
+    for step in range(recipe.train.steps):
+        optimizer.zero_grad()
+        total = 0.0
+        for micro_batch in range(recipe.train.micro_batches):
+            batch = job.sampler(step, micro_batch, slice(0, recipe.micro_batch_size))
+            output = model(**{argument: batch[name] for argument, name in parts.inputs.items()})
+            loss = loss_fn(output, batch) if loss_fn else output if isinstance(output, torch.Tensor) else output.loss
+            (loss / recipe.train.micro_batches).backward()
+            total += float(loss.detach()) / recipe.train.micro_batches
+        if recipe.optim.clip_norm > 0:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.optim.clip_norm)
+        optimizer.step()
+        losses.append(total)
+    return losses, before, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def _optimizer(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
+    optim = recipe.optim
+    if optim.name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay)
+    return torch.optim.SGD(model.parameters(), lr=optim.lr, momentum=optim.momentum, weight_decay=optim.weight_decay,
+                           nesterov=optim.nesterov)
+
+
+def _difference(
+    name: str, report: Any, folder: Path, losses: list[float], before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]
+) -> Difference:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    trained = [json.loads(line)["loss"] for line in lines]
+    loss = max(abs(a - b) / abs(b) for a, b in zip(trained, losses, strict=True))
+    found = weights.load(folder)
+    moved = max(float((after[n] - before[n]).abs().max()) for n in after)
+    weight = max(float((found[n] - after[n]).abs().max()) for n in after) / moved
+    good = loss <= LOSS_TOLERANCE and weight <= WEIGHT_TOLERANCE
+    verdict = "same" if good else f"DIFFERS (allowed: loss {LOSS_TOLERANCE:g}, weights {WEIGHT_TOLERANCE:g})"
+    return Difference(name, report.ranks, loss, weight, round(report.measured["sent_bytes"]), verdict)
