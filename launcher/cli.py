@@ -169,9 +169,14 @@ def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
         chosen = any(text.startswith("launch") for text in given)
         recipe = _load(given if chosen else [*given, "launch=virtual"], config_dir)
         from flowrun.launcher.run import verify as verify_layouts
+        from flowrun.launcher.verify import LOSS_TOLERANCE, WEIGHT_TOLERANCE
 
         rows = verify_layouts(recipe)
         _print_rows(rows)
+        typer.echo(
+            "Beside a plain torch loop. Allowed: losses "
+            f"{LOSS_TOLERANCE:g} relative, weights {WEIGHT_TOLERANCE:g} of the way that training moved them."
+        )
         if not all(getattr(row, "ok", True) for row in rows):
             raise typer.Exit(RUN_FAILED)
 
@@ -203,7 +208,9 @@ def _print_rows(rows: Sequence[Any]) -> None:
     from rich.table import Table
 
     names = [field.name for field in fields(rows[0])] if rows else []
-    table = Table(*(name.replace("_", " ") for name in names), box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name.replace("_", " "), no_wrap=name != names[-1])
     for row in rows:
         values = (getattr(row, name) for name in names)
         table.add_row(

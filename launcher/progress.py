@@ -99,7 +99,8 @@ def units(training: Rehearsed, stage: int) -> str:
 
     ops = training.plan.graph.ops
     names = list(dict.fromkeys(
-        unit_of(op.module) for op in ops if op.stage == stage and op.phase == "forward" and op.module not in ("", "loss")
+        unit_of(op.module) for op in ops
+        if op.stage == stage and op.phase == "forward" and op.module not in ("", "loss") and op.target.startswith("aten.")
     ))
     return ", ".join(names) if len(names) <= 5 else f"{names[0]} … {names[-1]} ({len(names)})"
 

@@ -39,8 +39,9 @@ def run(recipe: Recipe, folder: Path, progress: Progress | None = None) -> Repor
 
 def plan_text(recipe: Recipe) -> str:
     """What a recipe will do: stages, layers, boxings, memory, time.  Starts nothing."""
-    width = max(100, shutil.get_terminal_size().columns)
-    console = Console(file=io.StringIO(), width=width, force_terminal=sys.stdout.isatty(), highlight=False)
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else 120
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
     with console.capture() as text:
         console.print(plan_report(Job(recipe), width))
     return text.get().rstrip()

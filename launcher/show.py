@@ -83,14 +83,13 @@ def _span(numbers: list[str]) -> str:
 
 def boxings(plan: Plan) -> Table:
     """Every collective and transfer with its bytes; those that are alike share a line."""
-    table = _table("boxings", "phase", "where", "what", "layout", "times a step", "bytes each", "bytes a step")
-    groups: dict[tuple[str, ...], list[Actor]] = {}
+    table = _table("boxings", "phase", "where", "what", "SBP", "times", "bytes each", "a step")
+    groups: dict[tuple[tuple[str, ...], float], list[Actor]] = {}
     for actor in plan.actors:
         if actor.kind in (BOX, SEND):
-            groups.setdefault(_boxing_row(plan, actor), []).append(actor)
-    for row, actors in sorted(groups.items(), key=lambda item: PHASES.index(item[0][0])):
+            groups.setdefault((_boxing_row(plan, actor), actor.sent_bytes), []).append(actor)
+    for (row, each), actors in sorted(groups.items(), key=lambda item: PHASES.index(item[0][0][0])):
         times = sum(plan.acts_per_step(actor) for actor in actors)
-        each = actors[0].sent_bytes
         table.add_row(*row, str(times), size(each), size(each * times))
     total = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
     table.add_row("", "", "all", "", "", "", size(total), end_section=True)
@@ -172,9 +171,9 @@ def timeline(training: Rehearsed, width: int = 100) -> Group:
 
 def _table(title: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    numbers = {"stage", "times a step", "bytes each", "bytes a step", "weights", "optimizer", "stash", "other registers",
+    numbers = {"stage", "times", "bytes each", "a step", "weights", "optimizer", "stash", "other registers",
                "peak foreseen"}
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in numbers else "left")
+        table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)
     return table
 

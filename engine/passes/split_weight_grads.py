@@ -1,7 +1,8 @@
-"""split_weight_grads: what nobody but an accumulator waits for leaves the backward phase and becomes phase weight_grad.
+"""split_weight_grads: what only the weights of its own block wait for leaves the backward phase and becomes phase weight_grad.
 
 Its region may then run late, filling the bubbles of a pipeline (zero bubble, Qi et al. 2023, ZB-H1) or the wait for an
 all-reduce.  With 1F1B and GPipe it stays joined to backward, as in those schedules.
+All of backward ends in accumulators; late is only what reaches them without leaving its block of the model.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.passes.split_stages import unit_of
 from flowrun.engine.strategy import Strategy
 
 
@@ -19,22 +21,24 @@ def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     late: set[str] = set()
     ops: list[Op] = []
     for op in reversed(graph.ops):
-        if op.phase == BACKWARD and op.target != "aten.full.default":
+        if op.phase == BACKWARD and op.module and op.target != "aten.full.default":
             readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
-            only = op.target == "flow.accumulate" or all(r.name in late or r.target == "flow.accumulate" for r in readers)
-            if only and readers:
+            unit = unit_of(op.module)
+            if readers and all(
+                r.target == "flow.accumulate" or (r.name in late and unit_of(r.module) == unit) for r in readers
+            ):
                 late.add(op.name)
                 op = replace(op, phase=WEIGHT_GRAD)
         ops.append(op)
     ops.reverse()
-    return replace(graph, ops=tuple(_follow(ops, late)))
+    return replace(graph, ops=tuple(_follow(ops)))
 
 
-def _follow(ops: list[Op], late: set[str]) -> list[Op]:
+def _follow(ops: list[Op]) -> list[Op]:
     """An accumulator belongs to the phase of the op that makes what it sums."""
     phase_of = {name: op.phase for op in ops for name in op.makes}
     return [
-        replace(op, phase=phase_of[op.inputs[0]]) if op.target == "flow.accumulate" and op.phase in (BACKWARD, WEIGHT_GRAD)
+        replace(op, phase=phase_of[op.inputs[0]]) if op.target == "flow.accumulate" and op.phase == BACKWARD
         else op
         for op in ops
     ]
