@@ -1,9 +1,11 @@
 """capture: a torch module and the shapes of one micro-batch -> LogicalGraph (level "captured").
 
-The only file that knows torch's capture internals.  Relied upon (tests/engine/test_capture.py names each fact):
-`dynamo_graph_capture_for_export` turns module and loss into one FX graph; `aot_export_joint_with_descriptors` turns that into
-one functional ATen graph of forward and backward whose placeholders and outputs carry descriptors (`meta["desc"]`), whose
-nodes carry `partitioner_tag`, `nn_module_stack` (forward) and `fwd_nn_module_stack` (backward), and `val` (a fake tensor).
+The only file that knows torch's capture internals.  Relied upon (tests/engine/test_capture.py names
+each fact): `dynamo_graph_capture_for_export` turns module and loss into one FX graph;
+`aot_export_joint_with_descriptors` turns that into one functional ATen graph of forward and
+backward whose placeholders and outputs carry descriptors (`meta["desc"]`), whose nodes carry
+`partitioner_tag`, `nn_module_stack` (forward) and `fwd_nn_module_stack` (backward), and `val` (a
+fake tensor).
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ LossFn = Callable[[Any, Batch], torch.Tensor]
 class Task:
     """What is trained: a module, how the batch enters it, and what is made of its output.
 
-    inputs: model argument -> batch field; empty: every field, by its own name, that the model's forward takes.
-    loss: loss(output, batch) -> scalar mean over the batch; None: the output itself, or its `.loss`.
-    metrics: name -> metric(output, batch) -> scalar mean, evaluated with the validation loss.
+    inputs: model argument -> batch field; empty: every field, by its own name, that the model's
+    forward takes. loss: loss(output, batch) -> scalar mean over the batch; None: the output itself,
+    or its `.loss`. metrics: name -> metric(output, batch) -> scalar mean, evaluated with the
+    validation loss.
     """
 
     model: nn.Module
@@ -73,16 +76,19 @@ class _Program(nn.Module):
 def capture(task: Task, batch: Batch) -> LogicalGraph:
     """The training graph of one micro-batch.
 
-    batch: example tensors, dim 0 = samples of one micro-batch; only shapes and dtypes are used.
-    The gradient of each parameter is listed in the result's `results` as ("grad/<parameter>", tensor); the tangent of the loss
-    is a feed named "@tangent".  Raises RecipeError if the module cannot be captured.
+    batch: example tensors, dim 0 = samples of one micro-batch; only shapes and dtypes are used. The
+    gradient of each parameter is listed in the result's `results` as ("grad/<parameter>", tensor);
+    the tangent of the loss is a feed named "@tangent".  Raises RecipeError if the module cannot be
+    captured.
     """
     task.model.train()
     return _captured(task, batch, {}, train=True)
 
 
 def capture_evaluation(task: Task, batch: Batch) -> LogicalGraph:
-    """The evaluation graph of one micro-batch: forward only, module in eval mode; results "loss" and one for each metric."""
+    """The evaluation graph of one micro-batch: forward only, module in eval mode; results "loss"
+    and one for each metric.
+    """
     task.model.eval()
     try:
         return _captured(task, batch, dict(task.metrics or {}), train=False)
@@ -109,7 +115,8 @@ def _captured(
             graph = reader.read(joint.graph_module)
     except Exception as error:
         raise RecipeError(
-            "model", f"torch could not capture {type(task.model).__name__}: {_first_line(error)}",
+            "model",
+            f"torch could not capture {type(task.model).__name__}: {_first_line(error)}",
             "The model must run on one micro-batch without data-dependent Python control flow.",
         ) from error
     return simplify(graph)
@@ -140,12 +147,19 @@ class _Reader:
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "get_attr":
-                raise RecipeError("model", f"a constant tensor {node.target!r} is made inside forward",
-                                  "Register it as a buffer of the module.")
+                raise RecipeError(
+                    "model",
+                    f"a constant tensor {node.target!r} is made inside forward",
+                    "Register it as a buffer of the module.",
+                )
             elif node.op == "output":
                 self._outputs(node)
         return LogicalGraph(
-            tuple(self.ops), self.tensors, tuple(self.variables), tuple(self.feeds), tuple(self.results)
+            tuple(self.ops),
+            self.tensors,
+            tuple(self.variables),
+            tuple(self.feeds),
+            tuple(self.results),
         )
 
     def _tensor(self, node: torch.fx.Node, name: str, value: Any) -> str:
@@ -185,7 +199,8 @@ class _Reader:
                 target=target,
                 args=tuple(self._argument(arg) for arg in node.args),
                 kwargs=tuple(
-                    (key, self._argument(arg)) for key, arg in node.kwargs.items()
+                    (key, self._argument(arg))
+                    for key, arg in node.kwargs.items()
                     if key not in ("device", "pin_memory", "layout")
                 ),
                 outputs=self._made(node),
@@ -200,11 +215,11 @@ class _Reader:
             return (self._tensor(node, node.name, value),)
         made: list[str | None] = [None] * len(value)
         for user in node.users:
-            index = user.args[1]
+            index: Any = user.args[1]
             if made[index] is None and user.users:
                 made[index] = self._tensor(user, f"{node.name}.{index}", value[index])
             elif made[index] is not None:
-                self.names[user] = made[index]
+                self.names[user] = str(made[index])
         return tuple(made)
 
     def _argument(self, arg: Any) -> Any:
@@ -215,7 +230,8 @@ class _Reader:
         return arg
 
     def _outputs(self, node: torch.fx.Node) -> None:
-        for value, described in zip(node.args[0], node.meta["desc"], strict=True):
+        values: Any = node.args[0]
+        for value, described in zip(values, node.meta["desc"], strict=True):
             kind = type(described).__name__
             if value is None:
                 continue
@@ -227,7 +243,8 @@ class _Reader:
                     self.results.append((f"grad/{_strip(described.grad_of.target)}", name))
             else:
                 raise RecipeError(
-                    "model", f"an output of kind {kind} is not understood ({described})",
+                    "model",
+                    f"an output of kind {kind} is not understood ({described})",
                     "Buffers that forward changes (batch norm in training) are not supported yet.",
                 )
 
@@ -256,13 +273,16 @@ def _module_of(node: torch.fx.Node) -> str:
     return "" if backward and named and not paths else "loss"
 
 
-# ---------------------------------------------------------------------------------------------- simplification
+# ----------------------------------------------------------------------------------------------
+# simplification
 
 
 def simplify(graph: LogicalGraph) -> LogicalGraph:
-    """Smaller, same values: mean losses as sum / count, double transposes and idle views gone, duplicates merged, dead ops out.
+    """Smaller, same values: mean losses as sum / count, double transposes and idle views gone,
+    duplicates merged, dead ops out.
 
-    A mean over a split batch is no partial sum; a sum and a count are (design: cross_entropy's mean).
+    A mean over a split batch is no partial sum; a sum and a count are (design: cross_entropy's
+    mean).
     """
     for rewrite in (_split_mean_losses, _fold_transposes, _merge_duplicates, _drop_dead):
         graph = rewrite(graph)
@@ -283,8 +303,15 @@ def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
         total = f"{op.name}_sum"
         tensors[total] = replace(tensors[str(loss)], name=total)
         ops.append(replace(op, args=(*op.args[:3], 2, *op.args[4:]), outputs=(total, count)))
-        ops.append(replace(op, name=f"{op.name}_mean", target="aten.div.Tensor",
-                           args=(Ref(total), Ref(count)), outputs=(loss,)))
+        ops.append(
+            replace(
+                op,
+                name=f"{op.name}_mean",
+                target="aten.div.Tensor",
+                args=(Ref(total), Ref(count)),
+                outputs=(loss,),
+            )
+        )
     return replace(graph, ops=tuple(ops), tensors=tensors)
 
 
@@ -294,7 +321,9 @@ def _renamed(graph: LogicalGraph, ops: list[Op], names: Mapping[str, str]) -> Lo
 
 
 def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
-    """t(t(x)) is x, a view of a view is one view, and a view to the shape that is there already is no op."""
+    """t(t(x)) is x, a view of a view is one view, and a view to the shape that is there already is
+    no op.
+    """
     names: dict[str, str] = {}
     source: dict[str, str] = {}  # t's output -> its input
     viewed: dict[str, str] = {}  # a view's output -> what it is a view of, in the same phase
@@ -331,7 +360,9 @@ def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
         op = rename_inputs(old, names)
         key = (op.target, repr(op.args), repr(op.kwargs), op.phase)
         twin = seen.get(key)
-        same = twin is not None and all(b is None or a is not None for a, b in zip(twin.outputs, op.outputs, strict=True))
+        same = twin is not None and all(
+            b is None or a is not None for a, b in zip(twin.outputs, op.outputs, strict=True)
+        )
         if twin is not None and same and not any(word in op.target for word in _RANDOM):
             names.update({b: a for a, b in zip(twin.outputs, op.outputs, strict=True) if a and b})
             continue

@@ -53,22 +53,37 @@ def _rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 def _following(strategy: Strategy, training: Plan) -> Strategy:
     """The strategy with stages and homes as training decided them, as they were before ZeRO."""
     graph = training.graph
-    stages: Mapping[str, int] = {op.module: op.stage for op in reversed(graph.ops) if op.module not in ("", "loss")}
+    stages: Mapping[str, int] = {
+        op.module: op.stage for op in reversed(graph.ops) if op.module not in ("", "loss")
+    }
     pins = [pin for pin in strategy.pins if pin.where != "variable"]
     for v in graph.variables:
         if v.kind == "state":
             continue
         for axis, sbp in zip(strategy.axes, v.nd_sbp, strict=True):
             sharded = axis == strategy.zero.axis and not isinstance(sbp, Broadcast)
-            pins.append(Pin(_literal(v.name), "variable", axis, B if sharded and not _pinned(strategy, v.name, axis) else sbp))
+            pins.append(
+                Pin(
+                    _literal(v.name),
+                    "variable",
+                    axis,
+                    B if sharded and not _pinned(strategy, v.name, axis) else sbp,
+                )
+            )
     return replace(
-        strategy, module_stages=tuple(stages.items()), stage_modules=(), pins=tuple(pins), zero=Zero(),
+        strategy,
+        module_stages=tuple(stages.items()),
+        stage_modules=(),
+        pins=tuple(pins),
+        zero=Zero(),
         optimizer=Optimizer(),
     )
 
 
 def _pinned(strategy: Strategy, name: str, axis: str) -> bool:
-    return any(pin.where == "variable" and pin.axis == axis and pin.matches(name) for pin in strategy.pins)
+    return any(
+        pin.where == "variable" and pin.axis == axis and pin.matches(name) for pin in strategy.pins
+    )
 
 
 def _literal(name: str) -> str:

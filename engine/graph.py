@@ -1,12 +1,13 @@
 """LogicalGraph: what is computed in one training step, as if there were one huge device.
 
-Made by capture.py, rewritten by the passes, lowered to a plan.  Everything is frozen; a pass returns a new graph.
-Levels, each with what it adds:
+Made by capture.py, rewritten by the passes, lowered to a plan.  Everything is frozen; a pass
+returns a new graph.  Levels, each with what it adds (passes/__init__.py has the passes in order):
+
     captured   ops of one micro-batch, forward and backward, with logical shapes
-    trained    + accumulation, clipping and update ops, run once a step        (passes/update_ops.py)
-    staged     + the stage of every op                                         (passes/split_stages.py)
-    signed     + one signature an axis for every op                            (passes/infer_sbp.py, shard_optimizer.py)
-    boxed      + boxing ops, so that every op reads what its signature says    (passes/insert_boxing.py)
+    staged     + the stage of every op
+    trained    + accumulation, clipping and update ops, run once a step
+    signed     + one signature an axis for every op
+    boxed      + boxing ops, so that every op reads what its signature says
 """
 
 from __future__ import annotations
@@ -54,17 +55,19 @@ class Tensor:
         return self.num_elements * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"%{self.name}: {str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+        dtype, dims = str(self.dtype).removeprefix("torch."), ", ".join(map(str, self.shape))
+        return f"%{self.name}: {dtype}[{dims}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
     """A node of the logical graph.
 
-    target: "aten.mm.default", or "flow.*" for the engine's own ops.  args, kwargs: nested tuples of constants and Refs.
-    outputs: names of the tensors it makes; None where an output of the target is not used.
-    module: dotted path of the user's module that the op came from; "loss" for the loss, "" for the step itself.
-    stage: which group of ranks runs it.  in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs` (level "signed").
+    target: "aten.mm.default", or "flow.*" for the engine's own ops.  args, kwargs: nested tuples of
+    constants and Refs. outputs: names of the tensors it makes; None where an output of the target
+    is not used. module: dotted path of the user's module that the op came from; "loss" for the
+    loss, "" for the step itself. stage: which group of ranks runs it.  in_sbp, out_sbp: nd-SBP of
+    each of `inputs` and `outputs` (level "signed").
     """
 
     name: str
@@ -80,7 +83,9 @@ class Op:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Tensors read, in order of appearance in args and kwargs; one that is read twice appears twice."""
+        """Tensors read, in order of appearance in args and kwargs; one that is read twice appears
+        twice.
+        """
         return tuple(ref.name for ref in refs((self.args, self.kwargs)))
 
     @property
@@ -98,7 +103,11 @@ class Op:
         args = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs]
         text = f"{made} = {self.target}({', '.join(args)})"
         if self.out_sbp:
-            signature = ", ".join(map(format_nd_sbp, self.in_sbp)) + " -> " + ", ".join(map(format_nd_sbp, self.out_sbp))
+            signature = (
+                ", ".join(map(format_nd_sbp, self.in_sbp))
+                + " -> "
+                + ", ".join(map(format_nd_sbp, self.out_sbp))
+            )
             text += f"  {signature}"
         return f"{text}  # {self.phase} {self.module or '-'} stage {self.stage}"
 
@@ -107,9 +116,10 @@ class Op:
 class Variable:
     """A tensor that lives from step to step.
 
-    name: the model's own name ("blocks.0.attn.qkv.weight"), or that of the optimizer state ("exp_avg/blocks.0…").
-    tensor: its name in the graph.  kind: parameter, buffer, state.  new: tensor that it becomes after the step, or None.
-    of: for a state, the parameter it belongs to.  nd_sbp: its home, once known.
+    name: the model's own name ("blocks.0.attn.qkv.weight"), or that of the optimizer state
+    ("exp_avg/blocks.0…"). tensor: its name in the graph.  kind: parameter, buffer, state.  new:
+    tensor that it becomes after the step, or None. of: for a state, the parameter it belongs to.
+    nd_sbp: its home, once known.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""lower: boxed graph -> Plan.  Regions, boxings, readers and reports become actors; what passes between them, registers."""
+"""lower: boxed graph -> Plan.  Regions, boxings, readers and reports become actors; what passes
+between them, registers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from dataclasses import dataclass, field, replace
 from flowrun.engine.boxing import path_seconds, route, step_bytes
 from flowrun.engine.cost.op_cost import is_view, op_seconds
 from flowrun.engine.errors import PlanError
-from flowrun.engine.graph import BACKWARD, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.graph import (
+    BACKWARD,
+    FORWARD,
+    PHASES,
+    UPDATE,
+    WEIGHT_GRAD,
+    Feed,
+    LogicalGraph,
+    Op,
+    Variable,
+)
 from flowrun.engine.passes.form_regions import form_regions, moves
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import (
@@ -22,8 +34,8 @@ from flowrun.engine.plan import (
     BoxWork,
     FeedWork,
     Plan,
-    Register,
     RegionWork,
+    Register,
     ReportWork,
     TransferWork,
     Work,
@@ -33,7 +45,7 @@ from flowrun.engine.strategy import Strategy
 
 
 def lower(graph: LogicalGraph, strategy: Strategy) -> Plan:
-    """Actors and registers of every stage.  Raises PlanError if a register's count cannot be decided."""
+    """Actors and registers of every stage.  Raises PlanError for an unknown schedule."""
     return _Lowering(graph, strategy).plan()
 
 
@@ -59,7 +71,8 @@ class _Lowering:
         self.drafts: list[_Draft] = []
         self.maker: dict[str, int] = {}  # tensor -> draft that makes it
         self.layout: dict[str, tuple[int, NdSbp]] = {}  # tensor -> (stage, nd-SBP)
-        for source in (*graph.variables, *graph.feeds):
+        sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
+        for source in sources:
             self.layout[source.tensor] = (source.stage, source.nd_sbp)
         for op in graph.ops:
             for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
@@ -74,12 +87,31 @@ class _Lowering:
         self._reports()
         registers, inputs, outputs = self._connect()
         actors = tuple(
-            Actor(k, d.name, d.kind, d.stage, d.phase, d.per_step, d.work, tuple(inputs[k]), tuple(outputs[k]),
-                  self._seconds(d), self._transient(d), self._sent(d))
+            Actor(
+                k,
+                d.name,
+                d.kind,
+                d.stage,
+                d.phase,
+                d.per_step,
+                d.work,
+                tuple(inputs[k]),
+                tuple(outputs[k]),
+                self._seconds(d),
+                self._transient(d),
+                self._sent(d),
+            )
             for k, d in enumerate(self.drafts)
         )
-        return Plan(self.strategy.placements, self.strategy.axes, self.graph, actors, registers,
-                    self.strategy.micro_batches, notes=self.graph.notes)
+        return Plan(
+            self.strategy.placements,
+            self.strategy.axes,
+            self.graph,
+            actors,
+            registers,
+            self.strategy.micro_batches,
+            notes=self.graph.notes,
+        )
 
     # ------------------------------------------------------------------ drafts
 
@@ -93,13 +125,17 @@ class _Lowering:
         for stage in range(self.strategy.num_stages):
             for per_step in (False, True):
                 feeds = tuple(
-                    f for f in self.graph.feeds if f.stage == stage and f.field.startswith("@") == per_step
+                    f
+                    for f in self.graph.feeds
+                    if f.stage == stage and f.field.startswith("@") == per_step
                 )
                 if feeds:
                     made = tuple(f.tensor for f in feeds)
                     name = "step" if per_step else "batch"
                     phase = UPDATE if per_step else FORWARD
-                    self._add(_Draft(name, READER, stage, phase, per_step, FeedWork(feeds), (), made))
+                    self._add(
+                        _Draft(name, READER, stage, phase, per_step, FeedWork(feeds), (), made)
+                    )
 
     def _regions(self) -> None:
         produced_in: dict[str, int] = {}
@@ -109,27 +145,47 @@ class _Lowering:
         wanted = {tensor for _, tensor in self.graph.results}
         for op in self.graph.ops:
             for name in op.inputs:
-                if moves(op) or produced_in.get(name) != produced_in.get(op.makes[0] if op.makes else ""):
+                if moves(op) or produced_in.get(name) != produced_in.get(
+                    op.makes[0] if op.makes else ""
+                ):
                     wanted.add(name)
         new_of = {v.new: v.tensor for v in self.graph.variables if v.new}
         for k, region in enumerate(regions):
             made = [name for op in region.ops for name in op.makes]
-            reads = tuple(dict.fromkeys(n for op in region.ops for n in op.inputs if produced_in.get(n) != k))
+            reads = tuple(
+                dict.fromkeys(n for op in region.ops for n in op.inputs if produced_in.get(n) != k)
+            )
             accumulates = tuple(op.makes[0] for op in region.ops if op.target == "flow.accumulate")
             updates = tuple((new_of[name], name) for name in made if name in new_of)
             stage, phase_index, run, depth = region.key
             phase = PHASES[phase_index]
-            self._add(_Draft(
-                f"{region.unit}.{phase}.{run}.{depth}", REGION, stage, phase, phase == UPDATE,
-                RegionWork(region.ops, reads, tuple(n for n in made if n in wanted and n not in new_of),
-                           accumulates, updates),
-                reads, tuple(n for n in made if n in wanted or n in new_of), frozenset(accumulates),
-            ))
+            self._add(
+                _Draft(
+                    f"{region.unit}.{phase}.{run}.{depth}",
+                    REGION,
+                    stage,
+                    phase,
+                    phase == UPDATE,
+                    RegionWork(
+                        region.ops,
+                        reads,
+                        tuple(n for n in made if n in wanted and n not in new_of),
+                        accumulates,
+                        updates,
+                    ),
+                    reads,
+                    tuple(n for n in made if n in wanted or n in new_of),
+                    frozenset(accumulates),
+                )
+            )
 
     def _boxings(self) -> None:
-        """Moving boxings that start at the same actor, of one kind, rate and dtype, share one message (a bucket)."""
+        """Moving boxings that start at the same actor, of one kind, rate and dtype, share one
+        message (a bucket).
+        """
         buckets: dict[tuple[object, ...], list[Op]] = {}
         where: dict[str, tuple[object, ...]] = {}  # boxed tensor -> bucket
+        key: tuple[object, ...]
         for op in (op for op in self.graph.ops if moves(op)):
             (source,) = op.inputs
             start: object = where.get(source, self.maker.get(source, self._variable_home(source)))
@@ -138,7 +194,16 @@ class _Lowering:
                 key = ("transfer", start, op.args[1], op.stage, op.phase)
             else:
                 step = op.args[1]
-                key = ("box", start, op.stage, step.axis, step.kind, step.reduce, tensor.dtype, op.phase)
+                key = (
+                    "box",
+                    start,
+                    op.stage,
+                    step.axis,
+                    step.kind,
+                    step.reduce,
+                    tensor.dtype,
+                    op.phase,
+                )
             buckets.setdefault(key, []).append(op)
             where[op.makes[0]] = key
         for channel, ops in enumerate(buckets.values()):
@@ -147,7 +212,11 @@ class _Lowering:
     def _variable_home(self, tensor: str) -> object:
         """Variables that one region updates travel together; constants by themselves."""
         variable = self.graph.variable_of.get(tensor)
-        return ("constant", tensor) if variable is None or variable.new is None else self.maker[variable.new]
+        return (
+            ("constant", tensor)
+            if variable is None or variable.new is None
+            else self.maker[variable.new]
+        )
 
     def _bucket(self, channel: int, ops: list[Op]) -> None:
         first = ops[0]
@@ -158,13 +227,39 @@ class _Lowering:
         if first.target == "flow.transfer":
             work = TransferWork(channel, first.args[1], first.stage, pairs)
             title = f"{name}.{work.source_stage}to{work.target_stage}.{first.phase}"
-            self._add(_Draft(f"send.{title}", SEND, work.source_stage, first.phase, per_step, work, reads, ()))
-            self._add(_Draft(f"receive.{title}", RECEIVE, work.target_stage, first.phase, per_step, work, (), makes))
+            self._add(
+                _Draft(
+                    f"send.{title}", SEND, work.source_stage, first.phase, per_step, work, reads, ()
+                )
+            )
+            self._add(
+                _Draft(
+                    f"receive.{title}",
+                    RECEIVE,
+                    work.target_stage,
+                    first.phase,
+                    per_step,
+                    work,
+                    (),
+                    makes,
+                )
+            )
         else:
             steps = tuple(op.args[1] for op in ops)
             step = steps[0]
             title = f"{step.kind}.{self.strategy.axes[step.axis]}.{name}.{first.phase}"
-            self._add(_Draft(title, BOX, first.stage, first.phase, per_step, BoxWork(steps, pairs), reads, makes))
+            self._add(
+                _Draft(
+                    title,
+                    BOX,
+                    first.stage,
+                    first.phase,
+                    per_step,
+                    BoxWork(steps, pairs),
+                    reads,
+                    makes,
+                )
+            )
 
     def _reports(self) -> None:
         by_stage: dict[int, list[tuple[str, str]]] = {}
@@ -172,7 +267,9 @@ class _Lowering:
             by_stage.setdefault(self.layout[tensor][0], []).append((name, tensor))
         for stage, results in by_stage.items():
             reads = tuple(dict.fromkeys(tensor for _, tensor in results))
-            self._add(_Draft("report", REPORT, stage, UPDATE, True, ReportWork(tuple(results)), reads, ()))
+            self._add(
+                _Draft("report", REPORT, stage, UPDATE, True, ReportWork(tuple(results)), reads, ())
+            )
 
     # ------------------------------------------------------------------ registers
 
@@ -188,8 +285,11 @@ class _Lowering:
         for name in (*(v.tensor for v in self.graph.variables), *self.maker):
             if name in readers:
                 producer = self._producer(name)
-                per_step = producer is None or name in new_of or self.drafts[producer].per_step or (
-                    name in self.drafts[producer].step_makes
+                per_step = (
+                    producer is None
+                    or name in new_of
+                    or self.drafts[producer].per_step
+                    or (name in self.drafts[producer].step_makes)
                 )
                 groups.setdefault((producer, per_step, tuple(readers[name])), []).append(name)
         inputs: list[list[int]] = [[] for _ in self.drafts]
@@ -210,7 +310,14 @@ class _Lowering:
             return self.maker[name]
         return None if variable.new is None else self.maker[variable.new]
 
-    def _register(self, id: int, producer: int | None, per_step: bool, readers: tuple[int, ...], names: tuple[str, ...]) -> Register:
+    def _register(
+        self,
+        id: int,
+        producer: int | None,
+        per_step: bool,
+        readers: tuple[int, ...],
+        names: tuple[str, ...],
+    ) -> Register:
         stage = self.drafts[readers[0]].stage
         variable = names[0] in self.graph.variable_of
         stash = not variable and not per_step and self._is_stash(producer, readers)
@@ -218,14 +325,29 @@ class _Lowering:
         if producer is not None and self.drafts[producer].kind == READER:
             slots = max(slots, 2)
         label = self.drafts[producer].name if producer is not None else "constant"
-        return Register(id, label, stage, names, producer, readers, slots, per_step, int(variable),
-                        sum(map(self._bytes, names)), stash)
+        return Register(
+            id,
+            label,
+            stage,
+            names,
+            producer,
+            readers,
+            slots,
+            per_step,
+            int(variable),
+            sum(map(self._bytes, names)),
+            stash,
+        )
 
     def _is_stash(self, producer: int | None, readers: Iterable[int]) -> bool:
         """Waits for backward (or, from backward, for weight_grad)."""
         made_in = PHASES.index(self.drafts[producer].phase) if producer is not None else 0
         later = {PHASES.index(self.drafts[r].phase) for r in readers}
-        return max(later) > made_in and made_in < PHASES.index(UPDATE) and max(later) <= PHASES.index(WEIGHT_GRAD)
+        return (
+            max(later) > made_in
+            and made_in < PHASES.index(UPDATE)
+            and max(later) <= PHASES.index(WEIGHT_GRAD)
+        )
 
     def _in_flight(self, stage: int) -> int:
         """Credits of a stage's stash: the schedules of design.md section 8 as register counts."""
@@ -240,7 +362,11 @@ class _Lowering:
             case "zero_bubble":
                 credits = 2 * stages if stages > 1 else self._single_stage_credits()
             case other:
-                raise PlanError("placement.in_flight", f"{other!r} is no schedule.", "Write a number, gpipe, 1f1b or zero_bubble.")
+                raise PlanError(
+                    "placement.in_flight",
+                    f"{other!r} is no schedule.",
+                    "Write a number, gpipe, 1f1b or zero_bubble.",
+                )
         return min(credits, m)
 
     def _single_stage_credits(self) -> int:
@@ -250,7 +376,9 @@ class _Lowering:
     # ------------------------------------------------------------------ costs
 
     def _shape(self, name: str, nd_sbp: NdSbp, stage: int) -> tuple[int, ...]:
-        return largest_shape(self.graph.tensors[name].shape, nd_sbp, self.strategy.placements[stage].shape)
+        return largest_shape(
+            self.graph.tensors[name].shape, nd_sbp, self.strategy.placements[stage].shape
+        )
 
     def _bytes(self, name: str) -> int:
         stage, nd_sbp = self.layout[name]
@@ -258,7 +386,10 @@ class _Lowering:
 
     def _op_seconds(self, op: Op) -> float:
         ins = [self._shape(n, nd, op.stage) for n, nd in zip(op.inputs, op.in_sbp, strict=True)]
-        outs = [None if n is None else self._shape(n, nd, op.stage) for n, nd in zip(op.outputs, op.out_sbp, strict=True)]
+        outs = [
+            None if n is None else self._shape(n, nd, op.stage)
+            for n, nd in zip(op.outputs, op.out_sbp, strict=True)
+        ]
         return op_seconds(op, ins, outs, self.strategy.hardware)
 
     def _seconds(self, draft: _Draft) -> float:
@@ -272,7 +403,9 @@ class _Lowering:
                 total = hardware.link.latency_s
                 for step, (read, _) in zip(steps, pairs, strict=True):
                     tensor, nd_sbp = self.graph.tensors[read], self.layout[read][1]
-                    total += path_seconds(nd_sbp, step.after(nd_sbp), grid, tensor.shape, tensor.num_bytes, link)
+                    total += path_seconds(
+                        nd_sbp, step.after(nd_sbp), grid, tensor.shape, tensor.num_bytes, link
+                    )
                 return total
             case TransferWork(pairs=pairs):
                 moved = sum(self._bytes(made) for _, made in pairs)
@@ -288,12 +421,21 @@ class _Lowering:
         kept = set(draft.makes) | set(draft.reads)
         live = peak = 0
         for k, op in enumerate(ops):
-            if not is_view(op.target) and op.target not in ("flow.adamw", "flow.sgd", "flow.accumulate"):
+            if not is_view(op.target) and op.target not in (
+                "flow.adamw",
+                "flow.sgd",
+                "flow.accumulate",
+            ):
                 live += sum(self._bytes(n) for n in op.makes if n not in kept)
             peak = max(peak, live)
             for name in set(op.inputs):
                 source = self.graph.producer.get(name)
-                if last[name] == k and name not in kept and source is not None and not is_view(source.target):
+                if (
+                    last[name] == k
+                    and name not in kept
+                    and source is not None
+                    and not is_view(source.target)
+                ):
                     live -= self._bytes(name)
         return peak
 
@@ -306,13 +448,20 @@ class _Lowering:
                     for step, (read, _) in zip(steps, pairs, strict=True)
                 )
             case TransferWork(_, source, target, pairs) if draft.kind == SEND:
-                return float(sum(self._route_bytes(source, target, sent, made) for sent, made in pairs))
+                return float(
+                    sum(self._route_bytes(source, target, sent, made) for sent, made in pairs)
+                )
         return 0.0
 
     def _route_bytes(self, source: int, target: int, sent: str, made: str) -> int:
         tensor = self.graph.tensors[sent]
-        sends = route(self.strategy.placements[source], self.layout[sent][1],
-                      self.strategy.placements[target], self.layout[made][1], tensor.shape)
+        sends = route(
+            self.strategy.placements[source],
+            self.layout[sent][1],
+            self.strategy.placements[target],
+            self.layout[made][1],
+            tensor.shape,
+        )
         return sum(s.num_elements for s in sends if s.source != s.target) * tensor.dtype.itemsize
 
 

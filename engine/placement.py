@@ -1,8 +1,9 @@
 """Placement: a named grid of ranks, and which slice of a tensor each rank of it holds.
 
-Axes are ordered outermost first and ranks are row-major: rank k of `ranks` has the k-th coordinate in lexicographic order.
-An nd-SBP is applied outer to inner: (S(0), S(0)) on a 2x3 grid splits dim 0 in 2, then each piece in 3.
-Uneven splits are balanced: of n pieces of a dimension of size t, the first t mod n are one longer (OneFlow's rule).
+Axes are ordered outermost first and ranks are row-major: rank k of `ranks` has the k-th coordinate
+in lexicographic order. An nd-SBP is applied outer to inner: (S(0), S(0)) on a 2x3 grid splits dim 0
+in 2, then each piece in 3. Uneven splits are balanced: of n pieces of a dimension of size t, the
+first t mod n are one longer (OneFlow's rule).
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ Slices = tuple[tuple[int, int], ...]  # (start, length) along every dim of a ten
 class Placement:
     """A grid of ranks.
 
-    axes: (name, size), outermost first; sizes of 1 are allowed.  ranks: row-major, len = product of the sizes.
+    axes: (name, size), outermost first; sizes of 1 are allowed.  ranks: row-major, len = product of
+    the sizes.
     """
 
     axes: tuple[tuple[str, int], ...]
     ranks: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        assert math.prod(self.shape) == len(self.ranks), f"{self.axes} does not hold {len(self.ranks)} ranks"
+        assert math.prod(self.shape) == len(self.ranks), (
+            f"{self.axes} does not hold {len(self.ranks)} ranks"
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +65,9 @@ class Placement:
     def group(self, rank: int, axis: int) -> tuple[int, ...]:
         """The ranks that differ from `rank` along `axis` only, in order of their coordinate."""
         here = self.coordinate(rank)
-        return tuple(self.rank_at((*here[:axis], k, *here[axis + 1 :])) for k in range(self.shape[axis]))
+        return tuple(
+            self.rank_at((*here[:axis], k, *here[axis + 1 :])) for k in range(self.shape[axis])
+        )
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """All groups along `axis`, each once, ordered by first rank."""
@@ -76,13 +82,18 @@ class Placement:
 
 
 def split_range(size: int, parts: int, index: int) -> tuple[int, int]:
-    """(start, length) of piece `index` when `size` elements are cut into `parts` balanced pieces."""
+    """(start, length) of piece `index` of `size` elements cut into `parts` balanced pieces."""
     base, extra = divmod(size, parts)
     return index * base + min(index, extra), base + (index < extra)
 
 
-def local_slices(shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Slices:
-    """Which (start, length) of every dim the rank at `coordinate` of a grid of sizes `grid` holds."""
+def local_slices(
+    shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]
+) -> Slices:
+    """(start, length) along every dim that the rank at `coordinate` of a grid holds.
+
+    grid: sizes of its axes.
+    """
     slices = [(0, size) for size in shape]
     for sbp, parts, index in zip(nd_sbp, grid, coordinate, strict=True):
         if isinstance(sbp, Split):
@@ -92,7 +103,9 @@ def local_slices(shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate:
     return tuple(slices)
 
 
-def local_shape(shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Shape:
+def local_shape(
+    shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]
+) -> Shape:
     """Shape of what the rank at `coordinate` holds."""
     return tuple(length for _, length in local_slices(shape, nd_sbp, grid, coordinate))
 

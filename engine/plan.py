@@ -1,7 +1,8 @@
 """Plan: who does what.  Actors, registers and channels of every rank, as data that prints as text.
 
-All ranks of a stage run the same actors and differ by their coordinate alone, so the plan holds each stage once and a rank is
-(stage, coordinate): planning is flat in the number of ranks.  Made by lower.py; run by rehearsal.py and runtime/.
+All ranks of a stage run the same actors and differ by their coordinate alone, so the plan holds
+each stage once and a rank is (stage, coordinate): planning is flat in the number of ranks.  Made by
+lower.py; run by rehearsal.py and runtime/.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ class FeedWork:
 
 @dataclass(frozen=True, slots=True)
 class RegionWork:
-    """Ops that run with no communication between them: one program.  reads, makes: tensors from and for registers.
+    """Ops that run with no communication between them: one program.  reads, makes: tensors from and
+    for registers.
 
-    accumulates: outputs that are summed over the acts of a step.  updates: variable tensor -> tensor it becomes.
-    private: variables that only this region touches (optimizer states and the weights that it updates).
+    accumulates: outputs that are summed over the acts of a step.  updates: variable tensor ->
+    tensor it becomes. private: variables that only this region touches (optimizer states and the
+    weights that it updates).
     """
 
     ops: tuple[Op, ...]
@@ -43,7 +46,8 @@ class RegionWork:
 
 @dataclass(frozen=True, slots=True)
 class BoxWork:
-    """One collective over an axis of the stage's grid, for a bucket of tensors: (tensor read, tensor made) pairs.
+    """One collective over an axis of the stage's grid, for a bucket of tensors: (tensor read,
+    tensor made) pairs.
 
     steps: one for each pair, of one axis, kind and reduction; the dims that they split may differ.
     """
@@ -59,7 +63,9 @@ class BoxWork:
 
 @dataclass(frozen=True, slots=True)
 class TransferWork:
-    """Tensors that cross from one stage to another: (tensor sent, tensor received) pairs.  channel: names both ends."""
+    """Tensors that cross from one stage to another: (tensor sent, tensor received) pairs.  channel:
+    names both ends.
+    """
 
     channel: int
     source_stage: int
@@ -81,8 +87,9 @@ Work = FeedWork | RegionWork | BoxWork | TransferWork | ReportWork
 class Actor:
     """The owner of one piece of work on each rank of a stage.
 
-    per_step: acts once a step instead of once a micro-batch.  inputs, outputs: register ids.  seconds: foreseen, of one act.
-    transient_bytes: peak of what one act holds beside its registers.  sent_bytes: of all ranks of the stage, in one act.
+    per_step: acts once a step instead of once a micro-batch.  inputs, outputs: register ids.
+    seconds: foreseen, of one act. transient_bytes: peak of what one act holds beside its registers.
+    sent_bytes: of all ranks of the stage, in one act.
     """
 
     id: int
@@ -103,8 +110,9 @@ class Actor:
 class Register:
     """A ring of `slots` buffers that one actor fills and others read.
 
-    per_step: changes once a step.  initial: versions before the first act (weights).  num_bytes: of one slot, on the rank with
-    the largest shards.  producer is None for constants.  stash: waits for backward, its slots are the stage's credits.
+    per_step: changes once a step.  initial: versions before the first act (weights).  num_bytes: of
+    one slot, on the rank with the largest shards.  producer is None for constants.  stash: waits
+    for backward, its slots are the stage's credits.
     """
 
     id: int
@@ -124,8 +132,9 @@ class Register:
 class Plan:
     """Everything that the ranks do in a step.
 
-    graph: the boxed logical graph, for shapes and layouts of tensors.  order: (stage, axis) -> the order in which collectives of
-    that group are issued within a step, as (actor, act of the step); found by the rehearsal, the same on all ranks of the group.
+    graph: the boxed logical graph, for shapes and layouts of tensors.  order: (stage, axis) -> the
+    order in which collectives of that group are issued within a step, as (actor, act of the step);
+    found by the rehearsal, the same on all ranks of the group.
     """
 
     placements: tuple[Placement, ...]
@@ -182,7 +191,9 @@ class Plan:
     @cached_property
     def sources(self) -> dict[int, int]:
         """Register -> versions that can be read before anything ran."""
-        return {r.id: 1 << 60 if r.producer is None else r.initial for r in self.registers if r.initial}
+        return {
+            r.id: 1 << 60 if r.producer is None else r.initial for r in self.registers if r.initial
+        }
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -193,17 +204,20 @@ class Plan:
             yield f"stage {stage}: {placement}"
             for variable in (v for v in self.graph.variables if v.stage == stage):
                 sbp = ", ".join(map(str, variable.nd_sbp)) or "whole"
-                yield f"  {variable.kind} {variable.name} {self.graph.tensors[variable.tensor].shape} {sbp}"
+                shape = self.graph.tensors[variable.tensor].shape
+                yield f"  {variable.kind} {variable.name} {shape} {sbp}"
             for actor in self.stage_actors(stage):
                 rate = "step" if actor.per_step else "micro-batch"
                 yield f"  actor {actor.id} {actor.kind} {actor.name} [{actor.phase}, each {rate}]"
                 for r in (self.registers[i] for i in actor.inputs):
-                    yield f"    reads register {r.id} from {'-' if r.producer is None else r.producer}"
+                    maker = "-" if r.producer is None else r.producer
+                    yield f"    reads register {r.id} from {maker}"
                 yield from self._work_lines(actor)
                 for r in (self.registers[i] for i in actor.outputs):
                     readers = ", ".join(map(str, r.readers)) or "-"
-                    kind = "stash " if r.stash else ""
-                    yield f"    fills {kind}register {r.id} x{r.slots} {r.num_bytes} bytes -> {readers}: {', '.join(r.tensors)}"
+                    kind, tensors = "stash " if r.stash else "", ", ".join(r.tensors)
+                    filled = f"{kind}register {r.id} x{r.slots} {r.num_bytes} bytes"
+                    yield f"    fills {filled} -> {readers}: {tensors}"
         for note in self.notes:
             yield f"note: {note}"
 
@@ -213,10 +227,11 @@ class Plan:
                 yield from (f"      {op}" for op in ops)
             case BoxWork(steps, pairs):
                 for step, (read, made) in zip(steps, pairs, strict=True):
-                    yield f"      %{made} = {step.kind}(%{read}) on {self.axes[step.axis]}: {step.source} -> {step.target}"
+                    change = f"{self.axes[step.axis]}: {step.source} -> {step.target}"
+                    yield f"      %{made} = {step.kind}(%{read}) on {change}"
             case TransferWork(channel, source, target, pairs):
-                for sent, received in pairs:
-                    yield f"      channel {channel}, stage {source} -> {target}: %{sent} -> %{received}"
+                where = f"channel {channel}, stage {source} -> {target}"
+                yield from (f"      {where}: %{sent} -> %{received}" for sent, received in pairs)
             case FeedWork(feeds):
                 for feed in feeds:
                     yield f"      %{feed.tensor} = {feed.field} {', '.join(map(str, feed.nd_sbp))}"

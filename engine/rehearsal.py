@@ -1,20 +1,21 @@
 """rehearse: the plan executed before anything starts, by the same protocol, on a virtual clock.
 
-One rank stands for all ranks of its stage (they differ only by coordinate), so the cost is flat in the number of ranks.  A rank
-computes one act at a time; its collectives and messages share one link and run beside.  A transfer ends when both ends have
-posted it.  Yields: a proof that the plan ends (else PlanError with the wait cycle), the order of collectives in each group, step
-time and bubble, peak bytes, and the timeline.
+One rank stands for all ranks of its stage (they differ only by coordinate), so the cost is flat in
+the number of ranks.  A rank computes one act at a time; its collectives and messages share one link
+and run beside.  A transfer ends when both ends have posted it.  Yields: a proof that the plan ends
+(else PlanError with the wait cycle), the order of collectives in each group, step time and bubble,
+peak bytes, and the timeline.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from flowrun.engine.errors import PlanError
-from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan, RegionWork, TransferWork
 from flowrun.engine.placement import largest_shape
+from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan, TransferWork
 from flowrun.engine.scheduler import Scheduler
 
 
@@ -31,8 +32,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What is foreseen.  step_s: of a step in the steady state.  bubble: share of it in which a stage's rank does not compute,
-    by stage.  peak_bytes: of one rank, by stage.  sent_bytes: of all ranks in a step.  first_step: the timeline of a cold step."""
+    """What is foreseen.  step_s: of a step in the steady state.  bubble: share of it in which a
+    stage's rank does not compute, by stage.  peak_bytes: of one rank, by stage.  sent_bytes: of all
+    ranks in a step.  first_step: the timeline of a cold step.
+    """
 
     step_s: float
     first_step_s: float
@@ -46,7 +49,8 @@ class Rehearsal:
 def rehearse(plan: Plan, seconds: Callable[[Actor], float] | None = None) -> Rehearsal:
     """Run one cold step, fix the order of collectives, then run again to see a steady step.
 
-    seconds: cost of one act, if not the foreseen one (unit times in tests).  Raises PlanError if the plan cannot end.
+    seconds: cost of one act, if not the foreseen one (unit times in tests).  Raises PlanError if
+    the plan cannot end.
     """
     cost = seconds or (lambda actor: actor.seconds)
     cold = _Clock(plan, cost, steps=1)
@@ -61,8 +65,13 @@ def rehearse(plan: Plan, seconds: Callable[[Actor], float] | None = None) -> Reh
             busy[event.stage] += event.end - event.start
     sent = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
     return Rehearsal(
-        step_s, cold.now, tuple(1 - b / step_s if step_s else 0.0 for b in busy), tuple(warm.peaks()), sent,
-        tuple(cold.events), order,
+        step_s,
+        cold.now,
+        tuple(1 - b / step_s if step_s else 0.0 for b in busy),
+        tuple(warm.peaks()),
+        sent,
+        tuple(cold.events),
+        order,
     )
 
 
@@ -77,7 +86,9 @@ class _Clock:
         self.now = 0.0
         self.computing = [False] * len(self.ranks)
         self.link_free = [0.0] * len(self.ranks)
-        self.posted: dict[tuple[int, int], int] = {}  # (channel, act) -> stage that waits at the other end
+        self.posted: dict[
+            tuple[int, int], int
+        ] = {}  # (channel, act) -> stage that waits at the other end
         self.heap: list[tuple[float, int, int, tuple[int, ...]]] = []
         self.events: list[Event] = []
         self.collectives: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -116,7 +127,9 @@ class _Clock:
                     started = self.computing[stage] = True
                     self._run(stage, launched.actor, launched.act, self.now)
 
-    def _run(self, stage: int, actor: int, act: int, start: float, also: tuple[int, ...] = ()) -> None:
+    def _run(
+        self, stage: int, actor: int, act: int, start: float, also: tuple[int, ...] = ()
+    ) -> None:
         end = start + self.cost(self.plan.actors[actor])
         for each in (actor, *also):
             where = self.plan.actors[each].stage
@@ -156,13 +169,17 @@ class _Clock:
 
 
 class _Memory:
-    """Live bytes of one rank of a stage: variables always, a register's slot from its first act to its last reader."""
+    """Live bytes of one rank of a stage: variables always, a register's slot from its first act to
+    its last reader.
+    """
 
     def __init__(self, plan: Plan, stage: int) -> None:
         self.plan = plan
         grid = plan.placements[stage].shape
         self.live = sum(
-            _shard_bytes(plan, v.tensor, v.nd_sbp, grid) for v in plan.graph.variables if v.stage == stage
+            _shard_bytes(plan, v.tensor, v.nd_sbp, grid)
+            for v in plan.graph.variables
+            if v.stage == stage
         )
         self.peak = self.live
         self.readers_left: dict[tuple[int, int], int] = {}
@@ -212,11 +229,13 @@ def deadlock(plan: Plan, ranks: list[Scheduler]) -> PlanError:
         place = f"actor {actor} {described.name} on rank {rank} (stage {described.stage})"
         match why:
             case "input":
-                lines.append(f"{place} waits to read register {what} from {_name(plan, plan.registers[what].producer)}")
+                maker = _name(plan, plan.registers[what].producer)
+                lines.append(f"{place} waits to read register {what} from {maker}")
             case "credit":
                 r = plan.registers[what]
                 who = ", ".join(_name(plan, reader) for reader in r.readers)
-                lines.append(f"{place} waits for a free slot ({r.slots} in all) of register {what}, read by {who}")
+                free = f"a free slot ({r.slots} in all) of register {what}"
+                lines.append(f"{place} waits for {free}, read by {who}")
             case "peer":
                 lines.append(f"{place} waits for the other end of channel {what}")
             case _:
@@ -233,7 +252,7 @@ def _name(plan: Plan, actor: int | None) -> str:
 
 
 def _cycle(
-    plan: Plan, waits: dict[int, tuple[tuple[str, int], ...]], busy: dict[int, object]
+    plan: Plan, waits: dict[int, tuple[tuple[str, int], ...]], busy: Mapping[int, object]
 ) -> list[tuple[int, tuple[str, int]]]:
     """Follow first reasons until an actor repeats."""
     if not waits:
@@ -257,7 +276,12 @@ def _channel(plan: Plan, actor: int) -> int:
 
 
 def _blamed(
-    plan: Plan, actor: int, why: str, what: int, waits: dict[int, tuple[tuple[str, int], ...]], busy: dict[int, object]
+    plan: Plan,
+    actor: int,
+    why: str,
+    what: int,
+    waits: dict[int, tuple[tuple[str, int], ...]],
+    busy: Mapping[int, object],
 ) -> int | None:
     stuck = [*waits, *busy]
     match why:
@@ -267,11 +291,11 @@ def _blamed(
             return next((r for r in plan.registers[what].readers if r in stuck), None)
         case "peer":
             return next(
-                (a.id for a in plan.actors if a.id != actor and _channel(plan, a.id) == what and a.id in stuck), None
+                (
+                    a.id
+                    for a in plan.actors
+                    if a.id != actor and _channel(plan, a.id) == what and a.id in stuck
+                ),
+                None,
             )
     return None
-
-
-def is_compute(actor: Actor) -> bool:
-    """True for actors that use the rank's device."""
-    return isinstance(actor.work, RegionWork)

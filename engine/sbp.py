@@ -1,6 +1,8 @@
-"""Split, Broadcast, Partial: how one logical tensor lies on the ranks of one axis, and nd-SBP for several axes.
+"""Split, Broadcast, Partial: how one logical tensor lies on the ranks of one axis, and nd-SBP for
+several axes.
 
-The vocabulary of the whole engine (OneFlow, arXiv 2110.15032, section 3).  Knows no graph, no placement, no tensors.
+The vocabulary of the whole engine (OneFlow, arXiv 2110.15032, section 3).  Knows no graph, no
+placement, no tensors.
 """
 
 from __future__ import annotations
@@ -64,19 +66,11 @@ def parse_sbp(text: str) -> Sbp:
         return Split(int(match[1] or match[2]))
     if match := _PARTIAL.fullmatch(word):
         return Partial(match[1] or "sum")
-    raise ValueError(f"{word!r} is no SBP; write S(0) or S0 (split along dim 0), B (broadcast) or P (partial sum)")
+    raise ValueError(
+        f"{word!r} is no SBP; write S(0) or S0 (split dim 0), B (broadcast) or P (partial sum)"
+    )
 
 
 def format_nd_sbp(nd_sbp: NdSbp) -> str:
     """Print "(S(0), B)"; a single axis prints without parentheses."""
     return str(nd_sbp[0]) if len(nd_sbp) == 1 else f"({', '.join(map(str, nd_sbp))})"
-
-
-def dual(sbp: Sbp) -> Sbp:
-    """The SBP that a gradient has when its tensor has `sbp` and nothing else is known: S(i) -> S(i), B -> P, P -> B."""
-    match sbp:
-        case Broadcast():
-            return P
-        case Partial():
-            return B
-    return sbp

@@ -1,4 +1,6 @@
-"""Strategy: what the recipe asks of the compiler.  The passes read it; they know nothing of files, Hydra or processes."""
+"""Strategy: what the recipe asks of the compiler.  The passes read it; they know nothing of files,
+Hydra or processes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from flowrun.engine.sbp import Sbp
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One line of `sbp:`.  pattern over parameter or module names; where: "variable", "in" or "out"; axis by name."""
+    """One line of `sbp:`.  pattern over parameter or module names; where: "variable", "in" or
+    "out"; axis by name.
+    """
 
     pattern: str
     where: str
@@ -32,7 +36,9 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """name: adamw or sgd.  clip_norm: largest global gradient norm, 0 = off.  arguments: keyword arguments of the update op."""
+    """name: adamw or sgd.  clip_norm: largest global gradient norm, 0 = off.  arguments: keyword
+    arguments of the update op.
+    """
 
     name: str = "adamw"
     arguments: tuple[tuple[str, float | bool], ...] = ()
@@ -41,7 +47,7 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """axis: name, or "" for off.  stage: 0 to 3.  min_elements: smaller parameters are not sharded."""
+    """axis: name, or "" for off.  stage: 0 to 3.  min_elements: smaller ones are not sharded."""
 
     axis: str = ""
     stage: int = 0
@@ -52,11 +58,12 @@ class Zero:
 class Strategy:
     """Everything that decides the layout.
 
-    axes: names, outermost first; every stage's placement has all of them (size 1 where a stage does not use one).
-    placements: one a stage, or one for all when stage_modules is empty and num_stages is 1.
-    stage_modules: module patterns of each stage; empty: cut into num_stages by foreseen time.
-    module_stages: (module path, stage) already decided, by the training graph for the evaluation graph; wins over both.
-    in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b" or "zero_bubble".
+    axes: names, outermost first; every stage's placement has all of them (size 1 where a stage does
+    not use one). placements: one a stage, or one for all when stage_modules is empty and num_stages
+    is 1. stage_modules: module patterns of each stage; empty: cut into num_stages by foreseen time.
+    module_stages: (module path, stage) already decided, by the training graph for the evaluation
+    graph; wins over both. in_flight: micro-batches that a stage may hold for backward: a number,
+    "gpipe", "1f1b" or "zero_bubble".
     """
 
     axes: tuple[str, ...]

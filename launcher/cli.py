@@ -175,7 +175,8 @@ def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
         _print_rows(rows)
         typer.echo(
             "Beside a plain torch loop. Allowed: losses "
-            f"{LOSS_TOLERANCE:g} relative, weights {WEIGHT_TOLERANCE:g} of the way that training moved them."
+            f"{LOSS_TOLERANCE:g} relative, weights {WEIGHT_TOLERANCE:g} of the way that training "
+            "moved them."
         )
         if not all(getattr(row, "ok", True) for row in rows):
             raise typer.Exit(RUN_FAILED)

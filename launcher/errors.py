@@ -25,7 +25,6 @@ from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher.hydra_source import is_path, recipe_names
 from flowrun.launcher.locate import locate, show_path
 
-
 _MAPPING = "only a mapping of keys can stand here."
 
 

@@ -1,4 +1,6 @@
-"""A recipe made concrete: the task, the data, the strategy, and the compiled plans.  No process is started here."""
+"""A recipe made concrete: the task, the data, the strategy, and the compiled plans.  No process is
+started here.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ Batch = Mapping[str, torch.Tensor]
 class Sampler:
     """Which samples a step reads, of a data set whose last `held_out` samples are for evaluation.
 
-    Called with (step, micro-batch, rows of the micro-batch); a step counts from 0.  evaluation: the held-out samples, in order.
+    Called with (step, micro-batch, rows of the micro-batch); a step counts from 0.  evaluation: the
+    held-out samples, in order.
     """
 
     data: Dataset[Any]
@@ -48,11 +51,15 @@ class Sampler:
         if not self.evaluation:
             return sample_indices(self.seed, step, self.batch_size, total - self.held_out)
         first = total - self.held_out + step * self.batch_size
-        return [total - self.held_out + (k - total + self.held_out) % self.held_out
-                for k in range(first, first + self.batch_size)]
+        return [
+            total - self.held_out + (k - total + self.held_out) % self.held_out
+            for k in range(first, first + self.batch_size)
+        ]
 
     def eval_steps(self, most: int) -> int:
-        """Evaluation batches of one step's size: all that the held-out samples fill, at most `most`."""
+        """Evaluation batches of one step's size: all that the held-out samples fill, at most
+        `most`.
+        """
         return min(most, max(1, self.held_out // self.batch_size)) if self.held_out else 0
 
 
@@ -66,12 +73,18 @@ class Job:
         self.data = build.instantiate_data(recipe)
         held_out = int(_length(self.data) * recipe.eval.fraction) if recipe.eval.batches else 0
         train = recipe.train
-        self.sampler = Sampler(self.data, train.seed, train.batch_size, train.micro_batches, held_out)
-        self.evaluation_sampler = Sampler(self.data, train.seed, train.batch_size, train.micro_batches, held_out, True)
+        self.sampler = Sampler(
+            self.data, train.seed, train.batch_size, train.micro_batches, held_out
+        )
+        self.evaluation_sampler = Sampler(
+            self.data, train.seed, train.batch_size, train.micro_batches, held_out, True
+        )
         self.strategy = strategy_of(recipe)
         self.example = self.sampler(0, 0, slice(0, recipe.micro_batch_size))
         self.task = Task(
-            self.model, build.task_inputs(recipe, self.model, self.example), build.instantiate_loss(recipe),
+            self.model,
+            build.task_inputs(recipe, self.model, self.example),
+            build.instantiate_loss(recipe),
             build.instantiate_metrics(recipe),
         )
 
@@ -97,7 +110,9 @@ class Job:
 
     @property
     def tokens_per_step(self) -> int:
-        """Samples of a step times the length of a token sequence, where samples are sequences of integers."""
+        """Samples of a step times the length of a token sequence, where samples are sequences of
+        integers.
+        """
         first = next(iter(self.task.inputs.values()))
         value = self.example[first]
         length = value.shape[1] if value.dim() == 2 and not value.dtype.is_floating_point else 1
@@ -113,11 +128,20 @@ def strategy_of(recipe: Recipe) -> Strategy:
     """What the recipe asks of the compiler."""
     optim = recipe.optim
     arguments: tuple[tuple[str, float | bool], ...] = (
-        (("lr", optim.lr), ("beta1", optim.betas[0]), ("beta2", optim.betas[1]), ("eps", optim.eps),
-         ("weight_decay", optim.weight_decay))
+        (
+            ("lr", optim.lr),
+            ("beta1", optim.betas[0]),
+            ("beta2", optim.betas[1]),
+            ("eps", optim.eps),
+            ("weight_decay", optim.weight_decay),
+        )
         if optim.name == "adamw"
-        else (("lr", optim.lr), ("momentum", optim.momentum), ("weight_decay", optim.weight_decay),
-              ("nesterov", optim.nesterov))
+        else (
+            ("lr", optim.lr),
+            ("momentum", optim.momentum),
+            ("weight_decay", optim.weight_decay),
+            ("nesterov", optim.nesterov),
+        )
     )
     zero = recipe.zero
     return Strategy(
@@ -125,7 +149,9 @@ def strategy_of(recipe: Recipe) -> Strategy:
         placements=recipe.placements,
         stage_modules=recipe.stage_modules,
         pins=recipe.pins,
-        zero=Zero(zero.axis or "", zero.stage, zero.min_size) if zero.axis in recipe.axes else Zero(),
+        zero=Zero(zero.axis or "", zero.stage, zero.min_size)
+        if zero.axis in recipe.axes
+        else Zero(),
         optimizer=Optimizer(optim.name, arguments, optim.clip_norm),
         micro_batches=recipe.train.micro_batches,
         in_flight=recipe.in_flight,
@@ -136,5 +162,9 @@ def strategy_of(recipe: Recipe) -> Strategy:
 
 def _length(data: Dataset[Any]) -> int:
     if not isinstance(data, Sized):
-        raise RecipeError("data", "the data set has no length.", "Give a map-style data set: __len__ and __getitem__.")
+        raise RecipeError(
+            "data",
+            "the data set has no length.",
+            "Give a map-style data set: __len__ and __getitem__.",
+        )
     return len(data)

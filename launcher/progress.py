@@ -1,4 +1,6 @@
-"""What a person sees while a recipe runs: the plan in short, a bar with loss and speed, the report at the end."""
+"""What a person sees while a recipe runs: the plan in short, a bar with loss and speed, the report
+at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import (
+    Progress as Bar,
+)
 from rich.table import Table
 
 from flowrun.engine.compile import Rehearsed
@@ -16,7 +26,9 @@ from flowrun.launcher.report import Report, StepRecord
 
 
 class Progress:
-    """Prints to a console; on something that is no terminal, a line every tenth of the run instead of a bar."""
+    """Prints to a console; on something that is no terminal, a line every tenth of the run instead
+    of a bar.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -31,7 +43,8 @@ class Progress:
         self.console.print(stage_table(job, training))
         per_step = f"{job.recipe.train.batch_size} samples in {plan.micro_batches} micro-batches"
         self.console.print(
-            f"a step: {per_step}, foreseen {seconds(rehearsal.step_s)}, {size(rehearsal.sent_bytes)} between ranks"
+            f"a step: {per_step}, foreseen {seconds(rehearsal.step_s)}, "
+            f"{size(rehearsal.sent_bytes)} between ranks"
         )
         for note in plan.notes:
             self.console.print(f"note: {note}", style="yellow")
@@ -40,33 +53,52 @@ class Progress:
         """A step has ended."""
         if not self.console.is_terminal:
             if record.step % max(1, self.steps // 10) == 0 or record.step == self.steps - 1:
+                speed = f"{record.tokens_per_s:,.0f} tokens/s"
                 self.console.print(
-                    f"step {record.step}  loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s", highlight=False
+                    f"step {record.step}  loss {record.loss:.4f}  {speed}", highlight=False
                 )
             return
         if self.bar is None:
             self.bar = Bar(
-                TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
-                TextColumn("{task.fields[speed]:,.0f} tokens/s"), TimeRemainingColumn(), console=self.console,
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("loss {task.fields[loss]:.4f}"),
+                TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+                TimeRemainingColumn(),
+                console=self.console,
             )
-            self.task = self.bar.add_task("", total=self.steps, loss=record.loss, speed=record.tokens_per_s)
+            self.task = self.bar.add_task(
+                "", total=self.steps, loss=record.loss, speed=record.tokens_per_s
+            )
             self.bar.start()
-        self.bar.update(self.task, completed=record.step + 1, loss=record.loss, speed=record.tokens_per_s)
+        self.bar.update(
+            self.task, completed=record.step + 1, loss=record.loss, speed=record.tokens_per_s
+        )
 
     def finished(self, report: Report, folder: Path) -> None:
         """The end: loss, and what was foreseen beside what was measured."""
         self.close()
-        validation = "".join(f", validation {name} {value:.4f}" for name, value in report.validation.items())
-        self.console.print(f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}{validation}", highlight=False)
+        validation = "".join(
+            f", validation {name} {value:.4f}" for name, value in report.validation.items()
+        )
+        self.console.print(
+            f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}{validation}", highlight=False
+        )
         table = Table(box=None, pad_edge=False)
         for heading in ("", "foreseen", "measured"):
             table.add_column(heading, justify="right" if heading else "left")
         foreseen, measured = report.foreseen, report.measured
         table.add_row("step time", seconds(foreseen["step_s"]), seconds(measured["step_s"]))
-        table.add_row("bytes sent, all ranks", size(foreseen["sent_bytes"]), size(measured["sent_bytes"]))
+        table.add_row(
+            "bytes sent, all ranks", size(foreseen["sent_bytes"]), size(measured["sent_bytes"])
+        )
         if any(measured["peak_bytes"].values()):
-            table.add_row("peak memory of a rank", size(max(foreseen["peak_bytes"].values())),
-                          size(max(measured["peak_bytes"].values())))
+            table.add_row(
+                "peak memory of a rank",
+                size(max(foreseen["peak_bytes"].values())),
+                size(max(measured["peak_bytes"].values())),
+            )
         self.console.print(table)
         self.console.print(f"everything of this run: {folder}", highlight=False, soft_wrap=True)
 
@@ -78,16 +110,27 @@ class Progress:
 
 
 def stage_table(job: Job, training: Rehearsed) -> Table:
-    """A line a stage: its ranks, modules, foreseen memory of a rank, and share of time that a rank computes."""
+    """A line a stage: its ranks, modules, foreseen memory of a rank, and share of time that a rank
+    computes.
+    """
     plan, rehearsal = training.plan, training.rehearsal
     table = Table(
-        title=f"{job.recipe.name}: {plan.num_ranks} ranks", title_justify="left", title_style="bold", box=None, pad_edge=False
+        title=f"{job.recipe.name}: {plan.num_ranks} ranks",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
     )
     for heading in ("stage", "placement", "modules", "memory of a rank", "busy"):
-        table.add_column(heading, justify="right" if heading in ("stage", "memory of a rank", "busy") else "left")
+        table.add_column(
+            heading, justify="right" if heading in ("stage", "memory of a rank", "busy") else "left"
+        )
     for stage, placement in enumerate(plan.placements):
         table.add_row(
-            str(stage), str(placement), units(training, stage), size(rehearsal.peak_bytes[stage]),
+            str(stage),
+            str(placement),
+            units(training, stage),
+            size(rehearsal.peak_bytes[stage]),
             f"{1 - rehearsal.bubble[stage]:.0%}",
         )
     return table
@@ -98,10 +141,16 @@ def units(training: Rehearsed, stage: int) -> str:
     from flowrun.engine.passes.split_stages import unit_of
 
     ops = training.plan.graph.ops
-    names = list(dict.fromkeys(
-        unit_of(op.module) for op in ops
-        if op.stage == stage and op.phase == "forward" and op.module not in ("", "loss") and op.target.startswith("aten.")
-    ))
+    names = list(
+        dict.fromkeys(
+            unit_of(op.module)
+            for op in ops
+            if op.stage == stage
+            and op.phase == "forward"
+            and op.module not in ("", "loss")
+            and op.target.startswith("aten.")
+        )
+    )
     return ", ".join(names) if len(names) <= 5 else f"{names[0]} … {names[-1]} ({len(names)})"
 
 

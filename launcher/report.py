@@ -1,4 +1,6 @@
-"""Report: what was foreseen beside what was measured.  `report.json` in the run's folder, and a table for a person."""
+"""Report: what was foreseen beside what was measured.  `report.json` in the run's folder, and a
+table for a person.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ class StepRecord:
 class Log:
     """What a run measured.
 
-    steps: of the whole run.  validation: mean of each result over the held-out samples.  peak_bytes, sent_bytes: by rank;
-    sent_bytes are of the whole training.  first_step_s: from the start of the launcher's execution to the end of step 0.
-    acts: rank -> actor name -> acts.  most_stashed: rank -> most versions of one stash register that were live at once.
+    steps: of the whole run.  validation: mean of each result over the held-out samples.
+    peak_bytes, sent_bytes: by rank; sent_bytes are of the whole training.  first_step_s: from the
+    start of the launcher's execution to the end of step 0. acts: rank -> actor name -> acts.
+    most_stashed: rank -> most versions of one stash register that were live at once.
     """
 
     steps: tuple[StepRecord, ...]
@@ -40,7 +43,9 @@ class Log:
 
 @dataclass(frozen=True)
 class Report:
-    """foreseen and measured have the same keys: step_s, peak_bytes (by rank), sent_bytes (of all ranks, a step)."""
+    """foreseen and measured have the same keys: step_s, peak_bytes (by rank), sent_bytes (of all
+    ranks, a step).
+    """
 
     name: str
     ranks: int
@@ -72,8 +77,16 @@ class Report:
             "sent_bytes": sum(log.sent_bytes.values()) / max(1, len(log.steps)),
         }
         return Report(
-            job.recipe.name, plan.num_ranks, len(log.steps), log.steps[0].loss, log.steps[-1].loss, log.validation,
-            job.tokens_per_step / step_s if step_s else 0.0, foreseen, measured, plan.notes,
+            job.recipe.name,
+            plan.num_ranks,
+            len(log.steps),
+            log.steps[0].loss,
+            log.steps[-1].loss,
+            log.validation,
+            job.tokens_per_step / step_s if step_s else 0.0,
+            foreseen,
+            measured,
+            plan.notes,
         )
 
     def to_json(self) -> str:

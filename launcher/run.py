@@ -1,4 +1,6 @@
-"""The story: recipe -> logical graph -> plan -> rehearsal -> actors -> report.  A newcomer reads this file first."""
+"""The story: recipe -> logical graph -> plan -> rehearsal -> actors -> report.  A newcomer reads
+this file first.
+"""
 
 from __future__ import annotations
 

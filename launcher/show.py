@@ -17,15 +17,28 @@ from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, Tra
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import layout, seconds, size, stage_table
 
-_MARKS = {FORWARD: ("F", "green"), BACKWARD: ("B", "blue"), WEIGHT_GRAD: ("W", "cyan"), UPDATE: ("U", "magenta")}
+_MARKS = {
+    FORWARD: ("F", "green"),
+    BACKWARD: ("B", "blue"),
+    WEIGHT_GRAD: ("W", "cyan"),
+    UPDATE: ("U", "magenta"),
+}
 
 
 def plan_report(job: Job, width: int = 100) -> RenderableType:
     """Stages, layers, boxings, memory, time and the rehearsed timeline of a recipe."""
     training = job.training
     parts: list[RenderableType] = [
-        stage_table(job, training), "", layers(training.plan), "", boxings(training.plan), "", memory(training), "",
-        times(job, training), timeline(training, width),
+        stage_table(job, training),
+        "",
+        layers(training.plan),
+        "",
+        boxings(training.plan),
+        "",
+        memory(training),
+        "",
+        times(job, training),
+        timeline(training, width),
     ]
     parts += [Text(f"note: {note}", style="yellow") for note in training.plan.notes]
     return Group(*parts)
@@ -44,7 +57,11 @@ def layers(plan: Plan) -> Table:
 
 def _layer_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     tensors = plan.graph.tensors
-    outputs = {op.module: op for op in plan.graph.ops if op.phase == FORWARD and not op.target.startswith("flow.")}
+    outputs = {
+        op.module: op
+        for op in plan.graph.ops
+        if op.phase == FORWARD and not op.target.startswith("flow.")
+    }
     for v in plan.graph.variables:
         if v.kind == "state":
             continue
@@ -53,7 +70,15 @@ def _layer_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         made = outputs.get(v.name.rpartition(".")[0])
         out = tensors[made.makes[0]].shape if made and made.makes else ()
         out_sbp = layout(made.out_sbp[0]) if made and made.makes else ""
-        yield v.name, str(v.stage), _shape(shape), layout(v.nd_sbp), _shape(held), _shape(out), out_sbp
+        yield (
+            v.name,
+            str(v.stage),
+            _shape(shape),
+            layout(v.nd_sbp),
+            _shape(held),
+            _shape(out),
+            out_sbp,
+        )
 
 
 def _shape(shape: Iterable[int]) -> str:
@@ -65,9 +90,12 @@ def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, *rest in rows:
         number = re.search(r"\.(\d+)(?=\.|$)", name)
-        pattern = name if number is None else f"{name[: number.start(1)]}*{name[number.end(1):]}"
+        pattern = name if number is None else f"{name[: number.start(1)]}*{name[number.end(1) :]}"
         groups.setdefault((pattern, *rest), []).append(number[1] if number else "")
-    return [(pattern.replace("*", _span(numbers), 1), *rest) for (pattern, *rest), numbers in groups.items()]
+    return [
+        (pattern.replace("*", _span(numbers), 1), *rest)
+        for (pattern, *rest), numbers in groups.items()
+    ]
 
 
 def _span(numbers: list[str]) -> str:
@@ -109,13 +137,22 @@ def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
     return actor.phase, f"stage {actor.stage}", what, changes
 
 
-# ------------------------------------------------------------------------------------------ memory and time
+# ------------------------------------------------------------------------------------------ memory
+# and time
 
 
 def memory(training: Rehearsed) -> Table:
-    """Bytes of one rank of each stage: what stays, what registers may hold, and the foreseen peak."""
+    """Bytes of one rank of each stage: what stays, what registers may hold, foreseen peak."""
     plan, rehearsal = training.plan, training.rehearsal
-    table = _table("memory of a rank", "stage", "weights", "optimizer", "stash", "other registers", "peak foreseen")
+    table = _table(
+        "memory of a rank",
+        "stage",
+        "weights",
+        "optimizer",
+        "stash",
+        "other registers",
+        "peak foreseen",
+    )
     for stage, placement in enumerate(plan.placements):
         held = {"parameter": 0, "buffer": 0, "state": 0}
         for v in (v for v in plan.graph.variables if v.stage == stage):
@@ -127,8 +164,14 @@ def memory(training: Rehearsed) -> Table:
         registers = [r for r in plan.registers if r.stage == stage and not r.initial]
         stash = sum(r.slots * r.num_bytes for r in registers if r.stash)
         other = sum(r.slots * r.num_bytes for r in registers if not r.stash)
-        table.add_row(str(stage), size(held["parameter"] + held["buffer"]), size(held["state"]), size(stash), size(other),
-                      size(rehearsal.peak_bytes[stage]))
+        table.add_row(
+            str(stage),
+            size(held["parameter"] + held["buffer"]),
+            size(held["state"]),
+            size(stash),
+            size(other),
+            size(rehearsal.peak_bytes[stage]),
+        )
     return table
 
 
@@ -138,8 +181,8 @@ def times(job: Job, training: Rehearsed) -> Text:
     speed = job.tokens_per_step / rehearsal.step_s if rehearsal.step_s else 0.0
     bubble = ", ".join(f"{b:.0%}" for b in rehearsal.bubble)
     return Text(
-        f"foreseen on {job.recipe.hardware.name}: {seconds(rehearsal.step_s)} a step, {speed:,.0f} tokens/s, "
-        f"bubble by stage {bubble}"
+        f"foreseen on {job.recipe.hardware.name}: {seconds(rehearsal.step_s)} a step, "
+        f"{speed:,.0f} tokens/s, bubble by stage {bubble}"
     )
 
 
@@ -155,25 +198,41 @@ def timeline(training: Rehearsed, width: int = 100) -> Group:
             actor = training.plan.actors[event.actor]
             if event.stage != stage or not isinstance(actor.work, RegionWork):
                 continue
-            for k in range(int(event.start / slice_s), min(columns - 1, int(event.end / slice_s)) + 1):
+            for k in range(
+                int(event.start / slice_s), min(columns - 1, int(event.end / slice_s)) + 1
+            ):
                 overlap = min(event.end, (k + 1) * slice_s) - max(event.start, k * slice_s)
                 share[k][actor.phase] = share[k].get(actor.phase, 0.0) + max(0.0, overlap)
         line = Text(f"stage {stage:<3} ", no_wrap=True)
         for slot in share:
             busy = sum(slot.values())
-            mark, style = _MARKS[max(slot, key=slot.__getitem__)] if busy > slice_s / 4 else ("·", "dim")
+            mark, style = (
+                _MARKS[max(slot, key=slot.__getitem__)] if busy > slice_s / 4 else ("·", "dim")
+            )
             line.append(mark, style)
         lines.append(line)
-    end = Text(f"          0{'first step, ' + seconds(rehearsal.first_step_s):>{columns - 1}}", style="dim")
-    legend = Text("          F forward  B backward  W weight gradient  U update  · waits", style="dim")
+    end = Text(
+        f"          0{'first step, ' + seconds(rehearsal.first_step_s):>{columns - 1}}", style="dim"
+    )
+    legend = Text(
+        "          F forward  B backward  W weight gradient  U update  · waits", style="dim"
+    )
     return Group(*lines, end, legend)
 
 
 def _table(title: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    numbers = {"stage", "times", "bytes each", "a step", "weights", "optimizer", "stash", "other registers",
-               "peak foreseen"}
+    numbers = {
+        "stage",
+        "times",
+        "bytes each",
+        "a step",
+        "weights",
+        "optimizer",
+        "stash",
+        "other registers",
+        "peak foreseen",
+    }
     for heading in headings:
         table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)
     return table
-

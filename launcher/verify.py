@@ -1,7 +1,7 @@
 """`flowrun verify`: does a recipe train alike under every layout?
 
-Each layout trains the recipe for a few steps; its losses and final weights are held beside a plain torch loop (autograd and
-torch.optim, one device, nothing of flowrun's engine).
+Each layout trains the recipe for a few steps; its losses and final weights are held beside a plain
+torch loop (autograd and torch.optim, one device, nothing of flowrun's engine).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from flowrun.launcher.recipe import load
 from flowrun.launcher.schema import Recipe
 
 LOSS_TOLERANCE = 1e-5  # relative: float32 sums in another order
-WEIGHT_TOLERANCE = 1e-2  # of the way that training moved the weights: Adam divides rounding by itself where a gradient is ~0
+# Of the way that training moved the weights: Adam divides rounding by itself at gradients near 0.
+WEIGHT_TOLERANCE = 1e-2
 MOST_STEPS = 20  # a recipe that trains longer is cut to FEW_STEPS
 FEW_STEPS = 5
 
@@ -32,8 +33,9 @@ Run = Callable[[Recipe, Path], Any]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One layout beside the plain loop: largest relative difference of the losses, and of the weights as a share of the way
-    that training moved them; bytes that all ranks sent in a step."""
+    """One layout beside the plain loop: largest relative difference of the losses, and of the
+    weights as a share of the way that training moved them; bytes that all ranks sent in a step.
+    """
 
     layout: str
     ranks: int
@@ -63,7 +65,9 @@ def compare_layouts(recipe: Recipe, run: Run) -> list[Difference]:
                 changed = load([f"recipe={file}", *changes, *always])
                 report = run(changed, folder)
             except FlowrunError as error:
-                rows.append(Difference(name, 0, 0.0, 0.0, 0, f"skipped: {error.problem.splitlines()[0]}"))
+                rows.append(
+                    Difference(name, 0, 0.0, 0.0, 0, f"skipped: {error.problem.splitlines()[0]}")
+                )
                 continue
             rows.append(_difference(name, report, folder, losses, before, after))
     return rows
@@ -86,11 +90,17 @@ def layouts(recipe: Recipe) -> Iterator[tuple[str, list[str]]]:
         ("data 2, tensor 2, ZeRO 2", {"data": 2, "tensor": 2}, 1, 2),
     ):
         changes = [f"placement.axes.{axis}={sizes.get(axis, 1)}" for axis in axes]
-        changes += [f"placement.stages={stages}", f"zero.stage={zero}", f"zero.axis={'data' if zero else 'null'}"]
+        changes += [
+            f"placement.stages={stages}",
+            f"zero.stage={zero}",
+            f"zero.axis={'data' if zero else 'null'}",
+        ]
         yield name, changes
 
 
-def plain_loop(recipe: Recipe) -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def plain_loop(
+    recipe: Recipe,
+) -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(loss of each step, weights before, weights after) of plain torch on one device."""
     job = Job(recipe)
     parts = build.build(recipe)
@@ -104,7 +114,13 @@ def plain_loop(recipe: Recipe) -> tuple[list[float], dict[str, torch.Tensor], di
         for micro_batch in range(recipe.train.micro_batches):
             batch = job.sampler(step, micro_batch, slice(0, recipe.micro_batch_size))
             output = model(**{argument: batch[name] for argument, name in parts.inputs.items()})
-            loss = loss_fn(output, batch) if loss_fn else output if isinstance(output, torch.Tensor) else output.loss
+            loss = (
+                loss_fn(output, batch)
+                if loss_fn
+                else output
+                if isinstance(output, torch.Tensor)
+                else output.loss
+            )
             (loss / recipe.train.micro_batches).backward()
             total += float(loss.detach()) / recipe.train.micro_batches
         if recipe.optim.clip_norm > 0:
@@ -117,13 +133,29 @@ def plain_loop(recipe: Recipe) -> tuple[list[float], dict[str, torch.Tensor], di
 def _optimizer(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
     optim = recipe.optim
     if optim.name == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay)
-    return torch.optim.SGD(model.parameters(), lr=optim.lr, momentum=optim.momentum, weight_decay=optim.weight_decay,
-                           nesterov=optim.nesterov)
+        return torch.optim.AdamW(
+            model.parameters(),
+            lr=optim.lr,
+            betas=optim.betas,
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+        )
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=optim.lr,
+        momentum=optim.momentum,
+        weight_decay=optim.weight_decay,
+        nesterov=optim.nesterov,
+    )
 
 
 def _difference(
-    name: str, report: Any, folder: Path, losses: list[float], before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]
+    name: str,
+    report: Any,
+    folder: Path,
+    losses: list[float],
+    before: dict[str, torch.Tensor],
+    after: dict[str, torch.Tensor],
 ) -> Difference:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     trained = [json.loads(line)["loss"] for line in lines]
@@ -133,4 +165,6 @@ def _difference(
     weight = max(float((found[n] - after[n]).abs().max()) for n in after) / moved
     good = loss <= LOSS_TOLERANCE and weight <= WEIGHT_TOLERANCE
     verdict = "same" if good else "DIFFERS"
-    return Difference(name, report.ranks, loss, weight, round(report.measured["sent_bytes"]), verdict)
+    return Difference(
+        name, report.ranks, loss, weight, round(report.measured["sent_bytes"]), verdict
+    )

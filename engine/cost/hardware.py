@@ -1,4 +1,6 @@
-"""Hardware: the few numbers that turn work into seconds.  One profile serves inference, bucket sizes and the rehearsal."""
+"""Hardware: the few numbers that turn work into seconds.  One profile serves inference, bucket
+sizes and the rehearsal.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What joins ranks.  latency_s: seconds before the first byte of one collective or message; bytes_per_s: of one rank."""
+    """What joins ranks.  latency_s: seconds before the first byte of one collective or message;
+    bytes_per_s: of one rank.
+    """
 
     latency_s: float = 150e-6
     bytes_per_s: float = 1.5e9
@@ -17,8 +21,9 @@ class Link:
 class Hardware:
     """A rank's device and its links.
 
-    flops: multiply-adds count 2, per second, for large matrix products.  memory_bytes_per_s: streaming reads plus writes.
-    act_s: overhead of one act of an actor.  memory_bytes: of one rank; 0 means not limited.
+    flops: multiply-adds count 2, per second, for large matrix products.  memory_bytes_per_s:
+    streaming reads plus writes. act_s: overhead of one act of an actor.  memory_bytes: of one rank;
+    0 means not limited.
     """
 
     name: str = "cpu"

@@ -1,6 +1,7 @@
 """Seconds of one op on one rank: the larger of its arithmetic and its memory traffic.
 
-Arithmetic counts 2 for a multiply-add; traffic is every input and output once.  Shapes are what the rank holds.
+Arithmetic counts 2 for a multiply-add; traffic is every input and output once.  Shapes are what the
+rank holds.
 """
 
 from __future__ import annotations
@@ -12,8 +13,22 @@ from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.graph import Op
 from flowrun.engine.placement import Shape
 
-_VIEWS = ("view", "_unsafe_view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze",
-          "slice", "select", "detach", "alias", "split", "unbind")
+_VIEWS = (
+    "view",
+    "_unsafe_view",
+    "t",
+    "transpose",
+    "permute",
+    "expand",
+    "unsqueeze",
+    "squeeze",
+    "slice",
+    "select",
+    "detach",
+    "alias",
+    "split",
+    "unbind",
+)
 
 
 def is_view(target: str) -> bool:
@@ -22,7 +37,7 @@ def is_view(target: str) -> bool:
 
 
 def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
-    """Multiply-adds times 2 of matrix products, attention and convolutions; 0 for everything else."""
+    """Multiply-adds times 2 of matrix products, attention and convolutions; else 0."""
     name = op.target.split(".")[1] if op.target.startswith("aten.") else ""
     match name:
         case "mm" | "bmm":
@@ -42,15 +57,24 @@ def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | No
 
 
 def op_seconds(
-    op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], hardware: Hardware, itemsize: int = 4
+    op: Op,
+    in_shapes: Sequence[Shape],
+    out_shapes: Sequence[Shape | None],
+    hardware: Hardware,
+    itemsize: int = 4,
 ) -> float:
     """Foreseen seconds of the op on shapes that one rank holds."""
     if is_view(op.target):
         return 0.0
-    moved = sum(math.prod(s) for s in in_shapes) + sum(math.prod(s) for s in out_shapes if s is not None)
+    moved = sum(math.prod(s) for s in in_shapes) + sum(
+        math.prod(s) for s in out_shapes if s is not None
+    )
     if op.target.startswith("flow.adamw") or op.target.startswith("flow.sgd"):
         moved *= 3  # read, write, and a pass or two of temporaries
-    return max(
-        op_flops(op, in_shapes, out_shapes) / hardware.flops,
-        moved * itemsize / hardware.memory_bytes_per_s,
-    ) + 2e-6
+    return (
+        max(
+            op_flops(op, in_shapes, out_shapes) / hardware.flops,
+            moved * itemsize / hardware.memory_bytes_per_s,
+        )
+        + 2e-6
+    )

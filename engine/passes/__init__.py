@@ -1,4 +1,6 @@
-"""PASSES: the compiler's table of contents, in order.  Each is a pure function (graph, strategy) -> graph."""
+"""PASSES: the compiler's table of contents, in order.  Each is a pure function (graph, strategy) ->
+graph.
+"""
 
 from __future__ import annotations
 

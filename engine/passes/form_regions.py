@@ -1,11 +1,13 @@
 """form_regions: which ops of the boxed graph run together as one program.
 
 A region is a set of ops of one stage and phase with the same (run, depth):
-    run     a stretch of ops of one block of the model, in topological order: regions end where blocks end, so that what
-            crosses links can start early and equal blocks make equal programs
-    depth   the number of moving boxings behind an op: a region never waits for communication in its middle
-Both only grow along every edge, so regions form a graph without cycles.  An op that waits for nothing but weights, and a view,
-sinks to the region that first needs it.
+
+    run     a stretch of ops of one block of the model, in topological order: regions end where
+            blocks end, so that what crosses links starts early and equal blocks make equal programs
+    depth   the number of moving boxings behind an op: no region waits for communication inside
+
+Both only grow along every edge, so regions form a graph without cycles.  An op that waits for
+nothing but weights, and a view, sinks to the region that first needs it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def _unit(ops: list[Op]) -> str:
 
 
 def _runs(graph: LogicalGraph) -> dict[str, int]:
-    """Op -> number of its run: it grows by one, for each stage and phase, where the block changes."""
+    """Op -> number of its run: for each stage and phase it grows where the block changes."""
     current: dict[tuple[int, str], tuple[str, int]] = {}
     runs: dict[str, int] = {}
     for op in graph.ops:
@@ -78,7 +80,9 @@ def _depths(graph: LogicalGraph) -> dict[str, int]:
 
 
 def _sink(graph: LogicalGraph, runs: dict[str, int], depths: dict[str, int]) -> dict[str, int]:
-    """Move views, and ops that wait for weights only, to the depth of their first reader in the same run."""
+    """Move views, and ops that wait for weights only, to the depth of their first reader in the
+    same run.
+    """
     out = dict(depths)
     reported = {tensor for _, tensor in graph.results}
     variables = graph.variable_of
@@ -88,7 +92,8 @@ def _sink(graph: LogicalGraph, runs: dict[str, int], depths: dict[str, int]) -> 
         free = is_view(op.target) or all(name in variables for name in op.inputs)
         readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
         same = all(
-            not moves(r) and (r.stage, r.phase, runs[r.name]) == (op.stage, op.phase, runs[op.name]) for r in readers
+            not moves(r) and (r.stage, r.phase, runs[r.name]) == (op.stage, op.phase, runs[op.name])
+            for r in readers
         )
         if free and readers and same:
             out[op.name] = min(out[reader.name] for reader in readers)

@@ -1,11 +1,14 @@
-"""infer_sbp: trained -> signed.  Gives every op one signature an axis: pins first, then the legal rows of least boxing time.
+"""infer_sbp: trained -> signed.  Gives every op one signature an axis: pins first, then the legal
+rows of least boxing time.
 
-Axis after axis, outermost first, on the shapes that the axes before left over.  For each axis three chunks are decided in
-order, each exactly (layout_search.py): forward; backward, given forward; update, given the weights' homes.
-shard_optimizer runs between the second and the third: it is why the update chunk is a pass of its own.
+Axis after axis, outermost first, on the shapes that the axes before left over.  For each axis three
+chunks are decided in order, each exactly (layout_search.py): forward; backward, given forward;
+update, given the weights' homes. shard_optimizer runs between the second and the third: it is why
+the update chunk is a pass of its own.
 
-Conventions that the recipe need not spell out: on an axis named `data` (or the ZeRO axis) every batch field enters split along
-dim 0, on any other axis whole; a weight that no pin names is free, and B unless its readers all want one split.
+Conventions that the recipe need not spell out: on an axis named `data` (or the ZeRO axis) every
+batch field enters split along dim 0, on any other axis whole; a weight that no pin names is free,
+and B unless its readers all want one split.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         for chunk in (forward, backward):
             solution = axis_view.decide(chunk)
             if not solution.exact:
-                notes.append(f"axis {strategy.axes[axis]}: layout is the best of {len(chunk)} ops found, not proved least")
+                notes.append(
+                    f"axis {strategy.axes[axis]}: layout of {len(chunk)} ops is not proved least"
+                )
         axis_view.keep_homes()
     return replace(layout.graph(graph), level="signed", notes=tuple(notes))
 
@@ -57,12 +62,18 @@ def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 class _Layout:
-    """Decisions so far: nd-SBPs of every op's inputs and outputs, homes, and forms of every tensor by axis."""
+    """Decisions so far: nd-SBPs of every op's inputs and outputs, homes, and forms of every tensor
+    by axis.
+    """
 
     def __init__(self, graph: LogicalGraph) -> None:
         self.base = graph
-        self.in_sbp: dict[str, list[NdSbp]] = {op.name: list(op.in_sbp) or [() for _ in op.inputs] for op in graph.ops}
-        self.out_sbp: dict[str, list[NdSbp]] = {op.name: list(op.out_sbp) or [() for _ in op.outputs] for op in graph.ops}
+        self.in_sbp: dict[str, list[NdSbp]] = {
+            op.name: list(op.in_sbp) or [() for _ in op.inputs] for op in graph.ops
+        }
+        self.out_sbp: dict[str, list[NdSbp]] = {
+            op.name: list(op.out_sbp) or [() for _ in op.outputs] for op in graph.ops
+        }
         self.homes: dict[str, NdSbp] = {v.tensor: v.nd_sbp for v in graph.variables}
         self.homes.update({f.tensor: f.nd_sbp for f in graph.feeds})
 
@@ -71,7 +82,10 @@ class _Layout:
         return replace(
             graph,
             ops=tuple(
-                replace(op, in_sbp=tuple(self.in_sbp[op.name]), out_sbp=tuple(self.out_sbp[op.name])) for op in graph.ops
+                replace(
+                    op, in_sbp=tuple(self.in_sbp[op.name]), out_sbp=tuple(self.out_sbp[op.name])
+                )
+                for op in graph.ops
             ),
             variables=tuple(replace(v, nd_sbp=self.homes[v.tensor]) for v in graph.variables),
             feeds=tuple(replace(f, nd_sbp=self.homes[f.tensor]) for f in graph.feeds),
@@ -117,7 +131,9 @@ class _Axis:
         read = {name for op in ops for name in op.inputs}
         known = {name: self.forms[name] for name in read if name in self.forms and name not in made}
         homes = {n: self._homes(n) for n in read if n not in made and n not in known}
-        solution = solve(Problem(ops, [self._rows(op) for op in ops], known, homes, self._box, self._movable))
+        solution = solve(
+            Problem(ops, [self._rows(op) for op in ops], known, homes, self._box, self._movable)
+        )
         for op, row in zip(ops, solution.rows, strict=True):
             ins, outs = self.layout.in_sbp[op.name], self.layout.out_sbp[op.name]
             for i, sbp in enumerate(row.inputs):
@@ -133,7 +149,9 @@ class _Axis:
         return solution
 
     def keep_homes(self) -> None:
-        """Write the homes of this axis: a state lives with its parameter, and what nobody read is B."""
+        """Write the homes of this axis: a state lives with its parameter, and what nobody read is
+        B.
+        """
         parameters = {v.name: v.tensor for v in self.variables.values()}
         for tensor, nd_sbp in self.layout.homes.items():
             if len(nd_sbp) > self.axis:
@@ -147,7 +165,11 @@ class _Axis:
         return name not in self.variables
 
     def _shape(self, name: str, nd_sbp: NdSbp, stage: int) -> Shape:
-        return left_over(self.layout.base.tensors[name].shape, nd_sbp[: self.axis], self.strategy.placements[stage].shape)
+        return left_over(
+            self.layout.base.tensors[name].shape,
+            nd_sbp[: self.axis],
+            self.strategy.placements[stage].shape,
+        )
 
     # ------------------------------------------------------------------ homes of sources
 
@@ -161,7 +183,11 @@ class _Axis:
     def _feed_home(self, feed: Feed) -> Sbp:
         parts = self.strategy.parts(feed.stage, self.axis)
         for pin in reversed(self.strategy.pins):
-            if pin.axis == self.name and pin.where == "variable" and pin.matches(f"batch.{feed.field}"):
+            if (
+                pin.axis == self.name
+                and pin.where == "variable"
+                and pin.matches(f"batch.{feed.field}")
+            ):
                 return pin.sbp
         tensor = self.layout.base.tensors[feed.tensor]
         batched = self.name in BATCH_AXES or self.name == self.strategy.zero.axis
@@ -204,7 +230,8 @@ class _Axis:
             for n, nd in zip(op.outputs, self.layout.out_sbp[op.name], strict=True)
         ]
         legal: Iterable[Signature] = (
-            self._pin_rows(op, in_shapes[0], parts) if op.target == "flow.pin"
+            self._pin_rows(op, in_shapes[0], parts)
+            if op.target == "flow.pin"
             else registry.signatures(op, in_shapes, out_shapes, parts)
         )
         if op.phase == UPDATE:
@@ -212,7 +239,8 @@ class _Axis:
         rows = [(row, self._row_cost(op, row, in_shapes, out_shapes, parts)) for row in legal]
         if not rows:
             raise SbpError(
-                f"{op.name} ({op.target}, module {op.module or '-'})", f"no signature is legal on axis {self.name!r}.",
+                f"{op.name} ({op.target}, module {op.module or '-'})",
+                f"no signature is legal on axis {self.name!r}.",
                 "Change the pins of this module's weights, or pin its input or output.",
             )
         return rows
@@ -221,18 +249,34 @@ class _Axis:
         wanted = dict(op.args[1]).get(self.name)
         if parts == 1:
             return [Signature((B,), (B,))]
-        options = [parse_sbp(wanted)] if wanted else [B, P, *(S(i) for i, n in enumerate(shape) if n >= parts)]
+        options: list[Sbp] = (
+            [parse_sbp(wanted)]
+            if wanted
+            else [B, P, *(S(i) for i, n in enumerate(shape) if n >= parts)]
+        )
         return [Signature((sbp,), (sbp,)) for sbp in options]
 
     def _at_home(self, op: Op, legal: Iterable[Signature]) -> list[Signature]:
         """Rows that read every variable where it lives and leave it there."""
         homes = {n: self.forms[n] for n in op.inputs if n in self.variables and n in self.forms}
         return [
-            row for row in legal
-            if all((op.stage, sbp) in homes[n] for n, sbp in zip(op.inputs, row.inputs, strict=True) if n in homes)
+            row
+            for row in legal
+            if all(
+                (op.stage, sbp) in homes[n]
+                for n, sbp in zip(op.inputs, row.inputs, strict=True)
+                if n in homes
+            )
         ]
 
-    def _row_cost(self, op: Op, row: Signature, in_shapes: list[Shape], out_shapes: list[Shape | None], parts: int) -> float:
+    def _row_cost(
+        self,
+        op: Op,
+        row: Signature,
+        in_shapes: list[Shape],
+        out_shapes: list[Shape | None],
+        parts: int,
+    ) -> float:
         cost = 0.0
         for sbps, shapes in ((row.inputs, in_shapes), (row.outputs, out_shapes)):
             for sbp, shape in zip(sbps, shapes, strict=True):
@@ -241,13 +285,17 @@ class _Axis:
                     count *= n
                 cost += _ELEMENT_S * (count / parts if isinstance(sbp, Split) else count)
         if row.reduced:
-            cost += _seconds(P, B, parts, (row.reduced,), row.reduced * 4, self.strategy.hardware.link)
+            cost += _seconds(
+                P, B, parts, (row.reduced,), row.reduced * 4, self.strategy.hardware.link
+            )
         if op.target == "flow.accumulate" and op.phase == BACKWARD:
             cost += self._to_home(op, row, in_shapes[0], parts)
         return cost
 
     def _to_home(self, op: Op, row: Signature, shape: Shape, parts: int) -> float:
-        """A gradient ends at its weight's home: the boxing that it will need is part of the row's cost."""
+        """A gradient ends at its weight's home: the boxing that it will need is part of the row's
+        cost.
+        """
         name = op.outputs[0] or ""
         variable = next((v for v in self.layout.base.variables if f"grad/{v.name}" == name), None)
         if variable is None or variable.tensor not in self.forms:
@@ -257,7 +305,9 @@ class _Axis:
         for n in shape:
             num_bytes *= n
         once_a_step = 0.99 / self.strategy.micro_batches  # and late rather than early, where m = 1
-        return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, self.strategy.hardware.link)
+        return once_a_step * _seconds(
+            row.outputs[0], home, parts, shape, num_bytes, self.strategy.hardware.link
+        )
 
     # ------------------------------------------------------------------ boxing
 

@@ -1,9 +1,11 @@
-"""insert_boxing: signed -> boxed.  Where a reader wants another (stage, nd-SBP) than there is, boxing ops are put in between.
+"""insert_boxing: signed -> boxed.  Where a reader wants another (stage, nd-SBP) than there is,
+boxing ops are put in between.
 
-One boxing serves all its readers.  A step on one axis is an op `flow.box` (args: tensor, Step); a crossing from one stage to
-another is `flow.transfer` (args: tensor, source stage).  Steps that move nothing (slice, pad, keep) are ordinary ops of the
-reader's region.  What lives for a step (weights, accumulated gradients) is boxed once a step, i.e. in phase update; under ZeRO 3
-a weight is gathered by forward and by backward apart, with every micro-batch.
+One boxing serves all its readers.  A step on one axis is an op `flow.box` (args: tensor, Step); a
+crossing from one stage to another is `flow.transfer` (args: tensor, source stage).  Steps that move
+nothing (slice, pad, keep) are ordinary ops of the reader's region.  What lives for a step (weights,
+accumulated gradients) is boxed once a step, i.e. in phase update; under ZeRO 3 a weight is gathered
+by forward and by backward apart, with every micro-batch.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from flowrun.engine.graph import (
     BACKWARD,
     FORWARD,
     UPDATE,
+    Feed,
     LogicalGraph,
     Op,
     Ref,
+    Variable,
     map_refs,
 )
 from flowrun.engine.ops import expansions
@@ -29,7 +33,7 @@ Place = tuple[int, NdSbp]  # (stage, nd-SBP)
 
 
 def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Boxing ops between every op and its readers, and behind the step's results (reported whole)."""
+    """Boxing ops between every op and its readers, and behind the results (reported whole)."""
     boxer = _Boxer(graph, strategy)
     for op in graph.ops:
         for part in boxer.expanded(op):
@@ -39,7 +43,9 @@ def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         stage = graph.producer[tensor].stage
         whole = (stage, (B,) * len(strategy.axes))
         results.append((name, boxer.boxed(tensor, whole, UPDATE, "")))
-    return replace(graph, ops=tuple(boxer.ops), tensors=boxer.tensors, results=tuple(results), level="boxed")
+    return replace(
+        graph, ops=tuple(boxer.ops), tensors=boxer.tensors, results=tuple(results), level="boxed"
+    )
 
 
 class _Boxer:
@@ -50,10 +56,12 @@ class _Boxer:
         self.tensors = dict(graph.tensors)
         self.variables = graph.variable_of
         self.ops: list[Op] = []
-        # original tensor -> ((stage, nd-SBP), scope) -> name; scope "" is for all readers, else one phase's
+        # original tensor -> ((stage, nd-SBP), scope) -> name; scope "" is for all readers, else one
+        # phase's
         self.forms: dict[str, dict[tuple[Place, str], str]] = {}
         self.per_step: set[str] = set(self.variables)
-        for source in (*graph.variables, *graph.feeds):
+        sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
+        for source in sources:
             self.forms[source.tensor] = {((source.stage, source.nd_sbp), ""): source.tensor}
 
     def expanded(self, op: Op) -> Iterator[Op]:
@@ -67,10 +75,12 @@ class _Boxer:
 
     def add(self, op: Op) -> None:
         """Append an op, its inputs boxed to what its signature reads."""
-        names = iter([
-            self.boxed(name, (op.stage, nd_sbp), op.phase, op.module)
-            for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
-        ])
+        names = iter(
+            [
+                self.boxed(name, (op.stage, nd_sbp), op.phase, op.module)
+                for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
+            ]
+        )
         swap = lambda _: Ref(next(names))  # noqa: E731
         self.ops.append(replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap)))
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
@@ -85,7 +95,9 @@ class _Boxer:
         for scope in ("", _scope(phase)):
             if (wanted, scope) in forms:
                 return forms[wanted, scope]
-        open_forms = {place: made for (place, scope), made in forms.items() if scope in ("", _scope(phase))}
+        open_forms = {
+            place: made for (place, scope), made in forms.items() if scope in ("", _scope(phase))
+        }
         start = min(open_forms, key=lambda place: self._seconds(name, place, wanted))
         made = open_forms[start]
         for step, place in self._steps(name, start, wanted):
@@ -96,7 +108,9 @@ class _Boxer:
         tensor = self.tensors[name]
         link = self.strategy.hardware.link
         if have[0] != wanted[0]:
-            return 1e3 + tensor.num_bytes / link.bytes_per_s * (1 + (format_nd_sbp(have[1]) != format_nd_sbp(wanted[1])))
+            return 1e3 + tensor.num_bytes / link.bytes_per_s * (
+                1 + (format_nd_sbp(have[1]) != format_nd_sbp(wanted[1]))
+            )
         grid = self.strategy.placements[have[0]].shape
         return path_seconds(have[1], wanted[1], grid, tensor.shape, tensor.num_bytes, link)
 
@@ -104,30 +118,51 @@ class _Boxer:
         """Each step with the form it leads to; None is the crossing between stages."""
         shape = self.tensors[name].shape
         (stage, nd_sbp), (target_stage, target) = have, wanted
-        source_placement, target_placement = self.strategy.placements[stage], self.strategy.placements[target_stage]
+        source_placement, target_placement = (
+            self.strategy.placements[stage],
+            self.strategy.placements[target_stage],
+        )
         if stage != target_stage:
-            leaves, enters = transfer_sbps(source_placement, nd_sbp, target_placement, target, shape)
+            leaves, enters = transfer_sbps(
+                source_placement, nd_sbp, target_placement, target, shape
+            )
             yield from _along(stage, nd_sbp, leaves, source_placement.shape, shape)
             yield None, (target_stage, enters)
             nd_sbp = enters
         yield from _along(target_stage, nd_sbp, target, target_placement.shape, shape)
 
-    def _append(self, name: str, made: str, step: Step | None, place: Place, phase: str, module: str) -> str:
+    def _append(
+        self, name: str, made: str, step: Step | None, place: Place, phase: str, module: str
+    ) -> str:
         moves = step is None or step.moves
         scope, op_phase = self._period(name, moves, phase)
         forms = self.forms[name]
         if (place, scope) in forms:
             return forms[place, scope]
         stage, nd_sbp = place
-        new = f"{name}:{format_nd_sbp(nd_sbp) if nd_sbp else 'whole'}" + (f"@{stage}" if step is None else "")
+        new = f"{name}:{format_nd_sbp(nd_sbp) if nd_sbp else 'whole'}" + (
+            f"@{stage}" if step is None else ""
+        )
         new += f"/{scope}" if scope else ""
         while new in self.tensors:
             new += "'"
         before = next(p for (p, _), n in forms.items() if n == made)
         self.tensors[new] = replace(self.tensors[name], name=new)
         target, argument = ("flow.transfer", before[0]) if step is None else ("flow.box", step)
-        self.ops.append(Op(new, target, (Ref(made), argument), (), (new,), module, op_phase, stage,
-                           (before[1],), (nd_sbp,)))
+        self.ops.append(
+            Op(
+                new,
+                target,
+                (Ref(made), argument),
+                (),
+                (new,),
+                module,
+                op_phase,
+                stage,
+                (before[1],),
+                (nd_sbp,),
+            )
+        )
         forms[place, scope] = new
         if name in self.per_step and op_phase == UPDATE:
             self.per_step.add(new)
@@ -138,7 +173,9 @@ class _Boxer:
         if name in self.variables:
             if moves and self.strategy.zero.stage < 3:
                 return "", UPDATE
-            return _scope(phase), (FORWARD if phase == FORWARD else phase if phase == UPDATE else BACKWARD)
+            return _scope(phase), (
+                FORWARD if phase == FORWARD else phase if phase == UPDATE else BACKWARD
+            )
         if name in self.per_step:
             return "", UPDATE
         return "", phase
@@ -156,4 +193,3 @@ def _along(
     for step in path(source, target, grid, shape):
         nd_sbp = (*nd_sbp[: step.axis], step.target, *nd_sbp[step.axis + 1 :])
         yield step, (stage, nd_sbp)
-

@@ -1,12 +1,14 @@
-"""The minimiser behind infer_sbp: choose one signature for each op, for one axis, so that boxing costs the fewest seconds.
+"""The minimiser behind infer_sbp: choose one signature for each op, for one axis, so that boxing
+costs the fewest seconds.
 
-Dynamic programming over the ops in topological order.  A state says in which forms (stage, SBP) each live tensor exists; to
-choose a row boxes what is missing, once for all later readers.  Two states with the same forms keep the cheaper; a state is
-dropped if another one could box its way to all of its forms and still be cheaper (exact, since boxing costs obey the triangle
-inequality).  If more than a beam of states survive, the cheapest are kept and `exact` turns False.
+Dynamic programming over the ops in topological order.  A state says in which forms (stage, SBP)
+each live tensor exists; to choose a row boxes what is missing, once for all later readers.  Two
+states with the same forms keep the cheaper; a state is dropped if another one could box its way to
+all of its forms and still be cheaper (exact, since boxing costs obey the triangle inequality).  If
+more than a beam of states survive, the cheapest are kept and `exact` turns False.
 
-Prices, in seconds, that make intent win over bytes: to gather a split activation undoes the division of work behind it, and a
-weight stays at home.
+Prices, in seconds, that make intent win over bytes: to gather a split activation undoes the
+division of work behind it, and a weight stays at home.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ Forms = frozenset[Form]
 class Problem:
     """One chunk of ops to decide, for one axis.
 
-    rows: legal signatures of each op, with the cost of each row itself.
-    known: forms of tensors decided before.  homes: for a variable or feed not decided yet, its possible homes.
-    box: seconds from one form to another of a tensor.  movable: False for variables.
+    rows: legal signatures of each op, with the cost of each row itself. known: forms of tensors
+    decided before.  homes: for a variable or feed not decided yet, its possible homes. box: seconds
+    from one form to another of a tensor.  movable: False for variables.
     """
 
     ops: Sequence[Op]
@@ -51,12 +53,14 @@ class _State(NamedTuple):
     forms: tuple[Forms, ...]  # one for each live tensor
     row: int
     homes: tuple[tuple[str, Form], ...]
-    parent: "_State | None"
+    parent: _State | None
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The chosen rows, the homes of sources, every form that each tensor ends up in, and whether it is proved least."""
+    """The chosen rows, the homes of sources, every form that each tensor ends up in, and whether it
+    is proved least.
+    """
 
     rows: tuple[Signature, ...]
     homes: Mapping[str, Form]
@@ -68,8 +72,14 @@ class Solution:
 def solve(problem: Problem) -> Solution:
     """Least-cost rows for the chunk."""
     certain = _certain(problem)
-    # what a reader with one legal row asks for is paid in advance: only readers with a choice keep a tensor in the state
-    last_use = {name: k for k, op in enumerate(problem.ops) if len(problem.rows[k]) > 1 for name in op.inputs}
+    # what a reader with one legal row asks for is paid in advance: only readers with a choice keep
+    # a tensor in the state
+    last_use = {
+        name: k
+        for k, op in enumerate(problem.ops)
+        if len(problem.rows[k]) > 1
+        for name in op.inputs
+    }
     read = {name for op in problem.ops for name in op.inputs}
     live: list[str] = []
     entered: set[str] = set()
@@ -97,7 +107,9 @@ def solve(problem: Problem) -> Solution:
 
 
 def _enter(problem: Problem, states: list[_State], name: str) -> list[_State]:
-    """A tensor is read for the first time in this chunk: as decided before, or with a choice of homes."""
+    """A tensor is read for the first time in this chunk: as decided before, or with a choice of
+    homes.
+    """
     if name in problem.known:
         return [s._replace(forms=(*s.forms, problem.known[name])) for s in states]
     return [
@@ -110,7 +122,9 @@ def _enter(problem: Problem, states: list[_State], name: str) -> list[_State]:
 
 
 def _certain(problem: Problem) -> dict[str, Forms]:
-    """Forms that a reader with a single legal row will ask for: boxed at once, so that they are no choice to carry along."""
+    """Forms that a reader with a single legal row will ask for: boxed at once, so that they are no
+    choice to carry along.
+    """
     wanted: dict[str, set[Form]] = {}
     for op, rows in zip(problem.ops, problem.rows, strict=True):
         if len(rows) == 1:
@@ -119,8 +133,12 @@ def _certain(problem: Problem) -> dict[str, Forms]:
     return {name: frozenset(forms) for name, forms in wanted.items()}
 
 
-def _boxed(problem: Problem, state: _State, name: str, certain: Mapping[str, Forms], at: int = -1) -> _State:
-    """The state with what will certainly be asked of a tensor already there; `at`: the tensor's place among the live ones."""
+def _boxed(
+    problem: Problem, state: _State, name: str, certain: Mapping[str, Forms], at: int = -1
+) -> _State:
+    """The state with what will certainly be asked of a tensor already there; `at`: the tensor's
+    place among the live ones.
+    """
     have = state.forms[at]
     cost = state.cost
     for form in certain.get(name, frozenset()) - have:
@@ -132,8 +150,13 @@ def _boxed(problem: Problem, state: _State, name: str, certain: Mapping[str, For
 
 
 def _advance(
-    problem: Problem, states: list[_State], k: int, op: Op,
-    positions: list[int], kept: list[int], made: list[int],
+    problem: Problem,
+    states: list[_State],
+    k: int,
+    op: Op,
+    positions: list[int],
+    kept: list[int],
+    made: list[int],
 ) -> list[_State]:
     """All states after op k."""
     best: dict[tuple[Forms, ...], _State] = {}
@@ -157,7 +180,11 @@ def _advance(
 
 def _box(problem: Problem, name: str, have: Form, wanted: Form) -> float:
     cost = problem.box(name, have, wanted)
-    if have[0] == wanted[0] and isinstance(have[1], Split) and isinstance(wanted[1], Broadcast | Partial):
+    if (
+        have[0] == wanted[0]
+        and isinstance(have[1], Split)
+        and isinstance(wanted[1], Broadcast | Partial)
+    ):
         cost += ACTIVATION_GATHER_S if problem.movable(name) else WEIGHT_MOVE_S
     elif not problem.movable(name) and isinstance(have[1], Split) and have[1] != wanted[1]:
         cost += WEIGHT_MOVE_S
@@ -220,4 +247,6 @@ def _trace(problem: Problem, final: _State, exact: bool) -> Solution:
         for made, sbp in zip(op.outputs, row.outputs, strict=True):
             if made is not None:
                 forms[made] = {(op.stage, sbp)}
-    return Solution(rows, homes, {name: frozenset(f) for name, f in forms.items()}, final.cost, exact)
+    return Solution(
+        rows, homes, {name: frozenset(f) for name, f in forms.items()}, final.cost, exact
+    )

@@ -1,6 +1,8 @@
-"""pin_activations: `in` and `out` pins of modules become flow.pin ops (OneFlow's to_global), and every pin is checked.
+"""pin_activations: `in` and `out` pins of modules become flow.pin ops (OneFlow's to_global), and
+every pin is checked.
 
-A pin on the output of a module holds for the tensors that leave it in forward, a pin on its input for those that enter it.
+A pin on the output of a module holds for the tensors that leave it in forward, a pin on its input
+for those that enter it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from flowrun.engine.strategy import Pin, Strategy
 
 
 def pin_activations(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Check every pin, then insert a flow.pin op, with the pins as an argument, where one is asked for."""
+    """Check every pin, then insert a flow.pin op, with the pins as an argument, where one is asked
+    for.
+    """
     for pin in strategy.pins:
         _check(graph, pin, strategy)
     wanted = [pin for pin in strategy.pins if pin.where != "variable" and pin.axis in strategy.axes]
@@ -34,8 +38,16 @@ def pin_activations(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             if name in pinned:
                 made = f"{name}/pinned"
                 tensors[made] = replace(tensors[name], name=made)
-                ops.append(replace(op, name=made, target="flow.pin", kwargs=(), outputs=(made,),
-                                   args=(Ref(name), tuple(pinned[name].items()))))
+                ops.append(
+                    replace(
+                        op,
+                        name=made,
+                        target="flow.pin",
+                        kwargs=(),
+                        outputs=(made,),
+                        args=(Ref(name), tuple(pinned[name].items())),
+                    )
+                )
                 names[name] = made
     return replace(graph, ops=tuple(ops), tensors=tensors)
 
@@ -50,10 +62,20 @@ def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
     forward = [op for op in graph.ops if op.phase == FORWARD and not op.target.startswith("flow.")]
     made_inside = {name for op in forward if _inside(pin, op.module) for name in op.makes}
     if pin.where == "out":
-        return [n for op in forward if not _inside(pin, op.module) for n in op.inputs if n in made_inside]
+        return [
+            n
+            for op in forward
+            if not _inside(pin, op.module)
+            for n in op.inputs
+            if n in made_inside
+        ]
     made = {name for op in forward for name in op.makes}
     return [
-        n for op in forward if _inside(pin, op.module) for n in op.inputs if n in made and n not in made_inside
+        n
+        for op in forward
+        if _inside(pin, op.module)
+        for n in op.inputs
+        if n in made and n not in made_inside
     ]
 
 
@@ -68,10 +90,15 @@ def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
     modules = {op.module for op in graph.ops if op.module not in ("", "loss")}
     named = [m for m in modules if pin.where != "variable" and _inside(pin, m)]
     if not (variables or feeds or named):
-        known = [v.name for v in graph.variables if v.kind == "parameter"] if pin.where == "variable" else sorted(modules)
+        kind = "parameter" if pin.where == "variable" else "module"
+        known = (
+            [v.name for v in graph.variables if v.kind == "parameter"]
+            if pin.where == "variable"
+            else sorted(modules)
+        )
         raise RecipeError(
             f"sbp.{pin.pattern}",
-            f"{pin.pattern!r} matches no {'parameter' if pin.where == 'variable' else 'module'} of this model.",
+            f"{pin.pattern!r} matches no {kind} of this model.",
             _nearest(pin.pattern, known),
         )
     tensors = [v.tensor for v in variables] + [f.tensor for f in feeds]
@@ -82,13 +109,17 @@ def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
         if pin.sbp.dim >= len(shape):
             dims = " and ".join(f"S({i})" for i in range(len(shape))) or "no split"
             raise RecipeError(
-                pin.key, f"Split dim {pin.sbp.dim} does not exist: {name} has shape {shape}, so {dims} are possible.",
+                pin.key,
+                f"Split dim {pin.sbp.dim} does not exist: {name} has shape {shape}, "
+                f"so {dims} are possible.",
             )
         if pin.axis in strategy.axes:
             parts = max(p.shape[strategy.axes.index(pin.axis)] for p in strategy.placements)
             if shape[pin.sbp.dim] < parts:
                 raise RecipeError(
-                    pin.key, f"dim {pin.sbp.dim} of {name} {shape} is shorter than the {parts} ranks of {pin.axis!r}.",
+                    pin.key,
+                    f"dim {pin.sbp.dim} of {name} {shape} is shorter than "
+                    f"the {parts} ranks of {pin.axis!r}.",
                     "Split another dim, or use fewer ranks on this axis.",
                 )
 

@@ -1,11 +1,15 @@
 """shard_optimizer: ZeRO by SBP alone (ZeRO, Rajbhandari et al. 2020; OneFlow, section 6).
 
-A parameter that is B along the ZeRO axis moves its home, with its optimizer states, to S(i) on that axis.  All else follows:
-the gradient boxes P -> S, the update runs on the shard, readers of the weight box S -> B.
-    stage 1   the accumulated gradient stays P: one reduce-scatter a step; one all-gather of the weight a step
+A parameter that is B along the ZeRO axis moves its home, with its optimizer states, to S(i) on that
+axis.  All else follows: the gradient boxes P -> S, the update runs on the shard, readers of the
+weight box S -> B.
+
+    stage 1   the accumulated gradient stays P: a reduce-scatter and a gather of the weight a step
     stage 2   the accumulator is S: the gradient is reduce-scattered with each micro-batch
-    stage 3   forward and backward gather the weight apart, with each micro-batch (insert_boxing.py)
-i is the first dim that divides evenly and that no other axis splits.  What has none, or is small, stays B and is noted.
+    stage 3   forward and backward gather the weight apart, with each micro-batch
+
+i is the first dim that divides evenly and that no other axis splits.  What has none, or is small,
+stays B and is noted.
 """
 
 from __future__ import annotations
@@ -32,10 +36,13 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             kept.append(v.name)
         else:
             homes[v.name] = home
-    variables = tuple(replace(v, nd_sbp=homes.get(v.of or v.name, v.nd_sbp)) for v in graph.variables)
+    variables = tuple(
+        replace(v, nd_sbp=homes.get(v.of or v.name, v.nd_sbp)) for v in graph.variables
+    )
     note = f"ZeRO {strategy.zero.stage} on {strategy.zero.axis}: {len(homes)} parameters sharded"
     if kept:
-        note += f", {len(kept)} stay B (small, or no dim divides): {', '.join(kept[:4])}{' …' if len(kept) > 4 else ''}"
+        names = ", ".join(kept[:4]) + (" …" if len(kept) > 4 else "")
+        note += f", {len(kept)} stay B (small, or no dim divides): {names}"
     ops = graph.ops
     if strategy.zero.stage >= 2:
         ops = tuple(_sharded_accumulator(op, homes, axis) for op in ops)

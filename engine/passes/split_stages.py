@@ -1,8 +1,10 @@
-"""split_stages: captured -> staged.  Gives every op of forward and backward the stage (group of ranks) that runs it.
+"""split_stages: captured -> staged.  Gives every op of forward and backward the stage (group of
+ranks) that runs it.
 
-A forward op follows its module; an op between modules follows the latest of its inputs.  A backward op follows its forward
-module; a sum of gradients follows the earliest stage that it hears from (the gradient travels towards stage 0 once, summed).
-A parameter lives where it is first used; a batch field enters at every stage that reads it.
+A forward op follows its module; an op between modules follows the latest of its inputs.  A backward
+op follows its forward module; a sum of gradients follows the earliest stage that it hears from (the
+gradient travels towards stage 0 once, summed). A parameter lives where it is first used; a batch
+field enters at every stage that reads it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from flowrun.engine.strategy import Strategy
 
 
 def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Stage of every op, variable and feed.  Raises RecipeError where `placement.stages` does not fit the model."""
+    """Stage of every op, variable and feed.  Raises RecipeError where `placement.stages` does not
+    fit the model.
+    """
     last = strategy.num_stages - 1
     if last == 0:
         ops = graph.ops
@@ -49,7 +53,9 @@ def _staged_ops(graph: LogicalGraph, home: dict[str, int], last: int) -> tuple[O
 
 
 def _listed(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
-    """module path -> stage, from the recipe's patterns; a pattern covers what is inside a module that it names."""
+    """module path -> stage, from the recipe's patterns; a pattern covers what is inside a module
+    that it names.
+    """
     home: dict[str, int] = {}
     used: set[tuple[int, str]] = set()
     paths = list(dict.fromkeys(op.module for op in graph.ops if op.module not in ("", "loss")))
@@ -69,7 +75,8 @@ def _listed(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
                 )
     if lost := [path for path in paths if path not in home]:
         raise RecipeError(
-            "placement.stages", f"no stage lists the module {unit_of(lost[0])!r}.",
+            "placement.stages",
+            f"no stage lists the module {unit_of(lost[0])!r}.",
             "Every module that computes must belong to one stage.",
         )
     return home
@@ -90,7 +97,9 @@ def unit_of(path: str) -> str:
 
 
 def _balanced(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
-    """module path -> stage: consecutive blocks, so that the slowest stage is as fast as possible (exact, by recursion)."""
+    """module path -> stage: consecutive blocks, so that the slowest stage is as fast as possible
+    (exact, by recursion).
+    """
     paths: list[list[str]] = []
     units: list[str] = []
     seconds: dict[str, float] = {}
@@ -109,7 +118,8 @@ def _balanced(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
     wanted = strategy.num_stages
     if len(units) < wanted:
         raise RecipeError(
-            "placement.stages", f"{wanted} stages, but the model has {len(units)} blocks: {', '.join(units)}.",
+            "placement.stages",
+            f"{wanted} stages, but the model has {len(units)} blocks: {', '.join(units)}.",
             f"At most {len(units)} stages are possible.",
         )
     costs = [seconds[unit] for unit in units]
@@ -124,7 +134,9 @@ def _balanced(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
 
 
 def balanced_cuts(costs: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Where to cut `costs` into `stages` consecutive, non-empty groups so that the largest sum is smallest."""
+    """Where to cut `costs` into `stages` consecutive, non-empty groups so that the largest sum is
+    smallest.
+    """
     n = len(costs)
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {
         (1, end): (sum(costs[:end]), ()) for end in range(1, n + 1)
@@ -154,10 +166,10 @@ def _feeds_per_stage(graph: LogicalGraph, last: int) -> LogicalGraph:
             tensors[name] = replace(tensors[feed.tensor], name=name)
             feeds.append(replace(feed, tensor=name, stage=stage))
     ops = tuple(
-        rename_inputs(op, {n: names[n, op.stage] for n in op.inputs if (n, op.stage) in names}) for op in graph.ops
+        rename_inputs(op, {n: names[n, op.stage] for n in op.inputs if (n, op.stage) in names})
+        for op in graph.ops
     )
     variables = tuple(
         replace(v, stage=readers[v.tensor][0]) for v in graph.variables if v.tensor in readers
     )
     return replace(graph, ops=ops, tensors=tensors, feeds=tuple(feeds), variables=variables)
-

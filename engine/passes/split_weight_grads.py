@@ -1,8 +1,10 @@
-"""split_weight_grads: what only the weights of its own block wait for leaves the backward phase and becomes phase weight_grad.
+"""split_weight_grads: what only the weights of its own block wait for leaves the backward phase and
+becomes phase weight_grad.
 
-Its region may then run late, filling the bubbles of a pipeline (zero bubble, Qi et al. 2023, ZB-H1) or the wait for an
-all-reduce.  With 1F1B and GPipe it stays joined to backward, as in those schedules.
-All of backward ends in accumulators; late is only what reaches them without leaving its block of the model.
+Its region may then run late, filling the bubbles of a pipeline (zero bubble, Qi et al. 2023, ZB-H1)
+or the wait for an all-reduce.  With 1F1B and GPipe it stays joined to backward, as in those
+schedules. All of backward ends in accumulators; late is only what reaches them without leaving its
+block of the model.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from flowrun.engine.strategy import Strategy
 
 
 def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Phase weight_grad for backward ops all of whose readers are accumulators or of that phase themselves."""
+    """Phase weight_grad for backward ops all of whose readers are accumulators or of that phase
+    themselves.
+    """
     if strategy.in_flight in ("1f1b", "gpipe") or strategy.num_stages == 1:
         return graph
     late: set[str] = set()
@@ -25,7 +29,8 @@ def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
             unit = unit_of(op.module)
             if readers and all(
-                r.target == "flow.accumulate" or (r.name in late and unit_of(r.module) == unit) for r in readers
+                r.target == "flow.accumulate" or (r.name in late and unit_of(r.module) == unit)
+                for r in readers
             ):
                 late.add(op.name)
                 op = replace(op, phase=WEIGHT_GRAD)
@@ -38,7 +43,8 @@ def _follow(ops: list[Op]) -> list[Op]:
     """An accumulator belongs to the phase of the op that makes what it sums."""
     phase_of = {name: op.phase for op in ops for name in op.makes}
     return [
-        replace(op, phase=phase_of[op.inputs[0]]) if op.target == "flow.accumulate" and op.phase == BACKWARD
+        replace(op, phase=phase_of[op.inputs[0]])
+        if op.target == "flow.accumulate" and op.phase == BACKWARD
         else op
         for op in ops
     ]

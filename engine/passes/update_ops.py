@@ -1,9 +1,10 @@
 """update_ops: staged -> trained.  Accumulation, clipping and the optimizer join the graph as ops.
 
-For every parameter: accumulate its gradient over the micro-batches (flow.accumulate), clip all gradients by their global norm
-(flow.sumsq, flow.add_n, flow.clip_scale), then update (flow.adamw, flow.sgd).  Their layout follows by the same rules as any
-other op's; that is all there is to ZeRO and to clipping under tensor parallelism and stages.
-The loss of a step is the mean over its micro-batches: each micro-batch's tangent is 1 / micro_batches.
+For every parameter: accumulate its gradient over the micro-batches (flow.accumulate), clip all
+gradients by their global norm (flow.sumsq, flow.add_n, flow.clip_scale), then update (flow.adamw,
+flow.sgd).  Their layout follows by the same rules as any other op's; that is all there is to ZeRO
+and to clipping under tensor parallelism and stages. The loss of a step is the mean over its
+micro-batches: each micro-batch's tangent is 1 / micro_batches.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Adds accumulators, clipping, updates, optimizer states, and the step's mean loss."""
     builder = _Builder(graph, strategy)
-    gradients = {name.removeprefix("grad/"): t for name, t in graph.results if name.startswith("grad/")}
+    gradients = {
+        name.removeprefix("grad/"): t for name, t in graph.results if name.startswith("grad/")
+    }
     trained = [v for v in graph.variables if v.name in gradients]
     accumulated = {v.name: builder.accumulate(gradients[v.name], v) for v in trained}
     scale = builder.clip(accumulated, trained) if strategy.optimizer.clip_norm > 0 else None
     for variable in trained:
         builder.update(variable, accumulated[variable.name], scale)
-    results = [builder.mean_result(name, t) for name, t in graph.results if not name.startswith("grad/")]
+    results = [
+        builder.mean_result(name, t) for name, t in graph.results if not name.startswith("grad/")
+    ]
     return builder.graph(tuple(results))
 
 
@@ -49,7 +54,9 @@ class _Builder:
         self.base = graph
         self.strategy = strategy
         self.tensors = dict(graph.tensors)
-        self.ops: list[Op] = [self._tangent()] if any(f.field == "@tangent" for f in graph.feeds) else []
+        self.ops: list[Op] = (
+            [self._tangent()] if any(f.field == "@tangent" for f in graph.feeds) else []
+        )
         self.added: list[Op] = []
         self.variables: dict[str, Variable] = {v.name: v for v in graph.variables}
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds if f.field != "@tangent"}
@@ -57,8 +64,16 @@ class _Builder:
     def _tangent(self) -> Op:
         feed = next(f for f in self.base.feeds if f.field == "@tangent")
         value = 1.0 / self.strategy.micro_batches
-        return Op("tangent", "aten.full.default", ((), value), (("dtype", self.base.tensors[feed.tensor].dtype),),
-                  (feed.tensor,), "loss", BACKWARD, feed.stage)
+        return Op(
+            "tangent",
+            "aten.full.default",
+            ((), value),
+            (("dtype", self.base.tensors[feed.tensor].dtype),),
+            (feed.tensor,),
+            "loss",
+            BACKWARD,
+            feed.stage,
+        )
 
     def _made(self, name: str, like: Tensor | None = None) -> str:
         shape, dtype = (like.shape, like.dtype) if like else ((), torch.float32)
@@ -69,21 +84,46 @@ class _Builder:
         """Sum of a gradient over the micro-batches of a step; runs where the gradient is made."""
         source = self.base.producer[tensor]
         made = self._made(f"grad/{variable.name}", self.tensors[tensor])
-        self.added.append(Op(made, "flow.accumulate", (Ref(tensor),), (), (made,), source.module, BACKWARD, source.stage))
+        self.added.append(
+            Op(
+                made,
+                "flow.accumulate",
+                (Ref(tensor),),
+                (),
+                (made,),
+                source.module,
+                BACKWARD,
+                source.stage,
+            )
+        )
         return made
 
     def clip(self, gradients: dict[str, str], variables: list[Variable]) -> str:
-        """Coefficient min(1, max_norm / norm) of the global norm; partial sums of a stage first, then over the stages."""
+        """Coefficient min(1, max_norm / norm) of the global norm; partial sums of a stage first,
+        then over the stages.
+        """
         totals: list[Any] = []
         for stage in sorted({v.stage for v in variables}):
             squares = []
             for v in (v for v in variables if v.stage == stage):
                 made = self._made(f"sumsq/{v.name}")
-                self.added.append(Op(made, "flow.sumsq", (Ref(gradients[v.name]),), (), (made,), v.name.rpartition(".")[0],
-                                     UPDATE, stage))
+                self.added.append(
+                    Op(
+                        made,
+                        "flow.sumsq",
+                        (Ref(gradients[v.name]),),
+                        (),
+                        (made,),
+                        v.name.rpartition(".")[0],
+                        UPDATE,
+                        stage,
+                    )
+                )
                 squares.append(Ref(made))
             total = self._made(f"sumsq@{stage}")
-            self.added.append(Op(total, "flow.add_n", tuple(squares), (), (total,), "", UPDATE, stage))
+            self.added.append(
+                Op(total, "flow.add_n", tuple(squares), (), (total,), "", UPDATE, stage)
+            )
             totals.append(Ref(total))
         norm = totals[0].name
         if len(totals) > 1:
@@ -91,7 +131,9 @@ class _Builder:
             self.added.append(Op(norm, "flow.add_n", tuple(totals), (), (norm,), "", UPDATE, 0))
         scale = self._made("clip_scale")
         max_norm = self.strategy.optimizer.clip_norm
-        self.added.append(Op(scale, "flow.clip_scale", (Ref(norm), max_norm), (), (scale,), "", UPDATE, 0))
+        self.added.append(
+            Op(scale, "flow.clip_scale", (Ref(norm), max_norm), (), (scale,), "", UPDATE, 0)
+        )
         return scale
 
     def update(self, variable: Variable, gradient: str, scale: str | None) -> None:
@@ -102,19 +144,38 @@ class _Builder:
         for kind in STATES[optimizer.name]:
             name = f"{kind}/{variable.name}"
             new = self._made(f"{name}'", param)
-            self.variables[name] = Variable(name, self._made(name, param), "state", new, variable.name, variable.stage)
+            self.variables[name] = Variable(
+                name, self._made(name, param), "state", new, variable.name, variable.stage
+            )
             states.append(name)
         new_param = self._made(f"{variable.tensor}'", param)
         self.variables[variable.name] = replace(variable, new=new_param)
-        args: tuple[Any, ...] = (Ref(variable.tensor), Ref(gradient), Ref(scale) if scale else None, *map(Ref, states))
+        args: tuple[Any, ...] = (
+            Ref(variable.tensor),
+            Ref(gradient),
+            Ref(scale) if scale else None,
+            *map(Ref, states),
+        )
         if optimizer.name == "adamw":
             args = (*args, Ref(self._step_feed(variable.stage)))
         outputs = (new_param, *(f"{s}'" for s in states))
-        self.added.append(Op(f"update/{variable.name}", f"flow.{optimizer.name}", args, optimizer.arguments, outputs,
-                             variable.name.rpartition(".")[0], UPDATE, variable.stage))
+        self.added.append(
+            Op(
+                f"update/{variable.name}",
+                f"flow.{optimizer.name}",
+                args,
+                optimizer.arguments,
+                outputs,
+                variable.name.rpartition(".")[0],
+                UPDATE,
+                variable.stage,
+            )
+        )
 
     def _step_feed(self, stage: int) -> str:
-        """The number of this step, counted from 1, as a scalar that the stage's reader supplies once a step."""
+        """The number of this step, counted from 1, as a scalar that the stage's reader supplies
+        once a step.
+        """
         name = f"@step@{stage}"
         if name not in self.feeds:
             self.feeds[name] = Feed("@step", self._made(name), stage)
@@ -124,10 +185,31 @@ class _Builder:
         """Mean of a scalar result over the micro-batches of the step."""
         source = self.base.producer[tensor]
         total = self._made(f"{name}/sum", self.tensors[tensor])
-        self.added.append(Op(total, "flow.accumulate", (Ref(tensor),), (), (total,), "loss", FORWARD, source.stage))
+        self.added.append(
+            Op(
+                total,
+                "flow.accumulate",
+                (Ref(tensor),),
+                (),
+                (total,),
+                "loss",
+                FORWARD,
+                source.stage,
+            )
+        )
         mean = self._made(f"{name}/mean", self.tensors[tensor])
-        self.added.append(Op(mean, "aten.mul.Tensor", (Ref(total), 1.0 / self.strategy.micro_batches), (), (mean,), "",
-                             UPDATE, source.stage))
+        self.added.append(
+            Op(
+                mean,
+                "aten.mul.Tensor",
+                (Ref(total), 1.0 / self.strategy.micro_batches),
+                (),
+                (mean,),
+                "",
+                UPDATE,
+                source.stage,
+            )
+        )
         return name, mean
 
     def graph(self, results: tuple[tuple[str, str], ...]) -> LogicalGraph:
@@ -138,8 +220,13 @@ class _Builder:
         after = [op for op in self.added if op.phase == UPDATE]
         order = _stable_order([*forward, *self.ops, *backward, *micro])
         return replace(
-            self.base, ops=(*order, *after), tensors=self.tensors, variables=tuple(self.variables.values()),
-            feeds=tuple(self.feeds.values()), results=results, level="trained",
+            self.base,
+            ops=(*order, *after),
+            tensors=self.tensors,
+            variables=tuple(self.variables.values()),
+            feeds=tuple(self.feeds.values()),
+            results=results,
+            level="trained",
         )
 
 

@@ -1,4 +1,6 @@
-"""Regions as programs: the ops of a region, at the shapes that one rank holds, emitted as one FX GraphModule."""
+"""Regions as programs: the ops of a region, at the shapes that one rank holds, emitted as one FX
+GraphModule.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ Kernel = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def region_kernel(plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]) -> Kernel:
-    """kernel(*reads) -> makes, then the new values of `updates`; for the rank at a coordinate of a stage.
+    """kernel(*reads) -> makes, then the new values of `updates`; for the rank at a coordinate of a
+    stage.
 
     An output that is summed over micro-batches comes out as this act's addend.
     """
@@ -34,7 +37,9 @@ def region_kernel(plan: Plan, work: RegionWork, stage: int, coordinate: tuple[in
             continue
         lookup = lambda ref: nodes[ref.name]  # noqa: E731
         node = graph.call_function(
-            call.function, map_refs(call.args, lookup), {k: map_refs(v, lookup) for k, v in call.kwargs}
+            call.function,
+            map_refs(call.args, lookup),
+            {k: map_refs(v, lookup) for k, v in call.kwargs},
         )
         if len(op.outputs) == 1:
             nodes[op.makes[0]] = node
@@ -65,7 +70,10 @@ def _local(plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...
         op,
         tuple(tensors[n].shape for n in op.inputs),
         tuple(None if n is None else tensors[n].shape for n in op.outputs),
-        tuple(_slices(plan, n, nd, grid, coordinate) for n, nd in zip(op.inputs, op.in_sbp, strict=True)),
+        tuple(
+            _slices(plan, n, nd, grid, coordinate)
+            for n, nd in zip(op.inputs, op.in_sbp, strict=True)
+        ),
         tuple(
             None if n is None else _slices(plan, n, nd, grid, coordinate)
             for n, nd in zip(op.outputs, op.out_sbp, strict=True)
@@ -74,8 +82,12 @@ def _local(plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...
     return registry.localize(view)
 
 
-def _boxing(op: Op, shape: Shape, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Callable[..., Any]:
-    """The local step of a boxing op as a function of one tensor (FX prints constants, and a Step is none)."""
+def _boxing(
+    op: Op, shape: Shape, grid: tuple[int, ...], coordinate: tuple[int, ...]
+) -> Callable[..., Any]:
+    """The local step of a boxing op as a function of one tensor (FX prints constants, and a Step is
+    none).
+    """
     step, nd_sbp = op.args[1], op.in_sbp[0]
 
     def box(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,5 +96,7 @@ def _boxing(op: Op, shape: Shape, grid: tuple[int, ...], coordinate: tuple[int, 
     return box
 
 
-def _slices(plan: Plan, name: str, nd_sbp: Any, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Slices:
+def _slices(
+    plan: Plan, name: str, nd_sbp: Any, grid: tuple[int, ...], coordinate: tuple[int, ...]
+) -> Slices:
     return local_slices(plan.graph.tensors[name].shape, nd_sbp, grid, coordinate)

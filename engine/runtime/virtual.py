@@ -1,7 +1,8 @@
 """The virtual cluster: all ranks of a plan in one process, with real tensors.
 
-The same protocol as the real one.  Messages and acts may be taken in any order (`order_seed`): the numbers must not depend on
-it.  Every byte that crosses between ranks is copied by the virtual transport and counted.
+The same protocol as the real one.  Messages and acts may be taken in any order (`order_seed`): the
+numbers must not depend on it.  Every byte that crosses between ranks is copied by the virtual
+transport and counted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ class VirtualCluster:
     """All ranks of a plan.  sent_bytes: by actor, of all ranks together, over the whole run."""
 
     def __init__(
-        self, plan: Plan, batches: Batches, initial: Mapping[str, torch.Tensor], order_seed: int | None = None,
+        self,
+        plan: Plan,
+        batches: Batches,
+        initial: Mapping[str, torch.Tensor],
+        order_seed: int | None = None,
         check: bool = False,
     ) -> None:
         self.plan = plan
@@ -36,12 +41,18 @@ class VirtualCluster:
         self.ranks = {rank: Rank(plan, rank, batches, initial, device) for rank in ranks}
         self.schedulers: dict[int, Scheduler] = {}
         self.sent_bytes: dict[int, int] = {}
-        self.posted: dict[tuple[int, int, int], list[tuple[int, int]]] = {}  # meeting -> (rank, actor)
+        self.posted: dict[
+            tuple[int, int, int], list[tuple[int, int]]
+        ] = {}  # meeting -> (rank, actor)
 
     @torch.no_grad()
-    def run(self, steps: int, on_step: Callable[[int, dict[str, float]], None] | None = None) -> list[dict[str, float]]:
+    def run(
+        self, steps: int, on_step: Callable[[int, dict[str, float]], None] | None = None
+    ) -> list[dict[str, float]]:
         """Train; the results of each step.  Raises PlanError if nothing can act before the end."""
-        self.schedulers = {rank: Scheduler(self.plan, body.stage, steps) for rank, body in self.ranks.items()}
+        self.schedulers = {
+            rank: Scheduler(self.plan, body.stage, steps) for rank, body in self.ranks.items()
+        }
         reporter = self.reporter()
         told = 0
         while self._advance():
@@ -67,7 +78,9 @@ class VirtualCluster:
         placement = self.plan.placements[variable.stage]
         for rank in placement.ranks:
             view = out
-            slices = local_slices(tensor.shape, variable.nd_sbp, placement.shape, placement.coordinate(rank))
+            slices = local_slices(
+                tensor.shape, variable.nd_sbp, placement.shape, placement.coordinate(rank)
+            )
             for dim, (start, length) in enumerate(slices):
                 view = view.narrow(dim, start, length)
             view.copy_(self.ranks[rank].variables[variable.tensor])
@@ -101,7 +114,11 @@ class VirtualCluster:
         self.schedulers[rank].done(actor.id)
         if self.check:
             scheduler = self.schedulers[rank]
-            broken = [v for k, spec in scheduler.specs.items() for v in violations(spec, scheduler.states[k])]
+            broken = [
+                v
+                for k, spec in scheduler.specs.items()
+                for v in violations(spec, scheduler.states[k])
+            ]
             assert not broken, broken
 
     # ------------------------------------------------------------------ meetings
@@ -111,7 +128,8 @@ class VirtualCluster:
         if isinstance(actor.work, TransferWork):
             meeting = (-1 - actor.work.channel, act, 0)
             expected = sum(
-                len(self.plan.placements[s].ranks) for s in (actor.work.source_stage, actor.work.target_stage)
+                len(self.plan.placements[s].ranks)
+                for s in (actor.work.source_stage, actor.work.target_stage)
             )
         else:
             assert isinstance(actor.work, BoxWork)
@@ -137,12 +155,18 @@ class VirtualCluster:
         made, sent = run_group(work.step, pieces, self.ranks[group[0]].layouts(actor))
         self._count(actor.id, sum(sent))
         for rank, values in zip(group, made, strict=True):
-            self.ranks[rank].store(actor, act, dict(zip((m for _, m in work.pairs), values, strict=True)))
+            self.ranks[rank].store(
+                actor, act, dict(zip((m for _, m in work.pairs), values, strict=True))
+            )
             self.ranks[rank].acts[actor.id] = act + 1
 
     def _transfer(self, work: TransferWork, here: list[tuple[int, int]], act: int) -> None:
-        senders = {rank: self.plan.actors[a] for rank, a in here if self.plan.actors[a].kind == "send"}
-        receivers = {rank: self.plan.actors[a] for rank, a in here if self.plan.actors[a].kind == "receive"}
+        senders = {
+            rank: self.plan.actors[a] for rank, a in here if self.plan.actors[a].kind == "send"
+        }
+        receivers = {
+            rank: self.plan.actors[a] for rank, a in here if self.plan.actors[a].kind == "receive"
+        }
         source, target = (self.plan.placements[s] for s in (work.source_stage, work.target_stage))
         inputs = {rank: self.ranks[rank].inputs(actor, act) for rank, actor in senders.items()}
         made: dict[int, dict[str, torch.Tensor]] = {rank: {} for rank in receivers}
@@ -152,7 +176,10 @@ class VirtualCluster:
             sends = route(source, op.in_sbp[0], target, op.out_sbp[0], shape)
             pieces = {rank: values[k] for rank, values in inputs.items()}
             out, counts = run_route(
-                sends, pieces, held_by(source, op.in_sbp[0], shape), held_by(target, op.out_sbp[0], shape)
+                sends,
+                pieces,
+                held_by(source, op.in_sbp[0], shape),
+                held_by(target, op.out_sbp[0], shape),
             )
             self._count(next(iter(senders.values())).id, sum(counts.values()))
             for rank, value in out.items():

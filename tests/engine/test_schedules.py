@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.unit_pipeline import unit_plan, unit_seconds
 
 from flowrun.engine.rehearsal import rehearse
+from support.unit_pipeline import unit_plan, unit_seconds
 
 TABLE = [  # stages, micro-batches, 1F1B = 3 (m + p - 1), zero bubble (ZB-H1, Qi et al. 2023)
     (2, 4, 15, 13),

@@ -1,4 +1,6 @@
-"""A pipeline of unit-time stages as a boxed logical graph: forward, backward and weight gradient of one op each a stage."""
+"""A pipeline of unit-time stages as a boxed logical graph: forward, backward and weight gradient of
+one op each a stage.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from flowrun.engine.strategy import Strategy
 def unit_plan(stages: int, micro_batches: int, in_flight: int | str) -> Plan:
     """The plan of a pipeline of `stages` stages, one rank each."""
     strategy = Strategy(
-        axes=(), placements=tuple(Placement((), (s,)) for s in range(stages)), micro_batches=micro_batches,
+        axes=(),
+        placements=tuple(Placement((), (s,)) for s in range(stages)),
+        micro_batches=micro_batches,
         in_flight=in_flight,
     )
     graph = split_weight_grads(_graph(stages), strategy)
@@ -23,7 +27,9 @@ def unit_plan(stages: int, micro_batches: int, in_flight: int | str) -> Plan:
 
 
 def unit_seconds(actor: Actor) -> float:
-    """1 for each of forward, backward and weight gradient that a region does; communication and the rest are free."""
+    """1 for each of forward, backward and weight gradient that a region does; communication and the
+    rest are free.
+    """
     if not isinstance(actor.work, RegionWork):
         return 0.0
     return float(sum(op.target == "unit" for op in actor.work.ops))
@@ -33,10 +39,24 @@ def _graph(stages: int) -> LogicalGraph:
     tensors: dict[str, Tensor] = {}
     ops: list[Op] = []
 
-    def add(name: str, target: str, inputs: list[str], stage: int, phase: str, args: tuple = ()) -> str:
+    def add(
+        name: str, target: str, inputs: list[str], stage: int, phase: str, args: tuple = ()
+    ) -> str:
         tensors[name] = Tensor(name, (1,), torch.float32)
-        ops.append(Op(name, target, (*map(Ref, inputs), *args), (), (name,), f"block{stage}", phase, stage,
-                      ((),) * len(inputs), ((),)))
+        ops.append(
+            Op(
+                name,
+                target,
+                (*map(Ref, inputs), *args),
+                (),
+                (name,),
+                f"block{stage}",
+                phase,
+                stage,
+                ((),) * len(inputs),
+                ((),),
+            )
+        )
         return name
 
     previous: list[str] = []
@@ -52,5 +72,3 @@ def _graph(stages: int) -> LogicalGraph:
         add(f"w{s}", "unit", [f"f{s}", *gradient] if gradient else [f"b{s}"], s, BACKWARD)
         add(f"acc{s}", "flow.accumulate", [f"w{s}"], s, BACKWARD)
     return LogicalGraph(tuple(ops), tensors, results=(("acc", "acc0"),), level="boxed")
-
-
