@@ -135,12 +135,10 @@ class Launch:
 class Engine:
     """How the plan is made and run.
 
-    register_slots: of what readers and boxings make, 2 = one ahead.  warn_fallback: say which ops
-    have no signature table.
+    register_slots: of what readers and boxings make, 2 = one ahead.
     """
 
     register_slots: int = 2
-    warn_fallback: bool = True
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ and B unless its readers all want one split.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -48,7 +48,17 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
                     f"axis {strategy.axes[axis]}: layout of {len(chunk)} ops is not proved least"
                 )
         axis_view.keep_homes()
-    return replace(layout.graph(graph), level="signed", notes=tuple(notes))
+        notes.extend(_without_table(graph, strategy, axis))
+    return replace(layout.graph(graph), level="signed", notes=tuple(dict.fromkeys(notes)))
+
+
+def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterator[str]:
+    """A note for every op that has no signature table: it runs whole on every rank of the axis."""
+    for op in graph.ops:
+        split = strategy.parts(op.stage, axis) > 1
+        if split and op.target != "flow.pin" and not registry.has_table(op.target):
+            where = f"{op.target} in module {op.module or '(top level)'}"
+            yield f"{where} has no signature table: every rank of {strategy.axes[axis]} does all of it"
 
 
 def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:

@@ -1,0 +1,40 @@
+"""What is installed is what is in the tree."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TOP = ("conf", "engine", "launcher", "models", "recipes")
+
+
+def test_every_folder_with_code_is_a_listed_package() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = set(settings["tool"]["setuptools"]["packages"])
+    found = {
+        "flowrun." + ".".join(init.parent.relative_to(ROOT).parts)
+        for top in TOP
+        for init in (ROOT / top).rglob("__init__.py")
+    }
+    assert listed == found
+
+
+def test_models_know_nothing_of_the_engine() -> None:
+    for file in (ROOT / "models").rglob("*.py"):
+        assert "flowrun.engine" not in file.read_text(), file
+
+
+def test_the_engine_knows_nothing_of_the_launcher() -> None:
+    for file in (ROOT / "engine").rglob("*.py"):
+        assert "flowrun.launcher" not in file.read_text(), file
+
+
+def test_collectives_are_named_in_one_file() -> None:
+    users = [
+        file.relative_to(ROOT).as_posix()
+        for top in ("engine", "launcher", "models")
+        for file in (ROOT / top).rglob("*.py")
+        if "dist.all_reduce" in file.read_text() or "all_to_all_single" in file.read_text()
+    ]
+    assert users == ["engine/runtime/collectives.py"]
