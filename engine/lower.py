@@ -302,7 +302,38 @@ class _Lowering:
                 inputs[reader].append(register.id)
             if producer is not None:
                 outputs[producer].append(register.id)
+        self._throttle_gathers(registers, inputs, outputs)
         return tuple(registers), inputs, outputs
+
+    def _throttle_gathers(
+        self, registers: list[Register], inputs: list[list[int]], outputs: list[list[int]]
+    ) -> None:
+        """Gathers of ZeRO 3 run ahead of the regions that read them by register_slots regions.
+
+        Weights are always there to be gathered, so without this every gather of a micro-batch
+        would start at once.  An empty register from an earlier reading region holds the later ones.
+        """
+        readers: dict[tuple[int, str], dict[int, list[int]]] = {}  # stage, phase: region: gathers
+        for k, draft in enumerate(self.drafts):
+            if self._gathers_weights(draft):
+                first = min(r for i in outputs[k] for r in registers[i].readers)
+                readers.setdefault((draft.stage, draft.phase), {}).setdefault(first, []).append(k)
+        for (stage, _), gathers in readers.items():
+            order = sorted(gathers)
+            ahead = self.strategy.register_slots
+            for before, region in zip(order, order[ahead:], strict=False):
+                for gather in gathers[region]:
+                    name = f"after {self.drafts[before].name}"
+                    control = Register(
+                        len(registers), name, stage, (), before, (gather,), 1, per_step=False
+                    )
+                    registers.append(control)
+                    outputs[before].append(control.id)
+                    inputs[gather].append(control.id)
+
+    def _gathers_weights(self, draft: _Draft) -> bool:
+        variables = self.graph.variable_of
+        return draft.kind == BOX and not draft.per_step and all(n in variables for n in draft.reads)
 
     def _producer(self, name: str) -> int | None:
         variable = self.graph.variable_of.get(name)
@@ -324,6 +355,8 @@ class _Lowering:
         slots = 1 if per_step else self._in_flight(stage) if stash else self.strategy.register_slots
         if producer is not None and self.drafts[producer].kind == READER:
             slots = max(slots, 2)
+        if producer is not None and self._gathers_weights(self.drafts[producer]):
+            slots = 1
         label = self.drafts[producer].name if producer is not None else "constant"
         return Register(
             id,

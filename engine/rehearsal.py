@@ -183,14 +183,13 @@ class _Memory:
         )
         self.peak = self.live
         self.readers_left: dict[tuple[int, int], int] = {}
-        self.variables = plan.graph.variable_of
 
     def begin(self, actor: int, act: int) -> None:
         """An act starts: its slots and its transients are live."""
         described = self.plan.actors[actor]
         for r in (self.plan.registers[i] for i in described.outputs):
             every = self.plan.acts_per_step(described) if r.per_step else 1
-            if act % every == 0 and r.tensors[0] not in self.variables:
+            if act % every == 0 and not r.initial:
                 self.live += r.num_bytes
                 self.readers_left[r.id, act // every] = len(r.readers)
         self.peak = max(self.peak, self.live + described.transient_bytes)

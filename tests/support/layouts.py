@@ -1,0 +1,157 @@
+"""Layouts: the same training on many grids of ranks, compiled and run on the virtual cluster.
+
+Compiling takes most of the time: plans and runs are kept for all test files of a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from torch import Tensor
+
+from flowrun.engine.capture import Task
+from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_training
+from flowrun.engine.placement import Placement
+from flowrun.engine.plan import Plan
+from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.strategy import Strategy, Zero
+from support.plain_loop import STEPS, Batch, Training
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Ranks along each axis, as a recipe says it.
+
+    zero: stage, on axis data.  grids: (data, tensor) of each stage, where they are unlike.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    stages: int = 1
+    zero: int = 0
+    clip_norm: float = 0.0
+    in_flight: int | str = "zero_bubble"
+    register_slots: int = 2
+    grids: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all stages."""
+        return sum(data * tensor for data, tensor in self._grids)
+
+    @property
+    def _grids(self) -> tuple[tuple[int, int], ...]:
+        return self.grids or ((self.data, self.tensor),) * self.stages
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes that are more than 1 wide in some stage."""
+        widest = [max(sizes) for sizes in zip(*self._grids, strict=True)]
+        return tuple(a for a, n in zip(("data", "tensor"), widest, strict=True) if n > 1)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Of each stage: consecutive ranks."""
+        out: list[Placement] = []
+        first = 0
+        for data, tensor in self._grids:
+            sizes = {"data": data, "tensor": tensor}
+            ranks = tuple(range(first, first + data * tensor))
+            out.append(Placement(tuple((a, sizes[a]) for a in self.axes), ranks))
+            first += len(ranks)
+        return tuple(out)
+
+    def __str__(self) -> str:
+        """The test id."""
+        sizes = {"data": self.data, "tensor": self.tensor, "stages": self.stages}
+        words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        words += [f"ZeRO {self.zero}"] if self.zero else []
+        words += [f"stages of {self.grids}"] if self.grids else []
+        words += ["clipped"] if self.clip_norm else []
+        return " x ".join(words) or "single"
+
+
+def strategy(training: Training, layout: Layout) -> Strategy:
+    """What the recipe would say.  ZeRO shards what has at least 64 elements: tiny models too."""
+    return Strategy(
+        layout.axes,
+        layout.placements,
+        pins=training.pins if "tensor" in layout.axes else (),
+        zero=Zero("data", layout.zero, 64) if layout.zero else Zero(),
+        optimizer=replace(training.optimizer, clip_norm=layout.clip_norm),
+        micro_batches=training.micro_batches,
+        in_flight=layout.in_flight,
+        register_slots=layout.register_slots,
+    )
+
+
+def task(training: Training) -> Task:
+    """The model with how the batch enters and what is made of the output."""
+    return Task(training.model(), training.inputs, training.loss, training.metrics)
+
+
+def example(training: Training) -> Batch:
+    """One micro-batch."""
+    return training.rows(0, 0, slice(0, training.micro_batch))
+
+
+@lru_cache(maxsize=256)
+def compiled(training: Training, layout: Layout) -> Rehearsed:
+    """The training plan, with its rehearsal."""
+    return compile_training(task(training), example(training), strategy(training, layout))
+
+
+def compiled_evaluation(training: Training, layout: Layout) -> Rehearsed:
+    """The evaluation plan that goes with the training plan."""
+    plan = compiled(training, layout).plan
+    return compile_evaluation(task(training), example(training), strategy(training, layout), plan)
+
+
+def initial(training: Training) -> dict[str, Tensor]:
+    """Logical values of parameters and buffers before the first step."""
+    return {name: value.detach() for name, value in training.model().state_dict().items()}
+
+
+def cluster(training: Training, plan: Plan, order_seed: int | None = None) -> VirtualCluster:
+    """A virtual cluster that checks the protocol's invariants if messages come in random order."""
+    check = order_seed is not None
+    return VirtualCluster(plan, training.rows, initial(training), order_seed, check)
+
+
+@dataclass(frozen=True)
+class VirtualRun:
+    """What a run on the virtual cluster left.
+
+    sent_bytes: by actor, of all ranks and steps.  most_live: (rank, register) -> versions live at
+    once, at most.
+    """
+
+    plan: Plan
+    losses: tuple[float, ...]
+    weights: Mapping[str, Tensor]
+    sent_bytes: Mapping[int, int]
+    most_live: Mapping[tuple[int, int], int]
+
+
+@lru_cache(maxsize=256)
+def virtual_run(training: Training, layout: Layout, steps: int = STEPS) -> VirtualRun:
+    """Train on the virtual cluster."""
+    return run_plan(training, compiled(training, layout).plan, steps)
+
+
+def run_plan(
+    training: Training, plan: Plan, steps: int, order_seed: int | None = None
+) -> VirtualRun:
+    """Train by a given plan on the virtual cluster."""
+    ranks = cluster(training, plan, order_seed)
+    results = ranks.run(steps)
+    kept = [v.name for v in plan.graph.variables if v.kind != "state"]
+    return VirtualRun(
+        plan,
+        tuple(result["loss"] for result in results),
+        {name: ranks.value(name) for name in kept},
+        dict(ranks.sent_bytes),
+        {(k, r): most for k, rank in ranks.ranks.items() for r, most in rank.most_live.items()},
+    )

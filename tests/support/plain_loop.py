@@ -1,0 +1,217 @@
+"""What the tests train, and the plain torch loop that says what must come out.
+
+The loop is autograd and torch.optim on whole batches: nothing of the engine, no micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine.sbp import S
+from flowrun.engine.strategy import Optimizer, Pin
+from flowrun.models.convnet import ConvNet
+from flowrun.models.gpt import GPT
+from flowrun.models.losses import cross_entropy
+from flowrun.models.metrics import accuracy
+from flowrun.models.mlp import MLP
+
+Batch = Mapping[str, Tensor]
+Measure = Callable[[Tensor, Batch], Tensor]
+
+STEPS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What is trained, apart from where.  Compared and hashed by identity.
+
+    model: makes it, the same at every call.  inputs: model argument -> batch field.  batches: one a
+    step, whole.  pins: of the axis `tensor`.
+    """
+
+    model: Callable[[], nn.Module]
+    inputs: Mapping[str, str]
+    loss: Measure
+    batches: tuple[Batch, ...]
+    optimizer: Optimizer
+    micro_batches: int
+    pins: tuple[Pin, ...] = ()
+    metrics: Mapping[str, Measure] = field(default_factory=dict)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one micro-batch."""
+        return len(next(iter(self.batches[0].values()))) // self.micro_batches
+
+    def rows(self, step: int, micro_batch: int, rows: slice) -> Batch:
+        """Rows of a micro-batch: what the engine's readers ask for (runtime.rank.Batches)."""
+        start = micro_batch * self.micro_batch
+        part = slice(start + rows.start, start + rows.stop)
+        return {name: value[part] for name, value in self.batches[step].items()}
+
+    def output_loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(output, loss) of plain torch."""
+        output = model(**{argument: batch[name] for argument, name in self.inputs.items()})
+        return output, self.loss(output, batch)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """losses: of each step.  before, after: logical weights by name."""
+
+    losses: tuple[float, ...]
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
+
+
+@lru_cache(maxsize=32)
+def plain_loop(training: Training, clip_norm: float = 0.0, steps: int = STEPS) -> Trained:
+    """Train on one device, whole batch by whole batch."""
+    model = training.model().train()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = _torch_optimizer(training.optimizer, model)
+    losses = []
+    for batch in training.batches[:steps]:
+        optimizer.zero_grad()
+        _, loss = training.output_loss(model, batch)
+        loss.backward()
+        if clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(tuple(losses), before, {n: p.detach() for n, p in model.named_parameters()})
+
+
+@torch.no_grad()
+def plain_evaluation(
+    training: Training, weights: Mapping[str, Tensor], steps: int
+) -> list[dict[str, float]]:
+    """Loss and metrics of each of the first batches, in eval mode."""
+    model = training.model().eval()
+    model.load_state_dict(dict(weights), strict=True)
+    out = []
+    for batch in training.batches[:steps]:
+        output, loss = training.output_loss(model, batch)
+        measured = {name: metric(output, batch) for name, metric in training.metrics.items()}
+        out.append({name: value.item() for name, value in {"loss": loss, **measured}.items()})
+    return out
+
+
+def _torch_optimizer(optimizer: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    settings = dict(optimizer.arguments)
+    if optimizer.name == "sgd":
+        return torch.optim.SGD(model.parameters(), **settings)  # type: ignore[arg-type]
+    betas = (settings.pop("beta1"), settings.pop("beta2"))
+    return torch.optim.AdamW(model.parameters(), betas=betas, **settings)  # type: ignore[arg-type]
+
+
+# ---- what is trained -----------------------------------------------------------------------------
+
+VOCABULARY, CONTEXT, WIDTH, BLOCKS = 64, 16, 32, 4
+
+ADAMW = Optimizer(
+    "adamw",
+    (("lr", 3e-3), ("beta1", 0.9), ("beta2", 0.95), ("eps", 1e-8), ("weight_decay", 0.1)),
+)
+MOMENTUM = Optimizer(
+    "sgd", (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 1e-3), ("nesterov", True))
+)
+
+
+def pins(dims: Mapping[str, int]) -> tuple[Pin, ...]:
+    """Weights split on the axis tensor: pattern -> dim."""
+    return tuple(Pin(pattern, "variable", "tensor", S(dim)) for pattern, dim in dims.items())
+
+
+MEGATRON = pins(
+    {
+        "embed.wte.weight": 0,
+        "blocks.*.attn.qkv.weight": 0,
+        "blocks.*.attn.proj.weight": 1,
+        "blocks.*.mlp.fc1.weight": 0,
+        "blocks.*.mlp.fc2.weight": 1,
+        "head.weight": 0,
+    }
+)
+COLUMNS_THEN_ROWS = pins({"hidden.*": 0, "output.weight": 1})
+CLASSES = pins({"output.*": 0})
+CHANNELS = pins({"conv1.*": 0, "conv2.weight": 1})
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    """A model with weights of its own seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make()
+
+
+def token_batches(count: int, samples: int) -> tuple[Batch, ...]:
+    """Random tokens, each the next one's target."""
+    generator = torch.Generator().manual_seed(1)
+    size = (samples, CONTEXT + 1)
+    windows = [torch.randint(0, VOCABULARY, size, generator=generator) for _ in range(count)]
+    return tuple({"tokens": w[:, :-1].contiguous(), "targets": w[:, 1:].contiguous()} for w in windows)
+
+
+def image_batches(count: int, samples: int, classes: int) -> tuple[Batch, ...]:
+    """Random 8 x 8 images and labels."""
+    generator = torch.Generator().manual_seed(2)
+    return tuple(
+        {
+            "images": torch.rand(samples, 64, generator=generator),
+            "labels": torch.randint(0, classes, (samples,), generator=generator),
+        }
+        for _ in range(count)
+    )
+
+
+def gpt(
+    blocks: int = BLOCKS, width: int = WIDTH, samples: int = 16, micro_batches: int = 4
+) -> Training:
+    """A tiny GPT with Megatron's pins, trained by AdamW."""
+    return Training(
+        partial(seeded, partial(GPT, VOCABULARY, CONTEXT, blocks, 4, width)),
+        {"tokens_BT": "tokens"},
+        cross_entropy,
+        token_batches(STEPS, samples),
+        ADAMW,
+        micro_batches,
+        MEGATRON,
+        {"accuracy": accuracy},
+    )
+
+
+def classifier(
+    make: Callable[[], nn.Module], argument: str, pinned: tuple[Pin, ...], classes: int = 10
+) -> Training:
+    """An image classifier, trained by SGD with momentum: 4 micro-batches of 4 images."""
+    return Training(
+        partial(seeded, make),
+        {argument: "images"},
+        partial(cross_entropy, target="labels"),
+        image_batches(STEPS, 16, classes),
+        MOMENTUM,
+        4,
+        pinned,
+        {"accuracy": partial(accuracy, target="labels")},
+    )
+
+
+def mlp(hidden: int = 12, pinned: tuple[Pin, ...] = COLUMNS_THEN_ROWS) -> Training:
+    """The seed programs' model, narrow."""
+    return classifier(partial(MLP, 64, hidden, 10), "x_BI", pinned)
+
+
+def convnet() -> Training:
+    """Two convolutions, a pool and a linear layer."""
+    return classifier(partial(ConvNet, 8, 4, 10), "images_BP", CHANNELS)
+
+
+TINY_GPT = gpt()
+TINY_MLP = mlp()
+TINY_CONVNET = convnet()
