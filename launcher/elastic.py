@@ -1,280 +1,263 @@
 """launch=local: one process a rank, started by torch.distributed.elastic, on one host or several.
 
-This process has composed, captured and planned; its workers are forked and inherit the result.  They tell it what happens over
-one pipe: steps, the end of each rank, or the one error that matters.  The same command on each host (launch.nnodes,
-launch.rdzv_endpoint) makes one run; the hosts find each other by elastic's c10d rendezvous.
+This process has composed, captured and planned; its workers (worker.py) are forked and inherit the
+result.  Each tells it over a pipe of its own what happens: steps, its end, or what went wrong.  The
+same command on each host (launch.nnodes, launch.rdzv_endpoint) makes one run; the hosts find each
+other by elastic's c10d rendezvous.  When this returns or raises, every worker of this host is gone.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
+import _thread
 import logging
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import threading
-import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
-from pathlib import Path
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import torch
-
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.errors import PlanError, RecipeError, RunError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher import weights
 from flowrun.launcher.job import Job
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Log
-from flowrun.launcher.virtual import acts_by_name, mean_results, most_stashed
+from flowrun.launcher.worker import Worker
 
-_SHUTDOWN_S = 3  # after that, workers that do not end are killed
+_JOIN_S = 600  # how long a host waits for the others
+_SHUTDOWN_S = 3  # workers that have not ended by then are killed
 
 
-def execute_local(job: Job, training: Rehearsed, evaluation: Rehearsed | None, record: Record) -> Log:
+def execute_local(
+    job: Job, training: Rehearsed, evaluation: Rehearsed | None, record: Record
+) -> Log:
     """Start this host's ranks, and stay until all have ended.
 
-    Raises RunError for the first rank that failed, KeyboardInterrupt on Ctrl-C.
+    Raises RunError for the rank that failed (not for one that lost it), KeyboardInterrupt on
+    Ctrl-C.
     """
     launch, num_ranks = job.recipe.launch, training.plan.num_ranks
     if num_ranks % launch.nnodes:
-        raise RecipeError("launch.nnodes", f"{num_ranks} ranks cannot be divided over {launch.nnodes} hosts.")
-    fork = multiprocessing.get_context("fork")
-    pipe = fork.SimpleQueue()
+        raise RecipeError(
+            "launch.nnodes", f"{num_ranks} ranks cannot be divided over {launch.nnodes} hosts."
+        )
+    local_ranks = num_ranks // launch.nnodes
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
+    readers, writers = zip(*pipes, strict=True)
     heard = _Heard(record)
-    listener = threading.Thread(target=heard.listen, args=(pipe,), daemon=True)
+    worker = Worker(job, training, evaluation, record.folder, os.getpid(), writers)
+    listener = threading.Thread(target=heard.listen, args=(readers,), daemon=True)
     listener.start()
-    worker = _Worker(job, training, evaluation, record.folder, pipe)
     try:
-        _launch(worker, num_ranks // launch.nnodes, job)
-    except _Failed as failed:
-        pipe.put(None)
-        listener.join()
-        raise heard.error or failed.error from None
+        with _ctrl_c_is_ours():
+            failed = _launch(worker, local_ranks, job)
+    except BaseException as error:
+        record.close()
+        raise heard.broken or error from None
     finally:
-        pipe.put(None)
-        listener.join(timeout=10)
-        pipe.close()
+        for pipe in writers:  # every other copy was a worker's: the listener comes to an end
+            pipe.close()
+        listener.join(timeout=5)
+    if failed or heard.broken:
+        record.close()
+        raise heard.broken or heard.guilty(failed)
     if job.recipe.train.save:
-        weights.join_shards(record.folder, training.plan)
+        _join_weights(heard, record, num_ranks)
     return heard.log()
 
 
-class _Failed(Exception):
-    """Some worker ended badly; `error` says what elastic knows."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+# ---- starting ------------------------------------------------------------------------------------
 
 
-def _entry(worker: _Worker) -> None:
+def _entry(worker: Worker) -> None:
     worker.live()
 
 
-def _launch(worker: _Worker, local_ranks: int, job: Job) -> None:
-    """Run elastic's agent in this process."""
-    from torch.distributed.elastic.multiprocessing import SignalException
+def _launch(worker: Worker, local_ranks: int, job: Job) -> RunError | None:
+    """Run elastic's agent in this process; what it saw of the first process that ended badly."""
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    _silence_elastic()
     launch = job.recipe.launch
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_SHUTDOWN_S)
     os.environ.setdefault("OMP_NUM_THREADS", str(launch.threads))
+    meeting: dict[str, Any] = {"join_timeout": _JOIN_S}
+    if launch.node_rank is not None:
+        meeting["is_host"] = launch.node_rank == 0
     config = LaunchConfig(
-        min_nodes=launch.nnodes, max_nodes=launch.nnodes, nproc_per_node=local_ranks,
-        run_id=f"flowrun-{job.recipe.name}", rdzv_backend="c10d",
+        min_nodes=launch.nnodes,
+        max_nodes=launch.nnodes,
+        nproc_per_node=local_ranks,
+        run_id=f"flowrun-{job.recipe.name}",
+        rdzv_backend="c10d",
         rdzv_endpoint=launch.rdzv_endpoint or "localhost:0",
-        rdzv_configs={"timeout": 120},
+        rdzv_configs=meeting,
         local_addr="localhost" if launch.nnodes == 1 else None,
-        max_restarts=0, monitor_interval=0.1, start_method="fork",
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="fork",
+        signals_to_handle=",".join(_fatal_signals()),
     )
     try:
         elastic_launch(config, _entry)(worker)
     except ChildFailedError as error:
-        raise _Failed(_what_elastic_saw(error)) from None
+        return _what_elastic_saw(error)
     except SignalException as error:
-        if error.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
-        raise _Failed(RunError("the launcher", f"stopped by {signal.Signals(error.sigval).name}")) from None
+        return RunError("the launcher", f"stopped by {signal.Signals(error.sigval).name}.")
+    except (RendezvousError, DistError) as error:
+        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        raise RunError(
+            f"launch.rdzv_endpoint {launch.rdzv_endpoint}",
+            f"the {launch.nnodes} hosts did not meet: {reason}",
+            "Give the same command on each host, and an endpoint that all of them reach.",
+        ) from error
+    return None
+
+
+def _silence_elastic() -> None:
+    """Elastic's log says again what we say, with its tracebacks; LOGLEVEL=INFO brings it back."""
+    log = logging.getLogger("torch.distributed")
+    if "LOGLEVEL" not in os.environ and log.propagate:
+        log.addHandler(logging.NullHandler())
+        log.propagate = False
+
+
+def _fatal_signals() -> list[str]:
+    """Signals that end the run with its workers, but for those that are ignored (nohup)."""
+    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    return [s.name for s in signals if signal.getsignal(s) is not signal.SIG_IGN]
+
+
+@contextmanager
+def _ctrl_c_is_ours() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt in this process and does nothing in one just forked from it.
+
+    Ctrl-C on a terminal reaches the workers too, but it is the launcher that ends them.  The
+    handlers that elastic leaves behind are put back to what they were.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    launcher = os.getpid()
+
+    def interrupt(number: int, frame: Any) -> None:
+        if os.getpid() == launcher:
+            raise KeyboardInterrupt
+
+    ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in ours}
+    if before[signal.SIGINT] is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _what_elastic_saw(error: Any) -> RunError:
-    """Blame a rank that was killed before one that noticed."""
-    failures = sorted(error.failures.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp))
-    rank, failure = failures[0]
+    rank, failure = next(iter(error.failures.items()))
     code = failure.exitcode
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+    if code == -signal.SIGKILL:
+        how = "was killed by SIGKILL: by the kernel if memory ran out, else by someone"
+    elif code < 0:
+        how = f"was killed by {signal.Signals(-code).name}"
+    else:
+        how = f"ended with exit status {code}"
     return RunError(f"rank {rank}", f"the process {how}.")
 
 
-# ------------------------------------------------------------------------------------------ what the launcher hears
+# ---- what the launcher hears ---------------------------------------------------------------------
 
 
 @dataclass
 class _Heard:
-    """Collects what the workers tell, in a thread of the launcher."""
+    """Collects what the workers tell, in a thread of the launcher.
+
+    broken: what went wrong here, while writing it down.
+    """
 
     record: Record
-    error: RunError | None = None
+    failures: list[tuple[RunError, bool]] = field(default_factory=list)
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+    here: dict[int, dict[str, Any]] = field(default_factory=dict)
+    broken: Exception | None = None
 
-    def listen(self, pipe: Any) -> None:
-        """Until None."""
-        while (message := pipe.get()) is not None:
+    def listen(self, readers: Sequence[Connection]) -> None:
+        """Until every pipe has ended; a worker that died in the middle of a message ends its own."""
+        open_pipes = list(readers)
+        while open_pipes:
+            for pipe in wait(open_pipes):
+                try:
+                    message = pipe.recv()  # type: ignore[union-attr]
+                except (EOFError, OSError):
+                    open_pipes.remove(pipe)  # type: ignore[arg-type]
+                    continue
+                self._take(message)
+
+    def _take(self, message: Sequence[Any]) -> None:
+        if self.broken is not None:
+            return  # the pipes are still emptied: no worker must block
+        try:
             match message:
                 case ("step", step, results, seconds):
                     self.record.step(step, results, seconds)
                 case ("end", rank, measured):
                     self.ends[rank] = measured
-                case ("error", where, problem, story):
-                    if self.error is None:
-                        self.error = RunError(where, problem)
-                        self.error.add_note(story)
+                case ("weights", rank, seen):
+                    self.here[rank] = seen
+                case ("error", where, problem, story, lost_peer):
+                    error = RunError(where, problem)
+                    error.add_note(story)
+                    self.failures.append((error, lost_peer))
+        except Exception as error:
+            self.broken = error
+            _thread.interrupt_main()
+
+    def guilty(self, elastic_saw: RunError | None) -> RunError:
+        """Who failed by itself, before whom elastic saw die, before who only lost a peer."""
+        for error, lost_peer in self.failures:
+            if not lost_peer:
+                return error
+        if elastic_saw is not None and not self._told(elastic_saw.where):
+            return elastic_saw
+        assert self.failures or elastic_saw
+        return self.failures[0][0] if self.failures else elastic_saw  # type: ignore[return-value]
+
+    def _told(self, rank: str) -> bool:
+        """True if the rank has told itself why it ended."""
+        return any(error.where.split(",")[0] == rank for error, _ in self.failures)
 
     def log(self) -> Log:
-        """Everything measured on this host's ranks."""
+        """Everything measured on all ranks."""
         validation: dict[str, float] = {}
         for measured in self.ends.values():
             validation = validation or measured["validation"]
-        by_rank = {key: {rank: m[key] for rank, m in self.ends.items()} for key in ("peak", "sent", "acts", "stashed")}
-        return Log(tuple(self.record.steps), validation, by_rank["peak"], by_rank["sent"], by_rank["acts"], by_rank["stashed"])
+        keys = ("peak", "sent", "acts", "stashed")
+        ends = sorted(self.ends.items())
+        by_rank = [{rank: measured[key] for rank, measured in ends} for key in keys]
+        return Log(tuple(self.record.steps), validation, *by_rank)
 
 
-# ------------------------------------------------------------------------------------------ one worker
-
-
-@dataclass
-class _Worker:
-    """What each forked process runs."""
-
-    job: Job
-    training: Rehearsed
-    evaluation: Rehearsed | None
-    folder: Path
-    pipe: Any
-
-    def live(self) -> None:
-        """From fork to exit."""
-        _die_with_parent()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        rank = int(os.environ["RANK"])
-        try:
-            self._run(rank)
-        except BaseException as error:
-            known = isinstance(error, RunError | PlanError)
-            where = error.where if isinstance(error, RunError | PlanError) else f"rank {rank}"
-            problem = error.problem if known else f"{type(error).__name__}: {error}"  # type: ignore[attr-defined]
-            self.pipe.put(("error", where, problem, traceback.format_exc()))
-            sys.stdout.flush()
-            os._exit(1)  # peers are stopped by the agent; a regular exit would wait for them
-
-    def _run(self, rank: int) -> None:
-        import torch.distributed as dist
-
-        from flowrun.engine.runtime.collectives import close_channels
-        from flowrun.engine.runtime.distributed import DistributedRank
-
-        base = _resident_bytes()
-        recipe = self.job.recipe
-        torch.set_num_threads(recipe.launch.threads)
-        device = _device(recipe.launch.device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10))
-        body = DistributedRank(self.training.plan, rank, self.job.sampler, self.job.initial, device)
-        teller = _Teller(self.pipe, recipe.launch.nnodes, body.reports)
-        teller.start(recipe.train.steps)
-        body.run(recipe.train.steps, teller.step if body.reports else None)
-        if recipe.train.save:
-            weights.save_shards(self.folder, self.training.plan, rank, body.body.variables)
-        validation = self._evaluate(rank, body, device)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base
-        self.pipe.put(("end", rank, {
-            "validation": validation, "peak": peak, "sent": sum(body.sent_bytes.values()),
-            "acts": acts_by_name(self.training, body.body.acts), "stashed": most_stashed(self.training, body.body.most_live),
-        }))
-        teller.join()
-        dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
-        close_channels()
-        dist.destroy_process_group()
-
-    def _evaluate(self, rank: int, trained: Any, device: torch.device) -> dict[str, float]:
-        from flowrun.engine.runtime.distributed import DistributedRank
-
-        steps = self.job.evaluation_sampler.eval_steps(self.job.recipe.eval.batches)
-        if self.evaluation is None or not steps:
-            return {}
-        body = DistributedRank(self.evaluation.plan, rank, self.job.evaluation_sampler, self.job.initial, device)
-        body.body.variables.update({k: v for k, v in trained.body.variables.items() if k in body.body.variables})
-        return mean_results(body.run(steps))
-
-
-class _Teller:
-    """Tells this host's launcher each step; with several hosts, through the rendezvous store to the other launchers too."""
-
-    def __init__(self, pipe: Any, nnodes: int, reports: bool) -> None:
-        self.pipe = pipe
-        self.nnodes = nnodes
-        self.reports = reports
-        self.thread: threading.Thread | None = None
-
-    def start(self, steps: int) -> None:
-        """On a host without the reporting rank, its first rank forwards what the store holds."""
-        if self.nnodes == 1:
-            return
-        here = int(os.environ["GROUP_RANK"])
-        if self.reports:
-            self._store().set("flowrun/reporting_host", str(here))
-        elif int(os.environ["LOCAL_RANK"]) == 0:
-            self.thread = threading.Thread(target=self._forward, args=(here, steps), daemon=True)
-            self.thread.start()
-
-    def step(self, step: int, results: dict[str, float], seconds: float) -> None:
-        """From the reporting rank."""
-        self.pipe.put(("step", step, results, seconds))
-        if self.nnodes > 1:
-            self._store().set(f"flowrun/step/{step}", json.dumps([results, seconds]))
-
-    def join(self) -> None:
-        """Until everything is forwarded."""
-        if self.thread is not None:
-            self.thread.join()
-
-    def _forward(self, here: int, steps: int) -> None:
-        store = self._store()
-        if int(store.get("flowrun/reporting_host")) == here:
-            return
-        for step in range(steps):
-            results, seconds = json.loads(store.get(f"flowrun/step/{step}"))
-            self.pipe.put(("step", step, results, seconds))
-
-    @staticmethod
-    def _store() -> Any:
-        """A connection of its own to the store that elastic opened (a shared one is not for several threads)."""
-        from torch.distributed import TCPStore
-
-        return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-
-
-def _device(wanted: str) -> torch.device:
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    local = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
-
-
-def _resident_bytes() -> int:
-    """Resident memory of this process now."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
-
-
-def _die_with_parent() -> None:
-    """If the launcher is killed, its workers must not stay (Linux: PR_SET_PDEATHSIG)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+def _join_weights(heard: _Heard, record: Record, num_ranks: int) -> None:
+    """One file of all shards, if this disk has them all; else they stay, and it is said."""
+    seen = next(iter(heard.here.values()))
+    if not seen["all"]:
+        ranks = ", ".join(map(str, sorted(heard.here)))
+        record.note(
+            f"the weights of ranks {ranks} are here, those of the others on their hosts' disks; "
+            f"join them: {os.path.basename(sys.executable)} -m flowrun.launcher.weights "
+            "FOLDER OTHER_FOLDER"
+        )
+    elif seen["host"] == 0:
+        weights.join_shards([record.folder], num_ranks)

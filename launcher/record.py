@@ -40,11 +40,16 @@ class Record:
         line = {"step": step, **results, "step_s": seconds, "tokens_per_s": tokens_per_s}
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
+        if self.progress:
+            self.progress.step(record)
         writer = self._writer()
         writer.add_scalar("loss", record.loss, step)
         writer.add_scalar("tokens_per_s", tokens_per_s, step)
+
+    def note(self, text: str) -> None:
+        """Something that a person should know."""
         if self.progress:
-            self.progress.step(record)
+            self.progress.console.print(f"note: {text}", style="yellow", soft_wrap=True)
 
     def finished(self, report: Report) -> None:
         """The run has ended well."""

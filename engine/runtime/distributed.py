@@ -24,9 +24,13 @@ from flowrun.engine.runtime import collectives
 from flowrun.engine.runtime.collectives import Pending
 from flowrun.engine.runtime.rank import Batches, Rank
 from flowrun.engine.runtime.transport import cut, join
-from flowrun.engine.scheduler import Scheduler
+from flowrun.engine.scheduler import COMMUNICATION, Scheduler
 
 Results = dict[str, float]
+
+
+class LostPeer(RunError):
+    """Communication failed: most likely another rank ended first, and is the one to blame."""
 
 
 class DistributedRank:
@@ -43,7 +47,7 @@ class DistributedRank:
         self.body = Rank(plan, rank, batches, initial, device)
         self.rank = rank
         self.device = device
-        self.groups = make_groups(plan) if groups is None else groups
+        self.groups = make_groups(plan, groups or {})
         self.inbox: SimpleQueue[tuple[int, int]] = SimpleQueue()
         self.under_way: dict[tuple[int, int], _Flight] = {}
         self.sent_bytes: dict[int, int] = {}
@@ -60,7 +64,7 @@ class DistributedRank:
     def run(self, steps: int, on_step: Callable[[int, Results, float], None] | None = None) -> list[Results]:
         """Run all steps; on_step(step, results, seconds since the last) as soon as a step has reported.
 
-        Raises RunError, naming rank and actor, if an act fails.
+        Raises RunError, naming rank and actor, if an act fails; LostPeer if another rank seems to have failed.
         """
         scheduler = Scheduler(self.plan, self.body.stage, steps)
         told, before = 0, time.perf_counter()
@@ -72,9 +76,14 @@ class DistributedRank:
                     on_step(told, self.body.results[told], now - before)
                     told, before = told + 1, now
         except Exception as error:
-            name = self.current.name if self.current else "?"
-            raise RunError(f"rank {self.rank}, actor {name}", f"{type(error).__name__}: {error}") from error
+            raise self._failure(error) from error
         return [self.body.results[k] for k in range(steps) if k in self.body.results]
+
+    def _failure(self, error: Exception) -> RunError:
+        actor = self.current
+        peers = actor is not None and actor.kind in COMMUNICATION and isinstance(error, RuntimeError)
+        kind = LostPeer if peers else RunError
+        return kind(f"rank {self.rank}, actor {actor.name if actor else '?'}", f"{type(error).__name__}: {error}")
 
     def _round(self, scheduler: Scheduler) -> None:
         """Issue what may be issued, then either run one act or wait for a message."""
@@ -173,6 +182,7 @@ class DistributedRank:
             for send in sends:
                 if self._here(send, actor) == self.rank:
                     other = send.target if actor.kind == SEND else send.source
+                    assert other != self.rank, "a rank belongs to one stage (launcher/layout.py sees to it)"
                     legs.setdefault(other, []).append((k, held, send.region))
         return [_Leg(other, work.channel, pieces) for other, pieces in sorted(legs.items())]
 
@@ -223,11 +233,14 @@ class _Flight:
         return self.finish_made()
 
 
-def make_groups(plan: Plan) -> dict[tuple[int, ...], Any]:
-    """A process group for every group of ranks that a collective of the plan runs over; all ranks make all, in one order."""
+def make_groups(plan: Plan, known: Mapping[tuple[int, ...], Any]) -> dict[tuple[int, ...], Any]:
+    """A process group for every group of ranks that a collective of the plan runs over; all ranks make all, in one order.
+
+    known: groups that all ranks have already.
+    """
     wanted = {
         ranks
         for actor in plan.actors if isinstance(actor.work, BoxWork)
         for ranks in plan.placements[actor.stage].groups(actor.work.step.axis)
     }
-    return {ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted)}
+    return {**known, **{ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted - known.keys())}}

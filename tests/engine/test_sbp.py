@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.sbp import P_MAX, P_MIN, B, P, S, Sbp, dual, format_nd_sbp, parse_sbp
+from flowrun.engine.sbp import P_MAX, P_MIN, B, P, S, Sbp, format_nd_sbp, parse_sbp
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,3 @@ def test_another_word_is_refused_with_the_possible_forms(text: str) -> None:
 
 def test_nd_sbp_prints_parentheses_only_for_several_axes() -> None:
     assert [format_nd_sbp((B,)), format_nd_sbp((S(0), P))] == ["B", "(S(0), P)"]
-
-
-@pytest.mark.parametrize(("sbp", "gradient"), [(S(2), S(2)), (B, P), (P, B), (P_MAX, B)], ids=str)
-def test_dual_swaps_broadcast_and_partial_and_keeps_splits(sbp: Sbp, gradient: Sbp) -> None:
-    assert dual(sbp) == gradient

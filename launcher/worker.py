@@ -1,0 +1,236 @@
+"""One rank of launch=local: what a forked process does, from its first line to its exit.
+
+It inherits job and plans from the launcher (elastic.py), and tells it over a pipe what happens.  A
+worker that fails leaves at once, without a regular exit that would wait for its peers; one that
+merely lost a peer lingers, so that the peer is blamed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import FlowrunError
+from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
+from flowrun.launcher import weights
+from flowrun.launcher.hosts import Teller
+from flowrun.launcher.job import Job
+from flowrun.launcher.virtual import acts_by_name, mean_results, most_stashed
+
+_LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
+_SILENCE_S = 1800  # a message that takes longer has no peer any more
+_OURS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 1 << 25  # mallopt(3)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What each forked process runs.  pipes: to the launcher, one for each local rank."""
+
+    job: Job
+    training: Rehearsed
+    evaluation: Rehearsed | None
+    folder: Path
+    launcher: int
+    pipes: tuple[Connection, ...]
+
+    def live(self) -> None:
+        """From fork to exit."""
+        _end_with(self.launcher)
+        _keep_pages()
+        rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        for k, pipe in enumerate(self.pipes):
+            if k != local:
+                pipe.close()
+        tell = Teller(self.pipes[local], self.training.plan.num_ranks)
+        try:
+            self._run(rank, tell)
+        except BaseException as error:
+            tell.error(*described(error, rank), lost_peer=isinstance(error, LostPeer))
+            if isinstance(error, LostPeer):
+                time.sleep(_LINGER_S)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _run(self, rank: int, tell: Teller) -> None:
+        import torch.distributed as dist
+
+        from flowrun.engine.runtime.collectives import close_channels
+
+        recipe, plan = self.job.recipe, self.training.plan
+        torch.set_num_threads(recipe.launch.threads)
+        device = _device(recipe.launch.device)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        with _with_peers(rank, "while the ranks meet"):
+            dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_S))
+            tell.start(self._fingerprint())
+            memory = _Memory(device)
+            body = DistributedRank(plan, rank, self.job.sampler, self.job.initial, device)
+        body.run(recipe.train.steps, tell.step if body.reports else None)
+        peak = memory.peak()
+        if recipe.train.save:
+            self._save(rank, body, tell)
+        validation = self._evaluate(rank, body, device)
+        tell.end(
+            rank,
+            {
+                "validation": validation,
+                "peak": peak,
+                "sent": sum(body.sent_bytes.values()),
+                "acts": acts_by_name(self.training, body.body.acts),
+                "stashed": most_stashed(self.training, body.body.most_live),
+            },
+        )
+        with _with_peers(rank, "at the end"):
+            dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
+            close_channels()
+            dist.destroy_process_group()
+
+    def _save(self, rank: int, trained: DistributedRank, tell: Teller) -> None:
+        """Write this rank's shards, and say whether this disk has those of all ranks."""
+        import torch.distributed as dist
+
+        plan = self.training.plan
+        weights.save_shards(self.folder, plan, rank, trained.body.variables)
+        with _with_peers(rank, "saving weights"):
+            dist.barrier()  # every rank has written
+            seen = weights.has_all(self.folder, plan.num_ranks)
+            dist.barrier()  # every rank has looked: the files may go
+        tell.weights(rank, {"all": seen, "host": int(os.environ["GROUP_RANK"])})
+
+    def _evaluate(
+        self, rank: int, trained: DistributedRank, device: torch.device
+    ) -> dict[str, float]:
+        sampler = self.job.evaluation_sampler
+        steps = sampler.eval_steps(self.job.recipe.eval.batches)
+        if self.evaluation is None or not steps:
+            return {}
+        plan = self.evaluation.plan
+        with _with_peers(rank, "while the ranks meet for evaluation"):
+            body = DistributedRank(plan, rank, sampler, self.job.initial, device, trained.groups)
+        known = body.body.variables
+        known.update({k: v for k, v in trained.body.variables.items() if k in known})
+        return mean_results(body.run(steps))
+
+    def _fingerprint(self) -> str:
+        """Equal on hosts that run the same thing."""
+        recipe = self.job.recipe
+        parts = (recipe.model, recipe.data, recipe.train, recipe.optim, recipe.eval)
+        return f"{self.training.plan}\n{parts}"
+
+
+@contextmanager
+def _with_peers(rank: int, when: str) -> Iterator[None]:
+    """Around what needs the other ranks: a failure there is most likely another's."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostPeer(f"rank {rank}, {when}", f"{type(error).__name__}: {error}") from error
+
+
+def _end_with(launcher: int) -> None:
+    """Only the launcher ends a worker, and if it is killed itself, the worker ends (Linux)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != launcher:
+            os._exit(1)
+
+
+def _keep_pages() -> None:
+    """glibc keeps freed pages, so that a step does not fault in its buffers again."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+            libc.mallopt(_M_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    local = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+# ---- what an error was ---------------------------------------------------------------------------
+
+
+def described(error: BaseException, rank: int) -> tuple[str, str, str]:
+    """(where, problem, story): the facts with the user's own lines, and the whole traceback."""
+    story = "".join(traceback.format_exception(error))
+    if not isinstance(error, FlowrunError):
+        return f"rank {rank}", "\n".join([_named(error), *user_lines(error.__traceback__)]), story
+    cause = error.__cause__
+    lines = user_lines(cause.__traceback__) if cause and not isinstance(error, LostPeer) else []
+    return error.where, "\n".join([error.problem, *lines]), story
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def user_lines(trace: TracebackType | None) -> list[str]:
+    """Where in files that are neither ours nor torch's; the last place if there is none."""
+    frames = [
+        (frame, line) for frame, line in traceback.walk_tb(trace) if not _is_ours(frame)
+    ] or list(traceback.walk_tb(trace))[-1:]
+    out = []
+    for entry in traceback.StackSummary.extract(iter(frames)):
+        out.append(f"{os.path.relpath(entry.filename)}:{entry.lineno} in {entry.name}: {entry.line}")
+    return out[-6:]
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith(_OURS) or name.startswith("<")
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+class _Memory:
+    """What a rank takes for itself: on CUDA what torch allocates, on the CPU anonymous memory.
+
+    Pages of libraries are left out (they come in as code is first run), and so is what the rank
+    inherited from the launcher.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.inherited = _status("RssAnon")
+
+    def peak(self) -> int:
+        """Most bytes so far."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return max(0, highest - _status("RssFile") - _status("RssShmem") - self.inherited)
+
+
+def _status(key: str) -> int:
+    """A line of /proc/self/status in bytes; 0 where there is none."""
+    if sys.platform != "linux":
+        return 0
+    with open("/proc/self/status") as file:
+        return next((int(row.split()[1]) * 1024 for row in file if row.startswith(f"{key}:")), 0)
