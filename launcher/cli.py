@@ -205,8 +205,9 @@ def recipes() -> None:
 
 def _print_rows(rows: Sequence[Any]) -> None:
     """A table of dataclasses: their fields are the columns."""
-    from rich.console import Console
     from rich.table import Table
+
+    from flowrun.launcher.console import wide_console
 
     names = [field.name for field in fields(rows[0])] if rows else []
     table = Table(box=None, pad_edge=False)
@@ -217,7 +218,7 @@ def _print_rows(rows: Sequence[Any]) -> None:
         table.add_row(
             *(f"{value:.2e}" if isinstance(value, float) else str(value) for value in values)
         )
-    Console().print(table)
+    wide_console().print(table)
 
 
 def _load(overrides: list[str], config_dir: str | None) -> Any:

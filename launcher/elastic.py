@@ -30,6 +30,11 @@ from flowrun.launcher.report import Log
 from flowrun.launcher.worker import Worker
 
 _JOIN_S = 600  # how long a host waits for the others
+_TALKERS = (
+    "torch.distributed.elastic",
+    "torch.distributed.launcher",
+    "torch.multiprocessing.spawn",
+)
 _SHUTDOWN_S = 3  # workers that have not ended by then are killed
 
 
@@ -126,10 +131,11 @@ def _launch(worker: Worker, local_ranks: int, job: Job) -> RunError | None:
 
 def _silence_elastic() -> None:
     """Elastic's log says again what we say, with its tracebacks; LOGLEVEL=INFO brings it back."""
-    log = logging.getLogger("torch.distributed")
-    if "LOGLEVEL" not in os.environ and log.propagate:
-        log.addHandler(logging.NullHandler())
-        log.propagate = False
+    if "LOGLEVEL" in os.environ:
+        return
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(_TALKERS):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _fatal_signals() -> list[str]:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowrun.engine.errors import FlowrunError
+from flowrun.launcher.console import wide_console
 
 # valid.: validation loss.  sent: by all ranks in a step.  peak: memory of the rank that needs most.
 COLUMNS = ("ranks", "loss", "valid.", "step", "tokens/s", "sent", "peak")
@@ -35,7 +36,7 @@ class Comparison(Callback):
     """Collects the jobs of a multirun and prints their table."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or wide_console()
         self.rows: list[Row] = []
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.sbp import format_nd_sbp
+from flowrun.launcher.console import wide_console
 from flowrun.launcher.job import Job
 from flowrun.launcher.report import Report, StepRecord
 
@@ -31,7 +32,7 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or wide_console()
         self.bar: Bar | None = None
         self.task: Any = None
         self.steps = 0

@@ -65,6 +65,8 @@ def compare_layouts(recipe: Recipe, run: Run) -> list[Difference]:
                 changed = load([f"recipe={file}", *changes, *always])
                 report = run(changed, folder)
             except FlowrunError as error:
+                if not changes:
+                    raise  # the recipe itself is wrong
                 rows.append(
                     Difference(name, 0, 0.0, 0.0, 0, f"skipped: {error.problem.splitlines()[0]}")
                 )

@@ -7,14 +7,18 @@ import time
 import torch
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.launcher import weights
+from flowrun.launcher.failure import described
 from flowrun.launcher.job import Job
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Log
 
 
-def execute_virtual(job: Job, training: Rehearsed, evaluation: Rehearsed | None, record: Record) -> Log:
+def execute_virtual(
+    job: Job, training: Rehearsed, evaluation: Rehearsed | None, record: Record
+) -> Log:
     """Train, then evaluate, on the virtual cluster."""
     recipe = job.recipe
     torch.set_num_threads(recipe.launch.threads)
@@ -28,7 +32,14 @@ def execute_virtual(job: Job, training: Rehearsed, evaluation: Rehearsed | None,
         record.step(step, results, now - before)
         before = now
 
-    cluster.run(recipe.train.steps, on_step)
+    try:
+        cluster.run(recipe.train.steps, on_step)
+    except BaseException as error:
+        record.close()
+        if isinstance(error, RunError):
+            where, problem, _ = described(error)
+            raise RunError(where, problem) from error
+        raise
     names = [v.name for v in training.plan.graph.variables if v.kind != "state"]
     trained = {name: cluster.value(name) for name in names}
     if recipe.train.save:
@@ -38,13 +49,18 @@ def execute_virtual(job: Job, training: Rehearsed, evaluation: Rehearsed | None,
         first = training.plan.placements[training.plan.actors[actor].stage].ranks[0]
         sent[first] = sent.get(first, 0) + count
     return Log(
-        tuple(record.steps), _evaluate(job, evaluation, trained), {}, sent,
+        tuple(record.steps),
+        _evaluate(job, evaluation, trained),
+        {},
+        sent,
         {rank: acts_by_name(training, body.acts) for rank, body in cluster.ranks.items()},
         {rank: most_stashed(training, body.most_live) for rank, body in cluster.ranks.items()},
     )
 
 
-def _evaluate(job: Job, evaluation: Rehearsed | None, trained: dict[str, torch.Tensor]) -> dict[str, float]:
+def _evaluate(
+    job: Job, evaluation: Rehearsed | None, trained: dict[str, torch.Tensor]
+) -> dict[str, float]:
     steps = job.evaluation_sampler.eval_steps(job.recipe.eval.batches)
     if evaluation is None or not steps:
         return {}
@@ -54,7 +70,11 @@ def _evaluate(job: Job, evaluation: Rehearsed | None, trained: dict[str, torch.T
 
 def mean_results(results: list[dict[str, float]]) -> dict[str, float]:
     """Mean of each result over batches of equal size."""
-    return {name: sum(r[name] for r in results) / len(results) for name in results[0]} if results else {}
+    return (
+        {name: sum(r[name] for r in results) / len(results) for name in results[0]}
+        if results
+        else {}
+    )
 
 
 def acts_by_name(rehearsed: Rehearsed, acts: dict[int, int]) -> dict[str, int]:

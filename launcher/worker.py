@@ -13,29 +13,26 @@ import resource
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.errors import FlowrunError
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
 from flowrun.launcher import weights
+from flowrun.launcher.failure import described
 from flowrun.launcher.hosts import Teller
 from flowrun.launcher.job import Job
 from flowrun.launcher.virtual import acts_by_name, mean_results, most_stashed
 
 _LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
 _SILENCE_S = 1800  # a message that takes longer has no peer any more
-_OURS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 1 << 25  # mallopt(3)
 
 
@@ -171,39 +168,6 @@ def _device(wanted: str) -> torch.device:
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
-
-
-# ---- what an error was ---------------------------------------------------------------------------
-
-
-def described(error: BaseException, rank: int) -> tuple[str, str, str]:
-    """(where, problem, story): the facts with the user's own lines, and the whole traceback."""
-    story = "".join(traceback.format_exception(error))
-    if not isinstance(error, FlowrunError):
-        return f"rank {rank}", "\n".join([_named(error), *user_lines(error.__traceback__)]), story
-    cause = error.__cause__
-    lines = user_lines(cause.__traceback__) if cause and not isinstance(error, LostPeer) else []
-    return error.where, "\n".join([error.problem, *lines]), story
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def user_lines(trace: TracebackType | None) -> list[str]:
-    """Where in files that are neither ours nor torch's; the last place if there is none."""
-    frames = [
-        (frame, line) for frame, line in traceback.walk_tb(trace) if not _is_ours(frame)
-    ] or list(traceback.walk_tb(trace))[-1:]
-    out = []
-    for entry in traceback.StackSummary.extract(iter(frames)):
-        out.append(f"{os.path.relpath(entry.filename)}:{entry.lineno} in {entry.name}: {entry.line}")
-    return out[-6:]
-
-
-def _is_ours(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name.startswith(_OURS) or name.startswith("<")
 
 
 # ---- memory --------------------------------------------------------------------------------------

@@ -1,0 +1,11 @@
+"""Where tables go."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+
+def wide_console() -> Console:
+    """Standard output: as wide as the terminal, or wide enough for our tables if it is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)

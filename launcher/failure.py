@@ -1,0 +1,47 @@
+"""What went wrong on a rank, for a person: rank and actor, the error, and the user's own lines."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+from flowrun.engine.errors import FlowrunError
+from flowrun.engine.runtime.distributed import LostPeer
+
+_OURS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
+
+
+def described(error: BaseException, rank: int | None = None) -> tuple[str, str, str]:
+    """(where, problem, story): the facts with the user's own lines, and the whole traceback."""
+    story = "".join(traceback.format_exception(error))
+    if not isinstance(error, FlowrunError):
+        return f"rank {rank}", "\n".join([_named(error), *user_lines(error.__traceback__)]), story
+    cause = error.__cause__
+    lines = user_lines(cause.__traceback__) if cause and not isinstance(error, LostPeer) else []
+    return error.where, "\n".join([error.problem, *lines]), story
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def user_lines(trace: TracebackType | None) -> list[str]:
+    """Where in files that are neither ours nor torch's; the last place if there is none."""
+    frames = [
+        (frame, line) for frame, line in traceback.walk_tb(trace) if not _is_ours(frame)
+    ] or list(traceback.walk_tb(trace))[-1:]
+    out = []
+    for entry in traceback.StackSummary.extract(iter(frames)):
+        out.append(
+            f"{os.path.relpath(entry.filename)}:{entry.lineno} in {entry.name}: {entry.line}"
+        )
+    return out[-6:]
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith(_OURS) or name.startswith("<")
