@@ -326,7 +326,8 @@ def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
     """
     names: dict[str, str] = {}
     source: dict[str, str] = {}  # t's output -> its input
-    viewed: dict[str, str] = {}  # a view's output -> what it is a view of, in the same phase
+    # (module, phase, a view's output) -> what it is a view of: what leaves a module keeps its shape
+    viewed: dict[tuple[str, str, str], str] = {}
     ops: list[Op] = []
     for old in graph.ops:
         op = rename_inputs(old, names)
@@ -337,11 +338,11 @@ def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
                 continue
             source[op.makes[0]] = inner
         elif op.target in ("aten.view.default", "aten._unsafe_view.default"):
-            inner, made = viewed.get(op.inputs[0], op.inputs[0]), op.makes[0]
+            inner, made = viewed.get((op.module, op.phase, op.inputs[0]), op.inputs[0]), op.makes[0]
             if graph.tensors[inner].shape == graph.tensors[made].shape:
                 names[made] = inner
                 continue
-            viewed[made] = inner
+            viewed[op.module, op.phase, made] = inner
             shape = graph.tensors[made].shape
             op = replace(op, target="aten.view.default", args=(Ref(inner), shape))
         ops.append(op)

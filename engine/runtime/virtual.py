@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from flowrun.engine.boxing import held_by, route
+from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.engine.placement import local_slices
 from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.protocol import violations
@@ -49,13 +50,16 @@ class VirtualCluster:
     def run(
         self, steps: int, on_step: Callable[[int, dict[str, float]], None] | None = None
     ) -> list[dict[str, float]]:
-        """Train; the results of each step.  Raises PlanError if nothing can act before the end."""
+        """Train; the results of each step.
+
+        Raises PlanError if nothing can act before the end; RunError, naming rank and actor, if an act fails.
+        """
         self.schedulers = {
             rank: Scheduler(self.plan, body.stage, steps) for rank, body in self.ranks.items()
         }
         reporter = self.reporter()
         told = 0
-        while self._advance():
+        while self._advanced():
             while told in self.ranks[reporter].results:
                 if on_step:
                     on_step(told, self.ranks[reporter].results[told])
@@ -88,6 +92,18 @@ class VirtualCluster:
 
     # ------------------------------------------------------------------ one round
 
+    def _advanced(self) -> bool:
+        try:
+            return self._advance()
+        except FlowrunError:
+            raise
+        except Exception as error:
+            rank, actor = self.current or ("?", None)
+            raise RunError(
+                f"rank {rank}, actor {actor.name if actor else '?'}",
+                f"{type(error).__name__}: {error}",
+            ) from error
+
     def _advance(self) -> bool:
         """Let every rank issue its communication and do one act; False if nothing happened."""
         happened = False
@@ -98,6 +114,7 @@ class VirtualCluster:
             scheduler = self.schedulers[rank]
             while launched := scheduler.next_communication():
                 happened = True
+                self.current = rank, self.plan.actors[launched.actor]
                 self._post(rank, self.plan.actors[launched.actor], launched.act)
             if self.random and self.random.random() < 0.5:
                 happened = happened or bool(scheduler._compute)
@@ -105,6 +122,7 @@ class VirtualCluster:
             if launched := scheduler.next_compute():
                 happened = True
                 actor = self.plan.actors[launched.actor]
+                self.current = rank, actor
                 self.ranks[rank].compute(actor, launched.act)
                 self._done(rank, actor, launched.act)
         return happened
