@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flowrun.engine.capture import Batch, Task, capture, capture_evaluation
+from flowrun.engine.errors import PlanError
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.lower import lower
 from flowrun.engine.passes import compile_graph
@@ -28,8 +29,36 @@ class Rehearsed:
 
 
 def compile_training(task: Task, batch: Batch, strategy: Strategy) -> Rehearsed:
-    """capture -> passes -> plan -> rehearsal.  batch: one micro-batch, whole."""
-    return _rehearsed(compile_graph(capture(task, batch), strategy), strategy)
+    """capture -> passes -> plan -> rehearsal.  batch: one micro-batch, whole.
+
+    in_flight "auto" takes the most micro-batches in flight, up to zero bubble, that memory allows.
+    Raises PlanError if a rank's foreseen peak is over `hardware.memory_bytes`.
+    """
+    graph = compile_graph(capture(task, batch), strategy)
+    most = min(2 * strategy.num_stages, strategy.micro_batches)
+    fewer = range(most - 1, 0, -1) if strategy.in_flight == "auto" else ()
+    for in_flight in (strategy.in_flight, *fewer):
+        found = _rehearsed(graph, replace(strategy, in_flight=in_flight))
+        if _fits(found, strategy):
+            return found
+    raise _too_large(found, strategy)
+
+
+def _fits(found: Rehearsed, strategy: Strategy) -> bool:
+    limit = strategy.hardware.memory_bytes
+    return not limit or max(found.rehearsal.peak_bytes) <= limit
+
+
+def _too_large(found: Rehearsed, strategy: Strategy) -> PlanError:
+    peaks = found.rehearsal.peak_bytes
+    stage = max(range(len(peaks)), key=peaks.__getitem__)
+    limit = strategy.hardware.memory_bytes
+    return PlanError(
+        "hardware.memory_bytes",
+        f"a rank of stage {stage} ({found.plan.placements[stage]}) needs {peaks[stage]:,} bytes; "
+        f"{limit:,} are there: {peaks[stage] - limit:,} are missing.",
+        "Use more micro-batches, a lower placement.in_flight, more stages or ranks, or ZeRO.",
+    )
 
 
 def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: Plan) -> Rehearsed:

@@ -59,11 +59,13 @@ class Strategy:
     """Everything that decides the layout.
 
     axes: names, outermost first; every stage's placement has all of them (size 1 where a stage does
-    not use one). placements: one a stage, or one for all when stage_modules is empty and num_stages
-    is 1. stage_modules: module patterns of each stage; empty: cut into num_stages by foreseen time.
+        not use one).
+    placements: one a stage.
+    stage_modules: module patterns of each stage; empty: cut by foreseen time.
     module_stages: (module path, stage) already decided, by the training graph for the evaluation
-    graph; wins over both. in_flight: micro-batches that a stage may hold for backward: a number,
-    "gpipe", "1f1b" or "zero_bubble".
+        graph; wins over both.
+    in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
+        "zero_bubble", or "auto", the most that memory allows up to zero bubble.
     """
 
     axes: tuple[str, ...]
@@ -74,7 +76,7 @@ class Strategy:
     zero: Zero = Zero()
     optimizer: Optimizer = Optimizer()
     micro_batches: int = 1
-    in_flight: int | str = "zero_bubble"
+    in_flight: int | str = "auto"
     register_slots: int = 2
     hardware: Hardware = field(default_factory=Hardware)
 

@@ -121,11 +121,11 @@ def _launch(worker: Worker, local_ranks: int, job: Job) -> RunError | None:
         return RunError("the launcher", f"stopped by {signal.Signals(error.sigval).name}.")
     except (RendezvousError, DistError) as error:
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-        raise RunError(
+        return RunError(
             f"launch.rdzv_endpoint {launch.rdzv_endpoint}",
-            f"the {launch.nnodes} hosts did not meet: {reason}",
-            "Give the same command on each host, and an endpoint that all of them reach.",
-        ) from error
+            f"the {launch.nnodes} hosts did not meet, or do no more: {reason}",
+            "The same command on each host? An endpoint that all reach? What do the others say?",
+        )
     return None
 
 
@@ -200,7 +200,7 @@ class _Heard:
     broken: Exception | None = None
 
     def listen(self, readers: Sequence[Connection]) -> None:
-        """Until every pipe has ended; a worker that died in the middle of a message ends its own."""
+        """Until every pipe has ended, that of a worker killed in mid-message too."""
         open_pipes = list(readers)
         while open_pipes:
             for pipe in wait(open_pipes):
@@ -232,17 +232,12 @@ class _Heard:
 
     def guilty(self, elastic_saw: RunError | None) -> RunError:
         """Who failed by itself, before whom elastic saw die, before who only lost a peer."""
-        for error, lost_peer in self.failures:
-            if not lost_peer:
-                return error
-        if elastic_saw is not None and not self._told(elastic_saw.where):
-            return elastic_saw
-        assert self.failures or elastic_saw
-        return self.failures[0][0] if self.failures else elastic_saw  # type: ignore[return-value]
-
-    def _told(self, rank: str) -> bool:
-        """True if the rank has told itself why it ended."""
-        return any(error.where.split(",")[0] == rank for error, _ in self.failures)
+        told = {error.where.split(",")[0] for error, _ in self.failures}
+        own = [error for error, lost_peer in self.failures if not lost_peer]
+        seen = [elastic_saw] if elastic_saw and elastic_saw.where not in told else []
+        victims = [error for error, _ in self.failures]
+        rank_died = [error for error in seen if error.where.startswith("rank")]
+        return [*own, *rank_died, *victims, *seen][0]
 
     def log(self) -> Log:
         """Everything measured on all ranks."""

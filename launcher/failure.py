@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -13,6 +14,7 @@ from flowrun.engine.errors import FlowrunError
 from flowrun.engine.runtime.distributed import LostPeer
 
 _OURS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
+_GLOO = re.compile(r"\[/\S+\] | This is typically caused by.*", re.DOTALL)  # paths, guesses
 
 
 def described(error: BaseException, rank: int | None = None) -> tuple[str, str, str]:
@@ -20,8 +22,9 @@ def described(error: BaseException, rank: int | None = None) -> tuple[str, str, 
     story = "".join(traceback.format_exception(error))
     if not isinstance(error, FlowrunError):
         return f"rank {rank}", "\n".join([_named(error), *user_lines(error.__traceback__)]), story
-    cause = error.__cause__
-    lines = user_lines(cause.__traceback__) if cause and not isinstance(error, LostPeer) else []
+    if isinstance(error, LostPeer):
+        return error.where, _GLOO.sub("", error.problem), story
+    lines = user_lines(error.__cause__.__traceback__) if error.__cause__ else []
     return error.where, "\n".join([error.problem, *lines]), story
 
 

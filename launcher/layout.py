@@ -192,7 +192,7 @@ def _check_modules(stages: tuple[Stage, ...]) -> None:
 def parse_in_flight(value: int | str | None) -> int | str:
     """`placement.in_flight`, a number of at least 1 or the name of a schedule."""
     if value is None:
-        return "zero_bubble"
+        return "auto"
     if isinstance(value, int):
         if value < 1:
             raise RecipeError(

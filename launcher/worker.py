@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -139,7 +138,8 @@ def _with_peers(rank: int, when: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise LostPeer(f"rank {rank}, {when}", f"{type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise LostPeer(f"rank {rank}", f"lost another rank {when}: {what}") from error
 
 
 def _end_with(launcher: int) -> None:

@@ -80,10 +80,11 @@ class DistributedRank:
         return [self.body.results[k] for k in range(steps) if k in self.body.results]
 
     def _failure(self, error: Exception) -> RunError:
-        actor = self.current
-        peers = actor is not None and actor.kind in COMMUNICATION and isinstance(error, RuntimeError)
-        kind = LostPeer if peers else RunError
-        return kind(f"rank {self.rank}, actor {actor.name if actor else '?'}", f"{type(error).__name__}: {error}")
+        name, kind = (self.current.name, self.current.kind) if self.current else ("?", "")
+        where, what = f"rank {self.rank}, actor {name}", f"{type(error).__name__}: {error}"
+        if kind in COMMUNICATION and isinstance(error, RuntimeError):
+            return LostPeer(where, f"lost another rank, which says why: {what}")
+        return RunError(where, what)
 
     def _round(self, scheduler: Scheduler) -> None:
         """Issue what may be issued, then either run one act or wait for a message."""

@@ -17,6 +17,7 @@ from flowrun.engine.placement import Placement
 from flowrun.engine.plan import Plan
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.engine.strategy import Strategy, Zero
+from support.logical import put_together
 from support.plain_loop import STEPS, Batch, Training
 
 
@@ -120,9 +121,24 @@ def cluster(training: Training, plan: Plan, order_seed: int | None = None) -> Vi
     return VirtualCluster(plan, training.rows, initial(training), order_seed, check)
 
 
+Shards = Mapping[int, Mapping[str, Tensor]]  # rank -> tensor of the graph -> what the rank holds
+
+
+def logical_weights(plan: Plan, shards: Shards) -> dict[str, Tensor]:
+    """Parameters by name, from what the ranks hold; fails where copies differ in a bit."""
+    out = {}
+    for v in plan.graph.variables:
+        if v.kind != "state":
+            placement = plan.placements[v.stage]
+            pieces = {rank: shards[rank][v.tensor] for rank in placement.ranks}
+            shape = plan.graph.tensors[v.tensor].shape
+            out[v.name] = put_together(pieces, v.nd_sbp, placement, shape)
+    return out
+
+
 @dataclass(frozen=True)
-class VirtualRun:
-    """What a run on the virtual cluster left.
+class Run:
+    """What a run left.
 
     sent_bytes: by actor, of all ranks and steps.  most_live: (rank, register) -> versions live at
     once, at most.
@@ -136,22 +152,19 @@ class VirtualRun:
 
 
 @lru_cache(maxsize=256)
-def virtual_run(training: Training, layout: Layout, steps: int = STEPS) -> VirtualRun:
+def virtual_run(training: Training, layout: Layout, steps: int = STEPS) -> Run:
     """Train on the virtual cluster."""
     return run_plan(training, compiled(training, layout).plan, steps)
 
 
-def run_plan(
-    training: Training, plan: Plan, steps: int, order_seed: int | None = None
-) -> VirtualRun:
+def run_plan(training: Training, plan: Plan, steps: int, order_seed: int | None = None) -> Run:
     """Train by a given plan on the virtual cluster."""
     ranks = cluster(training, plan, order_seed)
     results = ranks.run(steps)
-    kept = [v.name for v in plan.graph.variables if v.kind != "state"]
-    return VirtualRun(
+    return Run(
         plan,
         tuple(result["loss"] for result in results),
-        {name: ranks.value(name) for name in kept},
+        logical_weights(plan, {k: rank.variables for k, rank in ranks.ranks.items()}),
         dict(ranks.sent_bytes),
         {(k, r): most for k, rank in ranks.ranks.items() for r, most in rank.most_live.items()},
     )

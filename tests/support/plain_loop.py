@@ -5,7 +5,7 @@ The loop is autograd and torch.optim on whole batches: nothing of the engine, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
@@ -100,6 +100,21 @@ def plain_evaluation(
         measured = {name: metric(output, batch) for name, metric in training.metrics.items()}
         out.append({name: value.item() for name, value in {"loss": loss, **measured}.items()})
     return out
+
+
+def loss_difference(found: Sequence[float], plain: Trained) -> float:
+    """Largest relative difference of a step's loss."""
+    pairs = zip(found, plain.losses, strict=True)
+    return max(abs(one - other) / abs(other) for one, other in pairs)
+
+
+def weight_difference(found: Mapping[str, Tensor], plain: Trained) -> float:
+    """Largest difference of a weight, as a share of the way that training moved it (2-norms)."""
+    assert set(found) == set(plain.after)
+    return max(
+        float((found[name] - after).norm() / (after - plain.before[name]).norm())
+        for name, after in plain.after.items()
+    )
 
 
 def _torch_optimizer(optimizer: Optimizer, model: nn.Module) -> torch.optim.Optimizer:

@@ -1,0 +1,116 @@
+"""What one act of an actor costs: seconds, transient bytes, bytes between ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from flowrun.engine.boxing import path_seconds, route, step_bytes
+from flowrun.engine.cost.op_cost import is_view, op_seconds
+from flowrun.engine.draft import Draft, Layouts
+from flowrun.engine.graph import LogicalGraph, Op
+from flowrun.engine.placement import largest_shape
+from flowrun.engine.plan import SEND, BoxWork, RegionWork, TransferWork
+from flowrun.engine.sbp import NdSbp
+from flowrun.engine.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class ActorCost:
+    """Costs on the rank with the largest shards.  layout: (stage, nd-SBP) of every tensor."""
+
+    graph: LogicalGraph
+    strategy: Strategy
+    layout: Layouts
+
+    def _shape(self, name: str, nd_sbp: NdSbp, stage: int) -> tuple[int, ...]:
+        return largest_shape(
+            self.graph.tensors[name].shape, nd_sbp, self.strategy.placements[stage].shape
+        )
+
+    def tensor_bytes(self, name: str) -> int:
+        """Bytes of a tensor on the rank with the largest shard."""
+        stage, nd_sbp = self.layout[name]
+        return math.prod(self._shape(name, nd_sbp, stage)) * self.graph.tensors[name].dtype.itemsize
+
+    def _op_seconds(self, op: Op) -> float:
+        ins = [self._shape(n, nd, op.stage) for n, nd in zip(op.inputs, op.in_sbp, strict=True)]
+        outs = [
+            None if n is None else self._shape(n, nd, op.stage)
+            for n, nd in zip(op.outputs, op.out_sbp, strict=True)
+        ]
+        return op_seconds(op, ins, outs, self.strategy.hardware)
+
+    def seconds(self, draft: Draft) -> float:
+        """Of one act, foreseen."""
+        hardware = self.strategy.hardware
+        match draft.work:
+            case RegionWork(ops=ops):
+                return hardware.act_s + sum(map(self._op_seconds, ops))
+            case BoxWork(steps, pairs):
+                grid = self.strategy.placements[draft.stage].shape
+                link = replace(hardware.link, latency_s=0.0)
+                total = hardware.link.latency_s
+                for step, (read, _) in zip(steps, pairs, strict=True):
+                    tensor, nd_sbp = self.graph.tensors[read], self.layout[read][1]
+                    total += path_seconds(
+                        nd_sbp, step.after(nd_sbp), grid, tensor.shape, tensor.num_bytes, link
+                    )
+                return total
+            case TransferWork(pairs=pairs):
+                moved = sum(self.tensor_bytes(made) for _, made in pairs)
+                return hardware.link.latency_s + moved / hardware.link.bytes_per_s
+        return hardware.act_s
+
+    def transient_bytes(self, draft: Draft) -> int:
+        """Peak bytes of a region's values that are neither read from nor kept in a register."""
+        if not isinstance(draft.work, RegionWork):
+            return 0
+        ops = draft.work.ops
+        last = {name: k for k, op in enumerate(ops) for name in op.inputs}
+        kept = set(draft.makes) | set(draft.reads)
+        live = peak = 0
+        for k, op in enumerate(ops):
+            if not is_view(op.target) and op.target not in (
+                "flow.adamw",
+                "flow.sgd",
+                "flow.accumulate",
+            ):
+                live += sum(self.tensor_bytes(n) for n in op.makes if n not in kept)
+            peak = max(peak, live)
+            for name in set(op.inputs):
+                source = self.graph.producer.get(name)
+                if (
+                    last[name] == k
+                    and name not in kept
+                    and source is not None
+                    and not is_view(source.target)
+                ):
+                    live -= self.tensor_bytes(name)
+        return peak
+
+    def sent_bytes(self, draft: Draft) -> float:
+        """Of all ranks of the stage, in one act: the paper's table 2."""
+        match draft.work:
+            case BoxWork(steps, pairs):
+                grid = self.strategy.placements[draft.stage].shape
+                return sum(
+                    step_bytes(step, self.layout[read][1], grid, self.graph.tensors[read].num_bytes)
+                    for step, (read, _) in zip(steps, pairs, strict=True)
+                )
+            case TransferWork(_, source, target, pairs) if draft.kind == SEND:
+                return float(
+                    sum(self._route_bytes(source, target, sent, made) for sent, made in pairs)
+                )
+        return 0.0
+
+    def _route_bytes(self, source: int, target: int, sent: str, made: str) -> int:
+        tensor = self.graph.tensors[sent]
+        sends = route(
+            self.strategy.placements[source],
+            self.layout[sent][1],
+            self.strategy.placements[target],
+            self.layout[made][1],
+            tensor.shape,
+        )
+        return sum(s.num_elements for s in sends if s.source != s.target) * tensor.dtype.itemsize

@@ -1,0 +1,172 @@
+"""registers: what passes between actors, and how many slots each register has.
+
+Tensors that one actor makes for the same readers share a register.  Slots: 1 for what changes once
+a step; the stage's micro-batches in flight for a stash; engine.register_slots for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flowrun.engine.cost.actor_cost import ActorCost
+from flowrun.engine.draft import Draft
+from flowrun.engine.errors import PlanError
+from flowrun.engine.graph import BACKWARD, PHASES, UPDATE, WEIGHT_GRAD, LogicalGraph
+from flowrun.engine.plan import BOX, READER, Register
+from flowrun.engine.strategy import Strategy
+
+Connected = tuple[tuple[Register, ...], list[list[int]], list[list[int]]]
+
+
+def connect(
+    drafts: Sequence[Draft], maker: Mapping[str, int], graph: LogicalGraph, cost: ActorCost
+) -> Connected:
+    """Registers between drafts; maker: tensor -> the draft that makes it.
+
+    Raises PlanError for an unknown schedule.
+    """
+    return _Connector(drafts, maker, graph, cost, cost.strategy).connect()
+
+
+@dataclass(frozen=True, slots=True)
+class _Connector:
+    drafts: Sequence[Draft]
+    maker: Mapping[str, int]
+    graph: LogicalGraph
+    cost: ActorCost
+    strategy: Strategy
+
+    def connect(self) -> Connected:
+        """Registers, and the ids that each draft reads and fills."""
+        readers: dict[str, list[int]] = {}
+        new_of = {v.tensor: v.new for v in self.graph.variables if v.new}
+        for k, draft in enumerate(self.drafts):
+            for name in draft.reads:
+                if name in new_of and self.maker[new_of[name] or ""] == k:
+                    continue  # the update reads its own weight in place: it has the credit
+                readers.setdefault(name, []).append(k)
+        groups: dict[tuple[int | None, bool, tuple[int, ...]], list[str]] = {}
+        for name in (*(v.tensor for v in self.graph.variables), *self.maker):
+            if name in readers:
+                producer = self._producer(name)
+                per_step = (
+                    producer is None
+                    or name in new_of
+                    or self.drafts[producer].per_step
+                    or (name in self.drafts[producer].step_makes)
+                )
+                groups.setdefault((producer, per_step, tuple(readers[name])), []).append(name)
+        inputs: list[list[int]] = [[] for _ in self.drafts]
+        outputs: list[list[int]] = [[] for _ in self.drafts]
+        registers: list[Register] = []
+        for (producer, per_step, read_by), names in groups.items():
+            register = self._register(len(registers), producer, per_step, read_by, tuple(names))
+            registers.append(register)
+            for reader in read_by:
+                inputs[reader].append(register.id)
+            if producer is not None:
+                outputs[producer].append(register.id)
+        self._throttle_gathers(registers, inputs, outputs)
+        return tuple(registers), inputs, outputs
+
+    def _throttle_gathers(
+        self, registers: list[Register], inputs: list[list[int]], outputs: list[list[int]]
+    ) -> None:
+        """Gathers of ZeRO 3 run ahead of the regions that read them by register_slots regions.
+
+        Weights are always there to be gathered, so without this every gather of a micro-batch
+        would start at once.  An empty register from an earlier reading region holds the later ones.
+        """
+        readers: dict[tuple[int, str], dict[int, list[int]]] = {}  # stage, phase: region: gathers
+        for k, draft in enumerate(self.drafts):
+            if self._gathers_weights(draft):
+                first = min(r for i in outputs[k] for r in registers[i].readers)
+                readers.setdefault((draft.stage, draft.phase), {}).setdefault(first, []).append(k)
+        for (stage, _), gathers in readers.items():
+            order = sorted(gathers)
+            ahead = self.strategy.register_slots
+            for before, region in zip(order, order[ahead:], strict=False):
+                for gather in gathers[region]:
+                    name = f"after {self.drafts[before].name}"
+                    control = Register(
+                        len(registers), name, stage, (), before, (gather,), 1, per_step=False
+                    )
+                    registers.append(control)
+                    outputs[before].append(control.id)
+                    inputs[gather].append(control.id)
+
+    def _gathers_weights(self, draft: Draft) -> bool:
+        variables = self.graph.variable_of
+        return draft.kind == BOX and not draft.per_step and all(n in variables for n in draft.reads)
+
+    def _producer(self, name: str) -> int | None:
+        variable = self.graph.variable_of.get(name)
+        if variable is None:
+            return self.maker[name]
+        return None if variable.new is None else self.maker[variable.new]
+
+    def _register(
+        self,
+        id: int,
+        producer: int | None,
+        per_step: bool,
+        readers: tuple[int, ...],
+        names: tuple[str, ...],
+    ) -> Register:
+        stage = self.drafts[readers[0]].stage
+        variable = names[0] in self.graph.variable_of
+        stash = not variable and not per_step and self._is_stash(producer, readers)
+        slots = 1 if per_step else self._in_flight(stage) if stash else self.strategy.register_slots
+        if producer is not None and self.drafts[producer].kind == READER:
+            slots = max(slots, 2)
+        if producer is not None and self._gathers_weights(self.drafts[producer]):
+            slots = 1
+        label = self.drafts[producer].name if producer is not None else "constant"
+        return Register(
+            id,
+            label,
+            stage,
+            names,
+            producer,
+            readers,
+            slots,
+            per_step,
+            int(variable),
+            sum(map(self.cost.tensor_bytes, names)),
+            stash,
+        )
+
+    def _is_stash(self, producer: int | None, readers: Iterable[int]) -> bool:
+        """Waits for backward (or, from backward, for weight_grad)."""
+        made_in = PHASES.index(self.drafts[producer].phase) if producer is not None else 0
+        later = {PHASES.index(self.drafts[r].phase) for r in readers}
+        return (
+            max(later) > made_in
+            and made_in < PHASES.index(UPDATE)
+            and max(later) <= PHASES.index(WEIGHT_GRAD)
+        )
+
+    def _in_flight(self, stage: int) -> int:
+        """Credits of a stage's stash: schedules are register counts."""
+        stages, m = self.strategy.num_stages, self.strategy.micro_batches
+        match self.strategy.in_flight:
+            case int(number):
+                credits = number
+            case "gpipe":
+                credits = m
+            case "1f1b":
+                credits = stages - stage
+            case "zero_bubble" | "auto":
+                credits = 2 * stages if stages > 1 else self._single_stage_credits()
+            case other:
+                raise PlanError(
+                    "placement.in_flight",
+                    f"{other!r} is no schedule.",
+                    "Write a number, gpipe, 1f1b or zero_bubble.",
+                )
+        return min(credits, m)
+
+    def _single_stage_credits(self) -> int:
+        """Two micro-batches in flight where backward waits for collectives, else one."""
+        return 2 if any(d.kind == BOX and d.phase == BACKWARD for d in self.drafts) else 1

@@ -1,0 +1,66 @@
+"""Same numbers everywhere, on real gloo processes: every layout of up to 4 ranks.
+
+Tolerances are those of test_parity.py, for the same reasons.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from support.gloo import run_on_gloo
+from support.layouts import Layout, Run, compiled
+from support.plain_loop import TINY_GPT, loss_difference, plain_loop, weight_difference
+
+pytestmark = pytest.mark.processes
+
+STEPS = 20
+CLIP = 0.5
+LAYOUTS = [
+    Layout(clip_norm=CLIP, **sizes)
+    for sizes in (
+        {},
+        {"data": 2},
+        {"tensor": 2},
+        {"stages": 2},
+        {"data": 4},
+        {"tensor": 4},
+        {"stages": 4},
+        {"data": 2, "tensor": 2},
+        {"stages": 2, "tensor": 2},
+        {"data": 2, "stages": 2},
+        {"data": 4, "zero": 1},
+        {"data": 4, "zero": 2},
+        {"data": 4, "zero": 3},
+        {"data": 2, "tensor": 2, "zero": 1},
+        {"data": 2, "tensor": 2, "zero": 2},
+        {"data": 2, "tensor": 2, "zero": 3},
+    )
+]
+ANY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Every layout, trained on 2 processes or on 4, by its name."""
+    out: dict[str, Run] = {}
+    for world in (2, 4):
+        mine = [x for x in LAYOUTS if (x.num_ranks > 2) == (world > 2)]
+        jobs = {str(layout): (TINY_GPT, compiled(TINY_GPT, layout).plan) for layout in mine}
+        folder = tmp_path_factory.mktemp(f"world{world}")
+        out.update(run_on_gloo(jobs, world, STEPS, folder))
+    return out
+
+
+@ANY_LAYOUT
+def test_processes_train_as_plain_torch(runs: dict[str, Run], layout: Layout) -> None:
+    plain, found = plain_loop(TINY_GPT, CLIP), runs[str(layout)]
+    assert loss_difference(found.losses, plain) <= 1e-5
+    assert weight_difference(found.weights, plain) <= 1e-3
+
+
+@ANY_LAYOUT
+def test_processes_send_the_bytes_that_the_rehearsal_foresaw(
+    runs: dict[str, Run], layout: Layout
+) -> None:
+    foreseen = compiled(TINY_GPT, layout).rehearsal.sent_bytes
+    assert sum(runs[str(layout)].sent_bytes.values()) == foreseen * STEPS

@@ -1,0 +1,116 @@
+"""Real processes: how a run on one host ends, well or badly, and what it leaves behind."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from support.command import Command, losses, run_folder, workplace
+
+pytestmark = pytest.mark.processes
+
+ENDLESS = "train.steps=1000000"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with the recipe `small`: two ranks, four steps."""
+    return workplace(tmp_path)
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_run_ends_with_status_0_and_no_word_on_stderr(place: Path, attempt: int) -> None:
+    ended = Command(place, "recipe=small").end()
+    assert (ended.status, ended.err) == (0, "")
+
+
+def test_processes_train_like_the_virtual_cluster(place: Path) -> None:
+    for launch in ("local", "virtual"):
+        Command(place, "recipe=small", f"launch={launch}", run_folder(place / launch)).end()
+    local, virtual = losses(place / "local"), losses(place / "virtual")
+    assert len(local) == 4
+    assert local == pytest.approx(virtual, rel=1e-6)
+
+
+def test_threads_of_compute_survive_the_fork(place: Path) -> None:
+    ended = Command(place, "recipe=small", "launch.threads=2", "model.hidden=4096").end()
+    assert (ended.status, ended.err) == (0, "")
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["the launcher alone", "the terminal's group"])
+def test_ctrl_c_ends_every_process_with_status_130(place: Path, group: bool) -> None:
+    command = Command(place, "recipe=small", ENDLESS)
+    command.until("step 0")
+    ended = command.signal(signal.SIGINT, group)
+    assert (ended.status, ended.err) == (130, "stopped\n")
+
+
+def test_ctrl_c_while_planning_ends_with_status_130(place: Path) -> None:
+    command = Command(place, "recipe=small", "+data.talk=true", ENDLESS)
+    command.until("data set made")
+    ended = command.signal(signal.SIGINT)
+    assert (ended.status, ended.err) == (130, "stopped\n")
+
+
+def test_a_second_ctrl_c_changes_nothing(place: Path) -> None:
+    command = Command(place, "recipe=small", ENDLESS)
+    command.until("step 0")
+    command.process.send_signal(signal.SIGINT)
+    ended = command.signal(signal.SIGINT, group=True)
+    assert ended.status == 130
+    assert "Traceback" not in ended.err
+
+
+def test_a_launcher_that_is_told_to_end_takes_its_workers_along(place: Path) -> None:
+    command = Command(place, "recipe=small", ENDLESS)
+    command.until("step 0")
+    ended = command.signal(signal.SIGTERM)
+    assert (ended.status, ended.err) == (1, "the launcher\n  stopped by SIGTERM.\n")
+
+
+def test_a_launcher_that_is_killed_leaves_no_worker(place: Path) -> None:
+    command = Command(place, "recipe=small", ENDLESS)
+    command.until("step 0")
+    ended = command.signal(signal.SIGKILL)
+    assert ended.status == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (
+            "raise",
+            "rank 1, actor batch\n"
+            "  ValueError: sample 28 is not there\n"
+            "  samples.py:20 in __getitem__: break_down(self.fail)\n"
+            '  samples.py:27 in break_down: raise ValueError("sample 28 is not there")\n',
+        ),
+        (
+            "kill",
+            "rank 1\n  the process was killed by SIGKILL: "
+            "by the kernel if memory ran out, else by someone.\n",
+        ),
+        ("exit", "rank 1\n  the process ended with exit status 7.\n"),
+    ],
+)
+def test_the_rank_that_failed_is_blamed_once(place: Path, how: str, said: str) -> None:
+    command = Command(place, "recipe=small", ENDLESS, f"+data.fail={how}")
+    command.until("step 0")
+    ended = command.end(within=5)
+    assert (ended.status, ended.err) == (1, said)
+
+
+def test_a_failure_on_the_virtual_cluster_names_rank_and_actor_too(place: Path) -> None:
+    ended = Command(place, "recipe=small", "launch=virtual", "+data.fail=raise").end()
+    assert ended.status == 1
+    assert ended.err.startswith("rank ")
+    assert "ValueError: sample 28 is not there" in ended.err
+
+
+def test_a_failed_run_keeps_the_steps_that_were_done(place: Path) -> None:
+    Command(
+        place, "recipe=small", "train.steps=50", "+data.fail=raise", run_folder(place / "o")
+    ).end()
+    assert 1 <= len(losses(place / "o")) < 50
+    assert not (place / "o" / "report.json").exists()

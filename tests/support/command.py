@@ -1,0 +1,156 @@
+"""`flowrun` as a user starts it: in a process of its own, in a folder with a recipe and data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+FLOWRUN = (sys.executable, "-m", "flowrun.launcher.cli")
+
+RECIPE = """\
+defaults: [/model: mlp, /optim: sgd, /launch: local]
+model: {inputs: 8, hidden: 16, outputs: 4}
+data: {_target_: samples.Samples}
+placement: {axes: {tensor: 2}}
+eval: {fraction: 0.25, batches: 2}
+train: {batch_size: 8, micro_batches: 2, steps: 4}
+"""
+
+# Rank 1 may be told to fail, or to die, at the first sample of its 8th micro-batch (the process of
+# the virtual cluster counts as rank 1).
+SAMPLES = """\
+import os
+import signal
+
+import torch
+
+
+class Samples:
+    def __init__(self, fail: str = "", talk: bool = False) -> None:
+        self.fail = fail
+        self.read = 0
+        if talk:
+            print("data set made", flush=True)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.read += 1
+        if self.fail and self.read > 28 and os.environ.get("RANK", "1") == "1":
+            break_down(self.fail)
+        made = torch.Generator().manual_seed(index)
+        return {"images": torch.rand(8, generator=made), "labels": torch.tensor(index % 4)}
+
+
+def break_down(how: str) -> None:
+    if how == "raise":
+        raise ValueError("sample 28 is not there")
+    if how == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@dataclass
+class Ended:
+    """How a command ended.  seconds: from the signal or the start that was asked about."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+class Command:
+    """A running `flowrun`, in a session of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        environment = {**os.environ, "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
+        environment.pop("OMP_NUM_THREADS", None)
+        self.process = subprocess.Popen(
+            [*FLOWRUN, *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.printed = ""
+
+    def until(self, text: str) -> None:
+        """Read what it prints, up to a line with `text`."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed += line
+            if text in line:
+                return
+        _, err = self.process.communicate()
+        raise AssertionError(f"ended without {text!r}:\n{self.printed}\n{err}")
+
+    def signal(self, number: int, group: bool = False) -> Ended:
+        """Send a signal to it, or to it and all its workers; then wait for the end."""
+        (os.killpg if group else os.kill)(self.process.pid, number)
+        return self.end(within=5)
+
+    def end(self, within: float = 60) -> Ended:
+        """Wait until it and whoever else holds its output has ended, workers included."""
+        begun = time.monotonic()
+        try:
+            out, err = self.process.communicate(timeout=within)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            out, err = self.process.communicate()
+            raise AssertionError(f"still running after {within} s:\n{out}\n{err}") from None
+        ended = Ended(self.process.returncode, self.printed + out, err, time.monotonic() - begun)
+        deadline = time.monotonic() + 2  # the output is closed a moment before a process is gone
+        while left := _left(self.process.pid):
+            assert time.monotonic() < deadline, left
+        return ended
+
+
+def _left(session: int) -> list[psutil.Process]:
+    """The processes of a session that still run; one that nobody has waited for does not."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def workplace(folder: Path) -> Path:
+    """A folder with the recipe `small` and its data."""
+    (folder / "recipes").mkdir(exist_ok=True)
+    (folder / "recipes" / "small.yaml").write_text(RECIPE)
+    (folder / "samples.py").write_text(SAMPLES)
+    return folder
+
+
+def run_folder(folder: Path) -> str:
+    """The override that names the run's folder."""
+    return f"hydra.run.dir={folder}"
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def losses(folder: Path) -> list[float]:
+    """The losses in metrics.jsonl."""
+    text = (folder / "metrics.jsonl").read_text()
+    return [float(found) for found in re.findall(r'"loss": ([-+.\deE]+)', text)]

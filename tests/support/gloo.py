@@ -1,0 +1,76 @@
+"""Real processes on gloo that train plan after plan, so that starting them is paid once."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from flowrun.engine.plan import Plan
+from flowrun.engine.runtime.collectives import close_channels
+from flowrun.engine.runtime.distributed import DistributedRank, make_groups
+from support.layouts import Run, initial, logical_weights
+from support.plain_loop import Training
+
+Groups = dict[tuple[int, ...], Any]
+Jobs = Mapping[str, tuple[Training, Plan]]
+
+
+def run_on_gloo(jobs: Jobs, world: int, steps: int, folder: Path) -> dict[str, Run]:
+    """Train each plan for some steps on `world` processes; a plan may leave ranks idle."""
+    (folder / "jobs").write_bytes(pickle.dumps((dict(jobs), steps)))
+    spawn(_process, (world, str(folder)), nprocs=world)  # type: ignore[no-untyped-call]
+    left = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+    return {name: _joined(plan, [r[name] for r in left]) for name, (_, plan) in jobs.items()}
+
+
+def _process(rank: int, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    jobs, steps = pickle.loads(Path(folder, "jobs").read_bytes())
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=world
+    )
+    groups: Groups = {}
+    out = {}
+    for name, (training, plan) in jobs.items():
+        groups = make_groups(plan, groups)  # every process makes every group
+        out[name] = _train(rank, training, plan, steps, groups)
+    torch.save(out, f"{folder}/{rank}.pt")
+    dist.barrier()
+    close_channels()
+    dist.destroy_process_group()
+
+
+def _train(
+    rank: int, training: Training, plan: Plan, steps: int, groups: Groups
+) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if any(rank in placement for placement in plan.placements):
+        device = torch.device("cpu")
+        body = DistributedRank(plan, rank, training.rows, initial(training), device, groups)
+        losses = [result["loss"] for result in body.run(steps)]
+        out = {
+            "losses": losses if body.reports else [],
+            "shards": body.body.variables,
+            "sent": body.sent_bytes,
+            "live": body.body.most_live,
+        }
+    dist.barrier()  # plan after plan: the next one uses the same tags
+    return out
+
+
+def _joined(plan: Plan, left: list[dict[str, Any]]) -> Run:
+    ranks = {rank: made for rank, made in enumerate(left) if made}
+    sent: Counter[int] = Counter()
+    for made in ranks.values():
+        sent.update(made["sent"])
+    (losses,) = (made["losses"] for made in ranks.values() if made["losses"])
+    weights = logical_weights(plan, {rank: made["shards"] for rank, made in ranks.items()})
+    live = {(rank, r): most for rank, made in ranks.items() for r, most in made["live"].items()}
+    return Run(plan, tuple(losses), weights, sent, live)
