@@ -4,8 +4,9 @@ started here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.capture import Task
 from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_training
+from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
 from flowrun.engine.strategy import Optimizer, Strategy, Zero
@@ -156,7 +158,22 @@ def strategy_of(recipe: Recipe) -> Strategy:
         micro_batches=recipe.train.micro_batches,
         in_flight=recipe.in_flight,
         register_slots=recipe.engine.register_slots,
-        hardware=recipe.hardware,
+        hardware=shared_cores(recipe),
+    )
+
+
+def shared_cores(recipe: Recipe) -> Hardware:
+    """The hardware profile of one rank.  On CPUs the ranks of a host share its cores."""
+    hardware = recipe.hardware
+    if hardware.name != "cpu" or recipe.launch.name != "local":
+        return hardware
+    ranks = recipe.num_ranks / recipe.launch.nnodes
+    share = min(1.0, (os.cpu_count() or 1) / (ranks * recipe.launch.threads))
+    return replace(
+        hardware,
+        flops=hardware.flops * share,
+        memory_bytes_per_s=hardware.memory_bytes_per_s * share,
+        act_s=hardware.act_s / share,
     )
 
 

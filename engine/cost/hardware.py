@@ -27,8 +27,8 @@ class Hardware:
     """
 
     name: str = "cpu"
-    flops: float = 5e10
-    memory_bytes_per_s: float = 8e9
-    act_s: float = 60e-6
+    flops: float = 1.1e11
+    memory_bytes_per_s: float = 2.5e10
+    act_s: float = 80e-6
     memory_bytes: int = 0
     link: Link = Link()

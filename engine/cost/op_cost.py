@@ -13,6 +13,7 @@ from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.graph import Op
 from flowrun.engine.placement import Shape
 
+_OP_S = 4e-6  # of starting one op from Python
 _VIEWS = (
     "view",
     "_unsafe_view",
@@ -76,5 +77,5 @@ def op_seconds(
             op_flops(op, in_shapes, out_shapes) / hardware.flops,
             moved * itemsize / hardware.memory_bytes_per_s,
         )
-        + 2e-6
+        + _OP_S
     )

@@ -14,7 +14,15 @@ import pytest
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.engine.strategy import Optimizer
-from support.layouts import Layout, compiled, compiled_evaluation, initial, virtual_run
+from support.layouts import (
+    CLIP,
+    LAYOUTS,
+    Layout,
+    compiled,
+    compiled_evaluation,
+    initial,
+    virtual_run,
+)
 from support.plain_loop import (
     CLASSES,
     TINY_CONVNET,
@@ -30,31 +38,6 @@ from support.plain_loop import (
 
 LOSS_TOLERANCE = 1e-5
 WEIGHT_TOLERANCE = {"adamw": 1e-3, "sgd": 1e-5}
-CLIP = 0.5  # below the norm of every step's gradient
-
-LAYOUTS = [
-    Layout(clip_norm=CLIP, **sizes)
-    for sizes in (
-        {},
-        {"data": 2},
-        {"data": 4},
-        {"tensor": 2},
-        {"tensor": 4},
-        {"stages": 2},
-        {"stages": 4},
-        {"data": 2, "tensor": 2},
-        {"stages": 2, "tensor": 2},
-        {"data": 2, "stages": 2},
-        {"data": 2, "tensor": 2, "stages": 2},
-        {"data": 4, "zero": 1},
-        {"data": 4, "zero": 2},
-        {"data": 4, "zero": 3},
-        {"data": 2, "tensor": 2, "zero": 1},
-        {"data": 2, "tensor": 2, "zero": 2},
-        {"data": 2, "tensor": 2, "zero": 3},
-        {"grids": ((1, 2), (2, 2))},
-    )
-]
 FEW = [Layout(), Layout(data=2), Layout(tensor=2), Layout(stages=2), Layout(data=2, zero=2)]
 ANY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 SMALL = pytest.mark.parametrize("training", [TINY_MLP, TINY_CONVNET], ids=["mlp", "convnet"])
@@ -156,7 +139,7 @@ def test_evaluation_of_classes_that_are_split_unevenly_is_plain_torchs() -> None
     assert_evaluates_as_plain_torch(*UNEVEN["10 classes over tensor 4"])
 
 
-@pytest.mark.parametrize("layout", FEW, ids=str)
+@ANY_LAYOUT
 def test_evaluation_keeps_every_weight_where_training_has_it(layout: Layout) -> None:
     training = compiled(TINY_GPT, layout).plan
     homes = {v.name: (v.stage, v.nd_sbp) for v in training.graph.variables}

@@ -74,6 +74,32 @@ class Layout:
         return " x ".join(words) or "single"
 
 
+CLIP = 0.5  # below the norm of every step's gradient, of the tiny GPT
+LAYOUTS = tuple(
+    Layout(clip_norm=CLIP, **sizes)  # type: ignore[arg-type]
+    for sizes in (
+        {},
+        {"data": 2},
+        {"data": 4},
+        {"tensor": 2},
+        {"tensor": 4},
+        {"stages": 2},
+        {"stages": 4},
+        {"data": 2, "tensor": 2},
+        {"tensor": 2, "stages": 2},
+        {"data": 2, "stages": 2},
+        {"data": 2, "tensor": 2, "stages": 2},
+        {"data": 4, "zero": 1},
+        {"data": 4, "zero": 2},
+        {"data": 4, "zero": 3},
+        {"data": 2, "tensor": 2, "zero": 1},
+        {"data": 2, "tensor": 2, "zero": 2},
+        {"data": 2, "tensor": 2, "zero": 3},
+        {"grids": ((1, 2), (2, 2))},
+    )
+)
+
+
 def strategy(training: Training, layout: Layout) -> Strategy:
     """What the recipe would say.  ZeRO shards what has at least 64 elements: tiny models too."""
     return Strategy(
@@ -104,6 +130,7 @@ def compiled(training: Training, layout: Layout) -> Rehearsed:
     return compile_training(task(training), example(training), strategy(training, layout))
 
 
+@lru_cache(maxsize=256)
 def compiled_evaluation(training: Training, layout: Layout) -> Rehearsed:
     """The evaluation plan that goes with the training plan."""
     plan = compiled(training, layout).plan

@@ -1,0 +1,140 @@
+"""A run's folder: what is in it after a run on the virtual cluster, and weights on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrun.engine.errors import RunError
+from flowrun.launcher import weights
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load
+from flowrun.launcher.run import run
+from support.command import losses, workplace
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of 4 steps."""
+    place = workplace(tmp_path_factory.mktemp("run"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(place)
+        run(load(["recipe=small", "launch=virtual"]), place / "out")
+    return place / "out"
+
+
+@pytest.mark.parametrize(
+    "name", ["recipe.yaml", "plan.txt", "metrics.jsonl", "report.json", "weights.safetensors"]
+)
+def test_a_run_leaves(folder: Path, name: str) -> None:
+    assert (folder / name).stat().st_size > 0
+
+
+def test_the_run_leaves_tensorboard_events(folder: Path) -> None:
+    assert list(folder.glob("events.out.tfevents.*"))
+
+
+def test_a_line_of_metrics_for_each_step(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert all({"step", "loss", "step_s", "tokens_per_s"} <= line.keys() for line in lines)
+
+
+def test_losses_are_written_in_full_precision(folder: Path) -> None:
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["first_loss"], report["last_loss"]) == (losses(folder)[0], losses(folder)[-1])
+
+
+def test_the_report_has_the_same_keys_foreseen_and_measured(folder: Path) -> None:
+    report = json.loads((folder / "report.json").read_text())
+    keys = {"step_s", "peak_bytes", "sent_bytes"}
+    assert keys <= report["foreseen"].keys()
+    assert keys <= report["measured"].keys()
+
+
+def test_bytes_measured_are_the_bytes_foreseen(folder: Path) -> None:
+    report = json.loads((folder / "report.json").read_text())
+    assert report["measured"]["sent_bytes"] == report["foreseen"]["sent_bytes"]
+
+
+def test_the_weights_have_the_names_and_shapes_of_the_model(folder: Path) -> None:
+    shapes = {name: tuple(value.shape) for name, value in weights.load(folder).items()}
+    assert shapes == {
+        "hidden.weight": (16, 8),
+        "hidden.bias": (16,),
+        "output.weight": (4, 16),
+        "output.bias": (4,),
+    }
+
+
+def test_the_recipe_in_the_folder_is_the_recipe_that_ran(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder.parent)
+    again = load([f"recipe={folder / 'recipe.yaml'}"])
+    assert (again.train.steps, again.launch.name, again.num_ranks) == (4, "virtual", 2)
+
+
+def test_a_failed_step_names_rank_actor_and_the_users_lines(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.syspath_prepend(folder.parent)
+    recipe = load(["recipe=small", "launch=virtual", "+data.fail=raise"])
+    said = r"rank \d, actor batch\n  ValueError: sample 28 is not there\n  samples.py:\d+ in "
+    with pytest.raises(RunError, match=said):
+        run(recipe, folder.parent / "failed")
+
+
+# ---- weights -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards(folder: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the shards of both ranks of `small`, cut from its trained weights."""
+    monkeypatch.syspath_prepend(folder.parent)
+    job = Job(load([f"recipe={folder / 'recipe.yaml'}"]))
+    plan = job.training.plan
+    trained = weights.load(folder)
+    from flowrun.engine.runtime.rank import Rank
+
+    for rank in (0, 1):
+        body = Rank(plan, rank, job.sampler, trained, torch.device("cpu"))
+        weights.save_shards(workplace, plan, rank, body.variables)
+    return workplace
+
+
+def test_joined_shards_are_the_weights(folder: Path, shards: Path) -> None:
+    weights.join_shards([shards], 2)
+    joined, trained = weights.load(shards), weights.load(folder)
+    assert joined.keys() == trained.keys()
+    assert all(torch.equal(joined[name], trained[name]) for name in trained)
+
+
+def test_joining_removes_the_shards(shards: Path) -> None:
+    weights.join_shards([shards], 2)
+    assert [file.name for file in shards.glob("weights*")] == [weights.FILE]
+
+
+def test_a_missing_shard_leaves_the_others_alone(
+    shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shards / "weights.rank00001.safetensors").unlink()
+    assert not weights.has_all(shards, 2)
+    assert weights.main([str(shards)]) == 2
+    assert "no folder has the shards of rank 1" in capsys.readouterr().out
+    assert (shards / "weights.rank00000.safetensors").exists()
+
+
+def test_shards_of_two_folders_join_by_the_command(
+    shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shards / "other").mkdir()
+    moved = shards / "weights.rank00001.safetensors"
+    moved.rename(shards / "other" / moved.name)
+    assert weights.main([str(shards), str(shards / "other")]) == 0
+    assert capsys.readouterr().out.strip() == str(shards / weights.FILE)

@@ -1,0 +1,96 @@
+"""Two hosts: two launchers on loopback, each with its own folder and half of the ranks."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrun.launcher import weights
+from support.command import Command, Ended, free_port, losses, run_folder, workplace
+
+pytestmark = pytest.mark.processes
+
+HYBRID = ("recipe=gpt_hybrid", "train.steps=3", "model.depth=2", "model.width=32", "data.length=16")
+
+
+def hosts(place: Path, *arguments: str) -> list[Command]:
+    """The same command on two hosts; host k writes to the folder host{k}."""
+    meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
+    folders = (place / "host0", place / "host1")
+    return [Command(place, *arguments, *meet, run_folder(folder)) for folder in folders]
+
+
+def test_two_hosts_train_gpt_hybrid_as_one_does(tmp_path: Path) -> None:
+    ends = [command.end() for command in hosts(tmp_path, *HYBRID)]
+    assert [(ended.status, ended.err) for ended in ends] == [(0, ""), (0, "")]
+    assert Command(tmp_path, *HYBRID, run_folder(tmp_path / "one")).end().status == 0
+    one = json.loads((tmp_path / "one" / "report.json").read_text())
+    for folder in (tmp_path / "host0", tmp_path / "host1"):
+        assert losses(folder) == losses(tmp_path / "one")
+        report = json.loads((folder / "report.json").read_text())
+        assert report["validation"] == one["validation"]
+        assert report["measured"]["sent_bytes"] == one["measured"]["sent_bytes"]
+        assert all(report["measured"]["peak_bytes"].values())
+    _check_weights(tmp_path, ends)
+
+
+def _check_weights(place: Path, ends: list[Ended]) -> None:
+    """Each host kept its own ranks' shards, says so, and says how to join them."""
+    assert all("join them: " in ended.out for ended in ends)
+    folders = [str(place / "host1"), str(place / "host0")]
+    join = [sys.executable, "-m", "flowrun.launcher.weights", *folders]
+    subprocess.run(join, check=True, capture_output=True)
+    joined, one = weights.load(place / "host1"), weights.load(place / "one")
+    assert joined.keys() == one.keys()
+    assert all(torch.equal(joined[name], one[name]) for name in one)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with the recipe `small`: two ranks, so one on each host."""
+    return workplace(tmp_path)
+
+
+def test_both_hosts_name_the_rank_that_failed(place: Path) -> None:
+    commands = hosts(place, "recipe=small", "train.steps=1000", "+data.fail=raise")
+    for command in commands:
+        ended = command.end()
+        assert ended.status == 1
+        assert ended.err.startswith("rank 1, actor batch\n  ValueError: sample 28 is not there\n")
+
+
+def test_a_rank_that_is_killed_ends_both_hosts(place: Path) -> None:
+    commands = hosts(place, "recipe=small", "train.steps=1000", "+data.fail=kill")
+    ends = [command.end() for command in commands]
+    assert [ended.status for ended in ends] == [1, 1]
+    first_lines = sorted(ended.err.splitlines()[0] for ended in ends)
+    assert first_lines[0].startswith("rank 0, actor ")  # lost it, and says so
+    assert first_lines[1] == "rank 1"
+
+
+def test_ctrl_c_on_one_host_ends_both(place: Path) -> None:
+    first, second = hosts(place, "recipe=small", "train.steps=1000000")
+    for command in (first, second):
+        command.until("step 0")
+    assert first.signal(signal.SIGINT).status == 130
+    ended = second.end(within=5)
+    assert ended.status == 1
+    assert "Traceback" not in ended.err
+
+
+def test_a_host_that_is_given_another_recipe_is_refused(place: Path) -> None:
+    meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
+    commands = [
+        Command(place, "recipe=small", f"optim.lr={lr}", *meet, run_folder(place / str(lr)))
+        for lr in (0.1, 0.2)
+    ]
+    for command in commands:
+        ended = command.end()
+        assert ended.status == 1
+        assert "its recipe or its plan differs from that of the first host." in ended.err
