@@ -29,19 +29,19 @@ CASES: dict[str, Case] = {
     "all_reduce of a scalar and a matrix": ([Step(0, P, B)] * 2, [(), (5, 3)], torch.float32),
     "all_reduce max int64": ([Step(0, P_MAX, B)], [(5,)], torch.int64),
     "all_reduce min bfloat16": ([Step(0, P_MIN, B)], [(4, 3)], torch.bfloat16),
-    "reduce_scatter": ([Step(0, P, S(0))], [(6, 4)], torch.float32),
+    "reduce_scatter": ([Step(0, P, S(0))], [(12, 4)], torch.float32),
     "reduce_scatter uneven": ([Step(0, P, S(1))], [(3, 7)], torch.float32),
     "reduce_scatter max int64": ([Step(0, P_MAX, S(0))], [(7, 2)], torch.int64),
     "reduce_scatter bucket": (
         [Step(0, P, S(0)), Step(0, P, S(1))], [(6, 1), (2, 5)], torch.float64
     ),
-    "all_gather": ([Step(0, S(1), B)], [(2, 6)], torch.float32),
+    "all_gather": ([Step(0, S(1), B)], [(2, 12)], torch.float32),
     "all_gather uneven": ([Step(0, S(0), B)], [(7, 3)], torch.float32),
     "all_gather bucket": ([Step(0, S(0), B), Step(0, S(1), B)], [(5, 2), (2, 6)], torch.int64),
-    "all_to_all": ([Step(0, S(0), S(1))], [(6, 6)], torch.float32),
+    "all_to_all": ([Step(0, S(0), S(1))], [(12, 12)], torch.float32),
     "all_to_all uneven": ([Step(0, S(1), S(0))], [(5, 7)], torch.float32),
     "all_to_all bool bucket": (
-        [Step(0, S(0), S(1)), Step(0, S(1), S(0))], [(6, 7), (4, 3)], torch.bool
+        [Step(0, S(0), S(1)), Step(0, S(1), S(0))], [(6, 7), (5, 4)], torch.bool
     ),
     "nothing in it": ([Step(0, P, B)], [(0, 3)], torch.float32),
 }  # fmt: skip
@@ -116,7 +116,7 @@ def _messages(rank: int, parts: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+@pytest.fixture(scope="module", params=[2, 3, 4], ids=["2 ranks", "3 ranks", "4 ranks"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank got, for every case."""
     folder = str(tmp_path_factory.mktemp("ranks"))
