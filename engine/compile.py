@@ -82,8 +82,10 @@ def _rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 def _following(strategy: Strategy, training: Plan) -> Strategy:
     """The strategy with stages and homes as training decided them, as they were before ZeRO."""
     graph = training.graph
-    stages: Mapping[str, int] = {
-        op.module: op.stage for op in reversed(graph.ops) if op.module not in ("", "loss")
+    stages: Mapping[str, int] = {  # the model's own ops: a boxing names the module that reads it
+        op.module: op.stage
+        for op in reversed(graph.ops)
+        if op.target.startswith("aten.") and op.module not in ("", "loss")
     }
     pins = [pin for pin in strategy.pins if pin.where != "variable"]
     for v in graph.variables:

@@ -1,21 +1,25 @@
-"""The actor protocol: a pure state machine over counters.  No I/O, no clock, no tensors (OneFlow, arXiv 2110.15032, section 4).
+"""The actor protocol: a pure state machine over counters.  No I/O, no clock, no tensors (OneFlow,
+arXiv 2110.15032, section 4).
 
-An actor acts when every input register holds something to read and it has a credit for every output.  That is all the
-scheduling there is.  A register is a ring of `slots` buffers; version v of it lies in slot v mod slots.  Every count only
-grows, so a state is a few integers, and credits are differences of counts:
+An actor acts when every input register holds something to read and it has a credit for every
+output.  That is all the scheduling there is.  A register is a ring of `slots` buffers; version v of
+it lies in slot v mod slots.  Every count only grows, so a state is a few integers, and credits are
+differences of counts:
 
     readable(input)   = versions received - versions returned
     credits(output)   = slots - (versions begun - versions returned by the slowest reader)
 
-Rates: an actor that acts m times a step may read a register that changes once a step (weights): it returns the version after
-`every` = m acts.  Likewise an accumulator's actor makes one version in m acts: it takes the credit with the first act and
-publishes with the last.  Invariants, checked by `violations` after each test step: 0 <= credits <= slots; a reader never
-returns what it did not receive; nothing arrives beyond what was begun.
+Rates: an actor that acts m times a step may read a register that changes once a step (weights): it
+returns the version after `every` = m acts.  Likewise an accumulator's actor makes one version in m
+acts: it takes the credit with the first act and publishes with the last.  Invariants, checked by
+`violations` after each test step: 0 <= credits <= slots; a reader never returns what it did not
+receive; nothing arrives beyond what was begun.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 
@@ -29,7 +33,9 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A register that an actor makes: buffers, readers, acts that make one version, versions there before the first act."""
+    """A register that an actor makes: buffers, readers, acts that make one version, versions there
+    before the first act.
+    """
 
     register: int
     slots: int
@@ -38,7 +44,7 @@ class Output:
     initial: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ActorSpec:
     """What the protocol needs to know of an actor.  limit: acts until it is done (None: no end)."""
 
@@ -47,9 +53,33 @@ class ActorSpec:
     outputs: tuple[Output, ...]
     limit: int | None = None
 
+    @cached_property
+    def input_at(self) -> dict[int, int]:
+        """Register -> index among the inputs."""
+        return {port.register: k for k, port in enumerate(self.inputs)}
+
+    @cached_property
+    def returned_at(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """(register, reader) -> (index among the outputs, index among its readers)."""
+        return {
+            (port.register, reader): (k, r)
+            for k, port in enumerate(self.outputs)
+            for r, reader in enumerate(port.readers)
+        }
+
+    @cached_property
+    def announced(self) -> tuple[tuple[int, tuple[Ready, ...]], ...]:
+        """For each output the acts that make a version, and the messages that then go out."""
+        return tuple(
+            (port.every, tuple(Ready(reader, port.register) for reader in port.readers))
+            for port in self.outputs
+        )
+
 
 class ActorState(NamedTuple):
-    """acts finished; busy: an act is running; received[i]: versions of input i; returned[o][r]: by reader r of output o."""
+    """acts finished; busy: an act is running; received[i]: versions of input i; returned[o][r]: by
+    reader r of output o.
+    """
 
     acts: int
     busy: bool
@@ -89,7 +119,10 @@ Message = Ready | Returned | Done
 
 
 def initial_state(spec: ActorSpec, sources: dict[int, int] | None = None) -> ActorState:
-    """The state before anything ran.  sources: register -> versions already there (initial weights)."""
+    """The state before anything ran.
+
+    sources: register -> versions already there (initial weights).
+    """
     there = sources or {}
     return ActorState(
         0,
@@ -108,10 +141,21 @@ def credits(spec: ActorSpec, state: ActorState, index: int) -> int:
 
 
 def can_act(spec: ActorSpec, state: ActorState) -> bool:
-    """True if the actor is idle, not at its end, can read all inputs and has a credit for every output."""
-    if state.busy or (spec.limit is not None and state.acts >= spec.limit):
+    """True if the actor is idle, not at its end, can read all inputs and has a credit for every
+    output.
+
+    The same as `missing` without its reasons: it is asked after every message.
+    """
+    acts, busy, received, returned = state
+    if busy or (spec.limit is not None and acts >= spec.limit):
         return False
-    return not missing(spec, state)
+    for port, count in zip(spec.inputs, received, strict=True):
+        if count <= acts // port.every:
+            return False
+    for out, counts in zip(spec.outputs, returned, strict=True):
+        if counts and out.initial + acts // out.every - min(counts) >= out.slots:
+            return False
+    return True
 
 
 def missing(spec: ActorSpec, state: ActorState) -> tuple[tuple[str, int], ...]:
@@ -137,33 +181,35 @@ def launch(state: ActorState) -> ActorState:
 def step(
     spec: ActorSpec, state: ActorState, message: Message, producers: dict[int, int]
 ) -> tuple[ActorState, tuple[Message, ...]]:
-    """(state, message) -> (state, messages to others).  producers: register -> the actor that makes it."""
+    """(state, message) -> (state, messages to others).
+
+    producers: register -> the actor that makes it.
+    """
+    acts, busy, received, returned = state
     match message:
         case Ready(_, register):
-            received = tuple(
-                count + (port.register == register)
-                for port, count in zip(spec.inputs, state.received, strict=True)
-            )
-            return state._replace(received=received), ()
+            return ActorState(
+                acts, busy, _one_more(received, spec.input_at[register]), returned
+            ), ()
         case Returned(_, register, reader):
-            returned = tuple(
-                tuple(n + (r == reader) for r, n in zip(port.readers, counts, strict=True))
-                if port.register == register
-                else counts
-                for port, counts in zip(spec.outputs, state.returned, strict=True)
-            )
-            return state._replace(returned=returned), ()
+            k, r = spec.returned_at[register, reader]
+            counts = _one_more(returned[k], r)
+            return ActorState(acts, busy, received, (*returned[:k], counts, *returned[k + 1 :])), ()
         case Done():
-            acts = state.acts + 1
+            acts += 1
             sent: list[Message] = []
-            for out in spec.outputs:
-                if acts % out.every == 0:
-                    sent.extend(Ready(reader, out.register) for reader in out.readers)
+            for every, messages in spec.announced:
+                if acts % every == 0:
+                    sent += messages
             for port in spec.inputs:
                 if acts % port.every == 0 and port.register in producers:
                     sent.append(Returned(producers[port.register], port.register, spec.actor))
-            return state._replace(acts=acts, busy=False), tuple(sent)
+            return ActorState(acts, False, received, returned), tuple(sent)
     raise AssertionError(message)
+
+
+def _one_more(counts: tuple[int, ...], index: int) -> tuple[int, ...]:
+    return (*counts[:index], counts[index] + 1, *counts[index + 1 :])
 
 
 def violations(spec: ActorSpec, state: ActorState) -> tuple[str, ...]:
@@ -172,8 +218,12 @@ def violations(spec: ActorSpec, state: ActorState) -> tuple[str, ...]:
     for index, port in enumerate(spec.outputs):
         free = credits(spec, state, index)
         if not 0 <= free <= port.slots:
-            found.append(f"actor {spec.actor}: {free} credits of {port.slots} for register {port.register}")
+            found.append(
+                f"actor {spec.actor}: {free} credits of {port.slots} for register {port.register}"
+            )
     for port_in, received in zip(spec.inputs, state.received, strict=True):
         if state.acts // port_in.every > received:
-            found.append(f"actor {spec.actor}: returned more of register {port_in.register} than it received")
+            found.append(
+                f"actor {spec.actor}: returned more of register {port_in.register} than it received"
+            )
     return tuple(found)

@@ -10,7 +10,7 @@ peak bytes, and the timeline.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from flowrun.engine.errors import PlanError
@@ -216,85 +216,88 @@ def _shard_bytes(plan: Plan, tensor: str, nd_sbp: tuple, grid: tuple[int, ...]) 
     return count * described.dtype.itemsize
 
 
-def deadlock(plan: Plan, ranks: list[Scheduler]) -> PlanError:
-    """The error that tells who waits for which register of which rank, around the cycle."""
-    waits = {actor: why for rank in ranks for actor, why in rank.waits().items()}
-    busy = {k: s for rank in ranks for k, s in rank.states.items() if s.busy}
-    cycle = _cycle(plan, waits, busy)
-    lines = []
-    for actor, (why, what) in cycle:
-        described = plan.actors[actor]
-        rank = plan.placements[described.stage].ranks[0]
-        place = f"actor {actor} {described.name} on rank {rank} (stage {described.stage})"
-        match why:
-            case "input":
-                maker = _name(plan, plan.registers[what].producer)
-                lines.append(f"{place} waits to read register {what} from {maker}")
-            case "credit":
-                r = plan.registers[what]
-                who = ", ".join(_name(plan, reader) for reader in r.readers)
-                free = f"a free slot ({r.slots} in all) of register {what}"
-                lines.append(f"{place} waits for {free}, read by {who}")
-            case "peer":
-                lines.append(f"{place} waits for the other end of channel {what}")
-            case _:
-                lines.append(f"{place} waits for its turn among the collectives of axis {what}")
+# ---- who waits for whom --------------------------------------------------------------------------
+
+Wait = tuple[str, int]  # ("input" | "credit", register), ("turn", axis), ("peer", channel or -1)
+
+
+def deadlock(plan: Plan, ranks: Sequence[Scheduler]) -> PlanError:
+    """The error that tells who waits for which register of which rank, around the cycle.
+
+    ranks: one of each stage.
+    """
+    cycle = _cycle(plan, ranks)
+    lines = [_story(plan, ranks, actor, *wait) for actor, wait in cycle]
+    short = [register for _, (why, register) in cycle if why == "credit"]
     return PlanError(
-        f"placement.in_flight (register {cycle[0][1][1]})" if cycle else "plan",
+        f"placement.in_flight (register {short[0]})" if short else "plan",
         "the plan would deadlock: its registers do not suffice.\n" + "\n".join(lines),
         "Give the registers more slots: a larger placement.in_flight or engine.register_slots.",
     )
+
+
+def _cycle(plan: Plan, ranks: Sequence[Scheduler]) -> list[tuple[int, Wait]]:
+    """From an actor that waits to the one it waits for, until one repeats."""
+    waits: dict[int, Wait] = {a: why[0] for rank in ranks for a, why in rank.waits().items()}
+    for rank in ranks:
+        busy = [actor for actor, state in rank.states.items() if state.busy]
+        waits.update({actor: ("peer", _channel(plan, actor)) for actor in busy})
+    seen: dict[int, Wait] = {}
+    actor = next(iter(waits), None)
+    while actor in waits and actor not in seen:
+        seen[actor] = waits[actor]
+        actor = _blamed(plan, ranks, actor, *waits[actor])
+    chain = list(seen.items())
+    return chain[list(seen).index(actor) :] if actor in seen else chain
+
+
+def _blamed(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int) -> int | None:
+    """Whom an actor waits for; None if that cannot be told from one rank of each stage."""
+    match why:
+        case "input":
+            return plan.registers[what].producer
+        case "credit":
+            return _holder(plan, ranks, what)
+        case "turn":
+            rank = ranks[plan.actors[actor].stage]
+            order = rank.order.get(what)
+            return order[rank.issued[what] % len(order)][0] if order else None
+    ends = (a.id for a in plan.actors if what >= 0 and _channel(plan, a.id) == what)
+    return next((end for end in ends if end != actor), None)
+
+
+def _holder(plan: Plan, ranks: Sequence[Scheduler], register: int) -> int:
+    """The reader that has returned the fewest versions of a register: it holds the oldest slot."""
+    maker = plan.registers[register].producer
+    assert maker is not None, f"register {register} is constant: nobody waits for a slot of it"
+    rank = ranks[plan.actors[maker].stage]
+    ports = [port.register for port in rank.specs[maker].outputs]
+    returned = rank.states[maker].returned[ports.index(register)]
+    return min(zip(returned, plan.registers[register].readers, strict=True))[1]
+
+
+def _story(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int) -> str:
+    """What one actor waits for, in words."""
+    stage = plan.actors[actor].stage
+    place = f"{_name(plan, actor)} on rank {plan.placements[stage].ranks[0]} (stage {stage})"
+    match why:
+        case "input":
+            maker = _name(plan, plan.registers[what].producer)
+            return f"{place} waits to read register {what} from {maker}"
+        case "credit":
+            holder = _name(plan, _holder(plan, ranks, what))
+            free = f"a free slot ({plan.registers[what].slots} in all) of register {what}"
+            return f"{place} waits for {free}, held by {holder}"
+        case "turn":
+            return f"{place} waits for its turn among the collectives of axis {what}"
+    other = f"the other end of channel {what}" if what >= 0 else "the other ranks of its group"
+    return f"{place} waits for {other}"
 
 
 def _name(plan: Plan, actor: int | None) -> str:
     return "nobody" if actor is None else f"actor {actor} {plan.actors[actor].name}"
 
 
-def _cycle(
-    plan: Plan, waits: dict[int, tuple[tuple[str, int], ...]], busy: Mapping[int, object]
-) -> list[tuple[int, tuple[str, int]]]:
-    """Follow first reasons until an actor repeats."""
-    if not waits:
-        return []
-    actor = next(iter(waits))
-    seen: list[tuple[int, tuple[str, int]]] = []
-    while actor not in [a for a, _ in seen]:
-        why, what = waits[actor][0] if actor in waits else ("peer", _channel(plan, actor))
-        seen.append((actor, (why, what)))
-        following = _blamed(plan, actor, why, what, waits, busy)
-        if following is None:
-            return seen
-        actor = following
-    start = [a for a, _ in seen].index(actor)
-    return seen[start:]
-
-
 def _channel(plan: Plan, actor: int) -> int:
     work = plan.actors[actor].work
     return work.channel if isinstance(work, TransferWork) else -1
-
-
-def _blamed(
-    plan: Plan,
-    actor: int,
-    why: str,
-    what: int,
-    waits: dict[int, tuple[tuple[str, int], ...]],
-    busy: Mapping[int, object],
-) -> int | None:
-    stuck = [*waits, *busy]
-    match why:
-        case "input":
-            return plan.registers[what].producer
-        case "credit":
-            return next((r for r in plan.registers[what].readers if r in stuck), None)
-        case "peer":
-            return next(
-                (
-                    a.id
-                    for a in plan.actors
-                    if a.id != actor and _channel(plan, a.id) == what and a.id in stuck
-                ),
-                None,
-            )
-    return None

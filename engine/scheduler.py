@@ -1,13 +1,15 @@
 """Scheduler: the actors of one rank, their protocol states, and which of them act next.
 
-Shared by the three drivers (virtual clock, virtual cluster, torch.distributed); knows no clock, thread or tensor.  Ready actors
-act by priority: backward and update > forward > weight_grad, then older micro-batch, then plan order.  Collectives are issued at
-once, in the order that the rehearsal fixed for each group.
+Shared by the three drivers (virtual clock, virtual cluster, torch.distributed); knows no clock,
+thread or tensor.  Ready actors act by priority: backward and update > forward > weight_grad, then
+older micro-batch, then plan order.  Collectives are issued at once, in the order that the rehearsal
+fixed for each group.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable
 
 from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, WEIGHT_GRAD
@@ -35,11 +37,16 @@ class Scheduler:
     def __init__(self, plan: Plan, stage: int, steps: int | None) -> None:
         self.plan = plan
         self.actors: dict[int, Actor] = {actor.id: actor for actor in plan.stage_actors(stage)}
-        self.specs: dict[int, ActorSpec] = {k: plan.spec(actor, steps) for k, actor in self.actors.items()}
-        self.states: dict[int, ActorState] = {k: initial_state(spec, plan.sources) for k, spec in self.specs.items()}
+        self.specs: dict[int, ActorSpec] = {
+            k: plan.spec(actor, steps) for k, actor in self.actors.items()
+        }
+        self.states: dict[int, ActorState] = {
+            k: initial_state(spec, plan.sources) for k, spec in self.specs.items()
+        }
         self.producers: dict[int, int] = plan.producers
         self.order = {axis: acts for (where, axis), acts in plan.order if where == stage}
         self.issued = dict.fromkeys(self.order, 0)
+        self._axes = {k: _axis(actor) for k, actor in self.actors.items()}
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, micro-batch, actor)
         self._communicate: list[int] = []
         self._queued: set[int] = set()
@@ -48,13 +55,13 @@ class Scheduler:
 
     def deliver(self, messages: Iterable[Message]) -> None:
         """Take messages, and all that follow from them on this rank."""
-        pending = list(messages)
+        pending = deque(messages)
         while pending:
-            message = pending.pop(0)
-            spec = self.specs[message.to]
-            self.states[message.to], sent = step(spec, self.states[message.to], message, self.producers)
-            pending.extend(sent)
-            self._consider(message.to)
+            message = pending.popleft()
+            to = message.to
+            self.states[to], sent = step(self.specs[to], self.states[to], message, self.producers)
+            pending += sent
+            self._consider(to)
 
     def done(self, actor: int) -> None:
         """An act has ended."""
@@ -77,32 +84,32 @@ class Scheduler:
 
     def finished(self) -> bool:
         """True if every actor has done its last act."""
-        return all(s.limit is not None and self.states[k].acts >= s.limit for k, s in self.specs.items())
+        return all(
+            s.limit is not None and self.states[k].acts >= s.limit for k, s in self.specs.items()
+        )
 
     def waits(self) -> dict[int, tuple[tuple[str, int], ...]]:
-        """What each unfinished idle actor waits for; ("turn", axis) if it waits for its place in a group's order."""
+        """What each unfinished idle actor waits for; ("turn", axis) if it waits for its place in a
+        group's order.
+        """
         out: dict[int, tuple[tuple[str, int], ...]] = {}
         for k, spec in self.specs.items():
             state = self.states[k]
             if not state.busy and not (spec.limit is not None and state.acts >= spec.limit):
-                out[k] = missing(spec, state) or (("turn", self._axis(k)),)
+                out[k] = missing(spec, state) or (("turn", self._axes[k]),)
         return out
 
     def _launch(self, actor: int) -> Launch:
         self._queued.discard(actor)
         act = self.states[actor].acts
         self.states[actor] = launch(self.states[actor])
-        axis = self._axis(actor)
+        axis = self._axes[actor]
         if axis in self.issued:
             self.issued[axis] += 1
         return Launch(actor, act)
 
-    def _axis(self, actor: int) -> int:
-        work = self.actors[actor].work
-        return work.step.axis if isinstance(work, BoxWork) else -1
-
     def _in_turn(self, actor: int) -> bool:
-        axis = self._axis(actor)
+        axis = self._axes[actor]
         if axis not in self.order:
             return True
         acts = self.plan.acts_per_step(self.actors[actor])
@@ -117,5 +124,11 @@ class Scheduler:
         if described.kind in COMMUNICATION:
             self._communicate.append(actor)
         else:
-            heapq.heappush(self._compute, (PRIORITY[described.phase], self.states[actor].acts, actor))
+            heapq.heappush(
+                self._compute, (PRIORITY[described.phase], self.states[actor].acts, actor)
+            )
 
+
+def _axis(actor: Actor) -> int:
+    """The axis of a collective, -1 for other actors."""
+    return actor.work.step.axis if isinstance(actor.work, BoxWork) else -1

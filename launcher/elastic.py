@@ -8,7 +8,6 @@ other by elastic's c10d rendezvous.  When this returns or raises, every worker o
 
 from __future__ import annotations
 
-import _thread
 import logging
 import multiprocessing
 import os
@@ -24,12 +23,14 @@ from typing import Any
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher import weights
+from flowrun.launcher.hosts import Meeting
 from flowrun.launcher.job import Job
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Log
 from flowrun.launcher.worker import Worker
 
 _JOIN_S = 600  # how long a host waits for the others
+_PATIENCE_S = 2.0  # after a rank of another host failed, ranks here that do not notice are ended
 _TALKERS = (
     "torch.distributed.elastic",
     "torch.distributed.launcher",
@@ -58,19 +59,20 @@ def execute_local(
     worker = Worker(job, training, evaluation, record.folder, os.getpid(), writers)
     listener = threading.Thread(target=heard.listen, args=(readers,), daemon=True)
     listener.start()
+    ended: BaseException | None
     try:
-        with _ctrl_c_is_ours():
-            failed = _launch(worker, local_ranks, job)
-    except BaseException as error:
-        record.close()
-        raise heard.broken or error from None
+        with _ctrl_c_is_ours(), heard.may_stop_us():
+            ended = _launch(worker, local_ranks, job)
+    except KeyboardInterrupt as error:
+        ended = error
     finally:
         for pipe in writers:  # every other copy was a worker's: the listener comes to an end
             pipe.close()
         listener.join(timeout=5)
-    if failed or heard.broken:
+    if (verdict := heard.verdict(ended)) is not None:
         record.close()
-        raise heard.broken or heard.guilty(failed)
+        heard.tell_other_hosts(verdict)
+        raise verdict
     if job.recipe.train.save:
         _join_weights(heard, record, num_ranks)
     return heard.log()
@@ -190,24 +192,29 @@ def _what_elastic_saw(error: Any) -> RunError:
 class _Heard:
     """Collects what the workers tell, in a thread of the launcher.
 
-    broken: what went wrong here, while writing it down.
+    failures: each with True if the rank merely lost another.  meeting: store of the hosts, where
+    there are several.  broken: what went wrong here, while writing it down.
     """
 
     record: Record
     failures: list[tuple[RunError, bool]] = field(default_factory=list)
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     here: dict[int, dict[str, Any]] = field(default_factory=dict)
+    meeting: Meeting | None = None
     broken: Exception | None = None
+    running: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def listen(self, readers: Sequence[Connection]) -> None:
         """Until every pipe has ended, that of a worker killed in mid-message too."""
         open_pipes = list(readers)
         while open_pipes:
-            for pipe in wait(open_pipes):
+            ready: list[Any] = wait(open_pipes)
+            for pipe in ready:
                 try:
-                    message = pipe.recv()  # type: ignore[union-attr]
+                    message = pipe.recv()
                 except (EOFError, OSError):
-                    open_pipes.remove(pipe)  # type: ignore[arg-type]
+                    open_pipes.remove(pipe)
                     continue
                 self._take(message)
 
@@ -226,18 +233,52 @@ class _Heard:
                     error = RunError(where, problem)
                     error.add_note(story)
                     self.failures.append((error, lost_peer))
+                    if not lost_peer:  # elastic sees it at once if it is a rank of this host
+                        threading.Timer(_PATIENCE_S, self._stop_us).start()
+                case ("meeting", address, port, host, num_hosts):
+                    self.meeting = Meeting(address, port, host, num_hosts)
         except Exception as error:
             self.broken = error
-            _thread.interrupt_main()
+            self._stop_us()
 
-    def guilty(self, elastic_saw: RunError | None) -> RunError:
-        """Who failed by itself, before whom elastic saw die, before who only lost a peer."""
+    @contextmanager
+    def may_stop_us(self) -> Iterator[None]:
+        """While elastic is in charge, what is heard can end the run."""
+        self.running = True
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.running = False
+
+    def _stop_us(self) -> None:
+        with self.lock:
+            if self.running:
+                os.kill(os.getpid(), signal.SIGTERM)  # elastic ends the workers, then itself
+
+    def verdict(self, ended: BaseException | None) -> BaseException | None:
+        """What the run ended of, if not well.
+
+        A rank that failed by itself comes before one that elastic saw die, and both before those
+        that only lost a peer.  ended: Ctrl-C, or what elastic saw first.
+        """
+        if ended is None or isinstance(ended, KeyboardInterrupt):
+            return self.broken or ended
+        assert isinstance(ended, RunError)
         told = {error.where.split(",")[0] for error, _ in self.failures}
         own = [error for error, lost_peer in self.failures if not lost_peer]
-        seen = [elastic_saw] if elastic_saw and elastic_saw.where not in told else []
+        died = [ended] if ended.where.startswith("rank") and ended.where not in told else []
         victims = [error for error, _ in self.failures]
-        rank_died = [error for error in seen if error.where.startswith("rank")]
-        return [*own, *rank_died, *victims, *seen][0]
+        return self.broken or [*own, *died, *victims, ended][0]
+
+    def tell_other_hosts(self, error: BaseException) -> None:
+        """Unless they know: a rank that told us why it failed told them too."""
+        if self.meeting is None or any(error is failure for failure, _ in self.failures):
+            return
+        known = isinstance(error, RunError) and error.where.startswith("rank")
+        where = error.where if isinstance(error, RunError) and known else "another host"
+        problem = error.problem if isinstance(error, RunError) else "it was stopped by Ctrl-C."
+        self.meeting.tell_others("error", where, problem, "", False)
 
     def log(self) -> Log:
         """Everything measured on all ranks."""

@@ -1,16 +1,18 @@
 """What a worker tells its launcher, and what hosts tell each other.
 
-A message is a tuple, first a word: step, end, weights, error.  It goes through the worker's pipe;
-steps, ends and errors also go to the other hosts, through queues in the store that elastic opened,
-so that every host's run folder tells the whole run.
+A message is a tuple, first a word: meeting, step, end, weights, error.  It goes through the pipe of
+the worker; steps, ends and errors also go to the other hosts, through queues in the store that
+elastic opened, so that every host's run folder tells the whole run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,34 +22,70 @@ from flowrun.engine.errors import RunError
 _PATIENCE = timedelta(days=7)  # for the next step
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """The store that elastic opened, as seen from one of the hosts."""
+
+    address: str
+    port: int
+    host: int
+    num_hosts: int
+
+    @staticmethod
+    def of_worker() -> Meeting:
+        """As elastic describes it to its workers."""
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        host, num_hosts = int(os.environ["GROUP_RANK"]), int(os.environ["GROUP_WORLD_SIZE"])
+        return Meeting(address, port, host, num_hosts)
+
+    def connect(self) -> Any:
+        """A connection of its own (one is not for several threads)."""
+        import torch.distributed as dist
+
+        store: Any = dist.TCPStore  # type: ignore[attr-defined]
+        return store(self.address, self.port, is_master=False, timeout=_PATIENCE)
+
+    def tell_others(self, *message: Any, store: Any = None) -> None:
+        """Put a message into the queue of every other host; if the store has gone, so have they."""
+        with contextlib.suppress(RuntimeError):
+            to = store or self.connect()
+            for host in range(self.num_hosts):
+                if host != self.host:
+                    to.queue_push(_queue(host), json.dumps(message))
+
+
+def _queue(host: int) -> str:
+    return f"flowrun/to/{host}"
+
+
 class Teller:
     """Tells what happens on a rank.  num_ranks: of the whole run."""
 
     def __init__(self, pipe: Connection, num_ranks: int) -> None:
         self.pipe = pipe
         self.num_ranks = num_ranks
-        self.host = int(os.environ["GROUP_RANK"])
-        self.num_hosts = int(os.environ["GROUP_WORLD_SIZE"])
-        self.first_here = int(os.environ["LOCAL_RANK"]) == 0
-        self.store = _store() if self.num_hosts > 1 else None
+        self.meeting = Meeting.of_worker()
+        self.store = self.meeting.connect() if self.meeting.num_hosts > 1 else None
         self.writing = threading.Lock()
         self.forwarder: threading.Thread | None = None
 
     def start(self, fingerprint: str) -> None:
-        """Before the first step: all hosts must run the same; one rank of each listens."""
-        if self.store is None or not self.first_here:
+        """Before the ranks meet: all hosts must run the same; one rank of each listens."""
+        if self.store is None or int(os.environ["LOCAL_RANK"]):
             return
+        meeting = self.meeting
+        self._tell("meeting", meeting.address, meeting.port, meeting.host, meeting.num_hosts)
+        self.forwarder = threading.Thread(target=self._forward, daemon=True)
+        self.forwarder.start()
         mine = hashlib.sha256(fingerprint.encode()).hexdigest()
-        if self.host == 0:
+        if meeting.host == 0:
             self.store.set("flowrun/plan", mine)
         elif self.store.get("flowrun/plan").decode() != mine:
             raise RunError(
-                f"host {self.host}",
+                f"host {meeting.host}",
                 "its recipe or its plan differs from that of the first host.",
                 "Give the same command on each host, with the same versions installed.",
             )
-        self.forwarder = threading.Thread(target=self._forward, daemon=True)
-        self.forwarder.start()
 
     def step(self, step: int, results: dict[str, float], seconds: float) -> None:
         """A step has reported; told by one rank of the run."""
@@ -71,31 +109,15 @@ class Teller:
         with self.writing:
             self.pipe.send(message)
         if everywhere and self.store is not None:
-            try:
-                for host in range(self.num_hosts):
-                    if host != self.host:
-                        self.store.queue_push(f"flowrun/to/{host}", json.dumps(message))
-            except RuntimeError:
-                if message[0] != "error":
-                    raise  # an error must not hide behind a store that has gone
+            self.meeting.tell_others(*message, store=self.store)
 
     def _forward(self) -> None:
         """Hand on what other hosts tell, until their ranks have ended."""
         expected = self.num_ranks - int(os.environ["LOCAL_WORLD_SIZE"])
-        try:
-            store = _store()
+        with contextlib.suppress(RuntimeError):  # the store's host has gone: every rank notices
+            store = self.meeting.connect()
             while expected:
-                message = json.loads(store.queue_pop(f"flowrun/to/{self.host}"))
+                message = json.loads(store.queue_pop(_queue(self.meeting.host)))
                 with self.writing:
                     self.pipe.send(tuple(message))
                 expected -= message[0] == "end"
-        except RuntimeError:
-            pass  # the host of the store has gone: every rank notices by itself
-
-
-def _store() -> Any:
-    """A connection of its own (one is not for several threads)."""
-    from torch.distributed import TCPStore
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(address, port, is_master=False, timeout=_PATIENCE)

@@ -1,4 +1,7 @@
-"""Record: the run's folder while the run goes on.  recipe.yaml, plan.txt, metrics.jsonl, TensorBoard events, report.json."""
+"""Record: the run's folder while the run goes on.
+
+recipe.yaml, plan.txt, metrics.jsonl, TensorBoard events, report.json.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,9 @@ class Record:
             self.progress.close()
 
     def _writer(self) -> Any:
-        """TensorBoard's writer, made with the first step: its import and its thread must not precede the fork."""
+        """TensorBoard's writer, made with the first step: its import and its thread must not
+        precede the fork.
+        """
         if self._events is None:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
             from torch.utils.tensorboard import SummaryWriter

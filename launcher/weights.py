@@ -1,4 +1,5 @@
-"""Weights on disk: `weights.safetensors` in the run's folder, logical tensors by the model's own names, from any layout.
+"""Weights on disk: `weights.safetensors` in the run's folder, logical tensors by the model's own
+names, from any layout.
 
 Each rank writes its shards to a file that says which slices of which tensors they are; files of all
 ranks make one.  Where hosts share no disk: python -m flowrun.launcher.weights FOLDER OTHER_FOLDER …

@@ -75,8 +75,8 @@ class Worker:
         device = _device(recipe.launch.device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         with _with_peers(rank, "while the ranks meet"):
-            dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_S))
             tell.start(self._fingerprint())
+            dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_S))
             memory = _Memory(device)
             body = DistributedRank(plan, rank, self.job.sampler, self.job.initial, device)
         body.run(recipe.train.steps, tell.step if body.reports else None)

@@ -1,8 +1,10 @@
-"""The real driver: one rank of a plan in its own process, on torch.distributed (gloo on CPU, NCCL on CUDA).
+"""The real driver: one rank of a plan in its own process, on torch.distributed (gloo on CPU, NCCL
+on CUDA).
 
-One thread computes and delivers messages.  Communication is asynchronous: it is issued when the protocol allows, and answers
-with a message in the inbox when it is done.  Nothing polls; with nothing to do the thread sleeps on the inbox.
-On CUDA "done" means enqueued behind an event: the host never waits for the device in a step.
+One thread computes and delivers messages.  Communication is asynchronous: it is issued when the
+protocol allows, and answers with a message in the inbox when it is done.  Nothing polls; with
+nothing to do the thread sleeps on the inbox. On CUDA "done" means enqueued behind an event: the
+host never waits for the device in a step.
 """
 
 from __future__ import annotations
@@ -34,13 +36,20 @@ class LostPeer(RunError):
 
 
 class DistributedRank:
-    """One rank of a plan, in a process that has called init_process_group.  sent_bytes: by actor, by this rank.
+    """One rank of a plan, in a process that has called init_process_group.  sent_bytes: by actor,
+    by this rank.
 
-    groups: the process groups of a plan already running in this process, to be shared (evaluation after training).
+    groups: the process groups of a plan already running in this process, to be shared (evaluation
+    after training).
     """
 
     def __init__(
-        self, plan: Plan, rank: int, batches: Batches, initial: Mapping[str, torch.Tensor], device: torch.device,
+        self,
+        plan: Plan,
+        rank: int,
+        batches: Batches,
+        initial: Mapping[str, torch.Tensor],
+        device: torch.device,
         groups: dict[tuple[int, ...], Any] | None = None,
     ) -> None:
         self.plan = plan
@@ -48,6 +57,8 @@ class DistributedRank:
         self.rank = rank
         self.device = device
         self.groups = make_groups(plan, groups or {})
+        placement = self.body.placement
+        self.members = [placement.group(rank, axis) for axis in range(len(placement.axes))]
         self.inbox: SimpleQueue[tuple[int, int]] = SimpleQueue()
         self.under_way: dict[tuple[int, int], _Flight] = {}
         self.sent_bytes: dict[int, int] = {}
@@ -61,10 +72,14 @@ class DistributedRank:
         return self.rank == self.plan.placements[stage].ranks[0]
 
     @torch.no_grad()
-    def run(self, steps: int, on_step: Callable[[int, Results, float], None] | None = None) -> list[Results]:
-        """Run all steps; on_step(step, results, seconds since the last) as soon as a step has reported.
+    def run(
+        self, steps: int, on_step: Callable[[int, Results, float], None] | None = None
+    ) -> list[Results]:
+        """Run all steps; on_step(step, results, seconds since the last) as soon as a step has
+        reported.
 
-        Raises RunError, naming rank and actor, if an act fails; LostPeer if another rank seems to have failed.
+        Raises RunError, naming rank and actor, if an act fails; LostPeer if another rank seems to
+        have failed.
         """
         scheduler = Scheduler(self.plan, self.body.stage, steps)
         told, before = 0, time.perf_counter()
@@ -108,7 +123,11 @@ class DistributedRank:
 
     def _issue(self, actor: Actor, act: int) -> None:
         self.current = actor
-        flight = self._collective(actor, act) if isinstance(actor.work, BoxWork) else self._transfer(actor, act)
+        flight = (
+            self._collective(actor, act)
+            if isinstance(actor.work, BoxWork)
+            else self._transfer(actor, act)
+        )
         self.under_way[actor.id, act] = flight
         self.sent_bytes[actor.id] = self.sent_bytes.get(actor.id, 0) + flight.sent_bytes
         flight.on_done(lambda: self.inbox.put((actor.id, act)))
@@ -125,10 +144,15 @@ class DistributedRank:
     def _collective(self, actor: Actor, act: int) -> _Flight:
         work = actor.work
         assert isinstance(work, BoxWork)
-        ranks = self.body.placement.group(self.rank, work.step.axis)
+        axis = work.step.axis
+        ranks = self.members[axis]
         pending = collectives.start(
-            work.step, self.body.inputs(actor, act), self.body.layouts(actor), self.groups[ranks], ranks,
-            self.body.coordinate[work.step.axis],
+            work.step,
+            self.body.inputs(actor, act),
+            self.body.layouts(actor),
+            self.groups[ranks],
+            ranks,
+            self.body.coordinate[axis],
         )
         names = [made for _, made in work.pairs]
         return _Flight([pending], lambda: dict(zip(names, pending.wait(), strict=True)))
@@ -140,7 +164,11 @@ class DistributedRank:
         if actor.kind == SEND:
             values = self.body.inputs(actor, act)
             sends = [
-                collectives.send([cut(values[k], held, region) for k, held, region in leg.pieces], leg.other, leg.tag)
+                collectives.send(
+                    [cut(values[k], held, region) for k, held, region in leg.pieces],
+                    leg.other,
+                    leg.tag,
+                )
                 for leg in legs
             ]
             return _Flight(sends, dict)
@@ -148,13 +176,17 @@ class DistributedRank:
             collectives.receive(
                 [tuple(n for _, n in region) for _, _, region in leg.pieces],
                 [self.plan.graph.tensors[self._pair(actor, k)[0]].dtype for k, _, _ in leg.pieces],
-                leg.other, leg.tag, device=self.device,
+                leg.other,
+                leg.tag,
+                device=self.device,
             )
             for leg in legs
         ]
         return _Flight(received, lambda: self._joined(actor, legs, received))
 
-    def _joined(self, actor: Actor, legs: list[_Leg], received: list[Pending]) -> dict[str, torch.Tensor]:
+    def _joined(
+        self, actor: Actor, legs: list[_Leg], received: list[Pending]
+    ) -> dict[str, torch.Tensor]:
         parts: dict[int, list[tuple[Slices, torch.Tensor]]] = {}
         held: dict[int, Slices] = {}
         for leg, pending in zip(legs, received, strict=True):
@@ -183,7 +215,9 @@ class DistributedRank:
             for send in sends:
                 if self._here(send, actor) == self.rank:
                     other = send.target if actor.kind == SEND else send.source
-                    assert other != self.rank, "a rank belongs to one stage (launcher/layout.py sees to it)"
+                    assert other != self.rank, (
+                        "a rank belongs to one stage (launcher/layout.py sees to it)"
+                    )
                     legs.setdefault(other, []).append((k, held, send.region))
         return [_Leg(other, work.channel, pieces) for other, pieces in sorted(legs.items())]
 
@@ -193,7 +227,9 @@ class DistributedRank:
 
 
 class _Leg:
-    """What goes between this rank and one other in a transfer: (index of the tensor, what this rank holds, region)."""
+    """What goes between this rank and one other in a transfer: (index of the tensor, what this rank
+    holds, region).
+    """
 
     def __init__(self, other: int, tag: int, pieces: list[tuple[int, Slices, Slices]]) -> None:
         self.other = other
@@ -204,7 +240,9 @@ class _Leg:
 class _Flight:
     """Messages under way for one act; done when all are."""
 
-    def __init__(self, pendings: list[Pending], finish: Callable[[], dict[str, torch.Tensor]]) -> None:
+    def __init__(
+        self, pendings: list[Pending], finish: Callable[[], dict[str, torch.Tensor]]
+    ) -> None:
         self.pendings = pendings
         self.finish_made = finish
 
@@ -214,8 +252,11 @@ class _Flight:
         return sum(p.sent_bytes for p in self.pendings)
 
     def on_done(self, callback: Callable[[], None]) -> None:
-        """Call back once, when every message is done.  Messages end in any order, from several threads."""
-        countdown = itertools.count(1)  # next() of it is atomic: callbacks come from several threads
+        """Call back once, when every message is done.
+
+        Messages end in any order, from several threads.
+        """
+        countdown = itertools.count(1)  # one next() is atomic
         last = len(self.pendings)
 
         def one() -> None:
@@ -235,13 +276,18 @@ class _Flight:
 
 
 def make_groups(plan: Plan, known: Mapping[tuple[int, ...], Any]) -> dict[tuple[int, ...], Any]:
-    """A process group for every group of ranks that a collective of the plan runs over; all ranks make all, in one order.
+    """A process group for every group of ranks that a collective of the plan runs over; all ranks
+    make all, in one order.
 
     known: groups that all ranks have already.
     """
     wanted = {
         ranks
-        for actor in plan.actors if isinstance(actor.work, BoxWork)
+        for actor in plan.actors
+        if isinstance(actor.work, BoxWork)
         for ranks in plan.placements[actor.stage].groups(actor.work.step.axis)
     }
-    return {**known, **{ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted - known.keys())}}
+    return {
+        **known,
+        **{ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted - known.keys())},
+    }

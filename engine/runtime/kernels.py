@@ -48,7 +48,8 @@ def region_kernel(plan: Plan, work: RegionWork, stage: int, coordinate: tuple[in
                 if name is not None:
                     nodes[name] = graph.call_function(_item, (node, k))
     graph.output(tuple(nodes[name] for name in (*work.makes, *(new for _, new in work.updates))))
-    return torch.fx.GraphModule(torch.nn.Module(), graph)
+    program: Kernel = torch.fx.GraphModule(torch.nn.Module(), graph).forward  # without hooks
+    return program
 
 
 def _item(values: Any, k: int) -> Any:

@@ -1,4 +1,7 @@
-"""Rank: the buffers of one rank, its variables and its kernels.  Runs acts; knows no protocol, no clock, no other rank."""
+"""Rank: the buffers of one rank, its variables and its kernels.
+
+Runs acts; knows no protocol, no clock, no other rank.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ Values = list[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where an input tensor of an actor lies: a variable (register None), or a position of a register."""
+    """Where an input tensor of an actor lies: a variable (register None), or a position of a
+    register.
+    """
 
     name: str
     register: int | None
@@ -28,15 +33,31 @@ class _Source:
     every: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """A register that an actor reads or fills.  every: acts of the actor that one version lasts."""
+
+    register: int
+    every: int
+    tensors: tuple[str, ...]
+    num_readers: int
+
+
 class Rank:
     """One rank of a plan.
 
     batches(step, micro_batch, rows): rows (a slice of samples) of a micro-batch as logical tensors.
-    initial: logical initial value of each parameter and buffer by variable name; states start at zero.
+    initial: logical initial value of each parameter and buffer by variable name; states start at
+    zero.
     """
 
     def __init__(
-        self, plan: Plan, rank: int, batches: Batches, initial: Mapping[str, torch.Tensor], device: torch.device
+        self,
+        plan: Plan,
+        rank: int,
+        batches: Batches,
+        initial: Mapping[str, torch.Tensor],
+        device: torch.device,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -49,16 +70,24 @@ class Rank:
         self.variables: dict[str, torch.Tensor] = {}
         self.slots: dict[tuple[int, int], Values] = {}  # (register, version) -> tensors
         self.left: dict[tuple[int, int], int] = {}  # readers that have not returned it
+        self.live: dict[int, int] = {}  # register -> versions live now
         self.most_live: dict[int, int] = {}  # register -> most versions live at once
         self.results: dict[int, dict[str, float]] = {}
         self.acts: dict[int, int] = {}
         self.kernels: dict[int, Kernel] = {}
         self.sources: dict[int, tuple[_Source, ...]] = {}
+        self.read: dict[int, tuple[_Port, ...]] = {}
+        self.filled: dict[int, tuple[_Port, ...]] = {}
+        self._layouts: dict[int, list[Layout]] = {}
         self._own_variables(initial)
         for actor in plan.stage_actors(self.stage):
             self.sources[actor.id] = self._sources(actor)
+            self.read[actor.id] = self._ports(actor, actor.inputs)
+            self.filled[actor.id] = self._ports(actor, actor.outputs)
             if isinstance(actor.work, RegionWork):
-                self.kernels[actor.id] = region_kernel(plan, actor.work, self.stage, self.coordinate)
+                self.kernels[actor.id] = region_kernel(
+                    plan, actor.work, self.stage, self.coordinate
+                )
 
     # ------------------------------------------------------------------ set-up
 
@@ -89,12 +118,23 @@ class Rank:
                 out.append(places[name])
         return tuple(out)
 
+    def _ports(self, actor: Actor, registers: Sequence[int]) -> tuple[_Port, ...]:
+        """Those whose versions come and go: variables are updated in place."""
+        acts = self.plan.acts_per_step(actor)
+        return tuple(
+            _Port(r.id, acts if r.per_step else 1, r.tensors, len(r.readers))
+            for r in (self.plan.registers[k] for k in registers)
+            if not r.initial
+        )
+
     # ------------------------------------------------------------------ acts
 
     def inputs(self, actor: Actor, act: int) -> Values:
         """The tensors that an act reads, in the order of its work."""
         return [
-            self.variables[s.name] if s.register is None else self.slots[s.register, act // s.every][s.position]
+            self.variables[s.name]
+            if s.register is None
+            else self.slots[s.register, act // s.every][s.position]
             for s in self.sources[actor.id]
         ]
 
@@ -125,7 +165,9 @@ class Rank:
             return {f.tensor: torch.tensor(float(act + 1), device=self.device) for f in feeds}
         step, micro_batch = divmod(act, self.plan.micro_batches)
         slices = {
-            f.tensor: local_slices(self.plan.graph.tensors[f.tensor].shape, f.nd_sbp, self.grid, self.coordinate)
+            f.tensor: local_slices(
+                self.plan.graph.tensors[f.tensor].shape, f.nd_sbp, self.grid, self.coordinate
+            )
             for f in feeds
         }
         starts = [s[0][0] for s in slices.values()]
@@ -140,40 +182,39 @@ class Rank:
         return out
 
     def store(self, actor: Actor, act: int, made: Mapping[str, torch.Tensor]) -> None:
-        """Put what an act made into the slots of its registers; sums over micro-batches are added in place."""
-        acts = self.plan.acts_per_step(actor)
-        for register in (self.plan.registers[i] for i in actor.outputs):
-            if register.initial:
-                continue  # variables were updated in place
-            every = acts if register.per_step else 1
-            key = (register.id, act // every)
-            if act % every == 0:
-                values = [made[name] for name in register.tensors]
-                if every > 1:
+        """Put what an act made into the slots of its registers; sums over micro-batches are added
+        in place.
+        """
+        for port in self.filled[actor.id]:
+            key = (port.register, act // port.every)
+            if act % port.every == 0:
+                values = [made[name] for name in port.tensors]
+                if port.every > 1:
                     values = [value.clone() for value in values]
                 self.slots[key] = values
-                self.left[key] = len(register.readers)
-                live = sum(1 for r, _ in self.slots if r == register.id)
-                self.most_live[register.id] = max(live, self.most_live.get(register.id, 0))
+                self.left[key] = port.num_readers
+                live = self.live[port.register] = self.live.get(port.register, 0) + 1
+                self.most_live[port.register] = max(live, self.most_live.get(port.register, 0))
             else:
-                for total, name in zip(self.slots[key], register.tensors, strict=True):
+                for total, name in zip(self.slots[key], port.tensors, strict=True):
                     total.add_(made[name])
 
     def release(self, actor: Actor, act: int) -> None:
         """An act has ended: drop the versions that it was the last to read."""
-        acts = self.plan.acts_per_step(actor)
-        for register in (self.plan.registers[i] for i in actor.inputs):
-            every = acts if register.per_step else 1
-            key = (register.id, act // every)
-            if (act + 1) % every == 0 and key in self.left:
+        for port in self.read[actor.id]:
+            if (act + 1) % port.every == 0:
+                key = (port.register, act // port.every)
                 self.left[key] -= 1
                 if not self.left[key]:
                     del self.left[key], self.slots[key]
+                    self.live[port.register] -= 1
 
     def layouts(self, actor: Actor) -> list[Layout]:
         """How the tensors of a collective lie on this rank's group."""
         assert isinstance(actor.work, BoxWork)
-        out = []
+        if actor.id in self._layouts:
+            return self._layouts[actor.id]
+        out = self._layouts[actor.id] = []
         for step, (read, made) in zip(actor.work.steps, actor.work.pairs, strict=True):
             op = self.plan.graph.producer[made]
             shape = self.plan.graph.tensors[read].shape

@@ -52,7 +52,8 @@ class VirtualCluster:
     ) -> list[dict[str, float]]:
         """Train; the results of each step.
 
-        Raises PlanError if nothing can act before the end; RunError, naming rank and actor, if an act fails.
+        Raises PlanError if nothing can act before the end; RunError, naming rank and actor, if an
+        act fails.
         """
         self.schedulers = {
             rank: Scheduler(self.plan, body.stage, steps) for rank, body in self.ranks.items()

@@ -69,9 +69,10 @@ def test_a_rank_that_is_killed_ends_both_hosts(place: Path) -> None:
     commands = hosts(place, "recipe=small", "train.steps=1000", "+data.fail=kill")
     ends = [command.end() for command in commands]
     assert [ended.status for ended in ends] == [1, 1]
-    first_lines = sorted(ended.err.splitlines()[0] for ended in ends)
-    assert first_lines[0].startswith("rank 0, actor ")  # lost it, and says so
-    assert first_lines[1] == "rank 1"
+    assert any(ended.err.startswith("rank 1\n  the process was killed") for ended in ends)
+    for ended in ends:  # the host without rank 1 may know only that it was lost
+        assert ended.err.startswith(("rank 1\n", "rank 0, actor "))
+        assert "Traceback" not in ended.err
 
 
 def test_ctrl_c_on_one_host_ends_both(place: Path) -> None:

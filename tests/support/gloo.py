@@ -47,9 +47,7 @@ def _process(rank: int, world: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def _train(
-    rank: int, training: Training, plan: Plan, steps: int, groups: Groups
-) -> dict[str, Any]:
+def _train(rank: int, training: Training, plan: Plan, steps: int, groups: Groups) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if any(rank in placement for placement in plan.placements):
         device = torch.device("cpu")

@@ -170,7 +170,9 @@ def token_batches(count: int, samples: int) -> tuple[Batch, ...]:
     generator = torch.Generator().manual_seed(1)
     size = (samples, CONTEXT + 1)
     windows = [torch.randint(0, VOCABULARY, size, generator=generator) for _ in range(count)]
-    return tuple({"tokens": w[:, :-1].contiguous(), "targets": w[:, 1:].contiguous()} for w in windows)
+    return tuple(
+        {"tokens": w[:, :-1].contiguous(), "targets": w[:, 1:].contiguous()} for w in windows
+    )
 
 
 def image_batches(count: int, samples: int, classes: int) -> tuple[Batch, ...]:
@@ -202,24 +204,26 @@ def gpt(
 
 
 def classifier(
-    make: Callable[[], nn.Module], argument: str, pinned: tuple[Pin, ...], classes: int = 10
+    make: Callable[[], nn.Module], argument: str, pinned: tuple[Pin, ...], micro_batches: int = 4
 ) -> Training:
-    """An image classifier, trained by SGD with momentum: 4 micro-batches of 4 images."""
+    """An image classifier of 10 classes, trained by SGD with momentum on 16 images a step."""
     return Training(
         partial(seeded, make),
         {argument: "images"},
         partial(cross_entropy, target="labels"),
-        image_batches(STEPS, 16, classes),
+        image_batches(STEPS, 16, 10),
         MOMENTUM,
-        4,
+        micro_batches,
         pinned,
         {"accuracy": partial(accuracy, target="labels")},
     )
 
 
-def mlp(hidden: int = 12, pinned: tuple[Pin, ...] = COLUMNS_THEN_ROWS) -> Training:
+def mlp(
+    hidden: int = 12, pinned: tuple[Pin, ...] = COLUMNS_THEN_ROWS, micro_batches: int = 4
+) -> Training:
     """The seed programs' model, narrow."""
-    return classifier(partial(MLP, 64, hidden, 10), "x_BI", pinned)
+    return classifier(partial(MLP, 64, hidden, 10), "x_BI", pinned, micro_batches)
 
 
 def convnet() -> Training:
