@@ -113,6 +113,8 @@ def _captured(
             joint = aot_export_joint_with_descriptors(stack, captured, values)
             reader = _Reader(tuple(batch), ("loss", *metrics))
             graph = reader.read(joint.graph_module)
+    except RecipeError:
+        raise
     except Exception as error:
         raise RecipeError(
             "model",

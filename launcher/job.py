@@ -70,6 +70,7 @@ class Job:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
         torch.manual_seed(recipe.train.seed)
         self.model = build.instantiate_model(recipe)
         self.data = build.instantiate_data(recipe)

@@ -58,7 +58,7 @@ def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterat
         split = strategy.parts(op.stage, axis) > 1
         if split and op.target != "flow.pin" and not registry.has_table(op.target):
             where = f"{op.target} in module {op.module or '(top level)'}"
-            yield f"{where} has no signature table: every rank of {strategy.axes[axis]} does all of it"
+            yield f"{where} has no signature table: all ranks of {strategy.axes[axis]} do all of it"
 
 
 def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:

@@ -23,6 +23,7 @@ from flowrun.engine.sbp import Broadcast, Partial, Sbp, Split
 
 BEAM, NARROW_BEAM = 1000, 24  # states kept; the narrow beam once WORK pairs of states were compared
 WORK = 2_000_000
+MOST_ORDERED = 4  # forms of one tensor whose boxings are tried in every order
 ACTIVATION_GATHER_S = 1.0
 WEIGHT_MOVE_S = 10.0
 _TOLERANCE_S = 1e-9  # costs are sums in different orders
@@ -140,13 +141,25 @@ def _boxed(
     place among the live ones.
     """
     have = state.forms[at]
-    cost = state.cost
-    for form in certain.get(name, frozenset()) - have:
-        cost += min(_box(problem, name, source, form) for source in have)
-        have = have | {form}
+    missing = certain.get(name, frozenset()) - have
+    if not missing:
+        return state
     forms = list(state.forms)
-    forms[at] = have
-    return state._replace(cost=cost, forms=tuple(forms))
+    forms[at] = have | missing
+    return state._replace(cost=state.cost + _all(problem, name, have, missing), forms=tuple(forms))
+
+
+def _all(problem: Problem, name: str, have: Forms, missing: Forms) -> float:
+    """Least cost of boxing to several forms, in any order: each may start from those before it."""
+    if not missing:
+        return 0.0
+    firsts = {form: min(_box(problem, name, h, form) for h in have) for form in missing}
+    if len(missing) > MOST_ORDERED:
+        cheapest = min(firsts, key=lambda form: (firsts[form], str(form)))
+        firsts = {cheapest: firsts[cheapest]}
+    return min(
+        cost + _all(problem, name, have | {form}, missing - {form}) for form, cost in firsts.items()
+    )
 
 
 def _advance(

@@ -35,7 +35,8 @@ def test_processes_train_like_the_virtual_cluster(place: Path) -> None:
 
 
 def test_threads_of_compute_survive_the_fork(place: Path) -> None:
-    ended = Command(place, "recipe=small", "launch.threads=2", "model.hidden=4096").end()
+    large = ("model.hidden=4096", "train.batch_size=32", "train.steps=2")
+    ended = Command(place, "recipe=small", "launch.threads=2", *large).end()
     assert (ended.status, ended.err) == (0, "")
 
 
@@ -84,8 +85,8 @@ def test_a_launcher_that_is_killed_leaves_no_worker(place: Path) -> None:
             "raise",
             "rank 1, actor batch\n"
             "  ValueError: sample 28 is not there\n"
-            "  samples.py:20 in __getitem__: break_down(self.fail)\n"
-            '  samples.py:27 in break_down: raise ValueError("sample 28 is not there")\n',
+            "  samples.py:21 in __getitem__: break_down(self.fail)\n"
+            '  samples.py:28 in break_down: raise ValueError("sample 28 is not there")\n',
         ),
         (
             "kill",

@@ -39,6 +39,7 @@ class Samples:
     def __init__(self, fail: str = "", talk: bool = False) -> None:
         self.fail = fail
         self.read = 0
+        torch.rand(1000, 1000).exp().sum()  # enough for several threads
         if talk:
             print("data set made", flush=True)
 

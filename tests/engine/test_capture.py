@@ -1,0 +1,328 @@
+"""Capture: the facts of torch's capture that engine/capture.py relies on, and what it makes of them.
+
+If a new torch breaks a test of the first part, capture.py must follow; the rest of the engine
+knows nothing of torch's capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch.utils._pytree import tree_leaves
+
+from flowrun.engine.capture import Task, capture, capture_evaluation
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import BACKWARD, FORWARD, LogicalGraph
+from support.layouts import example, task
+from support.plain_loop import BLOCKS, TINY_GPT
+
+
+class Inner(nn.Module):
+    """A linear layer, and a buffer."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        return torch.tanh(self.fc(x_BI)) * self.scale
+
+
+class Net(nn.Module):
+    """A module in a list, a layer behind it, and a loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Inner()])
+        self.out = nn.Linear(3, 1, bias=False)
+
+    def forward(self, x_BI: Tensor) -> tuple[Tensor]:
+        return (self.out(self.blocks[0](x_BI)).square().mean(),)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """torch's joint graph of a module, and what it was captured from."""
+
+    model: nn.Module
+    batch: Tensor
+    module: torch.fx.GraphModule
+
+    @property
+    def calls(self) -> list[torch.fx.Node]:
+        """Nodes that compute."""
+        return [node for node in self.module.graph.nodes if node.op == "call_function"]
+
+    @property
+    def placeholders(self) -> list[torch.fx.Node]:
+        """Nodes that enter."""
+        return [node for node in self.module.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Descriptors of what leaves; None where a gradient is not asked for."""
+        (node,) = (node for node in self.module.graph.nodes if node.op == "output")
+        return [str(described) for described in node.meta["desc"]]
+
+
+@pytest.fixture(scope="module")
+def joint() -> Joint:
+    """Of the small net."""
+    torch.manual_seed(0)
+    model, batch = Net(), torch.randn(5, 4)
+    with contextlib.ExitStack() as stack:
+        captured = dynamo_graph_capture_for_export(model)(batch)
+        made = aot_export_joint_with_descriptors(stack, captured, (batch,))
+        return Joint(model, batch, made.graph_module)
+
+
+# ---- what torch promises -------------------------------------------------------------------------
+
+
+def test_placeholders_carry_descriptors_with_the_users_names(joint: Joint) -> None:
+    assert [str(node.meta["desc"]) for node in joint.placeholders] == [
+        "ParamAOTInput(target='blocks.0.fc.weight')",
+        "ParamAOTInput(target='blocks.0.fc.bias')",
+        "ParamAOTInput(target='out.weight')",
+        "BufferAOTInput(target='blocks.0.scale')",
+        "PlainAOTInput(idx=0)",
+        "TangentAOTInput(output=PlainAOTOutput(idx=0))",
+    ]
+
+
+def test_outputs_carry_descriptors_that_name_the_parameter_of_each_gradient(joint: Joint) -> None:
+    assert [text for text in joint.outputs if text != "None"] == [
+        "PlainAOTOutput(idx=0)",
+        "GradAOTOutput(grad_of=ParamAOTInput(target='blocks.0.fc.weight'))",
+        "GradAOTOutput(grad_of=ParamAOTInput(target='blocks.0.fc.bias'))",
+        "GradAOTOutput(grad_of=ParamAOTInput(target='out.weight'))",
+    ]
+
+
+def test_every_node_is_tagged_forward_or_backward(joint: Joint) -> None:
+    tags = [node.meta["partitioner_tag"] for node in joint.calls]
+    assert set(tags) == {"is_forward", "is_backward"}
+    assert tags == sorted(tags, reverse=True), "forward comes first"
+
+
+def paths(node: torch.fx.Node, key: str) -> list[str]:
+    """Module paths in a node's stack, outermost first."""
+    return [entry[0] for entry in (node.meta.get(key) or {}).values()]
+
+
+def test_forward_nodes_carry_the_stack_of_modules_they_come_from(joint: Joint) -> None:
+    (node,) = (n for n in joint.calls if str(n.target) == "aten.tanh.default")
+    assert [path.endswith(".blocks.0") for path in paths(node, "nn_module_stack")] == [True]
+    first = next(n for n in joint.calls if str(n.target) == "aten.addmm.default")
+    assert paths(first, "nn_module_stack")[-1].endswith(".blocks.0.fc")
+
+
+def test_backward_nodes_carry_the_stack_of_the_forward_module(joint: Joint) -> None:
+    (node,) = (n for n in joint.calls if str(n.target) == "aten.tanh_backward.default")
+    assert paths(node, "fwd_nn_module_stack")[-1].endswith(".blocks.0")
+    assert not node.meta.get("nn_module_stack")
+
+
+def test_every_node_has_a_fake_value_of_logical_shape(joint: Joint) -> None:
+    from torch._subclasses import FakeTensor
+
+    for node in [*joint.placeholders, *joint.calls]:
+        assert isinstance(node.meta["val"], FakeTensor)
+    shapes = {tuple(node.meta["val"].shape) for node in joint.calls}
+    assert {(5, 3), (5, 1), (3, 4), ()} <= shapes
+
+
+def test_the_graph_is_functional(joint: Joint) -> None:
+    schemas = [node.target._schema for node in joint.calls if hasattr(node.target, "_schema")]
+    assert schemas
+    assert not [schema.name for schema in schemas if schema.is_mutable]
+
+
+def test_the_joint_graph_gives_the_numbers_of_eager_autograd(joint: Joint) -> None:
+    (loss,) = joint.model(joint.batch)
+    gradients = torch.autograd.grad(loss, list(joint.model.parameters()))
+    values: list[Any] = [*joint.model.parameters(), *joint.model.buffers(), joint.batch]
+    with torch.no_grad():
+        found = torch.fx.Interpreter(joint.module).run(*values, torch.ones(()))
+    kept = [value for value in tree_leaves(found) if value is not None]
+    torch.testing.assert_close(kept, [loss, *gradients], rtol=1e-6, atol=1e-7)
+
+
+# ---- what capture makes of it --------------------------------------------------------------------
+
+
+def _sum_loss(output: tuple[Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    return output[0] * batch["weight"].sum()
+
+
+@pytest.fixture(scope="module")
+def graph() -> LogicalGraph:
+    """Of the small net, with a loss outside of it that reads another batch field."""
+    small = Task(Net(), {"x_BI": "x"}, _sum_loss)
+    return capture(small, {"x": torch.randn(5, 4), "weight": torch.ones(5)})
+
+
+def test_variables_have_the_models_own_names(graph: LogicalGraph) -> None:
+    assert [(v.kind, v.name) for v in graph.variables] == [
+        ("parameter", "blocks.0.fc.weight"),
+        ("parameter", "blocks.0.fc.bias"),
+        ("parameter", "out.weight"),
+        ("buffer", "blocks.0.scale"),
+    ]
+
+
+def test_feeds_are_batch_fields_and_the_tangent(graph: LogicalGraph) -> None:
+    assert {feed.field for feed in graph.feeds} == {"x", "weight", "@tangent"}
+
+
+def test_results_are_the_loss_and_the_gradient_of_each_parameter(graph: LogicalGraph) -> None:
+    names = [name for name, _ in graph.results]
+    assert names == ["loss", "grad/blocks.0.fc.weight", "grad/blocks.0.fc.bias", "grad/out.weight"]
+    shapes = [graph.tensors[tensor].shape for _, tensor in graph.results]
+    assert shapes == [(), (3, 4), (3,), (1, 3)]
+
+
+@pytest.mark.parametrize("phase", [FORWARD, BACKWARD])
+def test_ops_know_the_users_module_in_both_phases(graph: LogicalGraph, phase: str) -> None:
+    modules = {op.module for op in graph.ops if op.phase == phase}
+    assert {"blocks.0", "blocks.0.fc", "out", "loss"} <= modules | {"blocks.0"}
+    assert modules <= {"", "blocks.0", "blocks.0.fc", "out", "loss"}
+
+
+def test_ops_of_a_gpt_belong_to_its_blocks_embedding_head_or_loss() -> None:
+    gpt = capture(task(TINY_GPT), example(TINY_GPT))
+    firsts = {op.module.split(".")[0] for op in gpt.ops}
+    assert firsts <= {"embed", "blocks", "norm", "head", "loss", ""}
+    unplaced = [op for op in gpt.ops if op.module == ""]
+    assert not [op for op in unplaced if op.phase == FORWARD]
+    blocks = {op.module.split(".")[1] for op in gpt.ops if op.module.startswith("blocks.")}
+    assert blocks == {str(k) for k in range(BLOCKS)}
+
+
+def test_only_shapes_of_the_example_count() -> None:
+    batch = {"x": torch.randn(5, 4), "weight": torch.ones(5)}
+    other = {"x": torch.full((5, 4), 1e9), "weight": torch.zeros(5)}
+    torch.manual_seed(0)
+    one, two = (capture(Task(Net(), {"x_BI": "x"}, _sum_loss), b) for b in (batch, other))
+    assert str(one) == str(two)
+
+
+def test_a_tied_weight_is_read_by_one_name_and_has_one_gradient() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    made = capture(
+        Task(model, {"input": "x"}, lambda output, batch: output.sum()), {"x": torch.ones(2, 4)}
+    )
+    assert [v.name for v in made.variables if v.tensor in made.consumers] == ["0.weight"]
+    assert [name for name, _ in made.results] == ["loss", "grad/0.weight"]
+
+
+def test_a_frozen_or_unused_parameter_has_no_gradient() -> None:
+    model = Net()
+    model.out.weight.requires_grad_(False)
+    model.spare = nn.Linear(2, 2)
+    made = capture(
+        Task(model, {"x_BI": "x"}, lambda output, batch: output[0]), {"x": torch.ones(2, 4)}
+    )
+    names = {name for name, _ in made.results}
+    assert names == {"loss", "grad/blocks.0.fc.weight", "grad/blocks.0.fc.bias"}
+
+
+def test_the_models_own_loss_is_taken_where_the_task_names_none() -> None:
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    summed = nn.Sequential(model, _Mean())
+    made = capture(Task(summed, {"input": "x"}), {"x": torch.ones(2, 4)})
+    assert made.results[0][0] == "loss"
+    assert made.tensors[made.results[0][1]].shape == ()
+
+
+class _Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean()
+
+
+def test_evaluation_has_no_backward_and_reports_the_metrics() -> None:
+    model = task(TINY_GPT)
+    made = capture_evaluation(model, example(TINY_GPT))
+    assert {op.phase for op in made.ops} == {FORWARD}
+    assert [name for name, _ in made.results] == ["loss", "accuracy"]
+    assert {feed.field for feed in made.feeds} == {"tokens", "targets"}
+    assert model.model.training, "evaluation leaves the module in training mode"
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+class _Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).sum() if x.sum() > 0 else self.fc(-x).sum()
+
+
+class _RunningMean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).sum()
+
+
+class _Constant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.fc(x) * torch.tensor([1.0, 2.0])).sum()
+
+
+REFUSED = {
+    "a branch on values": (_Branches(), "torch could not capture _Branches"),
+    "a buffer that forward changes": (_RunningMean(), "Buffers that forward changes"),
+    "a constant tensor": (_Constant(), "a constant tensor .* is made inside forward"),
+}
+
+
+@pytest.mark.parametrize(("model", "message"), list(REFUSED.values()), ids=list(REFUSED))
+def test_what_cannot_be_captured_is_refused_at_the_key_model(
+    model: nn.Module, message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message) as error:
+        capture(Task(model, {"x": "x"}), {"x": torch.ones(3, 4)})
+    assert error.value.where == "model"
+    assert "\n" not in error.value.problem
+
+
+# ---- simplification ------------------------------------------------------------------------------
+
+
+def test_a_mean_of_cross_entropies_becomes_a_sum_and_a_count() -> None:
+    gpt = capture(task(TINY_GPT), example(TINY_GPT))
+    (loss,) = (op for op in gpt.ops if op.target == "aten.nll_loss_forward.default")
+    assert loss.args[3] == 2  # reduction: sum
+    result = gpt.producer[gpt.results[0][1]]
+    assert result.target == "aten.div.Tensor"
+    assert set(result.inputs) == set(loss.makes)
+
+
+def test_no_op_is_there_twice_or_for_nobody() -> None:
+    gpt = capture(task(TINY_GPT), example(TINY_GPT))
+    keys = [(op.target, repr(op.args), repr(op.kwargs), op.phase) for op in gpt.ops]
+    assert len(set(keys)) == len(keys)
+    used = {name for op in gpt.ops for name in op.inputs} | {name for _, name in gpt.results}
+    assert not [op.name for op in gpt.ops if not used.intersection(op.makes)]
