@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import (
@@ -51,6 +52,7 @@ class Task:
     inputs: Mapping[str, str]
     loss: LossFn | None = None
     metrics: Mapping[str, LossFn] = ()  # type: ignore[assignment]
+    any_device: bool = False
 
 
 class _Program(nn.Module):
@@ -107,6 +109,8 @@ def _captured(
     grad = contextlib.nullcontext() if train else torch.no_grad()
     try:
         with contextlib.ExitStack() as stack, grad, warnings.catch_warnings():
+            if task.any_device:
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             warnings.simplefilter("ignore")
             torch._dynamo.reset()
             captured = dynamo_graph_capture_for_export(program)(*values)

@@ -20,6 +20,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
 from flowrun.engine.strategy import Optimizer, Strategy, Zero
 from flowrun.launcher import build
+from flowrun.launcher.device import device_type
 from flowrun.launcher.schema import Recipe
 from flowrun.models.sampling import sample_indices
 
@@ -70,6 +71,7 @@ class Job:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.device_type = device_type(recipe)
         torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
         torch.manual_seed(recipe.train.seed)
         self.model = build.instantiate_model(recipe)
@@ -89,6 +91,7 @@ class Job:
             build.task_inputs(recipe, self.model, self.example),
             build.instantiate_loss(recipe),
             build.instantiate_metrics(recipe),
+            any_device=self.device_type != "cpu",
         )
 
     @cached_property

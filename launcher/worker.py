@@ -72,7 +72,7 @@ class Worker:
 
         recipe, plan = self.job.recipe, self.training.plan
         torch.set_num_threads(recipe.launch.threads)
-        device = _device(recipe.launch.device)
+        device = _device(self.job.device_type)
         backend = "nccl" if device.type == "cuda" else "gloo"
         with _with_peers(rank, "while the ranks meet"):
             tell.start(self._fingerprint())
@@ -162,12 +162,14 @@ def _keep_pages() -> None:
             libc.mallopt(_M_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
 
 
-def _device(wanted: str) -> torch.device:
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+def _device(kind: str) -> torch.device:
+    """This rank's device; tensors that ops create from nothing go there too."""
+    if kind == "cpu":
         return torch.device("cpu")
-    local = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    torch.set_default_device(device)
+    return device
 
 
 # ---- memory --------------------------------------------------------------------------------------

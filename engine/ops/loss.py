@@ -38,6 +38,11 @@ def softmax(view: OpView) -> tuple[Signature, ...]:
     return _softmax_rows(view, statistics=2)
 
 
+def safe_softmax(view: OpView) -> tuple[Signature, ...]:
+    """As softmax, but a row of -inf gives zeros: no expansion, so the classes stay whole."""
+    return tuple(r for r in _softmax_rows(view, statistics=1) if not r.reduced)
+
+
 def softmax_backward(view: OpView) -> tuple[Signature, ...]:
     """(grad_output, output): linear in the gradient; split classes reduce one sum of a row."""
     return (*_softmax_rows(view, statistics=1), *partial_rows(view.op, ("grad_output",)))
@@ -232,6 +237,7 @@ def local_mse_backward(view: LocalView) -> Call:
 RULES: Mapping[str, Rule] = {
     "aten._softmax.default": softmax,
     "aten._log_softmax.default": softmax,
+    "aten._safe_softmax.default": safe_softmax,
     "aten._softmax_backward_data.default": softmax_backward,
     "aten._log_softmax_backward_data.default": softmax_backward,
     "aten.nll_loss_forward.default": nll,

@@ -75,9 +75,7 @@ class _Reader:
         arguments = _arguments(ast.literal_eval(f"({_NAME.sub(_quoted, args)},)"))
         name = next(filter(None, outputs))
         module = "" if module == "-" else module
-        self.ops.append(
-            Op(name, target, arguments, (), outputs, module, phase, stage=int(stage))
-        )
+        self.ops.append(Op(name, target, arguments, (), outputs, module, phase, stage=int(stage)))
         computed = self._compute(target, arguments)
         for output, value in zip(outputs, computed, strict=True):
             if output is not None:

@@ -1,0 +1,30 @@
+"""Capture for another device than the CPU, on which capture runs, takes no kernel of the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from flowrun.engine.capture import Task, capture
+from flowrun.engine.ops import registry
+from flowrun.models.gpt import GPT
+from flowrun.models.losses import cross_entropy
+
+BATCH = {name: torch.zeros(2, 8, dtype=torch.int64) for name in ("tokens", "targets")}
+
+
+def _targets(any_device: bool) -> set[str]:
+    model = GPT(vocabulary=16, context=8, depth=1, heads=2, width=8)
+    task = Task(model, {"tokens_BT": "tokens"}, cross_entropy, any_device=any_device)
+    return {op.target for op in capture(task, BATCH).ops}
+
+
+def test_attention_is_the_fused_kernel_of_the_cpu_only_where_the_cpu_runs_it() -> None:
+    fused = {target for target in _targets(any_device=False) if "for_cpu" in target}
+    assert len(fused) == 2  # forward and backward
+    assert not {target for target in _targets(any_device=True) if "for_cpu" in target}
+
+
+def test_attention_for_any_device_has_signature_tables_throughout() -> None:
+    assert {
+        target for target in _targets(any_device=True) if not registry.has_table(target)
+    } == set()
