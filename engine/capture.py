@@ -42,10 +42,11 @@ LossFn = Callable[[Any, Batch], torch.Tensor]
 class Task:
     """What is trained: a module, how the batch enters it, and what is made of its output.
 
-    inputs: model argument -> batch field; empty: every field, by its own name, that the model's
-    forward takes. loss: loss(output, batch) -> scalar mean over the batch; None: the output itself,
-    or its `.loss`. metrics: name -> metric(output, batch) -> scalar mean, evaluated with the
-    validation loss.
+    inputs: model argument -> batch field.
+    loss: loss(output, batch) -> scalar mean over the batch; None: the output, or its `.loss`.
+    metrics: name -> metric(output, batch) -> scalar mean, evaluated with the validation loss.
+    any_device: write attention as products and a softmax, which run on any device, instead of as
+        the fused kernel of the CPU, on which capture runs.
     """
 
     model: nn.Module

@@ -63,11 +63,13 @@ class Tensor:
 class Op:
     """A node of the logical graph.
 
-    target: "aten.mm.default", or "flow.*" for the engine's own ops.  args, kwargs: nested tuples of
-    constants and Refs. outputs: names of the tensors it makes; None where an output of the target
-    is not used. module: dotted path of the user's module that the op came from; "loss" for the
-    loss, "" for the step itself. stage: which group of ranks runs it.  in_sbp, out_sbp: nd-SBP of
-    each of `inputs` and `outputs` (level "signed").
+    target: "aten.mm.default", or "flow.*" for the engine's own ops.
+    args, kwargs: nested tuples of constants and Refs.
+    outputs: names of the tensors it makes; None where an output of the target is not used.
+    module: dotted path of the user's module that the op came from; "loss" for the loss, "" for the
+        step itself.
+    stage: which group of ranks runs it.
+    in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs` (from level "signed" on).
     """
 
     name: str
@@ -116,9 +118,11 @@ class Op:
 class Variable:
     """A tensor that lives from step to step.
 
-    name: the model's own name ("blocks.0.attn.qkv.weight"), or that of the optimizer state
-    ("exp_avg/blocks.0…"). tensor: its name in the graph.  kind: parameter, buffer, state.  new:
-    tensor that it becomes after the step, or None. of: for a state, the parameter it belongs to.
+    name: the model's own ("blocks.0.attn.qkv.weight"), or a state's ("exp_avg/blocks.0…").
+    tensor: its name in the graph.
+    kind: parameter, buffer or state.
+    new: the tensor that it becomes after the step, or None.
+    of: for a state, the parameter it belongs to.
     nd_sbp: its home, once known.
     """
 

@@ -28,12 +28,11 @@ class FeedWork:
 
 @dataclass(frozen=True, slots=True)
 class RegionWork:
-    """Ops that run with no communication between them: one program.  reads, makes: tensors from and
-    for registers.
+    """Ops that run with no communication between them: one program.
 
-    accumulates: outputs that are summed over the acts of a step.  updates: variable tensor ->
-    tensor it becomes. private: variables that only this region touches (optimizer states and the
-    weights that it updates).
+    reads, makes: tensors from and for registers.
+    accumulates: those made that are summed over the acts of a step.
+    updates: (variable's tensor, tensor that it becomes).
     """
 
     ops: tuple[Op, ...]
@@ -41,7 +40,6 @@ class RegionWork:
     makes: tuple[str, ...]
     accumulates: tuple[str, ...] = ()
     updates: tuple[tuple[str, str], ...] = ()
-    private: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +85,10 @@ Work = FeedWork | RegionWork | BoxWork | TransferWork | ReportWork
 class Actor:
     """The owner of one piece of work on each rank of a stage.
 
-    per_step: acts once a step instead of once a micro-batch.  inputs, outputs: register ids.
-    seconds: foreseen, of one act. transient_bytes: peak of what one act holds beside its registers.
+    per_step: acts once a step instead of once a micro-batch.
+    inputs, outputs: register ids.
+    seconds: foreseen, of one act.
+    transient_bytes: peak of what one act holds beside its registers.
     sent_bytes: of all ranks of the stage, in one act.
     """
 
@@ -110,9 +110,12 @@ class Actor:
 class Register:
     """A ring of `slots` buffers that one actor fills and others read.
 
-    per_step: changes once a step.  initial: versions before the first act (weights).  num_bytes: of
-    one slot, on the rank with the largest shards.  producer is None for constants.  stash: waits
-    for backward, its slots are the stage's credits.
+    tensors: what one slot holds; none where the register only holds a reader back.
+    producer: None for constants.
+    per_step: changes once a step.
+    initial: versions before the first act (weights).
+    num_bytes: of one slot, on the rank with the largest shards.
+    stash: waits for backward; its slots are the stage's micro-batches in flight.
     """
 
     id: int

@@ -77,8 +77,10 @@ class ActorSpec:
 
 
 class ActorState(NamedTuple):
-    """acts finished; busy: an act is running; received[i]: versions of input i; returned[o][r]: by
-    reader r of output o.
+    """Counts; every one but `busy` only grows.
+
+    acts: finished.  busy: an act is running.
+    received[i]: versions of input i.  returned[o][r]: versions of output o, by its reader r.
     """
 
     acts: int

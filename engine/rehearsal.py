@@ -32,9 +32,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What is foreseen.  step_s: of a step in the steady state.  bubble: share of it in which a
-    stage's rank does not compute, by stage.  peak_bytes: of one rank, by stage.  sent_bytes: of all
-    ranks in a step.  first_step: the timeline of a cold step.
+    """What is foreseen.
+
+    step_s: of a step in the steady state.  first_step_s: of a cold one.
+    bubble: share of a step in which a rank of the stage does not compute, by stage.
+    peak_bytes: of one rank, by stage.
+    sent_bytes: of all ranks in a step.
+    first_step: the timeline of a cold step.
+    order: see Plan.order.
     """
 
     step_s: float

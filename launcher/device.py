@@ -1,4 +1,4 @@
-"""Which device a recipe runs on.  Asked in the launcher, which must not open CUDA before it forks."""
+"""Which device a recipe runs on: asked in the launcher, which must not open CUDA itself."""
 
 from __future__ import annotations
 

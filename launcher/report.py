@@ -27,9 +27,10 @@ class StepRecord:
 class Log:
     """What a run measured.
 
-    steps: of the whole run.  validation: mean of each result over the held-out samples.
-    peak_bytes, sent_bytes: by rank; sent_bytes are of the whole training.  first_step_s: from the
-    start of the launcher's execution to the end of step 0. acts: rank -> actor name -> acts.
+    steps: of the whole run.
+    validation: mean of each result over the held-out samples.
+    peak_bytes, sent_bytes: by rank; sent_bytes are of the whole training.
+    acts: rank -> actor name -> acts.
     most_stashed: rank -> most versions of one stash register that were live at once.
     """
 

@@ -21,9 +21,10 @@ class Link:
 class Hardware:
     """A rank's device and its links.
 
-    flops: multiply-adds count 2, per second, for large matrix products.  memory_bytes_per_s:
-    streaming reads plus writes. act_s: overhead of one act of an actor.  memory_bytes: of one rank;
-    0 means not limited.
+    flops: per second, of large matrix products; a multiply-add counts 2.
+    memory_bytes_per_s: streaming reads plus writes.
+    act_s: overhead of one act of an actor.
+    memory_bytes: of one rank; 0 means not limited.
     """
 
     name: str = "cpu"

@@ -36,9 +36,11 @@ Forms = frozenset[Form]
 class Problem:
     """One chunk of ops to decide, for one axis.
 
-    rows: legal signatures of each op, with the cost of each row itself. known: forms of tensors
-    decided before.  homes: for a variable or feed not decided yet, its possible homes. box: seconds
-    from one form to another of a tensor.  movable: False for variables.
+    rows: legal signatures of each op, with the cost of each row itself.
+    known: forms of tensors decided before.
+    homes: for a variable or feed not decided yet, its possible homes.
+    box: seconds from one form to another of a tensor.
+    movable: False for variables.
     """
 
     ops: Sequence[Op]

@@ -1,4 +1,4 @@
-"""Capture: the facts of torch's capture that engine/capture.py relies on, and what it makes of them.
+"""capture: facts of torch that the engine relies on, each named.
 
 If a new torch breaks a test of the first part, capture.py must follow; the rest of the engine
 knows nothing of torch's capture.
