@@ -31,6 +31,7 @@ from flowrun.engine.graph import (
     Ref,
     Tensor,
     Variable,
+    is_random,
     rename_inputs,
 )
 
@@ -236,6 +237,16 @@ class _Reader:
             return tuple(self._argument(item) for item in arg)
         return arg
 
+    @staticmethod
+    def _check_scalar(name: str, made: Tensor) -> None:
+        if made.shape != () or not made.dtype.is_floating_point:
+            key = "task.loss" if name == "loss" else f"task.metrics.{name}"
+            raise RecipeError(
+                key,
+                f"this makes {made.dtype} of shape {made.shape}, not one number, the batch's mean.",
+                "Name a function called with (output, batch) that returns a floating-point scalar.",
+            )
+
     def _outputs(self, node: torch.fx.Node) -> None:
         values: Any = node.args[0]
         for value, described in zip(values, node.meta["desc"], strict=True):
@@ -244,6 +255,7 @@ class _Reader:
                 continue
             name = self.names[value]
             if kind == "PlainAOTOutput":
+                self._check_scalar(self.result_names[described.idx], self.tensors[name])
                 self.results.append((self.result_names[described.idx], name))
             elif kind == "GradAOTOutput":
                 if type(described.grad_of).__name__ == "ParamAOTInput":
@@ -356,9 +368,6 @@ def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
     return _renamed(graph, ops, names)
 
 
-_RANDOM = ("rand", "dropout", "bernoulli", "normal")
-
-
 def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
     """Common subexpressions of one phase are computed once; random ops are left alone."""
     names: dict[str, str] = {}
@@ -371,7 +380,7 @@ def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
         same = twin is not None and all(
             b is None or a is not None for a, b in zip(twin.outputs, op.outputs, strict=True)
         )
-        if twin is not None and same and not any(word in op.target for word in _RANDOM):
+        if twin is not None and same and not is_random(op.target):
             names.update({b: a for a, b in zip(twin.outputs, op.outputs, strict=True) if a and b})
             continue
         seen[key] = op

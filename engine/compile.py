@@ -12,6 +12,7 @@ from flowrun.engine.lower import lower
 from flowrun.engine.passes import compile_graph
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
+from flowrun.engine.passes.pin_activations import matches_variable
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.plan import Plan
@@ -112,9 +113,7 @@ def _following(strategy: Strategy, training: Plan) -> Strategy:
 
 
 def _pinned(strategy: Strategy, name: str, axis: str) -> bool:
-    return any(
-        pin.where == "variable" and pin.axis == axis and pin.matches(name) for pin in strategy.pins
-    )
+    return any(pin.axis == axis and matches_variable(pin, name) for pin in strategy.pins)
 
 
 def _literal(name: str) -> str:

@@ -216,3 +216,8 @@ def _show(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_show, value))}]"
     return str(value)
+
+
+def is_random(target: str) -> bool:
+    """True if the op draws random numbers."""
+    return any(word in target for word in ("rand", "dropout", "bernoulli", "aten.normal"))

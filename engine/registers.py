@@ -123,6 +123,7 @@ class _Connector:
         if producer is not None and self._gathers_weights(self.drafts[producer]):
             slots = 1
         label = self.drafts[producer].name if producer is not None else "constant"
+        self._check_rates(label, per_step, readers, names)
         return Register(
             id,
             label,
@@ -136,6 +137,18 @@ class _Connector:
             sum(map(self.cost.tensor_bytes, names)),
             stash,
         )
+
+    def _check_rates(
+        self, label: str, per_step: bool, readers: Iterable[int], names: tuple[str, ...]
+    ) -> None:
+        """A reader returns as many versions a step as there are made, or a ring fills for good."""
+        slow = [self.drafts[r].name for r in readers if self.drafts[r].per_step]
+        if slow and not per_step and self.strategy.micro_batches > 1:
+            raise PlanError(
+                f"register of {label} ({', '.join(names)})",
+                f"it is filled with every micro-batch, but {slow[0]} reads it once a step.",
+                "This is a defect of flowrun's compiler: please report the recipe.",
+            )
 
     def _is_stash(self, producer: int | None, readers: Iterable[int]) -> bool:
         """Waits for backward (or, from backward, for weight_grad)."""

@@ -61,9 +61,9 @@ def rehearse(plan: Plan, seconds: Callable[[Actor], float] | None = None) -> Reh
     cold = _Clock(plan, cost, steps=1)
     cold.run()
     order = cold.order()
-    warm = _Clock(replace(plan, order=order), cost, steps=3)
+    warm = _Clock(replace(plan, order=order), cost, steps=4)
     warm.run()
-    step_s = warm.step_ends[2] - warm.step_ends[1]
+    step_s = warm.step_ends[2] - warm.step_ends[1]  # with a step before it and one behind it
     busy = [0.0] * len(plan.placements)
     for event in cold.events:
         if plan.actors[event.actor].kind not in (BOX, SEND, RECEIVE):

@@ -240,7 +240,11 @@ def _hydra_jobs(overrides: list[str], flags: list[str]) -> list[Any]:
     spelled = spell(overrides)
     outcomes: list[Any] = []
 
+    started = False
+
     def train(cfg: Any) -> Any:
+        nonlocal started
+        started = True
         outcomes.append(_job(cfg))
         return outcomes[-1]
 
@@ -251,7 +255,7 @@ def _hydra_jobs(overrides: list[str], flags: list[str]) -> list[Any]:
         try:
             job()
         except Exception as error:
-            if outcomes:  # composed and started: the error is a job's own
+            if started:  # composed: the error is a job's own
                 raise
             raise from_hydra(error, schema()) from error
     return outcomes

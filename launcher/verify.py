@@ -7,6 +7,7 @@ torch loop (autograd and torch.optim, one device, nothing of flowrun's engine).
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -151,6 +152,11 @@ def _optimizer(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
     )
 
 
+def _relative(a: float, b: float) -> float:
+    """Relative difference; infinite if either is no number."""
+    return abs(a - b) / (abs(b) or 1.0) if math.isfinite(a) and math.isfinite(b) else math.inf
+
+
 def _difference(
     name: str,
     report: Any,
@@ -161,7 +167,7 @@ def _difference(
 ) -> Difference:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     trained = [json.loads(line)["loss"] for line in lines]
-    loss = max(abs(a - b) / abs(b) for a, b in zip(trained, losses, strict=True))
+    loss = max(_relative(a, b) for a, b in zip(trained, losses, strict=True))
     found = weights.load(folder)
     moved = max(float((after[n] - before[n]).abs().max()) for n in after)
     weight = max(float((found[n] - after[n]).abs().max()) for n in after) / moved

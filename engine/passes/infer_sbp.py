@@ -19,8 +19,18 @@ from functools import lru_cache
 
 from flowrun.engine.boxing import path_seconds
 from flowrun.engine.cost.hardware import Link
+from flowrun.engine.cost.op_cost import is_view
 from flowrun.engine.errors import RecipeError, SbpError
-from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, Feed, LogicalGraph, Op, Variable
+from flowrun.engine.graph import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    Feed,
+    LogicalGraph,
+    Op,
+    Variable,
+    is_random,
+)
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout_search import Form, Forms, Problem, Solution, solve
@@ -56,6 +66,13 @@ def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterat
     """A note for every op that has no signature table: it runs whole on every rank of the axis."""
     for op in graph.ops:
         split = strategy.parts(op.stage, axis) > 1
+        if split and is_random(op.target):
+            raise RecipeError(
+                "model",
+                f"{op.target} in module {op.module or '(top level)'} draws random numbers, and the "
+                f"ranks of {strategy.axes[axis]!r} would each draw their own.",
+                "Set dropout to 0, or use stages only: random ops have no signatures yet.",
+            )
         if split and op.target != "flow.pin" and not registry.has_table(op.target):
             where = f"{op.target} in module {op.module or '(top level)'}"
             yield f"{where} has no signature table: all ranks of {strategy.axes[axis]} do all of it"
@@ -121,6 +138,7 @@ class _Axis:
         self.name = strategy.axes[axis]
         graph = layout.base
         self.variables: dict[str, Variable] = dict(graph.variable_of)
+        self.weights = _with_views(graph)
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
         self.homes: dict[str, Form] = {}
         self.forms: dict[str, Forms] = {}
@@ -172,7 +190,7 @@ class _Axis:
             self.layout.homes[tensor] = (*nd_sbp, home[1] if home else B)
 
     def _movable(self, name: str) -> bool:
-        return name not in self.variables
+        return name not in self.weights
 
     def _shape(self, name: str, nd_sbp: NdSbp, stage: int) -> Shape:
         return left_over(
@@ -346,6 +364,15 @@ class _Axis:
             return self.layout.homes[name]
         op = self.layout.base.producer[name]
         return self.layout.out_sbp[op.name][op.outputs.index(name)]
+
+
+def _with_views(graph: LogicalGraph) -> frozenset[str]:
+    """Variables and what is only another view of one: to move that is to move the variable."""
+    found = set(graph.variable_of)
+    for op in graph.ops:
+        if is_view(op.target) and found.issuperset(op.inputs):
+            found.update(op.makes)
+    return frozenset(found)
 
 
 @lru_cache(maxsize=100_000)

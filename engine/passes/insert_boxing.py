@@ -95,13 +95,21 @@ class _Boxer:
         for scope in ("", _scope(phase)):
             if (wanted, scope) in forms:
                 return forms[wanted, scope]
-        open_forms = {
-            place: made for (place, scope), made in forms.items() if scope in ("", _scope(phase))
+        hoists = name in self.variables and self.strategy.zero.stage < 3
+        ways = {
+            place: (made, list(self._steps(name, place, wanted)))
+            for (place, scope), made in forms.items()
+            if scope in ("", _scope(phase))
         }
-        start = min(open_forms, key=lambda place: self._seconds(name, place, wanted))
-        made = open_forms[start]
-        for step, place in self._steps(name, start, wanted):
-            made = self._append(name, made, step, place, phase, module)
+        # what is made once a step starts from what is there once a step
+        start = min(
+            (p for p in ways if (p, "") in forms or not (hoists and _last_moving(ways[p][1]))),
+            key=lambda place: self._seconds(name, place, wanted),
+        )
+        made, steps = ways[start]
+        for k, (step, place) in enumerate(steps):
+            hoisted = hoists and k < _last_moving(steps)
+            made = self._append(name, made, step, place, phase, module, hoisted)
         return made
 
     def _seconds(self, name: str, have: Place, wanted: Place) -> float:
@@ -132,10 +140,16 @@ class _Boxer:
         yield from _along(target_stage, nd_sbp, target, target_placement.shape, shape)
 
     def _append(
-        self, name: str, made: str, step: Step | None, place: Place, phase: str, module: str
+        self,
+        name: str,
+        made: str,
+        step: Step | None,
+        place: Place,
+        phase: str,
+        module: str,
+        hoisted: bool,
     ) -> str:
-        moves = step is None or step.moves
-        scope, op_phase = self._period(name, moves, phase)
+        scope, op_phase = self._period(name, hoisted, phase)
         forms = self.forms[name]
         if (place, scope) in forms:
             return forms[place, scope]
@@ -168,10 +182,13 @@ class _Boxer:
             self.per_step.add(new)
         return new
 
-    def _period(self, name: str, moves: bool, phase: str) -> tuple[str, str]:
-        """(scope, phase) of a boxing step of a tensor for a reader in `phase`."""
+    def _period(self, name: str, hoisted: bool, phase: str) -> tuple[str, str]:
+        """(scope, phase) of a boxing step of a tensor for a reader in `phase`.
+
+        hoisted: a step of a weight up to its last one that moves bytes: done once a step.
+        """
         if name in self.variables:
-            if moves and self.strategy.zero.stage < 3:
+            if hoisted:
                 return "", UPDATE
             return _scope(phase), (
                 FORWARD if phase == FORWARD else phase if phase == UPDATE else BACKWARD
@@ -179,6 +196,13 @@ class _Boxer:
         if name in self.per_step:
             return "", UPDATE
         return "", phase
+
+
+def _last_moving(steps: list[tuple[Step | None, Place]]) -> int:
+    """How many steps there are up to the last that moves bytes; 0: none moves."""
+    return max(
+        (k + 1 for k, (step, _) in enumerate(steps) if step is None or step.moves), default=0
+    )
 
 
 def _scope(phase: str) -> str:

@@ -31,64 +31,59 @@ def pin_activations(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     tensors = dict(graph.tensors)
     names: dict[str, str] = {}
     ops: list[Op] = []
+
+    def pin_made(name: str, like: Op) -> None:
+        if name in pinned:
+            made = names[name] = f"{name}/pinned"
+            tensors[made] = replace(tensors[name], name=made)
+            args = (Ref(name), tuple(pinned[name].items()))
+            pin = replace(like, name=made, target="flow.pin", args=args, kwargs=(), outputs=(made,))
+            ops.append(pin)
+
+    for feed in graph.feeds:
+        pin_made(feed.tensor, Op(feed.tensor, "", (), stage=feed.stage))
     for old in graph.ops:
         op = rename_inputs(old, names) if old.phase == FORWARD else old
         ops.append(op)
         for name in op.makes:
-            if name in pinned:
-                made = f"{name}/pinned"
-                tensors[made] = replace(tensors[name], name=made)
-                ops.append(
-                    replace(
-                        op,
-                        name=made,
-                        target="flow.pin",
-                        kwargs=(),
-                        outputs=(made,),
-                        args=(Ref(name), tuple(pinned[name].items())),
-                    )
-                )
-                names[name] = made
+            pin_made(name, op)
     return replace(graph, ops=tuple(ops), tensors=tensors)
 
 
-def _inside(pin: Pin, module: str) -> bool:
+def _owner(pin: Pin, module: str) -> str | None:
+    """The outermost module around (or at) a path that the pin names."""
     parts = module.split(".")
-    return any(pin.matches(".".join(parts[: k + 1])) for k in range(len(parts)))
+    around = (".".join(parts[: k + 1]) for k in range(len(parts)))
+    return next((path for path in around if pin.matches(path)), None)
 
 
 def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
-    """Tensors that leave (out) or enter (in) the modules that the pin names, in forward."""
+    """Tensors that leave (out) or enter (in) one of the modules that the pin names, in forward."""
     forward = [op for op in graph.ops if op.phase == FORWARD and not op.target.startswith("flow.")]
-    made_inside = {name for op in forward if _inside(pin, op.module) for name in op.makes}
-    if pin.where == "out":
-        return [
-            n
-            for op in forward
-            if not _inside(pin, op.module)
-            for n in op.inputs
-            if n in made_inside
-        ]
-    made = {name for op in forward for name in op.makes}
-    return [
-        n
-        for op in forward
-        if _inside(pin, op.module)
-        for n in op.inputs
-        if n in made and n not in made_inside
-    ]
+    made_in: dict[str, str | None] = {feed.tensor: None for feed in graph.feeds}
+    made_in.update({name: _owner(pin, op.module) for op in forward for name in op.makes})
+    crossing: dict[str, None] = {}
+    for op in forward:
+        reads_in = _owner(pin, op.module)
+        for name in op.inputs:
+            inner = made_in.get(name) if pin.where == "out" else reads_in
+            if name in made_in and inner is not None and made_in[name] != reads_in:
+                crossing[name] = None
+    return list(crossing)
 
 
 def matches_variable(pin: Pin, name: str) -> bool:
     """True if the pin names the parameter, or a module that holds it."""
-    return pin.where == "variable" and (pin.matches(name) or _inside(pin, name.rpartition(".")[0]))
+    return pin.where == "variable" and (
+        pin.matches(name) or _owner(pin, name.rpartition(".")[0]) is not None
+    )
 
 
 def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
     variables = [v for v in graph.variables if v.kind != "state" and matches_variable(pin, v.name)]
     feeds = [f for f in graph.feeds if pin.where == "variable" and pin.matches(f"batch.{f.field}")]
     modules = {op.module for op in graph.ops if op.module not in ("", "loss")}
-    named = [m for m in modules if pin.where != "variable" and _inside(pin, m)]
+    named = [m for m in modules if pin.where != "variable" and _owner(pin, m) is not None]
     if not (variables or feeds or named):
         kind = "parameter" if pin.where == "variable" else "module"
         known = (
@@ -101,10 +96,17 @@ def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
             f"{pin.pattern!r} matches no {kind} of this model.",
             _nearest(pin.pattern, known),
         )
-    tensors = [v.tensor for v in variables] + [f.tensor for f in feeds]
+    crossing = _crossing(graph, pin) if named else []
+    if named and not crossing:
+        raise RecipeError(
+            pin.key,
+            f"no tensor {'leaves' if pin.where == 'out' else 'enters'} {pin.pattern!r} in forward.",
+            "Pin a module whose "
+            + ("output another module reads." if pin.where == "out" else "input is no weight."),
+        )
     if not isinstance(pin.sbp, Split):
         return
-    for name in [*tensors, *(_crossing(graph, pin) if named else ())]:
+    for name in [*(v.tensor for v in variables), *(f.tensor for f in feeds), *crossing]:
         shape = graph.tensors[name].shape
         if pin.sbp.dim >= len(shape):
             dims = " and ".join(f"S({i})" for i in range(len(shape))) or "no split"

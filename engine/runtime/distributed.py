@@ -113,6 +113,8 @@ class DistributedRank:
             self.body.compute(actor, launched.act)
             self._ended(scheduler, actor, launched.act)
         elif not scheduler.finished():
+            if not self.under_way:
+                raise RuntimeError(f"nothing can act and nothing is under way: {scheduler.waits()}")
             self._arrived(scheduler, *self.inbox.get())
 
     def _ended(self, scheduler: Scheduler, actor: Actor, act: int) -> None:

@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from flowrun.engine.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable, map_refs
+from flowrun.engine.passes import PASSES, Pass
+from flowrun.engine.placement import Placement
+from flowrun.engine.strategy import Optimizer, Strategy
 
+SGD = Optimizer("sgd", (("lr", 0.1),))
 _SOURCE = re.compile(r"(\w+) (\S+) = %(\S+): (\w+)\[(.*)\]")
 _OP = re.compile(r"(.*?) = ([\w.]+)\((.*)\)  # (\w+) (\S+) stage (\d+)")
 _NAME = re.compile(r"%[\w./]+")
@@ -40,9 +45,65 @@ def graph_of(text: str) -> LogicalGraph:
     )
 
 
-def ops_text(graph: LogicalGraph, phase: str | None = None) -> list[str]:
-    """The lines of a graph's ops, of one phase or of all."""
-    return [str(op) for op in graph.ops if phase in (None, op.phase)]
+def assert_ops(ops: Iterable[Op], text: str) -> None:
+    """The ops print as the lines of a text."""
+    found = [" ".join(str(op).split()) for op in ops]
+    assert found == [" ".join(line.split()) for line in text.strip().splitlines()]
+
+
+# Two linear layers without bias, a relu between them, and a sum for a loss.
+TWO_LAYERS = """
+    parameter a.weight = %a.weight: float32[8, 4]
+    parameter b.weight = %b.weight: float32[2, 8]
+    feed x = %x: float32[6, 4]
+    feed @tangent = %tangent: float32[]
+    %at = aten.t.default(%a.weight)  # forward a stage 0
+    %h = aten.mm.default(%x, %at)  # forward a stage 0
+    %r = aten.relu.default(%h)  # forward act stage 0
+    %bt = aten.t.default(%b.weight)  # forward b stage 0
+    %y = aten.mm.default(%r, %bt)  # forward b stage 0
+    %loss = aten.sum.default(%y)  # forward loss stage 0
+    %dy = aten.expand.default(%tangent, [6, 2])  # backward loss stage 0
+    %dyt = aten.t.default(%dy)  # backward b stage 0
+    %db = aten.mm.default(%dyt, %r)  # backward b stage 0
+    %dr = aten.mm.default(%dy, %b.weight)  # backward b stage 0
+    %dh = aten.threshold_backward.default(%dr, %h, 0)  # backward act stage 0
+    %dht = aten.t.default(%dh)  # backward a stage 0
+    %da = aten.mm.default(%dht, %x)  # backward a stage 0
+    result loss = %loss
+    result grad/a.weight = %da
+    result grad/b.weight = %db
+"""
+
+
+def two_layers() -> LogicalGraph:
+    """TWO_LAYERS, read."""
+    return graph_of(TWO_LAYERS)
+
+
+def one_axis(name: str, parts: int = 2, **rest: Any) -> Strategy:
+    """A strategy of one stage and one axis; SGD."""
+    placement = Placement(((name, parts),), tuple(range(parts)))
+    return Strategy((name,), (placement,), optimizer=SGD, **rest)
+
+
+def one_rank_stages(stages: int, **rest: Any) -> Strategy:
+    """A strategy of stages of one rank each; SGD, two micro-batches."""
+    placements = tuple(Placement((), (s,)) for s in range(stages))
+    return Strategy((), placements, **{"optimizer": SGD, "micro_batches": 2, **rest})
+
+
+def rewritten(passes: Iterable[Pass], strategy: Strategy) -> LogicalGraph:
+    """TWO_LAYERS after some passes."""
+    graph = two_layers()
+    for rewrite in passes:
+        graph = rewrite(graph, strategy)
+    return graph
+
+
+def through(last: Pass) -> tuple[Pass, ...]:
+    """PASSES up to one, with it."""
+    return PASSES[: PASSES.index(last) + 1]
 
 
 class _Reader:
