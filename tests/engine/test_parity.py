@@ -8,12 +8,17 @@ share of the way that training moved them: SGD within 1e-5 (measured: 1e-6); Ada
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
+import torch
+from torch import nn
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.virtual import VirtualCluster
-from flowrun.engine.strategy import Optimizer
+from flowrun.engine.sbp import S
+from flowrun.engine.strategy import Optimizer, Pin
+from flowrun.models.gpt import GPT
 from support.layouts import (
     CLIP,
     LAYOUTS,
@@ -25,19 +30,24 @@ from support.layouts import (
 )
 from support.plain_loop import (
     CLASSES,
+    CONTEXT,
     TINY_CONVNET,
     TINY_GPT,
     TINY_MLP,
+    VOCABULARY,
     Training,
+    gpt,
     loss_difference,
     mlp,
     plain_evaluation,
     plain_loop,
+    seeded,
     weight_difference,
 )
 
 LOSS_TOLERANCE = 1e-5
 WEIGHT_TOLERANCE = {"adamw": 1e-3, "sgd": 1e-5}
+SMALL_GPT = gpt(blocks=2, width=16)
 FEW = [Layout(), Layout(data=2), Layout(tensor=2), Layout(stages=2), Layout(data=2, zero=2)]
 ANY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 SMALL = pytest.mark.parametrize("training", [TINY_MLP, TINY_CONVNET], ids=["mlp", "convnet"])
@@ -108,6 +118,67 @@ def test_more_ranks_than_a_pinned_dim_is_long_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"dim 0 of .* is shorter than\s+the 5 ranks") as error:
         compiled(mlp(hidden=4), Layout(tensor=5))
     assert error.value.where == "sbp.hidden.*.tensor"
+
+
+# ---- pinned activations, tied and frozen weights ------------------------------------------------
+
+
+def pinned(pattern: str, where: str, dim: int) -> Pin:
+    """An activation split on the axis tensor."""
+    return Pin(pattern, where, "tensor", S(dim))
+
+
+PINNED = {
+    "logits split by class": pinned("head", "out", 2),
+    "logits split by sample": pinned("head", "out", 0),
+    "tokens split by sample": pinned("embed", "in", 0),
+    "what passes between blocks split by token": pinned("blocks.*", "out", 1),
+    "what enters the norms split by feature": pinned("blocks.*.ln*", "in", 2),
+}
+
+
+@pytest.mark.parametrize("line", list(PINNED.values()), ids=list(PINNED))
+def test_pinned_activations_train_as_plain_torch(line: Pin) -> None:
+    training = replace(SMALL_GPT, pins=(*SMALL_GPT.pins, line))
+    layout = Layout(tensor=2)
+    assert_trains_as_plain_torch(training, layout)
+    ops = compiled(training, layout).plan.graph.ops
+    assert {op.in_sbp for op in ops if op.target == "flow.pin"} == {((line.sbp,),)}
+
+
+def _tied() -> nn.Module:
+    model = GPT(VOCABULARY, CONTEXT, 2, 4, 16)
+    model.head.weight = model.embed.wte.weight
+    return model
+
+
+def _frozen() -> nn.Module:
+    model = GPT(VOCABULARY, CONTEXT, 2, 4, 16)
+    model.embed.wpe.weight.requires_grad_(False)
+    return model
+
+
+_but_head = tuple(pin for pin in SMALL_GPT.pins if pin.pattern != "head.weight")
+TIED = replace(SMALL_GPT, model=partial(seeded, _tied), pins=_but_head)
+FROZEN = replace(SMALL_GPT, model=partial(seeded, _frozen))
+OTHERS = [
+    Layout(stages=2),
+    Layout(data=2, tensor=2, stages=2, clip_norm=CLIP),
+    Layout(data=2, zero=2),
+    Layout(data=2, zero=3),
+]
+
+
+@pytest.mark.parametrize("layout", OTHERS, ids=str)
+def test_a_weight_tied_over_both_ends_of_the_model_trains_as_in_plain_torch(layout: Layout) -> None:
+    assert_trains_as_plain_torch(TIED, layout)
+
+
+@pytest.mark.parametrize("layout", OTHERS, ids=str)
+def test_a_frozen_weight_stays_as_it_was(layout: Layout) -> None:
+    plain, found = plain_loop(FROZEN, layout.clip_norm), virtual_run(FROZEN, layout)
+    assert loss_difference(found.losses, plain) <= LOSS_TOLERANCE
+    assert torch.equal(found.weights["embed.wpe.weight"], plain.before["embed.wpe.weight"])
 
 
 # ---- evaluation ----------------------------------------------------------------------------------

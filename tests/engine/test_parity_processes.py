@@ -42,3 +42,13 @@ def test_processes_send_the_bytes_that_the_rehearsal_foresaw(
 ) -> None:
     foreseen = compiled(TINY_GPT, layout).rehearsal.sent_bytes
     assert sum(runs[str(layout)].sent_bytes.values()) == foreseen * STEPS
+
+
+@ANY_LAYOUT
+def test_live_versions_never_exceed_the_slots_in_processes(
+    runs: dict[str, Run], layout: Layout
+) -> None:
+    found = runs[str(layout)]
+    assert found.most_live
+    for (_, register), most in found.most_live.items():
+        assert most <= found.plan.registers[register].slots

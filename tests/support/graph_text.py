@@ -93,9 +93,11 @@ def one_rank_stages(stages: int, **rest: Any) -> Strategy:
     return Strategy((), placements, **{"optimizer": SGD, "micro_batches": 2, **rest})
 
 
-def rewritten(passes: Iterable[Pass], strategy: Strategy) -> LogicalGraph:
-    """TWO_LAYERS after some passes."""
-    graph = two_layers()
+def rewritten(
+    passes: Iterable[Pass], strategy: Strategy, graph: LogicalGraph | None = None
+) -> LogicalGraph:
+    """A graph, or TWO_LAYERS, after some passes."""
+    graph = graph or two_layers()
     for rewrite in passes:
         graph = rewrite(graph, strategy)
     return graph

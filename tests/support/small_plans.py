@@ -162,10 +162,10 @@ class Simulation:
         act, spec = self.states[actor].acts, self.specs[actor]
         reads = [self._read(port.register, act // port.every) for port in spec.inputs]
         self.results[actor, act] = hash((actor, act, tuple(reads)))
-        for port in spec.outputs:
-            if act % port.every == 0:
-                version = port.initial + act // port.every
-                self.rings[port.register, version % port.slots] = (version, 0)
+        for out in spec.outputs:
+            if act % out.every == 0:
+                version = out.initial + act // out.every
+                self.rings[out.register, version % out.slots] = (version, 0)
         self.states[actor] = launch(self.states[actor])
 
     def end(self, actor: int) -> None:
@@ -173,9 +173,9 @@ class Simulation:
         act, spec = self.states[actor].acts, self.specs[actor]
         for port in spec.inputs:  # nobody may have written what an act still reads
             self._read(port.register, act // port.every)
-        for port in spec.outputs:
-            version = port.initial + act // port.every
-            key = (port.register, version % port.slots)
+        for out in spec.outputs:
+            version = out.initial + act // out.every
+            key = (out.register, version % out.slots)
             self.rings[key] = (version, self.rings[key][1] + self.results[actor, act])
         self._tell(Done(actor))
 

@@ -1,0 +1,101 @@
+"""Which ops run together: blocks, and never across a boxing."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrun.engine.graph import PHASES, LogicalGraph
+from flowrun.engine.passes import PASSES
+from flowrun.engine.passes.form_regions import Region, form_regions, moves
+from flowrun.engine.strategy import Strategy, Zero
+from support.graph_text import one_axis, one_rank_stages, rewritten
+from support.layouts import LAYOUTS, Layout, compiled
+from support.plain_loop import TINY_GPT
+
+
+def told(regions: tuple[Region, ...]) -> list[str]:
+    """stage phase unit: ops."""
+    return [
+        f"{r.key[0]} {PHASES[r.key[1]]} {r.unit}: {' '.join(op.name for op in r.ops)}"
+        for r in regions
+    ]
+
+
+def test_regions_are_blocks_of_a_stage_and_a_phase() -> None:
+    strategy = one_rank_stages(2, stage_modules=(("a", "act"), ("b",)))
+    assert told(form_regions(rewritten(PASSES, strategy))) == [
+        "0 forward a: at h",
+        "0 forward act: r",
+        "1 backward loss: tangent dy",
+        "1 backward b: dr",
+        "1 forward b: bt y",
+        "1 forward loss: loss loss/sum",
+        "0 backward act: dh",
+        "0 weight_grad a: dht da grad/a.weight",
+        "1 weight_grad b: dyt db grad/b.weight",
+        "0 update a: update/a.weight",
+        "1 update b: update/b.weight loss/mean",
+    ]
+
+
+def test_an_update_waits_for_its_own_gradient_only() -> None:
+    regions = told(form_regions(rewritten(PASSES, one_axis("data"))))
+    assert regions[-3:] == [
+        "0 update step: loss/mean",
+        "0 update a: update/a.weight",
+        "0 update b: update/b.weight",
+    ]
+
+
+def test_a_transposed_weight_sinks_to_the_op_that_waits_for_the_boxing() -> None:
+    """%at reads a gathered weight, %bt one that is there: each is in the region of its product."""
+    regions = told(form_regions(rewritten(PASSES, one_axis("data", zero=Zero("data", 3, 20)))))
+    assert "0 forward a: at h" in regions
+    assert "0 forward b: bt y" in regions
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "data": one_axis("data"),
+    "tensor": one_axis("tensor"),
+    "ZeRO 2": one_axis("data", zero=Zero("data", 2, 1)),
+    "ZeRO 3": one_axis("data", zero=Zero("data", 3, 1)),
+    "stages": one_rank_stages(2, stage_modules=(("a", "act"), ("b",))),
+}
+HYBRIDS = [x for x in LAYOUTS if x.data * x.tensor * x.stages > 4 or x.zero == 3 or x.grids]
+
+
+def assert_regions_can_run(graph: LogicalGraph) -> None:
+    """Each op once; regions and moving boxings, as wholes, read only what was made before."""
+    regions = form_regions(graph)
+    inside = {op.name: k for k, region in enumerate(regions) for op in region.ops}
+    assert sorted(inside) == sorted(op.name for op in graph.ops if not moves(op))
+    node = {op.name: inside.get(op.name, op.name) for op in graph.ops}
+    before: dict[object, set[object]] = {n: set() for n in node.values()}
+    for op in graph.ops:
+        for name in op.inputs:
+            maker = graph.producer.get(name)
+            if maker is not None and node[maker.name] != node[op.name]:
+                before[node[op.name]].add(node[maker.name])
+    done: set[object] = set()
+    while ready := [n for n, needs in before.items() if n not in done and needs <= done]:
+        done.update(ready)
+    assert len(done) == len(before), "regions wait for each other in a circle"
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES.values()), ids=list(STRATEGIES))
+def test_regions_of_two_layers_never_wait_for_each_other_in_a_circle(strategy: Strategy) -> None:
+    assert_regions_can_run(rewritten(PASSES, strategy))
+
+
+@pytest.mark.parametrize("layout", HYBRIDS, ids=str)
+def test_regions_of_a_gpt_never_wait_for_each_other_in_a_circle(layout: Layout) -> None:
+    assert_regions_can_run(compiled(TINY_GPT, layout).plan.graph)
+
+
+def test_equal_blocks_of_a_gpt_make_equal_regions() -> None:
+    regions = form_regions(compiled(TINY_GPT, Layout(tensor=2, clip_norm=0.5)).plan.graph)
+    by_block = {
+        block: [[op.target for op in r.ops] for r in regions if r.unit == block and r.key[1] == 0]
+        for block in ("blocks.1", "blocks.2")
+    }
+    assert by_block["blocks.1"] == by_block["blocks.2"] != []

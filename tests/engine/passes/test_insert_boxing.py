@@ -1,0 +1,145 @@
+"""signed -> boxed: every reader gets what its signature says; a boxing serves all its readers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from torch import float32
+
+from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.passes import PASSES
+from flowrun.engine.passes.insert_boxing import insert_boxing
+from flowrun.engine.placement import Placement
+from flowrun.engine.sbp import B, NdSbp, P, S, Sbp
+from flowrun.engine.strategy import Strategy, Zero
+from support.graph_text import assert_ops, one_axis, one_rank_stages, rewritten
+
+SHAPE = (4, 4)
+Reader = tuple[Sbp, int, str]  # what it reads, stage, phase
+
+
+def read_by(made: Sbp, *readers: Reader, weight: bool = False) -> LogicalGraph:
+    """A tensor %t, made by an op or a weight, and ops that read it as said."""
+    maker = Op("t", "aten.relu.default", (), (), ("t",), "m", in_sbp=(), out_sbp=((made,),))
+    ops = [] if weight else [maker]
+    tensors = {"t": Tensor("t", SHAPE, float32)}
+    for k, (sbp, stage, phase) in enumerate(readers):
+        name = f"r{k}"
+        tensors[name] = Tensor(name, SHAPE, float32)
+        args, layout = (Ref("t"),), ((sbp,),)
+        ops.append(
+            Op(name, "aten.relu.default", args, (), (name,), name, phase, stage, layout, layout)
+        )
+    home: NdSbp = (made,)
+    variables = (Variable("t", "t", "parameter", nd_sbp=home),) if weight else ()
+    return LogicalGraph(tuple(ops), tensors, variables)
+
+
+def boxed(graph: LogicalGraph, strategy: Strategy | None = None) -> list[str]:
+    """The boxing ops, as text without the module."""
+    found = insert_boxing(graph, strategy or one_axis("x")).ops
+    return [str(op).split("  #")[0] for op in found if op.target in ("flow.box", "flow.transfer")]
+
+
+def test_a_reader_that_wants_what_there_is_needs_no_boxing() -> None:
+    assert boxed(read_by(S(0), (S(0), 0, FORWARD))) == []
+
+
+def test_a_partial_sum_read_whole_is_one_all_reduce() -> None:
+    assert boxed(read_by(P, (B, 0, FORWARD))) == [
+        "%t:B = flow.box(%t, all_reduce axis 0 P -> B)  P -> B"
+    ]
+
+
+def test_readers_that_want_the_same_share_one_boxing() -> None:
+    found = insert_boxing(read_by(P, (B, 0, FORWARD), (B, 0, BACKWARD)), one_axis("x"))
+    assert [op.inputs for op in found.ops if op.name.startswith("r")] == [("t:B",), ("t:B",)]
+    assert sum(op.target == "flow.box" for op in found.ops) == 1
+
+
+def test_a_second_form_starts_from_the_cheapest_there_is() -> None:
+    assert boxed(read_by(P, (B, 0, FORWARD), (S(1), 0, FORWARD))) == [
+        "%t:B = flow.box(%t, all_reduce axis 0 P -> B)  P -> B",
+        "%t:S(1) = flow.box(%t:B, slice axis 0 B -> S(1))  B -> S(1)",
+    ]
+
+
+def test_a_boxing_stands_before_its_first_reader_in_its_phase() -> None:
+    found = insert_boxing(read_by(P, (P, 0, FORWARD), (B, 0, BACKWARD)), one_axis("x"))
+    assert [op.name for op in found.ops] == ["t", "r0", "t:B", "r1"]
+    assert found.producer["t:B"].phase == BACKWARD
+
+
+@pytest.mark.parametrize(
+    ("zero", "phases"), [(0, [UPDATE]), (2, [UPDATE]), (3, [FORWARD, BACKWARD])]
+)
+def test_a_weight_is_gathered_once_a_step_or_under_zero_3_with_each_pass(
+    zero: int, phases: Sequence[str]
+) -> None:
+    graph = read_by(S(0), (B, 0, FORWARD), (B, 0, FORWARD), (B, 0, BACKWARD), weight=True)
+    found = insert_boxing(graph, one_axis("x", zero=Zero("x", zero, 1)))
+    assert [op.phase for op in found.ops if op.target == "flow.box"] == phases
+
+
+def stages(sizes: Sequence[int]) -> Strategy:
+    """Stages of so many ranks along one axis."""
+    out, first = [], 0
+    for size in sizes:
+        out.append(Placement((("x", size),), tuple(range(first, first + size))))
+        first += size
+    return Strategy(("x",), tuple(out))
+
+
+def test_another_stage_gets_a_transfer_and_a_partial_sum_is_reduced_before() -> None:
+    assert boxed(read_by(P, (S(0), 1, FORWARD)), stages((2, 2))) == [
+        "%t:S(0) = flow.box(%t, reduce_scatter axis 0 P -> S(0))  P -> S(0)",
+        "%t:S(0)@1 = flow.transfer(%t:S(0), 0)  S(0) -> S(0)",
+    ]
+
+
+def test_two_readers_of_another_stage_share_one_transfer() -> None:
+    found = boxed(read_by(B, (B, 1, FORWARD), (S(0), 1, FORWARD)), stages((2, 2)))
+    assert sum("flow.transfer" in line for line in found) == 1
+
+
+def test_what_a_larger_grid_can_get_from_its_own_ranks_crosses_once() -> None:
+    assert boxed(read_by(S(0), (B, 1, FORWARD)), stages((2, 4))) == [
+        "%t:S(0)@1 = flow.transfer(%t, 0)  S(0) -> S(0)",
+        "%t:B = flow.box(%t:S(0)@1, all_gather axis 0 S(0) -> B)  S(0) -> B",
+    ]
+
+
+def test_the_reported_loss_is_summed_once_a_step() -> None:
+    graph = rewritten(PASSES, one_axis("data"))
+    assert graph.results == (("loss", "loss/mean:B"),)
+    assert_ops(
+        graph.ops[-2:],
+        """
+        %loss/mean = aten.mul.Tensor(%loss/sum, 1.0)  P -> P  # update - stage 0
+        %loss/mean:B = flow.box(%loss/mean, all_reduce axis 0 P -> B)  P -> B  # update - stage 0
+        """,
+    )
+
+
+def test_stages_box_boundary_activations_and_their_gradients_only() -> None:
+    graph = rewritten(PASSES, one_rank_stages(2, stage_modules=(("a", "act"), ("b",))))
+    assert_ops(
+        [op for op in graph.ops if op.target == "flow.transfer"],
+        """
+        %r:whole@1 = flow.transfer(%r, 0)  () -> ()  # forward b stage 1
+        %dr:whole@0 = flow.transfer(%dr, 1)  () -> ()  # backward act stage 0
+        """,
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_after_the_pass_every_op_reads_what_its_signature_says(parts: int) -> None:
+    graph = rewritten(PASSES, one_axis("data", parts, zero=Zero("data", 3, 1)))
+    layout = {v.tensor: v.nd_sbp for v in graph.variables} | {
+        f.tensor: f.nd_sbp for f in graph.feeds
+    }
+    for op in graph.ops:
+        for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True):
+            assert layout[name] == nd_sbp, f"{op} reads {name}"
+        layout.update(zip(op.makes, op.out_sbp, strict=True))
