@@ -270,7 +270,8 @@ class _Branches(nn.Module):
         self.fc = nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x).sum() if x.sum() > 0 else self.fc(-x).sum()
+        y: Tensor = self.fc(x) if x.sum() > 0 else self.fc(-x)
+        return y.sum()
 
 
 class _RunningMean(nn.Module):
@@ -279,7 +280,8 @@ class _RunningMean(nn.Module):
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x).sum()
+        y: Tensor = self.norm(x)
+        return y.sum()
 
 
 class _Constant(nn.Module):
@@ -288,7 +290,8 @@ class _Constant(nn.Module):
         self.fc = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.fc(x) * torch.tensor([1.0, 2.0])).sum()
+        y: Tensor = self.fc(x) * torch.tensor([1.0, 2.0])
+        return y.sum()
 
 
 REFUSED = {

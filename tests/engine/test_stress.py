@@ -28,7 +28,7 @@ from support.plain_loop import (
 PLANS, ORDERS, STEPS = 30, 10, 2
 TRAININGS = [
     *(mlp(micro_batches=m) for m in (1, 2, 4)),
-    *(gpt(blocks=2, width=16, samples=8, micro_batches=m) for m in (2, 4)),
+    *(gpt(blocks=1, width=16, samples=8, micro_batches=m) for m in (2, 4)),
 ]
 IN_FLIGHT = (1, 2, 3, "1f1b", "gpipe", "zero_bubble", "auto")
 GRIDS = (*((),) * 5, ((1, 2), (2, 2)), ((2, 1), (1, 2)), ((2, 2), (1, 1)))
@@ -37,10 +37,12 @@ GRIDS = (*((),) * 5, ((1, 2), (2, 2)), ((2, 1), (1, 2)), ((2, 2), (1, 1)))
 def random_case(choose: random.Random) -> tuple[Training, Layout]:
     """What is trained, on at most 8 ranks in 1 or 2 stages."""
     grids = choose.choice(GRIDS)
-    sizes = [1, 1, 1] if grids else [choose.choice((1, 2)) for _ in range(3)]
+    data, tensor, stages = (1 if grids else choose.choice((1, 2)) for _ in range(3))
     return choose.choice(TRAININGS), Layout(
-        *sizes,
-        zero=choose.choice((0, 1, 2, 3, 3)) if sizes[0] > 1 else 0,
+        data,
+        tensor,
+        stages,
+        zero=choose.choice((0, 1, 2, 3, 3)) if data > 1 else 0,
         clip_norm=choose.choice((0.0, 0.1)),
         in_flight=choose.choice(IN_FLIGHT),
         register_slots=choose.choice((1, 2, 3)),
