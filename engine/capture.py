@@ -14,7 +14,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,9 +31,8 @@ from flowrun.engine.graph import (
     Ref,
     Tensor,
     Variable,
-    is_random,
-    rename_inputs,
 )
+from flowrun.engine.simplify import simplify
 
 Batch = Mapping[str, torch.Tensor]
 LossFn = Callable[[Any, Batch], torch.Tensor]
@@ -290,116 +289,3 @@ def _module_of(node: torch.fx.Node) -> str:
             return dotted.removeprefix("model.")
     named = any(part in str(node.target) for part in ("add.Tensor",))
     return "" if backward and named and not paths else "loss"
-
-
-# ----------------------------------------------------------------------------------------------
-# simplification
-
-
-def simplify(graph: LogicalGraph) -> LogicalGraph:
-    """Smaller, same values: mean losses as sum / count, double transposes and idle views gone,
-    duplicates merged, dead ops out.
-
-    A mean over a split batch is no partial sum; a sum and a count are (design: cross_entropy's
-    mean).
-    """
-    for rewrite in (_split_mean_losses, _fold_transposes, _merge_duplicates, _drop_dead):
-        graph = rewrite(graph)
-    return graph
-
-
-def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
-    ops: list[Op] = []
-    tensors = dict(graph.tensors)
-    for op in graph.ops:
-        if op.target != "aten.nll_loss_forward.default" or op.args[3] != 1:
-            ops.append(op)
-            continue
-        loss, count = op.outputs
-        if count is None:
-            count = f"{op.name}_count"
-            tensors[count] = replace(tensors[str(loss)], name=count)
-        total = f"{op.name}_sum"
-        tensors[total] = replace(tensors[str(loss)], name=total)
-        ops.append(replace(op, args=(*op.args[:3], 2, *op.args[4:]), outputs=(total, count)))
-        ops.append(
-            replace(
-                op,
-                name=f"{op.name}_mean",
-                target="aten.div.Tensor",
-                args=(Ref(total), Ref(count)),
-                outputs=(loss,),
-            )
-        )
-    return replace(graph, ops=tuple(ops), tensors=tensors)
-
-
-def _renamed(graph: LogicalGraph, ops: list[Op], names: Mapping[str, str]) -> LogicalGraph:
-    results = tuple((key, names.get(tensor, tensor)) for key, tensor in graph.results)
-    return replace(graph, ops=tuple(ops), results=results)
-
-
-def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
-    """t(t(x)) is x, a view of a view is one view, and a view to the shape that is there already is
-    no op.
-    """
-    names: dict[str, str] = {}
-    source: dict[str, str] = {}  # t's output -> its input
-    # (module, phase, a view's output) -> what it is a view of: what leaves a module keeps its shape
-    viewed: dict[tuple[str, str, str], str] = {}
-    ops: list[Op] = []
-    for old in graph.ops:
-        op = rename_inputs(old, names)
-        if op.target == "aten.t.default":
-            (inner,) = op.inputs
-            if inner in source:
-                names[op.makes[0]] = source[inner]
-                continue
-            source[op.makes[0]] = inner
-        elif op.target in ("aten.view.default", "aten._unsafe_view.default"):
-            inner, made = viewed.get((op.module, op.phase, op.inputs[0]), op.inputs[0]), op.makes[0]
-            if graph.tensors[inner].shape == graph.tensors[made].shape:
-                names[made] = inner
-                continue
-            viewed[op.module, op.phase, made] = inner
-            shape = graph.tensors[made].shape
-            op = replace(op, target="aten.view.default", args=(Ref(inner), shape))
-        ops.append(op)
-    return _renamed(graph, ops, names)
-
-
-def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
-    """Common subexpressions of one phase are computed once; random ops are left alone."""
-    names: dict[str, str] = {}
-    seen: dict[Any, Op] = {}
-    ops: list[Op] = []
-    for old in graph.ops:
-        op = rename_inputs(old, names)
-        key = (op.target, repr(op.args), repr(op.kwargs), op.phase)
-        twin = seen.get(key)
-        same = twin is not None and all(
-            b is None or a is not None for a, b in zip(twin.outputs, op.outputs, strict=True)
-        )
-        if twin is not None and same and not is_random(op.target):
-            names.update({b: a for a, b in zip(twin.outputs, op.outputs, strict=True) if a and b})
-            continue
-        seen[key] = op
-        ops.append(op)
-    return _renamed(graph, ops, names)
-
-
-def _drop_dead(graph: LogicalGraph) -> LogicalGraph:
-    wanted = {tensor for _, tensor in graph.results}
-    kept: list[Op] = []
-    for op in reversed(graph.ops):
-        if wanted.intersection(op.makes):
-            outputs = tuple(name if name in wanted else None for name in op.outputs)
-            kept.append(replace(op, outputs=outputs))
-            wanted.update(op.inputs)
-    names = wanted | {v.tensor for v in graph.variables} | {f.tensor for f in graph.feeds}
-    return replace(
-        graph,
-        ops=tuple(reversed(kept)),
-        tensors={name: tensor for name, tensor in graph.tensors.items() if name in names},
-        feeds=tuple(feed for feed in graph.feeds if feed.tensor in wanted),
-    )

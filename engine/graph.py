@@ -122,8 +122,10 @@ class Variable:
     tensor: its name in the graph.
     kind: parameter, buffer or state.
     new: the tensor that it becomes after the step, or None.
-    of: for a state, the parameter it belongs to.
+    of: for a state, the parameter it belongs to ("" for one of the step itself).
     nd_sbp: its home, once known.
+    start: for a state, the number that fills it before the first step; None: it starts as what `of`
+        starts as.
     """
 
     name: str
@@ -133,16 +135,23 @@ class Variable:
     of: str = ""
     stage: int = 0
     nd_sbp: NdSbp = ()
+    start: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A field of the batch that enters the graph.  There is one for each stage that reads it."""
+    """A field of the batch that enters the graph.  There is one for each stage that reads it.
+
+    field: of the batch; one that begins with "@" is a number of the engine's own ("@step", the
+        number of the step, from 1).
+    per_step: it enters once a step, not once a micro-batch.
+    """
 
     field: str
     tensor: str
     stage: int = 0
     nd_sbp: NdSbp = ()
+    per_step: bool = False
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,7 @@ class _Lowering:
         for stage in range(self.strategy.num_stages):
             for per_step in (False, True):
                 feeds = tuple(
-                    f
-                    for f in self.graph.feeds
-                    if f.stage == stage and f.field.startswith("@") == per_step
+                    f for f in self.graph.feeds if f.stage == stage and f.per_step == per_step
                 )
                 if feeds:
                     made = tuple(f.tensor for f in feeds)

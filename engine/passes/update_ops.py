@@ -178,7 +178,7 @@ class _Builder:
         """
         name = f"@step@{stage}"
         if name not in self.feeds:
-            self.feeds[name] = Feed("@step", self._made(name), stage)
+            self.feeds[name] = Feed("@step", self._made(name), stage, per_step=True)
         return name
 
     def mean_result(self, name: str, tensor: str) -> tuple[str, str]:

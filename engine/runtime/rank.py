@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from flowrun.engine.graph import Feed
 from flowrun.engine.placement import Slices, local_slices
 from flowrun.engine.plan import Actor, BoxWork, FeedWork, Plan, RegionWork, ReportWork, TransferWork
 from flowrun.engine.runtime.kernels import Kernel, region_kernel
@@ -97,10 +97,13 @@ class Rank:
                 continue
             tensor = self.plan.graph.tensors[v.tensor]
             slices = local_slices(tensor.shape, v.nd_sbp, self.grid, self.coordinate)
-            if v.kind == "state":
-                value = torch.zeros([n for _, n in slices], dtype=tensor.dtype, device=self.device)
+            if v.kind == "state" and v.start is not None:
+                size = [n for _, n in slices]
+                value = torch.full(size, v.start, dtype=tensor.dtype, device=self.device)
             else:
-                value = cut(initial[v.name], slices).to(self.device, copy=True)
+                value = cut(initial[v.of or v.name], slices).to(
+                    self.device, tensor.dtype, copy=True
+                )
             self.variables[v.tensor] = value
 
     def _sources(self, actor: Actor) -> tuple[_Source, ...]:
@@ -160,9 +163,26 @@ class Rank:
                 self.variables[variable].copy_(made[new])
         self.store(actor, act, made)
 
-    def _feed(self, feeds: Sequence[Any], actor: Actor, act: int) -> dict[str, torch.Tensor]:
-        if actor.per_step:
-            return {f.tensor: torch.tensor(float(act + 1), device=self.device) for f in feeds}
+    def _feed(self, feeds: Sequence[Feed], actor: Actor, act: int) -> dict[str, torch.Tensor]:
+        own = {f.tensor: self._number(f, actor, act) for f in feeds if f.field.startswith("@")}
+        fields = [f for f in feeds if f.tensor not in own]
+        return {**own, **(self._fields(fields, act) if fields else {})}
+
+    def _number(self, feed: Feed, actor: Actor, act: int) -> torch.Tensor:
+        """A number of the engine's own, as a scalar."""
+        step = act // self.plan.acts_per_step(actor)
+        match feed.field:
+            case "@step":
+                value = float(step + 1)
+            case other:
+                raise AssertionError(other)
+        return torch.tensor(value, dtype=self._dtype(feed), device=self.device)
+
+    def _dtype(self, feed: Feed) -> torch.dtype:
+        return self.plan.graph.tensors[feed.tensor].dtype
+
+    def _fields(self, feeds: Sequence[Feed], act: int) -> dict[str, torch.Tensor]:
+        """What this rank holds of the batch's fields."""
         step, micro_batch = divmod(act, self.plan.micro_batches)
         slices = {
             f.tensor: local_slices(
