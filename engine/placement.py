@@ -16,6 +16,7 @@ from flowrun.engine.sbp import NdSbp, Split
 
 Shape = tuple[int, ...]
 Slices = tuple[tuple[int, int], ...]  # (start, length) along every dim of a tensor
+BATCH_AXES = ("data", "dp", "batch")  # names of axes whose ranks divide the batch
 
 
 @dataclass(frozen=True)

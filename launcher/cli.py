@@ -269,12 +269,29 @@ def _job(cfg: Any) -> Any:
 
     try:
         recipe = to_recipe(cfg)
+        if recipe.launch.name == "slurm":
+            return _submitted(recipe, Path(HydraConfig.get().runtime.output_dir))
         from flowrun.launcher.progress import Progress
         from flowrun.launcher.run import run as run_recipe
 
         return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
     except FlowrunError as error:
         return error
+
+
+def _submitted(recipe: Any, folder: Path) -> Any:
+    """The job in the queue; its report, if it is to be waited for and no sweep has more to
+    submit.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from flowrun.launcher.slurm import submit
+
+    submitted = submit(recipe, folder)
+    typer.echo(f"submitted: {submitted}")
+    sweeps = HydraConfig.get().mode == RunMode.MULTIRUN
+    return submitted.report() if recipe.launch.slurm.wait and not sweeps else submitted
 
 
 @contextmanager

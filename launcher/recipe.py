@@ -19,20 +19,25 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.placement import BATCH_AXES
 from flowrun.launcher import hydra_source
 from flowrun.launcher.errors import PlacedError, did_you_mean, from_hydra, one_of, unknown_key
 from flowrun.launcher.layout import parse_in_flight, parse_pins, parse_stages
 from flowrun.launcher.schema import (
+    CLUSTERS,
     DEVICES,
     LAUNCHERS,
     OPTIMIZERS,
     Recipe,
     RecipeSchema,
+    Zero,
     plain,
 )
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
-_OPEN = re.compile(r"(model|data|sbp|task\.(loss|inputs|metrics)|placement\.axes)(\..+)?")
+_OPEN = re.compile(
+    r"(model|data|sbp|task\.(loss|inputs|metrics)|placement\.axes|launch\.slurm\.extra)(\..+)?"
+)
 _SPLIT = re.compile(r"\bS\((\d+)\)")
 
 
@@ -58,7 +63,10 @@ def to_recipe(cfg: DictConfig) -> Recipe:
     """
     tree = _resolved(cfg)
     betas = cast(tuple[float, float], tuple(tree.optim.betas))  # a list, after Hydra
-    recipe = replace(tree, optim=replace(tree.optim, betas=betas))
+    slurm = replace(tree.launch.slurm, setup=tuple(tree.launch.slurm.setup))
+    recipe = replace(
+        tree, optim=replace(tree.optim, betas=betas), launch=replace(tree.launch, slurm=slurm)
+    )
     for check in CHECKS:
         check(recipe)
     axes, stages = parse_stages(recipe.placement)
@@ -74,12 +82,22 @@ def to_recipe(cfg: DictConfig) -> Recipe:
         stages=stages,
         in_flight=parse_in_flight(recipe.placement.in_flight),
         pins=tuple(pin for pin in pins if pin.axis in axes),
-        zero=recipe.zero,
+        zero=_zero(recipe),
         train=recipe.train,
         launch=recipe.launch,
         engine=recipe.engine,
         hardware=recipe.hardware,
         text=OmegaConf.to_yaml(cfg, resolve=True),
+    )
+
+
+def _zero(recipe: RecipeSchema) -> Zero:
+    """ZeRO shards over the axis that divides the batch, unless the recipe names another."""
+    batch_axis = next((axis for axis in recipe.placement.axes if axis in BATCH_AXES), None)
+    return (
+        replace(recipe.zero, axis=recipe.zero.axis or batch_axis)
+        if recipe.zero.stage
+        else recipe.zero
     )
 
 
@@ -273,10 +291,10 @@ def _check_zero(recipe: RecipeSchema) -> None:
             did_you_mean(zero.axis, axes) if axes else "Add it: placement: {axes: {data: 2}}.",
         )
     _require(
-        zero.stage == 0 or zero.axis is not None,
+        _zero(recipe).stage == 0 or _zero(recipe).axis is not None,
         "zero.stage",
         f"ZeRO {zero.stage} needs an axis to shard over.",
-        "Set zero.axis, usually data.",
+        "Set zero.axis, or add an axis that divides the batch: placement: {axes: {data: 2}}.",
     )
 
 
@@ -297,8 +315,20 @@ def _check_launch(recipe: RecipeSchema) -> None:
     for name in ("nnodes", "threads"):
         value = getattr(launch, name)
         _require(value >= 1, f"launch.{name}", f"{name} is at least 1, not {value}.")
+    slurm = launch.slurm
     _require(
-        launch.nnodes == 1 or bool(launch.rdzv_endpoint),
+        slurm.cluster in CLUSTERS,
+        "launch.slurm.cluster",
+        f"there is no cluster {slurm.cluster!r}.",
+        f"Write {one_of(CLUSTERS)}.",
+    )
+    _require(
+        slurm.minutes >= 1,
+        "launch.slurm.minutes",
+        f"a job lasts at least 1 minute, not {slurm.minutes}.",
+    )
+    _require(
+        launch.nnodes == 1 or bool(launch.rdzv_endpoint) or launch.name == "slurm",
         "launch.rdzv_endpoint",
         f"{launch.nnodes} hosts need a place to meet.",
         "Write launch.rdzv_endpoint=host:port, the same on every host.",

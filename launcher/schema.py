@@ -18,7 +18,8 @@ from flowrun.engine.strategy import Pin
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, beside its arguments
 
 OPTIMIZERS = ("adamw", "sgd")
-LAUNCHERS = ("local", "virtual")
+LAUNCHERS = ("local", "virtual", "slurm")
+CLUSTERS = ("slurm", "local")
 DEVICES = ("auto", "cpu", "cuda")
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 
@@ -88,8 +89,9 @@ class PlacementSchema:
 class Zero:
     """What is sharded beyond the layout.
 
-    axis: name of an axis, or null.  stage: 0 off, 1 the optimizer's state, 2 also accumulated
-    gradients, 3 also the weights.  min_size: elements; smaller parameters stay whole.
+    axis: name of an axis; null: the one named data, dp or batch.  stage: 0 off, 1 the optimizer's
+    state, 2 also accumulated gradients, 3 also the weights.  min_size: elements; smaller parameters
+    stay whole.
     """
 
     axis: str | None = None
@@ -113,10 +115,35 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Slurm:
+    """A batch job, one task a node (launch=slurm).
+
+    cluster: slurm; local: the job runs on this host, with a task for each of launch.nnodes, to
+    try it.  minutes: of wall clock; warning_s before its end the job goes back into the queue.
+    cpus_per_node, gpus_per_node: null: what the ranks of a node need.  setup: shell lines that run
+    before the tasks.  extra: more flags of sbatch.  wait: for the job's end, and report it.
+    """
+
+    cluster: str = "slurm"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    minutes: int = 60
+    warning_s: int = 120
+    cpus_per_node: int | None = None
+    gpus_per_node: int | None = None
+    mem_gb: float | None = None
+    setup: tuple[str, ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+    wait: bool = False
+
+
+@dataclass(frozen=True)
 class Launch:
     """What runs the ranks.
 
-    name: local (processes) or virtual (all ranks in this process).  threads: of one rank's compute.
+    name: local (processes), virtual (all ranks in this process) or slurm (a batch job).
+    threads: of one rank's compute.
     nnodes, node_rank, rdzv_endpoint: several hosts; the same command on each, rdzv_endpoint =
     host:port of one of them.  device: cpu, cuda, or auto (cuda where there is one).
     message_order_seed: virtual only; deliver messages in random order.
@@ -129,6 +156,7 @@ class Launch:
     device: str = "auto"
     threads: int = 1
     message_order_seed: int | None = None
+    slurm: Slurm = field(default_factory=Slurm)
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,10 @@ from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout_search import Form, Forms, Problem, Solution, solve
 from flowrun.engine.passes.pin_activations import matches_variable
-from flowrun.engine.placement import Shape, split_range
+from flowrun.engine.placement import BATCH_AXES, Shape, split_range
 from flowrun.engine.sbp import B, NdSbp, P, Partial, S, Sbp, Split, parse_sbp
 from flowrun.engine.strategy import Strategy
 
-BATCH_AXES = ("data", "dp", "batch")
 _ELEMENT_S = 1e-12  # of one element computed: splits win ties, boxing never loses to it
 
 

@@ -113,7 +113,7 @@ ARGUMENTS = {
     ),
     "zero stage": ("recipe=gpt_zero zero.stage=4", "command line  zero.stage = 4", "0 (off) to 3"),
     "zero without axis": (
-        "recipe=gpt_dp zero.stage=1",
+        "recipe=gpt_tp zero.stage=1",
         "command line  zero.stage = 1",
         "Set zero.axis",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from flowrun.engine.errors import FlowrunError, PlanError, RunError, SbpError
 from flowrun.launcher.cli import main
+from flowrun.launcher.multirun import PLOT, TABLE
 
 
 def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
@@ -43,6 +45,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Path]]:
             validation={"loss": 1.5},
             tokens_per_s=1e4,
             measured=measured,
+            foreseen={"step_s": 0.001, "sent_bytes": 4096, "peak_bytes": {"0": 2e6}},
         )
 
     module, progress = ModuleType("flowrun.launcher.run"), ModuleType("flowrun.launcher.progress")
@@ -135,18 +138,31 @@ def test_multirun_ends_with_one_table(
     assert status == 0 and len(runs) == 4
     assert out.count("tokens/s") == 1
     first = next(line for line in out.splitlines() if line.startswith("  0"))
-    assert first.split() == [
-        "0",
-        "gpt_dp",
-        "train.steps=2",
-        "2",
-        "1.2500",
-        "1.5000",
-        "0.002",
-        "10,000",
-        "4096",
-        "1e+06",
-    ]
+    numbers = "2 1.2500 1.5000 10,000 0.002 0.001 1e+06 2e+06 4096"
+    assert first.split() == ["0", "gpt_dp", "train.steps=2", *numbers.split()]
+
+
+def test_multirun_leaves_a_csv_and_a_plot(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], tmp_path: Path
+) -> None:
+    sweep = f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    end(capsys, "-m", "recipe=gpt_dp", "train.micro_batches=1,5", "launch=virtual", sweep)
+    with (tmp_path / "sweep" / TABLE).open(encoding="utf-8") as file:
+        ran, skipped = csv.DictReader(file)
+    assert (ran["status"], ran["train.micro_batches"], ran["step_s"]) == ("ran", "1", "0.002")
+    assert (ran["foreseen_peak_bytes"], ran["reason"]) == ("2000000.0", "")
+    assert (skipped["status"], skipped["step_s"]) == ("skipped", "")
+    assert "cannot be divided" in skipped["reason"]
+    plot = (tmp_path / "sweep" / PLOT).read_bytes()
+    assert plot.startswith(b"\x89PNG")
+
+
+def test_a_job_that_fails_is_not_called_skipped(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+) -> None:
+    _, out, _ = end(capsys, "-m", "recipe=gpt_dp", "train.seed=0,1,2")
+    assert "skipped: aten.mm in head: no row." in out
+    assert "failed: rank 1, actor f: it broke." in out
 
 
 def test_a_refused_job_is_a_row_and_the_others_run(

@@ -1,0 +1,116 @@
+"""launch=slurm: the recipe as a batch job, one task a host, each task our own agent (elastic.py).
+
+submitit writes and submits the job (extra `slurm`).  The hosts meet at the first of them.  Slurm's
+warning before the time is up, or a preemption, puts the job back into the queue.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flowrun.engine.errors import RecipeError, RunError
+from flowrun.launcher.job import Job
+from flowrun.launcher.report import Report
+from flowrun.launcher.run import run
+from flowrun.launcher.schema import Recipe
+
+_PORTS = range(20_000, 30_000)  # where hosts meet; the job's number chooses
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What each task of the job runs: the launcher of one host.  Picklable."""
+
+    recipe: Recipe
+    folder: Path
+
+    def __call__(self) -> None:
+        """Train; the run's folder is shared by all hosts."""
+        from submitit import JobEnvironment
+
+        where = JobEnvironment()
+        run(self.on_host(where.global_rank, where.hostnames[0], where.job_id), self.folder)
+
+    def on_host(self, host: int, first: str, job_id: str) -> Recipe:
+        """The recipe as host number `host` runs it.  first: name of host 0."""
+        launch = self.recipe.launch
+        number = int("".join(filter(str.isdigit, job_id)) or 0)
+        endpoint = f"{first}:{_PORTS[number % len(_PORTS)]}" if launch.nnodes > 1 else ""
+        return replace(
+            self.recipe,
+            launch=replace(launch, name="local", node_rank=host, rdzv_endpoint=endpoint),
+        )
+
+    def checkpoint(self) -> Any:
+        """submitit calls it when the job must go: what takes its place in the queue."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job in the queue.  job: submitit's."""
+
+    job: Any
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"job {self.job.job_id}, log {self.job.paths.stdout}"
+
+    def report(self) -> Report:
+        """Wait for its end.  Raises RunError if it failed."""
+        try:
+            self.job.results()
+        except Exception as error:
+            said = [line.strip() for line in str(error).splitlines() if line.strip()]
+            log = f"The log of its first host: {self.job.paths.stderr}"
+            raise RunError(f"job {self.job.job_id}", " ".join(said[-1:]), log) from error
+        return Report(**json.loads((self.folder / "report.json").read_text()))
+
+
+def submit(recipe: Recipe, folder: Path) -> Submitted:
+    """Plan here, so that what cannot run is refused before it waits in a queue; then submit."""
+    executor = _executor(recipe, folder / "slurm")
+    here = replace(recipe.launch, name="local", device="cpu")
+    _ = Job(replace(recipe, launch=here)).training
+    return Submitted(executor.submit(Agent(recipe, folder.absolute())), folder)
+
+
+def _executor(recipe: Recipe, folder: Path) -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise RecipeError(
+            "launch.name", "slurm needs the package submitit.", "pip install 'flowrun[slurm]'"
+        ) from error
+    launch, wanted = recipe.launch, recipe.launch.slurm
+    ranks = recipe.num_ranks // launch.nnodes
+    gpus = wanted.gpus_per_node or (ranks if launch.device == "cuda" else None)
+    shared: dict[str, Any] = {
+        "name": f"flowrun-{recipe.name}",
+        "timeout_min": wanted.minutes,
+        "gpus_per_node": gpus,
+        "cpus_per_task": wanted.cpus_per_node or ranks * launch.threads,
+        "mem_gb": wanted.mem_gb,
+    }
+    if wanted.cluster == "local":  # its hosts are tasks of this one
+        executor = submitit.AutoExecutor(folder, cluster="local")
+        executor.update_parameters(**shared, nodes=1, tasks_per_node=launch.nnodes)
+        return executor
+    executor = submitit.AutoExecutor(folder, cluster="slurm")
+    executor.update_parameters(
+        **shared,
+        nodes=launch.nnodes,
+        tasks_per_node=1,
+        slurm_partition=wanted.partition,
+        slurm_account=wanted.account,
+        slurm_qos=wanted.qos,
+        slurm_setup=list(wanted.setup) or None,
+        slurm_signal_delay_s=wanted.warning_s,
+        slurm_additional_parameters=dict(wanted.extra) or None,
+    )
+    return executor
