@@ -35,7 +35,7 @@ ARGUMENTS = {
     "no such launch": (
         "recipe=gpt_dp launch=nope",
         "command line  launch = nope",
-        "local, virtual",
+        "local, slurm, virtual",
     ),
     "unknown key": (
         "recipe=gpt_dp train.stepz=3",
@@ -147,7 +147,7 @@ ARGUMENTS = {
     "launcher": (
         "recipe=gpt_dp launch.name=nope",
         "command line  launch.name = nope",
-        "local or virtual",
+        "local, virtual or slurm",
     ),
     "device": (
         "recipe=gpt_dp launch.device=tpu",
