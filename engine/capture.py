@@ -116,7 +116,7 @@ def _captured(
             torch._dynamo.reset()
             captured = dynamo_graph_capture_for_export(program)(*values)
             joint = aot_export_joint_with_descriptors(stack, captured, values)
-            reader = _Reader(tuple(batch), ("loss", *metrics))
+            reader = _Reader(tuple(batch), ("loss", *metrics), _first_names(task.model))
             graph = reader.read(joint.graph_module)
     except RecipeError:
         raise
@@ -137,7 +137,10 @@ def _first_line(error: BaseException) -> str:
 class _Reader:
     """Reads torch's joint FX graph into a LogicalGraph; detach and getitem disappear."""
 
-    def __init__(self, fields: tuple[str, ...], results: tuple[str, ...]) -> None:
+    def __init__(
+        self, fields: tuple[str, ...], results: tuple[str, ...], first_names: Mapping[str, str]
+    ) -> None:
+        self.first_names = first_names
         self.fields = fields
         self.result_names = results
         self.names: dict[Any, str] = {}  # FX node -> tensor
@@ -180,10 +183,16 @@ class _Reader:
             return
         kind = type(described).__name__
         if kind in ("ParamAOTInput", "BufferAOTInput"):
-            name = _strip(described.target)
+            name = self._first_name(described)
+            if any(v.name == name for v in self.variables):  # tied: torch lists every name
+                self.names[node] = name
+                return
             tensor = self._tensor(node, name, value)
             role = "parameter" if kind == "ParamAOTInput" else "buffer"
-            self.variables.append(Variable(name, tensor, role))
+            others = tuple(
+                other for other, first in self.first_names.items() if first == name != other
+            )
+            self.variables.append(Variable(name, tensor, role, aliases=others))
         elif kind == "PlainAOTInput":
             field = self.fields[described.idx]
             self.feeds.append(Feed(field, self._tensor(node, f"batch.{field}", value)))
@@ -191,6 +200,10 @@ class _Reader:
             self.feeds.append(Feed("@tangent", self._tensor(node, "tangent", value)))
         else:
             raise RecipeError("model", f"an input of kind {kind} is not understood ({described})")
+
+    def _first_name(self, described: Any) -> str:
+        name = described.target.removeprefix("model.")
+        return self.first_names.get(name, name)
 
     def _call(self, node: torch.fx.Node) -> None:
         target = str(node.target)
@@ -258,7 +271,7 @@ class _Reader:
                 self.results.append((self.result_names[described.idx], name))
             elif kind == "GradAOTOutput":
                 if type(described.grad_of).__name__ == "ParamAOTInput":
-                    self.results.append((f"grad/{_strip(described.grad_of.target)}", name))
+                    self.results.append((f"grad/{self._first_name(described.grad_of)}", name))
             else:
                 raise RecipeError(
                     "model",
@@ -270,8 +283,16 @@ class _Reader:
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 
 
-def _strip(target: str) -> str:
-    return target.removeprefix("model.")
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """Name of each parameter and buffer -> the first name of the same tensor: one where it is tied,
+    as in `named_parameters()`; torch's graph lists every name and reads an arbitrary one.
+    """
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(tensor), name)
+        for named in (model.named_parameters, model.named_buffers)
+        for name, tensor in named(remove_duplicate=False)
+    }
 
 
 def _module_of(node: torch.fx.Node) -> str:

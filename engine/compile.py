@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from flowrun.engine.capture import Batch, Task, capture, capture_evaluation
 from flowrun.engine.errors import PlanError
-from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.graph import LogicalGraph, Variable
 from flowrun.engine.lower import lower
 from flowrun.engine.passes import compile_graph
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
@@ -99,7 +99,7 @@ def _following(strategy: Strategy, training: Plan) -> Strategy:
                     _literal(v.name),
                     "variable",
                     axis,
-                    B if sharded and not _pinned(strategy, v.name, axis) else sbp,
+                    B if sharded and not _pinned(strategy, v, axis) else sbp,
                 )
             )
     return replace(
@@ -112,8 +112,8 @@ def _following(strategy: Strategy, training: Plan) -> Strategy:
     )
 
 
-def _pinned(strategy: Strategy, name: str, axis: str) -> bool:
-    return any(pin.axis == axis and matches_variable(pin, name) for pin in strategy.pins)
+def _pinned(strategy: Strategy, variable: Variable, axis: str) -> bool:
+    return any(pin.axis == axis and matches_variable(pin, variable) for pin in strategy.pins)
 
 
 def _literal(name: str) -> str:

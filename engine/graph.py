@@ -126,6 +126,7 @@ class Variable:
     nd_sbp: its home, once known.
     start: for a state, the number that fills it before the first step; None: it starts as what `of`
         starts as.
+    aliases: other names that the model has for the same tensor (tied weights).
     """
 
     name: str
@@ -136,6 +137,7 @@ class Variable:
     stage: int = 0
     nd_sbp: NdSbp = ()
     start: float | None = 0.0
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,14 @@ def _show(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_show, value))}]"
     return str(value)
+
+
+def gradient_of(tensor: str) -> str:
+    """The parameter whose accumulated gradient a tensor is ("grad/w", or a stage's part of it,
+    "grad@1/w"); "" for any other tensor.
+    """
+    kind, _, parameter = tensor.partition("/")
+    return parameter if kind.partition("@")[0] == "grad" else ""
 
 
 def is_random(target: str) -> bool:

@@ -97,8 +97,11 @@ class _Connector:
                     inputs[gather].append(control.id)
 
     def _gathers_weights(self, draft: Draft) -> bool:
-        variables = self.graph.variable_of
-        return draft.kind == BOX and not draft.per_step and all(n in variables for n in draft.reads)
+        return draft.kind == BOX and not draft.per_step and all(map(self._lasts, draft.reads))
+
+    def _lasts(self, name: str) -> bool:
+        """A weight, or the copy of one that another stage gets once a step."""
+        return name in self.graph.variable_of or self.drafts[self.maker[name]].per_step
 
     def _producer(self, name: str) -> int | None:
         variable = self.graph.variable_of.get(name)

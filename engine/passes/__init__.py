@@ -13,6 +13,7 @@ from flowrun.engine.passes.pin_activations import pin_activations
 from flowrun.engine.passes.shard_optimizer import shard_optimizer
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
+from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
 from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.strategy import Strategy
 
@@ -20,6 +21,7 @@ Pass = Callable[[LogicalGraph, Strategy], LogicalGraph]
 
 PASSES: tuple[Pass, ...] = (
     split_stages,  # which group of ranks runs each op
+    sum_tied_gradients,  # a weight that several stages read: its gradient in parts
     update_ops,  # accumulation, clipping and the optimizer as ops
     split_weight_grads,  # weight gradients may run late
     pin_activations,  # the recipe's in and out pins

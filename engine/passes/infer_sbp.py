@@ -29,6 +29,7 @@ from flowrun.engine.graph import (
     LogicalGraph,
     Op,
     Variable,
+    gradient_of,
     is_random,
 )
 from flowrun.engine.ops import registry
@@ -236,7 +237,7 @@ class _Axis:
         if parts == 1:
             return [B]
         for pin in reversed(self.strategy.pins):
-            if pin.axis == self.name and matches_variable(pin, variable.of or variable.name):
+            if pin.axis == self.name and matches_variable(pin, variable):
                 return [pin.sbp]
         if self.name in BATCH_AXES or variable.kind == "buffer":
             return [B]
@@ -324,7 +325,8 @@ class _Axis:
         cost.
         """
         name = op.outputs[0] or ""
-        variable = next((v for v in self.layout.base.variables if f"grad/{v.name}" == name), None)
+        of = gradient_of(name)
+        variable = next((v for v in self.layout.base.variables if v.name == of), None)
         if variable is None or variable.tensor not in self.forms:
             return 0.0
         home = next(iter(self.forms[variable.tensor]))[1]

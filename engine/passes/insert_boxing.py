@@ -5,7 +5,8 @@ One boxing serves all its readers.  A step on one axis is an op `flow.box` (args
 crossing from one stage to another is `flow.transfer` (args: tensor, source stage).  Steps that move
 nothing (slice, pad, keep) are ordinary ops of the reader's region.  What lives for a step (weights,
 accumulated gradients) is boxed once a step, i.e. in phase update; under ZeRO 3 a weight is gathered
-by forward and by backward apart, with every micro-batch.
+by forward and by backward apart, with every micro-batch, and crosses to another stage sharded, once
+a step.
 """
 
 from __future__ import annotations
@@ -95,7 +96,6 @@ class _Boxer:
         for scope in ("", _scope(phase)):
             if (wanted, scope) in forms:
                 return forms[wanted, scope]
-        hoists = name in self.variables and self.strategy.zero.stage < 3
         ways = {
             place: (made, list(self._steps(name, place, wanted)))
             for (place, scope), made in forms.items()
@@ -103,14 +103,30 @@ class _Boxer:
         }
         # what is made once a step starts from what is there once a step
         start = min(
-            (p for p in ways if (p, "") in forms or not (hoists and _last_moving(ways[p][1]))),
+            (p for p in ways if (p, "") in forms or not self._once_a_step(name, ways[p][1])),
             key=lambda place: self._seconds(name, place, wanted),
         )
         made, steps = ways[start]
         for k, (step, place) in enumerate(steps):
-            hoisted = hoists and k < _last_moving(steps)
+            hoisted = k < self._once_a_step(name, steps)
             made = self._append(name, made, step, place, phase, module, hoisted)
         return made
+
+    def _once_a_step(self, name: str, steps: list[tuple[Step | None, Place]]) -> int:
+        """How many of the first steps of a weight's way are done once a step: up to the last that
+        moves bytes; under ZeRO 3 up to the crossing, behind which the other stage gathers.
+        """
+        if name not in self.variables:
+            return 0
+        gathers_late = self.strategy.zero.stage == 3
+        return max(
+            (
+                k + 1
+                for k, (step, _) in enumerate(steps)
+                if step is None or (step.moves and not gathers_late)
+            ),
+            default=0,
+        )
 
     def _seconds(self, name: str, have: Place, wanted: Place) -> float:
         tensor = self.tensors[name]
@@ -185,7 +201,7 @@ class _Boxer:
     def _period(self, name: str, hoisted: bool, phase: str) -> tuple[str, str]:
         """(scope, phase) of a boxing step of a tensor for a reader in `phase`.
 
-        hoisted: a step of a weight up to its last one that moves bytes: done once a step.
+        hoisted: a step of a weight's way that is done once a step.
         """
         if name in self.variables:
             if hoisted:
@@ -196,13 +212,6 @@ class _Boxer:
         if name in self.per_step:
             return "", UPDATE
         return "", phase
-
-
-def _last_moving(steps: list[tuple[Step | None, Place]]) -> int:
-    """How many steps there are up to the last that moves bytes; 0: none moves."""
-    return max(
-        (k + 1 for k, (step, _) in enumerate(steps) if step is None or step.moves), default=0
-    )
 
 
 def _scope(phase: str) -> str:

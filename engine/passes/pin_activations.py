@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import FORWARD, LogicalGraph, Op, Ref, rename_inputs
+from flowrun.engine.graph import FORWARD, LogicalGraph, Op, Ref, Variable, rename_inputs
 from flowrun.engine.sbp import Split
 from flowrun.engine.strategy import Pin, Strategy
 
@@ -72,15 +72,18 @@ def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
     return list(crossing)
 
 
-def matches_variable(pin: Pin, name: str) -> bool:
-    """True if the pin names the parameter, or a module that holds it."""
-    return pin.where == "variable" and (
-        pin.matches(name) or _owner(pin, name.rpartition(".")[0]) is not None
+def matches_variable(pin: Pin, variable: Variable) -> bool:
+    """True if the pin names the parameter (by any of its names, if it is tied; a state by its
+    parameter's), or a module that holds it.
+    """
+    names = (variable.of or variable.name, *variable.aliases)
+    return pin.where == "variable" and any(
+        pin.matches(name) or _owner(pin, name.rpartition(".")[0]) is not None for name in names
     )
 
 
 def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
-    variables = [v for v in graph.variables if v.kind != "state" and matches_variable(pin, v.name)]
+    variables = [v for v in graph.variables if v.kind != "state" and matches_variable(pin, v)]
     feeds = [f for f in graph.feeds if pin.where == "variable" and pin.matches(f"batch.{f.field}")]
     modules = {op.module for op in graph.ops if op.module not in ("", "loss")}
     named = [m for m in modules if pin.where != "variable" and _owner(pin, m) is not None]

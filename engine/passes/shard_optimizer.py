@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.graph import LogicalGraph, Op, Tensor, Variable
+from flowrun.engine.graph import LogicalGraph, Op, Tensor, Variable, gradient_of
 from flowrun.engine.sbp import Broadcast, NdSbp, S, Split
 from flowrun.engine.strategy import Strategy
 
@@ -64,7 +64,7 @@ def _sharded(variable: Variable, tensor: Tensor, axis: int, strategy: Strategy) 
 
 def _sharded_accumulator(op: Op, homes: dict[str, NdSbp], axis: int) -> Op:
     made = op.outputs[0] if op.outputs else None
-    home = homes.get((made or "").removeprefix("grad/"))
+    home = homes.get(gradient_of(made or ""))
     if op.target != "flow.accumulate" or home is None:
         return op
     nd_sbp = (*op.in_sbp[0][:axis], home[axis], *op.in_sbp[0][axis + 1 :])

@@ -33,9 +33,10 @@ STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Adds accumulators, clipping, updates, optimizer states, and the step's mean loss."""
     builder = _Builder(graph, strategy)
-    gradients = {
-        name.removeprefix("grad/"): t for name, t in graph.results if name.startswith("grad/")
-    }
+    gradients: dict[str, list[str]] = {}  # parameter -> its gradient, in parts if tied over stages
+    for name, tensor in graph.results:
+        if name.startswith("grad/"):
+            gradients.setdefault(name.removeprefix("grad/"), []).append(tensor)
     trained = [v for v in graph.variables if v.name in gradients]
     accumulated = {v.name: builder.accumulate(gradients[v.name], v) for v in trained}
     scale = builder.clip(accumulated, trained) if strategy.optimizer.clip_norm > 0 else None
@@ -80,10 +81,24 @@ class _Builder:
         self.tensors[name] = Tensor(name, shape, dtype)
         return name
 
-    def accumulate(self, tensor: str, variable: Variable) -> str:
-        """Sum of a gradient over the micro-batches of a step; runs where the gradient is made."""
+    def accumulate(self, parts: list[str], variable: Variable) -> str:
+        """Sum of a gradient over the micro-batches of a step, and of its parts once a step."""
+        name = f"grad/{variable.name}"
+        if len(parts) == 1:
+            return self._accumulate(parts[0], name)
+        sums = tuple(
+            Ref(self._accumulate(part, f"grad@{self.base.producer[part].stage}/{variable.name}"))
+            for part in parts
+        )
+        made = self._made(name, self.tensors[parts[0]])
+        module = variable.name.rpartition(".")[0]
+        self.added.append(Op(made, "flow.add_n", sums, (), (made,), module, UPDATE, variable.stage))
+        return made
+
+    def _accumulate(self, tensor: str, name: str) -> str:
+        """Sum of a tensor over the micro-batches of a step; runs where the tensor is made."""
         source = self.base.producer[tensor]
-        made = self._made(f"grad/{variable.name}", self.tensors[tensor])
+        made = self._made(name, self.tensors[tensor])
         self.added.append(
             Op(
                 made,

@@ -228,6 +228,25 @@ def test_a_tied_weight_is_read_by_one_name_and_has_one_gradient() -> None:
     assert [name for name, _ in made.results] == ["loss", "grad/0.weight"]
 
 
+def test_a_tied_weight_has_the_first_of_its_names_whichever_module_reads_it_first() -> None:
+    model = nn.ModuleDict({"head": nn.Linear(4, 6, bias=False), "embed": nn.Embedding(6, 4)})
+    model["embed"].weight = model["head"].weight
+    chain = nn.Sequential(model["embed"], model["head"])
+    for outer in (model, chain):
+        outer.forward = lambda x: model["head"](model["embed"](x))  # type: ignore[method-assign]
+        made = capture(
+            Task(outer, {"x": "x"}, lambda output, batch: output.sum()),
+            {"x": torch.zeros(2, 3, dtype=torch.long)},
+        )
+        (first, _), (other,) = (
+            *outer.named_parameters(),
+            set(outer.state_dict()) - {name for name, _ in outer.named_parameters()},
+        )
+        (variable,) = made.variables
+        assert (variable.name, variable.aliases) == (first, (other,))
+        assert [name for name, _ in made.results] == ["loss", f"grad/{first}"]
+
+
 def test_a_frozen_or_unused_parameter_has_no_gradient() -> None:
     model = Net()
     model.out.weight.requires_grad_(False)

@@ -120,7 +120,7 @@ def test_more_ranks_than_a_pinned_dim_is_long_are_refused() -> None:
     assert error.value.where == "sbp.hidden.*.tensor"
 
 
-# ---- pinned activations, tied and frozen weights ------------------------------------------------
+# ---- pinned activations and frozen weights -----------------------------------------------------
 
 
 def pinned(pattern: str, where: str, dim: int) -> Pin:
@@ -146,20 +146,12 @@ def test_pinned_activations_train_as_plain_torch(line: Pin) -> None:
     assert {op.in_sbp for op in ops if op.target == "flow.pin"} == {((line.sbp,),)}
 
 
-def _tied() -> nn.Module:
-    model = GPT(VOCABULARY, CONTEXT, 2, 4, 16)
-    model.head.weight = model.embed.wte.weight
-    return model
-
-
 def _frozen() -> nn.Module:
     model = GPT(VOCABULARY, CONTEXT, 2, 4, 16)
     model.embed.wpe.weight.requires_grad_(False)
     return model
 
 
-_but_head = tuple(pin for pin in SMALL_GPT.pins if pin.pattern != "head.weight")
-TIED = replace(SMALL_GPT, model=partial(seeded, _tied), pins=_but_head)
 FROZEN = replace(SMALL_GPT, model=partial(seeded, _frozen))
 OTHERS = [
     Layout(stages=2),
@@ -167,11 +159,6 @@ OTHERS = [
     Layout(data=2, zero=2),
     Layout(data=2, zero=3),
 ]
-
-
-@pytest.mark.parametrize("layout", OTHERS, ids=str)
-def test_a_weight_tied_over_both_ends_of_the_model_trains_as_in_plain_torch(layout: Layout) -> None:
-    assert_trains_as_plain_torch(TIED, layout)
 
 
 @pytest.mark.parametrize("layout", OTHERS, ids=str)

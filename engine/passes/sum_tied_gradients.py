@@ -1,0 +1,131 @@
+"""sum_tied_gradients: the gradient of a weight that several stages read is summed once a step.
+
+A tied weight has one home, the first stage that reads it, with its optimizer states. The others get
+a copy once a step, accumulate their own part of the gradient, and send the sum home once a step.
+That is 2T bytes a step for a weight of T bytes, as with two homes that all-reduce their gradients
+(Megatron-LM), but without a second set of optimizer states and a second update; the norm of all
+gradients counts it once, and a checkpoint has it once.
+
+Autograd adds the parts with every micro-batch. This pass takes its sum apart where the addends are
+made on different stages: `results` then names the gradient once for each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from flowrun.engine.graph import LogicalGraph, Op, Ref, rename_inputs
+from flowrun.engine.strategy import Strategy
+
+# What may stand behind the sum: f(a + b) = f(a) + f(b), one tensor in, one out.
+_LINEAR = tuple(
+    f"aten.{name}"
+    for name in (
+        *("t.default", "transpose.int", "permute.default", "view.default", "_unsafe_view.default"),
+        *("clone.default", "_to_copy.default", "expand.default"),
+    )
+)
+
+
+def sum_tied_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """One part of the gradient for each stage that makes some of it; the home's part first."""
+    if strategy.num_stages == 1:
+        return graph
+    splitter = _Splitter(graph)
+    results: list[tuple[str, str]] = []
+    for name, tensor in graph.results:
+        parts = splitter.parts(tensor) if name.startswith("grad/") else [tensor]
+        results += [(name, part) for part in parts]
+    gone = splitter.gone
+    ops: list[Op] = []
+    for op in graph.ops:
+        ops += splitter.instead.get(op.name, [] if op.name in gone else [op])
+    return replace(graph, ops=tuple(ops), tensors=splitter.tensors, results=tuple(results))
+
+
+class _Splitter:
+    """What the sums become.  gone: ops taken away.  instead: op -> what stands in its place."""
+
+    def __init__(self, graph: LogicalGraph) -> None:
+        self.graph = graph
+        self.tensors = dict(graph.tensors)
+        self.gone: set[str] = set()
+        self.instead: dict[str, list[Op]] = {}
+
+    def parts(self, gradient: str) -> list[str]:
+        """Names of the gradient's parts, one a stage, by stage."""
+        tail = list(self._tail(gradient))
+        top = tail[-1].inputs[0] if tail else gradient
+        sums = list(self._sums(top))
+        inner = {op.makes[0] for op in sums}
+        addends = [name for op in sums for name in op.inputs if name not in inner]
+        by_stage: dict[int, list[str]] = {}
+        for name in addends:
+            source = self.graph.producer.get(name)
+            by_stage.setdefault(source.stage if source else 0, []).append(name)
+        if len(by_stage) < 2:
+            return [gradient]
+        self.gone.update(op.name for op in (*sums, *tail))
+        made: list[Op] = []
+        parts = [
+            self._part(gradient, stage, by_stage[stage], sums[0], tail, made)
+            for stage in sorted(by_stage)
+        ]
+        self.instead[(tail or sums)[0].name] = made
+        return parts
+
+    def _part(
+        self,
+        gradient: str,
+        stage: int,
+        addends: list[str],
+        like: Op,
+        tail: list[Op],
+        made: list[Op],
+    ) -> str:
+        """Ops that add up what one stage makes, and do to it what was done to the whole sum."""
+        here, *others = addends
+        for k, other in enumerate(others):
+            name = self._named(f"{like.name}@{stage}.{k}", like.makes[0])
+            made.append(
+                replace(like, name=name, args=(Ref(here), Ref(other)), outputs=(name,), stage=stage)
+            )
+            here = name
+        for op in reversed(tail):
+            name = self._named(f"{op.name}@{stage}", op.makes[0])
+            op = rename_inputs(op, {op.inputs[0]: here})
+            module = self.graph.producer[addends[0]].module
+            made.append(replace(op, name=name, outputs=(name,), stage=stage, module=module))
+            here = name
+        return here
+
+    def _named(self, name: str, like: str) -> str:
+        self.tensors[name] = replace(self.graph.tensors[like], name=name)
+        return name
+
+    def _alone(self, tensor: str) -> Op | None:
+        """The op that makes a tensor, if nobody but the sum behind it reads that."""
+        readers = self.graph.consumers.get(tensor, ())
+        reported = sum(name == tensor for _, name in self.graph.results)
+        return self.graph.producer.get(tensor) if len(readers) + reported == 1 else None
+
+    def _tail(self, gradient: str) -> Iterator[Op]:
+        """Linear ops between the sum and the gradient, last first."""
+        op = self._alone(gradient)
+        while op is not None and op.target in _LINEAR:
+            yield op
+            op = self._alone(op.inputs[0])
+
+    def _sums(self, tensor: str) -> Iterator[Op]:
+        """The additions that a tensor is made of, last first."""
+        op = self._alone(tensor)
+        if op is None or op.target != "aten.add.Tensor" or op.kwargs or len(op.inputs) != 2:
+            return
+        if op.inputs[0] == op.inputs[1]:
+            return
+        shape = self.graph.tensors[tensor].shape
+        if all(self.graph.tensors[name].shape == shape for name in op.inputs):
+            yield op
+            for name in op.inputs:
+                yield from self._sums(name)

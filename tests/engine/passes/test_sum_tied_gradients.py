@@ -1,0 +1,50 @@
+"""The gradient of a weight that several stages read, in parts: text in, text out."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
+from support.graph_text import assert_ops, graph_of, one_rank_stages
+
+# Three uses of one weight, two of them on stage 0; autograd sums, then transposes.
+TIED = """
+    parameter w = %w: float32[4, 4]
+    feed x = %x: float32[6, 4]
+    %g0 = aten.mm.default(%x, %w)  # backward a stage 0
+    %g1 = aten.mm.default(%x, %w)  # backward b stage 0
+    %g2 = aten.mm.default(%x, %w)  # backward c stage 1
+    %one = aten.add.Tensor(%g2, %g1)  # backward - stage 0
+    %all = aten.add.Tensor(%one, %g0)  # backward - stage 0
+    %dw = aten.t.default(%all)  # backward a stage 0
+    result grad/w = %dw
+"""
+
+
+def test_each_stage_adds_its_own_addends_and_does_what_follows_the_sum() -> None:
+    graph = sum_tied_gradients(graph_of(TIED), one_rank_stages(2))
+    assert_ops(
+        graph.ops[3:],
+        """
+        %all@0.0 = aten.add.Tensor(%g0, %g1)  # backward - stage 0
+        %dw@0 = aten.t.default(%all@0.0)  # backward a stage 0
+        %dw@1 = aten.t.default(%g2)  # backward c stage 1
+        """,
+    )
+    assert graph.results == (("grad/w", "dw@0"), ("grad/w", "dw@1"))
+
+
+UNTOUCHED = {
+    "all on one stage": TIED.replace("c stage 1", "c stage 0"),
+    "a sum that another op reads": TIED.replace(
+        "    result", "    %y = aten.relu.default(%all)  # backward a stage 0\n    result", 1
+    ),
+    "no sum": TIED.replace("aten.add.Tensor(%one, %g0)", "aten.mul.Tensor(%one, %g0)"),
+    "twice the same": TIED.replace("aten.add.Tensor(%one, %g0)", "aten.add.Tensor(%one, %one)"),
+}
+
+
+@pytest.mark.parametrize("text", list(UNTOUCHED.values()), ids=list(UNTOUCHED))
+def test_other_gradients_stay_whole(text: str) -> None:
+    graph = graph_of(text)
+    assert str(sum_tied_gradients(graph, one_rank_stages(2))) == str(graph)
