@@ -12,14 +12,15 @@ from torch import Tensor, nn
 class Embed(nn.Module):
     """Token and position embeddings, summed."""
 
-    def __init__(self, vocabulary: int, context: int, width: int) -> None:
+    def __init__(self, vocabulary: int, context: int, width: int, dropout: float) -> None:
         super().__init__()
         self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        return self.wte(tokens_BT) + self.wpe(positions_T)
+        return self.dropout(self.wte(tokens_BT) + self.wpe(positions_T))
 
 
 class Attention(nn.Module):
@@ -29,9 +30,10 @@ class Attention(nn.Module):
     q, k and v.
     """
 
-    def __init__(self, width: int, heads: int, bias: bool) -> None:
+    def __init__(self, width: int, heads: int, bias: bool, dropout: float) -> None:
         super().__init__()
         self.heads = heads
+        self.share = dropout
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.proj = nn.Linear(width, width, bias=bias)
 
@@ -39,7 +41,10 @@ class Attention(nn.Module):
         B, T, D = x_BTD.shape
         qkv_BTH3C = self.qkv(x_BTD).view(B, T, self.heads, 3, D // self.heads)
         q_BHTC, k_BHTC, v_BHTC = (part.transpose(1, 2) for part in qkv_BTH3C.unbind(dim=3))
-        y_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, is_causal=True)
+        share = self.share if self.training else 0.0
+        y_BHTC = F.scaled_dot_product_attention(
+            q_BHTC, k_BHTC, v_BHTC, dropout_p=share, is_causal=True
+        )
         return self.proj(y_BHTC.transpose(1, 2).reshape(B, T, D))
 
 
@@ -58,16 +63,17 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention, then feed-forward, each on a normalised copy and added back."""
 
-    def __init__(self, width: int, heads: int, bias: bool) -> None:
+    def __init__(self, width: int, heads: int, bias: bool, dropout: float) -> None:
         super().__init__()
         self.ln1 = nn.LayerNorm(width)
-        self.attn = Attention(width, heads, bias)
+        self.attn = Attention(width, heads, bias, dropout)
         self.ln2 = nn.LayerNorm(width)
         self.mlp = FeedForward(width, bias)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.attn(self.ln1(x_BTD))
-        return x_BTD + self.mlp(self.ln2(x_BTD))
+        x_BTD = x_BTD + self.dropout(self.attn(self.ln1(x_BTD)))
+        return x_BTD + self.dropout(self.mlp(self.ln2(x_BTD)))
 
 
 class GPT(nn.Module):
@@ -75,7 +81,9 @@ class GPT(nn.Module):
 
     vocabulary: number of token ids.  context: longest T.  depth: blocks.  width: must be a multiple
     of heads.
-    bias: of the linear layers inside the blocks; the head has none, and its weight is its own.
+    bias: of the linear layers inside the blocks; the head has none.
+    tied: the head's weight is the token embedding, as in GPT-2; else its own.
+    dropout: share of zeros, of embeddings, attention weights and what each layer adds.
     """
 
     def __init__(
@@ -86,14 +94,18 @@ class GPT(nn.Module):
         heads: int,
         width: int,
         bias: bool = False,
+        tied: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
-        self.embed = Embed(vocabulary, context, width)
-        self.blocks = nn.ModuleList(Block(width, heads, bias) for _ in range(depth))
+        self.embed = Embed(vocabulary, context, width, dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, bias, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.head.weight = self.embed.wte.weight
         self._initialise(depth)
 
     def _initialise(self, depth: int) -> None:

@@ -7,7 +7,18 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
+from flowrun.models.insightface import Scores
+
 
 def cross_entropy(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
     """Mean cross entropy of logits (..., V) against class ids (...), the batch field `target`."""
     return F.cross_entropy(output.flatten(0, -2).float(), batch[target].flatten())
+
+
+def margin_softmax(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
+    """Mean cross entropy of the logits (B, K) against the class that each sample hits.
+
+    A product with the hits instead of a look-up: classes may be a sample of all, in any order.
+    """
+    log_p = output.logits.float().log_softmax(-1)
+    return -(log_p * output.hits).sum(-1).mean()

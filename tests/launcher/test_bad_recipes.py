@@ -258,7 +258,7 @@ FILES = {
         "not a multiple",
     ),
     "data missing": (
-        MLP + "data: {_target_: flowrun.models.datasets.Digit}\n",
+        MLP + "data: {_target_: flowrun.models.data.digits.Digit}\n",
         "bad.yaml:2:18  data._target_",
         "'Digits'?",
     ),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrun.models.datasets import Digits, Text
+from flowrun.models.data.digits import Digits
+from flowrun.models.data.text import Text
 
 
 def test_targets_are_one_byte_ahead(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data sets: map-style, items are dicts of tensors.  Nothing is downloaded."""
+"""Text as bytes: any file or folder, by default the Python standard library's own source."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-
-_DIGITS_ORDER = (
-    1797  # seed of the fixed order of the digits, so that the held-out ones are a fair sample
-)
 
 
 class Text(Dataset[dict[str, Tensor]]):
@@ -41,26 +37,6 @@ class Text(Dataset[dict[str, Tensor]]):
         start = index * self.length
         window = torch.from_numpy(self.stream[start : start + self.length + 1].astype(np.int64))
         return {"tokens": window[:-1], "targets": window[1:]}
-
-
-class Digits(Dataset[dict[str, Tensor]]):
-    """Handwritten digits: {images (64,) float32 in 0..1, labels () int64}, 1797 samples in one
-    fixed shuffled order.
-    """
-
-    def __init__(self) -> None:
-        from sklearn.datasets import load_digits
-
-        pixels, labels = load_digits(return_X_y=True)
-        order = np.random.default_rng(_DIGITS_ORDER).permutation(len(labels))
-        self.images = torch.from_numpy((pixels[order] / 16).astype(np.float32))
-        self.labels = torch.from_numpy(labels[order].astype(np.int64))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"images": self.images[index], "labels": self.labels[index]}
 
 
 def _files(path: str | None) -> list[Path]:
