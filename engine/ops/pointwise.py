@@ -52,6 +52,13 @@ def _rows(view: OpView, groups: Groups) -> tuple[Signature, ...]:
     return (*labelled(ins, [tuple(range(len(out)))]), *partial_rows(view.op, *groups))
 
 
+def prelu_backward(view: OpView) -> tuple[Signature, ...]:
+    """(grad_output, self, weight) -> gradients of self and weight, both of the full shape."""
+    ins = [broadcast_labels(shape, view.in_shapes[0]) for shape in view.in_shapes]
+    full = tuple(range(len(view.in_shapes[0])))
+    return (*labelled(ins, [full, full]), *partial_rows(view.op, ("grad_output",)))
+
+
 def stays_float(view: OpView) -> bool:
     """Not a cast to an integer: it rounds each part, and the rounded parts sum to another."""
     dtype = bind(view.op).get("dtype")
@@ -98,6 +105,8 @@ _LINEAR_IN_GRAD_NAMES = """
 
 RULES: Mapping[str, Rule] = {
     **{f"aten.{name}": NONLINEAR for name in _NONLINEAR_NAMES.split()},
+    "aten._prelu_kernel.default": NONLINEAR,
+    "aten._prelu_kernel_backward.default": prelu_backward,
     "aten.neg.default": LINEAR,
     "aten.mul.Scalar": LINEAR,
     "aten.div.Scalar": LINEAR,

@@ -266,6 +266,23 @@ def gather(view: OpView) -> tuple[Signature, ...]:
     return (*labelled([own, positions], [positions]), Signature((P, B), (P,)))
 
 
+def scatter_add(view: OpView) -> tuple[Signature, ...]:
+    """src added into self along `dim`, at the positions of the index: the gradient of a gather.
+
+    Another dim splits all three where they are as long.  Linear in self and src together; parts of
+    the index along `dim` make parts of the sum.
+    """
+    shape, index, source = view.in_shapes
+    if not shape:
+        return ()
+    at = bind(view.op)["dim"] % len(shape)
+    own: Labels = tuple(
+        d if d != at and shape[d] == index[d] == source[d] else None for d in range(len(shape))
+    )
+    made = (*labelled([own] * 3, [own]), Signature((P, B, P), (P,)))
+    return (*made, Signature((P, S(at), S(at)), (P,))) if index[at] == source[at] else made
+
+
 def index_select(view: OpView) -> tuple[Signature, ...]:
     """index_select along `dim`: other dims pass their split, and so do the indices, to `dim`."""
     ndim = len(view.in_shapes[0])
@@ -319,6 +336,7 @@ RULES: Mapping[str, Rule] = {
     "aten.slice_scatter.default": scatter,
     "aten.select_scatter.default": scatter,
     "aten.gather.default": gather,
+    "aten.scatter_add.default": scatter_add,
     "aten.index_select.default": index_select,
     "aten.index.Tensor": index,
 }

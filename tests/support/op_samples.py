@@ -96,6 +96,9 @@ def _pointwise() -> list[Sample]:
         sample("aten.masked_fill.Scalar", T(5, 4), mask(5, 4), 0.0),
         sample("aten.masked_fill.Scalar", T(5, 4), mask(4), -1.0),
         sample("aten.masked_fill.Tensor", T(5, 4), mask(5, 1), T()),
+        sample("aten._prelu_kernel.default", T(5, 4, 3), T(1, 4, 1)),
+        sample("aten._prelu_kernel.default", T(5, 4), T(1, 1)),
+        sample("aten._prelu_kernel_backward.default", T(5, 4, 3), T(5, 4, 3), T(1, 4, 1)),
         sample("aten.addcmul.default", T(5, 4), T(4), T(5, 1), value=0.5),
         sample("aten.addcdiv.default", T(5, 4), T(4), T(5, 1), value=0.5),
         sample("aten.lerp.Scalar", T(5, 4), T(5, 4), 0.3),
@@ -199,6 +202,8 @@ def _shape() -> list[Sample]:
         sample("aten.select_scatter.default", T(5, 4, 3), T(5, 3), 1, 2),
         sample("aten.gather.default", T(5, 4), 1, below(4, 5, 2)),
         sample("aten.gather.default", T(5, 4), 1, below(4, 3, 2)),
+        sample("aten.scatter_add.default", T(5, 4), 1, below(4, 5, 3), T(5, 3)),
+        sample("aten.scatter_add.default", T(5, 4, 3), 0, below(5, 7, 2, 3), T(10, 4, 3)),
         sample("aten.index_select.default", T(5, 4), 1, below(4, 3)),
         sample("aten.index.Tensor", T(4, 5), [below(4, 3, 2)]),
     ]
