@@ -55,6 +55,16 @@ class Zero:
 
 
 @dataclass(frozen=True, slots=True)
+class Recompute:
+    """Activation checkpointing.  modules: patterns of module paths; keep: classes of ops whose
+    outputs are stored (passes/recompute.py).
+    """
+
+    modules: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """Everything that decides the layout.
 
@@ -74,6 +84,7 @@ class Strategy:
     module_stages: tuple[tuple[str, int], ...] = ()
     pins: tuple[Pin, ...] = ()
     zero: Zero = Zero()
+    recompute: Recompute = Recompute()
     optimizer: Optimizer = Optimizer()
     micro_batches: int = 1
     in_flight: int | str = "auto"

@@ -18,7 +18,7 @@ from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_traini
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
-from flowrun.engine.strategy import Optimizer, Strategy, Zero
+from flowrun.engine.strategy import Optimizer, Recompute, Strategy, Zero
 from flowrun.launcher import build
 from flowrun.launcher.device import device_type
 from flowrun.launcher.schema import Recipe
@@ -158,6 +158,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         zero=Zero(zero.axis or "", zero.stage, zero.min_size)
         if zero.axis in recipe.axes
         else Zero(),
+        recompute=Recompute(tuple(recipe.recompute.modules), tuple(recipe.recompute.keep)),
         optimizer=Optimizer(optim.name, arguments, optim.clip_norm),
         micro_batches=recipe.train.micro_batches,
         in_flight=recipe.in_flight,

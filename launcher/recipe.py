@@ -26,6 +26,7 @@ from flowrun.launcher.layout import parse_in_flight, parse_pins, parse_stages
 from flowrun.launcher.schema import (
     CLUSTERS,
     DEVICES,
+    KEPT,
     LAUNCHERS,
     OPTIMIZERS,
     Recipe,
@@ -83,6 +84,7 @@ def to_recipe(cfg: DictConfig) -> Recipe:
         in_flight=parse_in_flight(recipe.placement.in_flight),
         pins=tuple(pin for pin in pins if pin.axis in axes),
         zero=_zero(recipe),
+        recompute=recipe.recompute,
         train=recipe.train,
         launch=recipe.launch,
         engine=recipe.engine,
@@ -298,6 +300,23 @@ def _check_zero(recipe: RecipeSchema) -> None:
     )
 
 
+def _check_recompute(recipe: RecipeSchema) -> None:
+    modules, keep = recipe.recompute.modules, recipe.recompute.keep
+    for name in keep:
+        _require(
+            name in KEPT,
+            "recompute.keep",
+            f"there is no class of ops {name!r}.",
+            f"Write {one_of(KEPT)}; empty keeps what enters the modules, and no more.",
+        )
+    _require(
+        bool(modules) or not keep,
+        "recompute.keep",
+        "nothing is recomputed, so there is nothing to keep of it.",
+        'Name modules: recompute: {modules: ["blocks.*"]}.',
+    )
+
+
 def _check_launch(recipe: RecipeSchema) -> None:
     launch = recipe.launch
     _require(
@@ -365,6 +384,7 @@ CHECKS = (
     _check_train,
     _check_optim,
     _check_zero,
+    _check_recompute,
     _check_launch,
     _check_rest,
 )

@@ -21,6 +21,7 @@ OPTIMIZERS = ("adamw", "sgd")
 LAUNCHERS = ("local", "virtual", "slurm")
 CLUSTERS = ("slurm", "local")
 DEVICES = ("auto", "cpu", "cuda")
+KEPT = ("matmul", "boxing")
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 
 
@@ -97,6 +98,19 @@ class Zero:
     axis: str | None = None
     stage: int = 0
     min_size: int = 1024
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Activation checkpointing: what backward computes again instead of reading what was stored.
+
+    modules: patterns of module paths; a pattern covers what is inside a module that it names.
+    keep: classes of ops of these modules whose outputs are stored all the same: matmul (products,
+    convolutions, attention), boxing (what communication makes); empty: only what enters a module.
+    """
+
+    modules: list[str] = field(default_factory=list)
+    keep: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -185,6 +199,7 @@ class RecipeSchema:
     placement: PlacementSchema = field(default_factory=PlacementSchema)
     sbp: dict[str, Any] = field(default_factory=dict)
     zero: Zero = field(default_factory=Zero)
+    recompute: Recompute = field(default_factory=Recompute)
     train: Train = field(default_factory=Train)
     launch: Launch = field(default_factory=Launch)
     engine: Engine = field(default_factory=Engine)
@@ -223,6 +238,7 @@ class Recipe:
     in_flight: int | str
     pins: tuple[Pin, ...]
     zero: Zero
+    recompute: Recompute
     train: Train
     launch: Launch
     engine: Engine

@@ -34,7 +34,7 @@ _VIEWS = (
 
 def is_view(target: str) -> bool:
     """True if the op makes no new memory."""
-    return target.startswith("aten.") and target.split(".")[1] in _VIEWS
+    return target == "flow.after" or (target.startswith("aten.") and target.split(".")[1] in _VIEWS)
 
 
 def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:

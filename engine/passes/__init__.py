@@ -10,6 +10,7 @@ from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.pin_activations import pin_activations
+from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.passes.shard_optimizer import shard_optimizer
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
@@ -26,6 +27,7 @@ PASSES: tuple[Pass, ...] = (
     split_weight_grads,  # weight gradients may run late
     pin_activations,  # the recipe's in and out pins
     infer_sbp,  # a signature for each op of forward and backward
+    recompute,  # activation checkpointing: backward computes again what it would have stored
     shard_optimizer,  # ZeRO: new homes for weights and states
     infer_update,  # a signature for each op of the update
     insert_boxing,  # communication where layouts meet

@@ -76,6 +76,21 @@ ARGUMENTS = {
         'command line  sbp.head = "S0"',
         "says no axis",
     ),
+    "nothing of a module recomputed": (
+        "recipe=gpt_dp recompute.modules=[block.*]",
+        "command line  recompute.modules = [block.*]",
+        "'block.*' matches no module",
+    ),
+    "unknown class kept": (
+        "recipe=gpt_dp recompute.modules=[blocks.*] recompute.keep=[conv]",
+        "command line  recompute.keep = [conv]",
+        "Write matmul or boxing",
+    ),
+    "kept, but nothing recomputed": (
+        "recipe=gpt_dp recompute.keep=[matmul]",
+        "command line  recompute.keep = [matmul]",
+        "Name modules",
+    ),
     "bad axis name": (
         "recipe=gpt_tp placement.axes.in=2",
         "command line  placement.axes.in = 2",

@@ -6,7 +6,7 @@ Compiling takes most of the time: plans and runs are kept for all test files of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_traini
 from flowrun.engine.placement import Placement
 from flowrun.engine.plan import Plan
 from flowrun.engine.runtime.virtual import VirtualCluster
-from flowrun.engine.strategy import Strategy, Zero
+from flowrun.engine.strategy import Recompute, Strategy, Zero
 from support.logical import put_together
 from support.plain_loop import STEPS, Batch, Training
 
@@ -36,6 +36,7 @@ class Layout:
     in_flight: int | str = "zero_bubble"
     register_slots: int = 2
     grids: tuple[tuple[int, int], ...] = ()
+    recompute: Recompute = field(default_factory=Recompute)
 
     @property
     def num_ranks(self) -> int:
@@ -71,6 +72,8 @@ class Layout:
         words += [f"ZeRO {self.zero}"] if self.zero else []
         words += [f"stages of {self.grids}"] if self.grids else []
         words += ["clipped"] if self.clip_norm else []
+        words += ["recomputed"] if self.recompute.modules else []
+        words += [f"keep {' '.join(self.recompute.keep)}"] if self.recompute.keep else []
         return " x ".join(words) or "single"
 
 
@@ -107,6 +110,7 @@ def strategy(training: Training, layout: Layout) -> Strategy:
         layout.placements,
         pins=training.pins if "tensor" in layout.axes else (),
         zero=Zero("data", layout.zero, 64) if layout.zero else Zero(),
+        recompute=layout.recompute,
         optimizer=replace(training.optimizer, clip_norm=layout.clip_norm),
         micro_batches=training.micro_batches,
         in_flight=layout.in_flight,

@@ -1,0 +1,48 @@
+"""What recomputation saves and repeats: bytes stored for backward, bytes boxed in backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from flowrun.engine.boxing import path_bytes
+from flowrun.engine.cost.op_cost import is_view
+from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.placement import largest_shape
+from flowrun.engine.sbp import NdSbp
+from flowrun.engine.strategy import Strategy
+
+
+def stored_bytes(graph: LogicalGraph, strategy: Strategy, stage: int) -> int:
+    """Bytes that wait for backward on a rank, of one micro-batch; a view is what it shows."""
+    stored: dict[tuple[str, int], int] = {}
+    grid = strategy.placements[stage].shape
+    for op in graph.ops:
+        if op.phase not in (BACKWARD, WEIGHT_GRAD) or op.stage != stage:
+            continue
+        for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True):
+            maker = graph.producer.get(name)
+            if maker is None or maker.phase != FORWARD:
+                continue
+            tensor = graph.tensors[name]
+            num_bytes = math.prod(largest_shape(tensor.shape, nd_sbp, grid)) * tensor.dtype.itemsize
+            while maker is not None and is_view(maker.target):
+                name = maker.inputs[0]
+                maker = graph.producer.get(name)
+            if maker is not None:  # else a view of a weight
+                stored[name, num_bytes] = num_bytes
+    return sum(stored.values())
+
+
+def moved_bytes(graph: LogicalGraph, strategy: Strategy, ops: Iterable[Op]) -> float:
+    """Bytes, over all ranks, of boxing between the ops and what backward makes for them."""
+    moved: dict[tuple[str, NdSbp], float] = {}
+    for op in ops:
+        grid = strategy.placements[op.stage].shape
+        for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True):
+            maker = graph.producer.get(name)
+            if maker is not None and maker.phase == BACKWARD and maker.target != "flow.after":
+                tensor = graph.tensors[name]
+                have = maker.out_sbp[maker.outputs.index(name)]
+                moved[name, nd_sbp] = path_bytes(have, nd_sbp, grid, tensor.shape, tensor.num_bytes)
+    return sum(moved.values())

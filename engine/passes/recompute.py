@@ -1,0 +1,297 @@
+"""recompute: activation checkpointing.  Backward computes again what it would else have stored.
+
+    recompute: {modules: ["blocks.*"], keep: [matmul]}
+
+For every module that a pattern names (a pattern covers what is inside), copies of its forward ops,
+named "x/again", join the backward region and start from what is kept: what enters the module, what
+others outside of it read in backward, and the outputs of the classes of ops in `keep`.
+
+Behind infer_sbp: a copy has the layout of its original, so that it computes the same bits, and what
+boxing would repeat is known.  Before shard_optimizer: under ZeRO 3 a copy reads the weights that
+backward gathers anyway.
+
+Nothing may run early, or nothing is saved: a copy reads kept values through `flow.after(kept,
+gradient)`, which hands on its first input and reads the gradient that enters the module.  That is
+an ordinary dependency: regions and schedulers need to know nothing.  For the same reason weight
+gradients of these modules stay in backward: to run late they would hold what was recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from flowrun.engine.boxing import path
+from flowrun.engine.cost.stored import moved_bytes, stored_bytes
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT_GRAD,
+    LogicalGraph,
+    Op,
+    Ref,
+    is_random,
+    map_refs,
+)
+from flowrun.engine.sbp import NdSbp
+from flowrun.engine.strategy import Strategy
+
+KEEP: Mapping[str, tuple[str, ...]] = {  # class of ops -> what their targets contain
+    "matmul": (".mm.", ".addmm.", ".bmm.", ".baddbmm.", "convolution", "scaled_dot_product"),
+    "boxing": (),  # what communication made, to repeat none
+}
+Group = tuple[str, int]  # a named module on one stage
+
+
+def recompute(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """signed -> signed, with copies of forward ops in backward.  Raises RecipeError for a pattern
+    that matches no module.
+    """
+    if not strategy.recompute.modules:
+        return graph
+    again = _Again(graph, strategy)
+    copies = again.copies()
+    ops = _in_order((*again.readers(), *copies))
+    made = replace(graph, ops=ops, tensors=again.tensors)
+    return replace(made, notes=(*graph.notes, *_notes(graph, made, strategy, copies)))
+
+
+class _Again:
+    """What is recomputed, and the names of its copies.
+
+    group: op -> the named module that it belongs to.  wanted: tensors to recompute.
+    """
+
+    def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
+        self.graph = graph
+        self.strategy = strategy
+        self.tensors = dict(graph.tensors)
+        self.feeds = {feed.tensor for feed in graph.feeds if not feed.per_step}
+        self.group = _groups(graph, strategy.recompute.modules)
+        self.backward = [op for op in graph.ops if op.phase in (BACKWARD, WEIGHT_GRAD)]
+        self.wanted = self._wanted()
+        self.gates = self._gates()
+        self.held: dict[tuple[str, Group, NdSbp], Op] = {}
+
+    def _wanted(self) -> set[str]:
+        """Forward values that backward of their own module reads, and what these are made of."""
+        wanted: set[str] = set()
+        pending = [name for op in self.backward for name in op.inputs]
+        while pending:
+            name = pending.pop()
+            if name not in wanted and not self._kept(name):
+                wanted.add(name)
+                pending += self.graph.producer[name].inputs
+        return wanted
+
+    def _kept(self, name: str) -> bool:
+        """True for all but what can be recomputed."""
+        maker = self.graph.producer.get(name)
+        if maker is None or maker.phase != FORWARD or maker.name not in self.group:
+            return True
+        keep = self.strategy.recompute.keep
+        if any(word in maker.target for kind in keep for word in KEEP[kind]):
+            return True
+        if maker.target.startswith("aten.") and is_random(maker.target):
+            return True  # it would draw anew
+        group = self.group[maker.name]
+        readers = self.graph.consumers.get(name, ())
+        if any(self._is_outside(reader, group) for reader in readers):
+            return True
+        return "boxing" in keep and any(self._moves(name, reader) for reader in readers)
+
+    def _is_outside(self, reader: Op, group: Group) -> bool:
+        """A reader for which the value is stored whatever this module does."""
+        other = self.group.get(reader.name)
+        return other != group and (reader.phase != FORWARD or other is not None)
+
+    def _moves(self, name: str, reader: Op) -> bool:
+        """True if the reader wants another layout, and bytes must move for it."""
+        have = _made_as(self.graph.producer[name], name)
+        grid = self.strategy.placements[reader.stage].shape
+        shape = self.graph.tensors[name].shape
+        wanted = [nd for n, nd in zip(reader.inputs, reader.in_sbp, strict=True) if n == name]
+        return any(step.moves for nd_sbp in wanted for step in path(have, nd_sbp, grid, shape))
+
+    def _gates(self) -> dict[Group, tuple[str, NdSbp]]:
+        """Group -> the gradient that enters it, and the layout to read it in."""
+        gates: dict[Group, tuple[str, NdSbp]] = {}
+        for op in self.backward:
+            group = self.group.get(op.name)
+            for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True):
+                maker = self.graph.producer.get(name)
+                if group is None or maker is None or maker.phase == FORWARD:
+                    continue
+                if self.group.get(maker.name) != group:
+                    here = maker.stage == op.stage  # as made: needs no boxing, and is there sooner
+                    gates.setdefault(group, (name, _made_as(maker, name) if here else nd_sbp))
+        return gates
+
+    # ------------------------------------------------------------------ ops
+
+    def copies(self) -> list[Op]:
+        """A copy of every op that makes something wanted, and the flow.after ops they read."""
+        made: list[Op] = []
+        for op in self.graph.ops:
+            if op.phase == FORWARD and self.wanted.intersection(op.makes):
+                read = zip(op.inputs, op.in_sbp, strict=True)
+                copy = _reading(op, [self._copy_input(op, name, nd_sbp) for name, nd_sbp in read])
+                outputs = tuple(self._again(n) if n in self.wanted else None for n in op.outputs)
+                made.append(replace(copy, name=f"{op.name}/again", outputs=outputs, phase=BACKWARD))
+        return [*self.held.values(), *made]
+
+    def readers(self) -> Iterator[Op]:
+        """All ops of the graph; backward reads copies."""
+        joined = self._joined()
+        for op in self.graph.ops:
+            if op.phase in (BACKWARD, WEIGHT_GRAD):
+                op = _reading(op, [self._again(n) if n in self.wanted else n for n in op.inputs])
+            yield replace(op, phase=BACKWARD) if op.name in joined else op
+
+    def _joined(self) -> set[str]:
+        """Weight gradients of the named modules, and what these are made of."""
+        joined: set[str] = set()
+        needed: set[str] = set()
+        made_late: set[str] = set()
+        for op in reversed(self.backward):
+            if op.phase == WEIGHT_GRAD and (op.name in self.group or needed.intersection(op.makes)):
+                joined.add(op.name)
+                needed.update(op.inputs)
+                made_late.update(op.makes)
+        sums = {
+            op.name
+            for op in self.backward
+            if op.target == "flow.accumulate" and op.inputs[0] in made_late
+        }
+        return joined | sums
+
+    def _again(self, name: str | None) -> str:
+        assert name is not None
+        made = f"{name}/again"
+        self.tensors[made] = replace(self.tensors[name], name=made)
+        return made
+
+    def _copy_input(self, op: Op, name: str, nd_sbp: NdSbp) -> str:
+        """What a copy reads in place of an input of its original."""
+        maker = self.graph.producer.get(name)
+        group = self.group[op.name]
+        if name in self.wanted:
+            return self._again(name)
+        per_micro_batch = name in self.feeds if maker is None else maker.phase == FORWARD
+        if not per_micro_batch or group not in self.gates:
+            return name
+        key = (name, group, nd_sbp)
+        if key not in self.held:
+            self.held[key] = self._after(op, name, group, nd_sbp)
+        return self.held[key].makes[0]
+
+    def _after(self, op: Op, name: str, group: Group, nd_sbp: NdSbp) -> Op:
+        gradient, read_as = self.gates[group]
+        made = f"{name}/after/{group[0]}"
+        while made in self.tensors:
+            made += "'"
+        self.tensors[made] = replace(self.tensors[name], name=made)
+        return Op(
+            made,
+            "flow.after",
+            (Ref(name), Ref(gradient)),
+            (),
+            (made,),
+            op.module,
+            BACKWARD,
+            op.stage,
+            (nd_sbp, read_as),
+            (nd_sbp,),
+        )
+
+
+# ---- modules -------------------------------------------------------------------------------------
+
+
+def _groups(graph: LogicalGraph, patterns: tuple[str, ...]) -> dict[str, Group]:
+    """Op -> the outermost module around it that a pattern names, on the op's stage."""
+    owners: dict[str, str | None] = {}
+    used: set[str] = set()
+    for path_ in {op.module for op in graph.ops if op.module not in ("", "loss")}:
+        parts = path_.split(".")
+        around = [".".join(parts[: k + 1]) for k in range(len(parts))]
+        used.update(p for p in patterns if any(fnmatchcase(part, p) for part in around))
+        owners[path_] = next(
+            (part for part in around if any(fnmatchcase(part, p) for p in patterns)), None
+        )
+    for pattern in patterns:
+        if pattern not in used:
+            raise RecipeError(
+                "recompute.modules",
+                f"{pattern!r} matches no module that computes anything.",
+                "Modules: " + ", ".join(sorted(owners)[:12]),
+            )
+    return {
+        op.name: (owner, op.stage)
+        for op in graph.ops
+        if (owner := owners.get(op.module)) is not None
+    }
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def _in_order(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Every op behind the makers of what it reads; else as given, copies right before they are
+    read first.
+    """
+    maker = {name: op for op in ops for name in op.makes}
+    done: set[str] = set()
+    waiting: set[str] = set()
+    out: list[Op] = []
+    for last in ops:
+        stack = [last]
+        while stack:
+            op = stack.pop()
+            missing = [maker[n] for n in op.inputs if n in maker and maker[n].name not in done]
+            if op.name in done:
+                continue
+            if not missing:
+                done.add(op.name)
+                out.append(op)
+                continue
+            assert op.name not in waiting, f"{op.name} waits for itself"
+            waiting.add(op.name)
+            stack += [op, *reversed(missing)]
+    return tuple(out)
+
+
+# ---- notes ---------------------------------------------------------------------------------------
+
+
+def _notes(
+    before: LogicalGraph, after: LogicalGraph, strategy: Strategy, copies: list[Op]
+) -> Iterator[str]:
+    """A line for each stage: ops, bytes saved, bytes moved again."""
+    for stage in sorted({op.stage for op in copies}):
+        again = [op for op in copies if op.stage == stage and op.target != "flow.after"]
+        stored = stored_bytes(before, strategy, stage)
+        saved = stored - stored_bytes(after, strategy, stage)
+        repeated = moved_bytes(after, strategy, again)
+        yield (
+            f"recompute: stage {stage} runs {len(again)} ops again in backward; a rank stores "
+            f"{saved:,.0f} of {stored:,.0f} bytes less for a micro-batch"
+            + (
+                f", and {repeated:,.0f} bytes are communicated again (not so with keep: [boxing])"
+                if repeated
+                else ""
+            )
+        )
+
+
+def _reading(op: Op, names: list[str]) -> Op:
+    """The op with other inputs, in order of appearance."""
+    following = iter(names)
+    swap = lambda _: Ref(next(following))  # noqa: E731
+    return replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap))
+
+
+def _made_as(maker: Op, name: str) -> NdSbp:
+    return maker.out_sbp[maker.outputs.index(name)]

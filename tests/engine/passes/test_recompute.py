@@ -1,0 +1,179 @@
+"""Activation checkpointing: what is recomputed, when it may start, and that no bit changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op
+from flowrun.engine.passes.infer_sbp import infer_sbp
+from flowrun.engine.passes.recompute import recompute
+from flowrun.engine.plan import RegionWork
+from flowrun.engine.strategy import Recompute
+from support.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, rewritten, through
+from support.layouts import Layout, Run, compiled, virtual_run
+from support.plain_loop import gpt
+
+GPT = gpt(blocks=2, width=16)
+KEPT = [(), ("matmul",), ("boxing",)]
+STEPS = 3
+LAYOUTS = [
+    Layout(),
+    Layout(tensor=2),
+    Layout(stages=2),
+    Layout(data=2, zero=3),
+]
+ANY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+ANY_KEEP = pytest.mark.parametrize("keep", KEPT, ids=" ".join)
+
+
+def checkpointed(layout: Layout, *keep: str) -> Layout:
+    """The layout, with the blocks recomputed."""
+    return replace(layout, recompute=Recompute(("blocks.*",), keep))
+
+
+@cache
+def run(layout: Layout) -> Run:
+    """A few steps."""
+    return virtual_run(GPT, layout, STEPS)
+
+
+# ---- the same bits, in less memory ---------------------------------------------------------------
+
+
+@ANY_LAYOUT
+@ANY_KEEP
+def test_no_bit_changes(layout: Layout, keep: tuple[str, ...]) -> None:
+    plain, again = run(layout), run(checkpointed(layout, *keep))
+    assert again.losses == plain.losses
+    assert all(torch.equal(again.weights[k], value) for k, value in plain.weights.items())
+
+
+def stash_bytes(layout: Layout) -> list[int]:
+    """Bytes of all slots that wait for backward, by stage."""
+    plan = compiled(GPT, layout).plan
+    stages = range(len(plan.placements))
+    return [
+        sum(r.slots * r.num_bytes for r in plan.registers if r.stash and r.stage == s)
+        for s in stages
+    ]
+
+
+@ANY_LAYOUT
+def test_stash_and_foreseen_peak_fall_and_fall_less_with_products_kept(layout: Layout) -> None:
+    forms = (layout, checkpointed(layout, "matmul"), checkpointed(layout))
+    for plain, kept, bare in zip(*map(stash_bytes, forms), strict=True):
+        assert bare < kept < plain
+    peaks = (compiled(GPT, form).rehearsal.peak_bytes for form in forms)
+    for plain, kept, bare in zip(*peaks, strict=True):
+        assert bare < kept < plain
+
+
+# ---- when it starts ------------------------------------------------------------------------------
+
+
+@ANY_LAYOUT
+def test_a_copy_reads_nothing_that_forward_made_but_behind_a_gradient(layout: Layout) -> None:
+    graph = compiled(GPT, checkpointed(layout)).plan.graph
+    feeds = {feed.tensor for feed in graph.feeds}
+    copies = [op for op in graph.ops if op.name.endswith("/again")]
+    assert copies
+    for op in copies:
+        assert op.phase == BACKWARD
+        assert not feeds.intersection(op.inputs)
+        makers = [graph.producer[name] for name in op.inputs if name in graph.producer]
+        assert all(maker.phase != FORWARD for maker in makers)
+
+
+@ANY_LAYOUT
+def test_what_is_recomputed_starts_when_backward_has_begun(layout: Layout) -> None:
+    """Backward begins with the loss, in which nothing is recomputed."""
+    found = compiled(GPT, checkpointed(layout))
+    works = {a.id: a.work for a in found.plan.actors if isinstance(a.work, RegionWork)}
+    begun: set[int] = set()  # micro-batches
+    again: set[int] = set()
+    for event in sorted(found.rehearsal.first_step, key=lambda event: event.start):
+        ops = works[event.actor].ops if event.actor in works else ()
+        if any(op.name.endswith("/again") for op in ops):
+            assert event.act in begun
+            again.add(event.act)
+        elif any(op.phase == BACKWARD and op.module == "loss" for op in ops):
+            begun.add(event.act)
+    assert again == begun == set(range(GPT.micro_batches))
+
+
+def test_weight_gradients_of_what_is_recomputed_do_not_run_late() -> None:
+    layout = Layout(stages=2, in_flight="zero_bubble")
+    late = [op.module for op in ops_of(layout) if op.phase == WEIGHT_GRAD]
+    assert any(module.startswith("blocks.") for module in late)
+    late = [op.module for op in ops_of(checkpointed(layout)) if op.phase == WEIGHT_GRAD]
+    assert late and not any(module.startswith("blocks.") for module in late)
+
+
+def ops_of(layout: Layout) -> tuple[Op, ...]:
+    """All ops of the compiled graph."""
+    return compiled(GPT, layout).plan.graph.ops
+
+
+# ---- communication -------------------------------------------------------------------------------
+
+
+def test_a_tensor_parallel_block_repeats_one_of_its_two_sums() -> None:
+    """The sum behind attention: nothing recomputed reads the sum behind the feed-forward part."""
+    plain, again = Layout(tensor=2), checkpointed(Layout(tensor=2))
+    repeated = compiled(GPT, again).rehearsal.sent_bytes - compiled(GPT, plain).rehearsal.sent_bytes
+    blocks, samples, tokens, width = 2, 16, 16, 16
+    assert repeated == blocks * 2 * (2 - 1) * samples * tokens * width * 4  # a ring of 2 ranks
+    note = compiled(GPT, again).plan.notes[0]
+    assert f" {repeated / GPT.micro_batches:,.0f} bytes are communicated again" in note
+
+
+def test_keeping_what_boxing_makes_repeats_none() -> None:
+    plain, again = Layout(tensor=2), checkpointed(Layout(tensor=2), "boxing")
+    assert compiled(GPT, again).rehearsal.sent_bytes == compiled(GPT, plain).rehearsal.sent_bytes
+
+
+# ---- text in, text out ---------------------------------------------------------------------------
+
+
+NET = TWO_LAYERS.replace(" a stage", " net.a stage").replace(" act stage", " net.act stage")
+
+
+def test_the_activation_is_made_again_from_what_entered_its_module() -> None:
+    """%r is read by the layer behind, in backward too: it is stored, and nothing else."""
+    strategy = one_rank_stages(1, recompute=Recompute(("net",)))
+    graph = rewritten((*through(infer_sbp), recompute), strategy, graph_of(NET))
+    plain = [replace(op, in_sbp=(), out_sbp=()) for op in graph.ops if op.phase == BACKWARD]
+    assert_ops(
+        plain[plain.index(next(op for op in plain if op.name == "dr")) :],
+        """
+        %dr = aten.mm.default(%dy, %b.weight)  # backward b stage 0
+        %x/after/net = flow.after(%x, %dr)  # backward net.a stage 0
+        %at/again = aten.t.default(%a.weight)  # backward net.a stage 0
+        %h/again = aten.mm.default(%x/after/net, %at/again)  # backward net.a stage 0
+        %dh = aten.threshold_backward.default(%dr, %h/again, 0)  # backward net.act stage 0
+        %dht = aten.t.default(%dh)  # backward net.a stage 0
+        %da = aten.mm.default(%dht, %x)  # backward net.a stage 0
+        %grad/a.weight = flow.accumulate(%da)  # backward net.a stage 0
+        """,
+    )
+    assert graph.notes == (
+        "recompute: stage 0 runs 2 ops again in backward; a rank stores 192 of 384 bytes less "
+        "for a micro-batch",
+    )
+
+
+def test_a_pattern_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(RecipeError, match=r"'block\.\*' matches no module") as error:
+        compiled(GPT, Layout(recompute=Recompute(("blocks.0", "block.*"))))
+    assert error.value.where == "recompute.modules"
+
+
+def test_no_patterns_change_nothing() -> None:
+    strategy = one_rank_stages(1)
+    graph = rewritten(through(infer_sbp), strategy)
+    assert recompute(graph, strategy) is graph
