@@ -32,6 +32,7 @@ from flowrun.engine.graph import (
     Tensor,
     Variable,
 )
+from flowrun.engine.random_ops import seed_random_ops
 from flowrun.engine.simplify import simplify
 
 Batch = Mapping[str, torch.Tensor]
@@ -47,6 +48,7 @@ class Task:
     metrics: name -> metric(output, batch) -> scalar mean, evaluated with the validation loss.
     any_device: write attention as products and a softmax, which run on any device, instead of as
         the fused kernel of the CPU, on which capture runs.
+    seed: of what the module draws at random.
     """
 
     model: nn.Module
@@ -54,6 +56,7 @@ class Task:
     loss: LossFn | None = None
     metrics: Mapping[str, LossFn] = ()  # type: ignore[assignment]
     any_device: bool = False
+    seed: int = 0
 
 
 class _Program(nn.Module):
@@ -126,7 +129,7 @@ def _captured(
             f"torch could not capture {type(task.model).__name__}: {_first_line(error)}",
             "The model must run on one micro-batch without data-dependent Python control flow.",
         ) from error
-    return simplify(graph)
+    return simplify(seed_random_ops(graph, task.seed))
 
 
 def _first_line(error: BaseException) -> str:

@@ -145,7 +145,7 @@ class Feed:
     """A field of the batch that enters the graph.  There is one for each stage that reads it.
 
     field: of the batch; one that begins with "@" is a number of the engine's own ("@step", the
-        number of the step, from 1).
+        number of the step, from 1; "@draw", that of the micro-batch, from 0 over the whole run).
     per_step: it enters once a step, not once a micro-batch.
     """
 
@@ -235,8 +235,3 @@ def gradient_of(tensor: str) -> str:
     """
     kind, _, parameter = tensor.partition("/")
     return parameter if kind.partition("@")[0] == "grad" else ""
-
-
-def is_random(target: str) -> bool:
-    """True if the op draws random numbers."""
-    return any(word in target for word in ("rand", "dropout", "bernoulli", "aten.normal"))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from flowrun.engine.graph import LogicalGraph, Op, Ref, is_random, rename_inputs
+from flowrun.engine.graph import LogicalGraph, Op, Ref, rename_inputs
 
 
 def simplify(graph: LogicalGraph) -> LogicalGraph:
@@ -85,7 +85,7 @@ def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
-    """Common subexpressions of one phase are computed once; random ops are left alone."""
+    """Common subexpressions of one phase are computed once; no two random ops have one stream."""
     names: dict[str, str] = {}
     seen: dict[Any, Op] = {}
     ops: list[Op] = []
@@ -96,7 +96,7 @@ def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
         same = twin is not None and all(
             b is None or a is not None for a, b in zip(twin.outputs, op.outputs, strict=True)
         )
-        if twin is not None and same and not is_random(op.target):
+        if twin is not None and same:
             names.update({b: a for a, b in zip(twin.outputs, op.outputs, strict=True) if a and b})
             continue
         seen[key] = op

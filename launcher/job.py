@@ -92,6 +92,7 @@ class Job:
             build.instantiate_loss(recipe),
             build.instantiate_metrics(recipe),
             any_device=self.device_type != "cpu",
+            seed=train.seed,
         )
 
     @cached_property

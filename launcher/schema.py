@@ -117,8 +117,8 @@ class Recompute:
 class Train:
     """How long and on how much.
 
-    batch_size: samples of one step, over all ranks and micro-batches.  seed: of weights and of
-    sampling.  save: write the trained weights to the run's folder.
+    batch_size: samples of one step, over all ranks and micro-batches.  seed: of weights, of
+    sampling and of dropout.  save: write the trained weights to the run's folder.
     """
 
     batch_size: int = 32

@@ -20,6 +20,7 @@ from flowrun.engine.ops import (
     matmul,
     norm,
     pointwise,
+    random,
     reduce,
     shape,
     update,
@@ -48,6 +49,7 @@ RULES: Mapping[str, Rule] = {
     **conv.RULES,
     **loss.RULES,
     **create.RULES,
+    **random.RULES,
     **update.RULES,
 }
 
@@ -59,6 +61,7 @@ LOCALS: Mapping[str, Local] = {
     **conv.LOCALS,
     **loss.LOCALS,
     **create.LOCALS,
+    **random.LOCALS,
     **update.LOCALS,
 }
 

@@ -30,7 +30,6 @@ from flowrun.engine.graph import (
     Op,
     Variable,
     gradient_of,
-    is_random,
 )
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Signature
@@ -66,13 +65,6 @@ def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterat
     """A note for every op that has no signature table: it runs whole on every rank of the axis."""
     for op in graph.ops:
         split = strategy.parts(op.stage, axis) > 1
-        if split and is_random(op.target):
-            raise RecipeError(
-                "model",
-                f"{op.target} in module {op.module or '(top level)'} draws random numbers, and the "
-                f"ranks of {strategy.axes[axis]!r} would each draw their own.",
-                "Set dropout to 0, or use stages only: random ops have no signatures yet.",
-            )
         if split and op.target != "flow.pin" and not registry.has_table(op.target):
             where = f"{op.target} in module {op.module or '(top level)'}"
             yield f"{where} has no signature table: all ranks of {strategy.axes[axis]} do all of it"

@@ -170,10 +170,13 @@ class Rank:
 
     def _number(self, feed: Feed, actor: Actor, act: int) -> torch.Tensor:
         """A number of the engine's own, as a scalar."""
-        step = act // self.plan.acts_per_step(actor)
+        step, micro_batch = divmod(act, self.plan.acts_per_step(actor))
+        value: float
         match feed.field:
             case "@step":
-                value = float(step + 1)
+                value = step + 1
+            case "@draw":
+                value = step * self.plan.micro_batches + micro_batch
             case other:
                 raise AssertionError(other)
         return torch.tensor(value, dtype=self._dtype(feed), device=self.device)

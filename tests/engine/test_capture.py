@@ -159,6 +159,41 @@ def test_the_joint_graph_gives_the_numbers_of_eager_autograd(joint: Joint) -> No
     torch.testing.assert_close(kept, [loss, *gradients], rtol=1e-6, atol=1e-7)
 
 
+def targets_of(model: nn.Module, batch: Tensor) -> list[str]:
+    """What torch captures of a model that makes its loss."""
+    with contextlib.ExitStack() as stack:
+        captured = dynamo_graph_capture_for_export(model)(batch)
+        made = aot_export_joint_with_descriptors(stack, captured, (batch,))
+    return [str(n.target) for n in made.graph_module.graph.nodes if n.op == "call_function"]
+
+
+def test_dropout_is_one_op_that_makes_a_mask_and_one_that_reads_it() -> None:
+    found = targets_of(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), _Mean()), torch.ones(2, 4))
+    assert [t for t in found if "drop" in t or "bernoulli" in t] == [
+        "aten.native_dropout.default",
+        "aten.native_dropout_backward.default",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "random"),
+    [
+        ("native_dropout.default", True),
+        ("rand_like.default", True),
+        ("bernoulli.p", True),
+        ("normal_functional.default", True),
+        ("randperm.default", True),
+        ("multinomial.default", True),
+        ("native_dropout_backward.default", False),
+        ("add.Tensor", False),
+    ],
+)
+def test_random_ops_are_tagged(name: str, random: bool) -> None:
+    packet, overload = name.split(".")
+    tags = getattr(getattr(torch.ops.aten, packet), overload).tags
+    assert (torch.Tag.nondeterministic_seeded in tags) == random
+
+
 # ---- what capture makes of it --------------------------------------------------------------------
 
 

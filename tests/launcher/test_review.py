@@ -52,11 +52,6 @@ def test_a_sharded_bias_that_becomes_partial_is_gathered_once_a_step(recipe: str
     assert [row.verdict for row in rows] == ["same"] * len(rows)
 
 
-def test_random_ops_are_refused_where_ranks_would_draw_apart(recipe: str) -> None:
-    with pytest.raises(RecipeError, match=r"native_dropout.* in module drop draws random numbers"):
-        _ = Job(load([recipe, "model.drop=0.5"])).training
-
-
 def test_a_loss_that_is_no_scalar_is_refused_before_the_start(recipe: str) -> None:
     with pytest.raises(RecipeError, match=r"task.loss\n.*shape \(8, 10\), not one number"):
         _ = Job(load([recipe, "task.loss=null"])).training

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from support.kernel_samples import kernel_samples, same_shape
+from support.random_samples import random_samples
 from support.sample_values import (
     T,
     below,
@@ -265,4 +266,5 @@ def _update() -> list[Sample]:
 def all_samples() -> list[Sample]:
     """Every sample, family after family."""
     families = (_matmul, _pointwise, _reduce, _shape, _create, _update)
-    return [*(made for family in families for made in family()), *kernel_samples()]
+    made = (one for family in families for one in family())
+    return [*made, *kernel_samples(), *random_samples()]

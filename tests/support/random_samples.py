@@ -1,0 +1,28 @@
+"""Samples of the engine's own random ops."""
+
+from __future__ import annotations
+
+import torch
+
+from support.sample_values import T, mask
+from support.simulated_ranks import Sample, sample
+
+DRAW, SEED = torch.tensor(7), 3
+
+
+def random_samples() -> list[Sample]:
+    """Shapes of one, two and three dims: a dim that is split is the first, the last or between."""
+    shapes = ((7,), (5, 4), (5, 3, 4))
+    kinds = ("uniform", "normal")
+    return [
+        *(sample("flow.dropout_mask", DRAW, SEED, "drop", shape, 0.4) for shape in shapes),
+        *(
+            sample(f"flow.{kind}", DRAW, SEED, kind, shape, dtype=torch.float64)
+            for kind in kinds
+            for shape in shapes
+        ),
+        sample("flow.uniform", DRAW, SEED, "scalar", (), dtype=torch.float32),
+        sample("flow.integers", DRAW, SEED, "ids", (5, 4), -3, 9, dtype=torch.int64),
+        sample("flow.permutation", DRAW, SEED, "order", (7,), dtype=torch.int64),
+        sample("aten.native_dropout_backward.default", T(5, 4), mask(5, 4), 1.25),
+    ]
