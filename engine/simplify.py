@@ -19,7 +19,13 @@ def simplify(graph: LogicalGraph) -> LogicalGraph:
     A mean over a split batch is no partial sum; a sum and a count are (design: cross_entropy's
     mean).
     """
-    for rewrite in (_split_mean_losses, _fold_transposes, _merge_duplicates, _drop_dead):
+    for rewrite in (
+        _split_mean_losses,
+        _fold_clones,
+        _fold_transposes,
+        _merge_duplicates,
+        _drop_dead,
+    ):
         graph = rewrite(graph)
     return graph
 
@@ -53,6 +59,23 @@ def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
 def _renamed(graph: LogicalGraph, ops: list[Op], names: Mapping[str, str]) -> LogicalGraph:
     results = tuple((key, names.get(tensor, tensor)) for key, tensor in graph.results)
     return replace(graph, ops=tuple(ops), results=results)
+
+
+def _fold_clones(graph: LogicalGraph) -> LogicalGraph:
+    """A copy in the layout of its input (dropout at p = 0 makes one) is its input; that of an
+    expanded tensor is not, as a view needs memory of its own.
+    """
+    names: dict[str, str] = {}
+    ops: list[Op] = []
+    for old in graph.ops:
+        op = rename_inputs(old, names)
+        if op.target == "aten.clone.default" and not op.kwargs:
+            maker = graph.producer.get(op.inputs[0])
+            if maker is None or not maker.target.startswith("aten.expand"):
+                names[op.makes[0]] = op.inputs[0]
+                continue
+        ops.append(op)
+    return _renamed(graph, ops, names)
 
 
 def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:

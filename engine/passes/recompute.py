@@ -32,7 +32,6 @@ from flowrun.engine.graph import (
     LogicalGraph,
     Op,
     Ref,
-    is_random,
     map_refs,
 )
 from flowrun.engine.sbp import NdSbp
@@ -94,8 +93,6 @@ class _Again:
         keep = self.strategy.recompute.keep
         if any(word in maker.target for kind in keep for word in KEEP[kind]):
             return True
-        if maker.target.startswith("aten.") and is_random(maker.target):
-            return True  # it would draw anew
         group = self.group[maker.name]
         readers = self.graph.consumers.get(name, ())
         if any(self._is_outside(reader, group) for reader in readers):
