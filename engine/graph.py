@@ -147,6 +147,7 @@ class Feed:
     field: of the batch; one that begins with "@" is a number of the engine's own ("@step", the
         number of the step, from 1; "@draw", that of the micro-batch, from 0 over the whole run).
     per_step: it enters once a step, not once a micro-batch.
+    values: of a number that the recipe foresees (the learning rate): one a step, the last holds on.
     """
 
     field: str
@@ -154,6 +155,7 @@ class Feed:
     stage: int = 0
     nd_sbp: NdSbp = ()
     per_step: bool = False
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ Hydra or processes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.placement import Placement
@@ -34,15 +36,59 @@ class Pin:
         return f"sbp.{self.pattern}{middle}.{self.axis}"
 
 
+Settings = tuple[tuple[str, float | bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters whose name matches the pattern (fnmatch, `*` crosses dots) have settings of their
+    own.
+    """
+
+    pattern: str
+    settings: Settings
+
+    def matches(self, name: str) -> bool:
+        """True if a parameter belongs to the group."""
+        return fnmatchcase(name, self.pattern)
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """name: adamw or sgd.  clip_norm: largest global gradient norm, 0 = off.  arguments: keyword
-    arguments of the update op.
+    """How parameters change in a step.
+
+    name: adamw or sgd, the engine's own; any other is `function`, traced (engine/update_trace.py).
+    arguments: its keyword arguments; `lr` is the learning rate before any schedule.
+    groups: settings that replace arguments for some parameters; of several that match, the later
+        wins, key by key.
+    rates: (lr, learning rate of each step, the last holds on) for every lr that a schedule changes.
+    clip_value: largest element of a gradient, clip_norm: largest global norm of all; 0 = off.
+        Values are clipped first.
+    ema: decay of an exponential moving average of each trained weight, the state "ema/<name>" that
+        starts as the weight; 0 = off.
     """
 
     name: str = "adamw"
-    arguments: tuple[tuple[str, float | bool], ...] = ()
+    arguments: Settings = ()
     clip_norm: float = 0.0
+    clip_value: float = 0.0
+    groups: tuple[Group, ...] = ()
+    rates: tuple[tuple[float, tuple[float, ...]], ...] = ()
+    ema: float = 0.0
+    function: Callable[..., Any] | None = None
+
+    def settings(self, parameter: str) -> dict[str, float | bool]:
+        """The arguments of one parameter's update, with `lr`."""
+        found = dict(self.arguments)
+        for group in self.groups:
+            if group.matches(parameter):
+                found.update(group.settings)
+        return found
+
+    def rate(self, lr: float, step: int) -> float:
+        """Learning rate at a step, counted from 0."""
+        values = dict(self.rates).get(lr, (lr,))
+        return values[min(step, len(values) - 1)]
 
 
 @dataclass(frozen=True, slots=True)

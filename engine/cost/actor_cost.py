@@ -9,6 +9,7 @@ from flowrun.engine.boxing import path_seconds, route, step_bytes
 from flowrun.engine.cost.op_cost import is_view, op_seconds
 from flowrun.engine.draft import Draft, Layouts
 from flowrun.engine.graph import LogicalGraph, Op
+from flowrun.engine.ops.update import IN_PLACE
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import SEND, BoxWork, RegionWork, TransferWork
 from flowrun.engine.sbp import NdSbp
@@ -71,11 +72,7 @@ class ActorCost:
         kept = set(draft.makes) | set(draft.reads)
         live = peak = 0
         for k, op in enumerate(ops):
-            if not is_view(op.target) and op.target not in (
-                "flow.adamw",
-                "flow.sgd",
-                "flow.accumulate",
-            ):
+            if not is_view(op.target) and op.target not in IN_PLACE:
                 live += sum(self.tensor_bytes(n) for n in op.makes if n not in kept)
             peak = max(peak, live)
             for name in set(op.inputs):

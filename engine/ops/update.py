@@ -2,18 +2,18 @@
 and signatures together.
 
 Updates are elementwise, so they run on any split of weight, gradient and state alike: that is all
-ZeRO needs. They change weight and state in place.  The gradient is multiplied by the clipping
-coefficient first, where there is one.
+ZeRO needs. They change weight and states in place.  An optimizer that has no op of its own here is
+traced (engine/update_trace.py): its values are ordinary ops, and flow.assign writes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from flowrun.engine.graph import Ref
+from flowrun.engine.graph import refs
 from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
 from flowrun.engine.sbp import B, P, S, Sbp
 
@@ -50,74 +50,124 @@ def clip_scale(total: Tensor, max_norm: float) -> Tensor:
 def adamw(
     param: Tensor,
     grad: Tensor,
-    coefficient: Tensor | None,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
-    step: Tensor,
     *,
-    lr: float,
+    lr: Tensor | float,
+    step: Tensor,
     beta1: float,
     beta2: float,
     eps: float,
     weight_decay: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    coefficient: Tensor | None = None,
+    skip: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """Decoupled weight decay and Adam (torch.optim.AdamW), in place.
 
-    step: scalar that counts this step, from 1.  One pass over memory, on a CPU 4 to 6 times as fast
-    as elementwise ops.  The kernel takes memory as it lies: what is strided is updated in a copy.
+    lr, step: scalars; step counts this step, from 1.  coefficient: scalar that multiplies the
+    gradient first.  skip: where it is true, nothing changes.  One pass over memory, on a CPU 4 to 6
+    times as fast as elementwise ops.
     """
-    changed = (param, exp_avg, exp_avg_sq)
+
+    def fused(changed: Sequence[Tensor], gradient: Tensor) -> None:
+        new_param, average, square = changed
+        torch._fused_adamw_(  # type: ignore[call-overload]
+            [new_param],
+            [gradient],
+            [average],
+            [square],
+            [],
+            [step],
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=eps,
+            amsgrad=False,
+            maximize=False,
+            found_inf=None if skip is None else skip.float(),
+        )
+
+    return _in_place(fused, (param, exp_avg, exp_avg_sq), _scaled(grad, coefficient, param))
+
+
+def sgd(
+    param: Tensor,
+    grad: Tensor,
+    *momentum_buffer: Tensor,
+    lr: Tensor | float,
+    momentum: float,
+    weight_decay: float,
+    nesterov: bool,
+    coefficient: Tensor | None = None,
+    skip: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Stochastic gradient descent (torch.optim.SGD), in place; arguments as of adamw.
+
+    momentum_buffer: one, that starts at zero, or none where momentum is 0.  Dampening is 0.
+    """
+
+    def fused(changed: Sequence[Tensor], gradient: Tensor) -> None:
+        torch._fused_sgd_(
+            [changed[0]],
+            [gradient],
+            list(changed[1:]),
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            dampening=0.0,
+            nesterov=nesterov,
+            maximize=False,
+            is_first_step=False,
+            found_inf=None if skip is None else skip.float(),
+        )
+
+    return _in_place(fused, (param, *momentum_buffer), _scaled(grad, coefficient, param))
+
+
+def assign(
+    changed: Sequence[Tensor], values: Sequence[Tensor], *, skip: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Values become those of weight and states, in place; where `skip` is true, the old ones stay.
+
+    A value may be one of the old tensors, so all are looked at before any is written.
+    """
+    if skip is not None:
+        values = [torch.where(skip, old, new) for old, new in zip(changed, values, strict=True)]
+    elif len(changed) > 1:
+        values = [value.clone() if _is_one_of(value, changed) else value for value in values]
+    for old, new in zip(changed, values, strict=True):
+        old.copy_(new)
+    return tuple(changed)
+
+
+def ema(average: Tensor, param: Tensor, *, decay: float) -> Tensor:
+    """Exponential moving average of a weight, in place: decay * average + (1 - decay) * param."""
+    return average.lerp_(param, 1 - decay)
+
+
+def _in_place(
+    fused: Callable[[Sequence[Tensor], Tensor], None], changed: tuple[Tensor, ...], grad: Tensor
+) -> tuple[Tensor, ...]:
+    """Fused kernels take memory as it lies: what is strided is updated in a copy."""
     shapes = {x.shape for x in (*changed, grad)}
     assert len(shapes) == 1, (
         f"weight, states and gradient differ in shape, and the kernel does not look: {shapes}"
     )
     dense = [x.contiguous() for x in changed]
-    new_param, average, square = dense
-    torch._fused_adamw_(  # type: ignore[call-overload]
-        [new_param],
-        [_scaled(grad, coefficient, param).contiguous()],
-        [average],
-        [square],
-        [],
-        [step],
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-    )
+    fused(dense, grad.contiguous())
     for x, new in zip(changed, dense, strict=True):
         if not x.is_contiguous():
             x.copy_(new)
     return changed
 
 
-def sgd(
-    param: Tensor,
-    grad: Tensor,
-    coefficient: Tensor | None,
-    momentum_buffer: Tensor,
-    *,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    nesterov: bool,
-) -> tuple[Tensor, Tensor]:
-    """Momentum from a buffer of zeros, dampening 0 (torch.optim.SGD), in place."""
-    grad = _scaled(grad, coefficient, param)
-    if weight_decay:
-        grad = grad.add(param, alpha=weight_decay)
-    momentum_buffer.mul_(momentum).add_(grad)
-    param.add_(
-        grad.add(momentum_buffer, alpha=momentum) if nesterov else momentum_buffer, alpha=-lr
-    )
-    return param, momentum_buffer
-
-
 def _scaled(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:
     return (grad if coefficient is None else grad * coefficient).to(param.dtype)
+
+
+def _is_one_of(value: Tensor, others: Sequence[Tensor]) -> bool:
+    return any(value is other for other in others)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -127,7 +177,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "flow.clip_scale": clip_scale,
     "flow.adamw": adamw,
     "flow.sgd": sgd,
+    "flow.assign": assign,
+    "flow.ema": ema,
 }
+IN_PLACE = ("flow.accumulate", "flow.adamw", "flow.sgd", "flow.assign", "flow.ema")
 
 
 # ---- signatures ----------------------------------------------------------------------------------
@@ -151,17 +204,14 @@ def scalar(view: OpView) -> tuple[Signature, ...]:
 
 
 def update(view: OpView) -> tuple[Signature, ...]:
-    """Weight, gradient and states split alike; coefficient and step are whole everywhere.
+    """Weight, gradient and states split alike; keyword arguments are scalars, whole everywhere.
 
     Not P: Adam is not linear.
     """
-    names = [position for position, arg in enumerate(view.op.args) if isinstance(arg, Ref)]
-    scalars = {2, 5}  # coefficient, step
+    alike = sum(1 for _ in refs(view.op.args))
+    scalars = (B,) * (len(view.in_shapes) - alike)
     return tuple(
-        Signature(
-            tuple(B if position in scalars else S(d) for position in names),
-            (S(d),) * len(view.op.outputs),
-        )
+        Signature((S(d),) * alike + scalars, (S(d),) * len(view.op.outputs))
         for d in range(len(view.in_shapes[0]))
     )
 
@@ -178,6 +228,8 @@ RULES: Mapping[str, Rule] = {
     "flow.clip_scale": scalar,
     "flow.adamw": update,
     "flow.sgd": update,
+    "flow.assign": update,
+    "flow.ema": update,
 }
 
 LOCALS: Mapping[str, Local] = dict.fromkeys(FUNCTIONS, local_function)

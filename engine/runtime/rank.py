@@ -177,6 +177,8 @@ class Rank:
                 value = step + 1
             case "@draw":
                 value = step * self.plan.micro_batches + micro_batch
+            case _ if feed.values:
+                value = feed.values[min(step, len(feed.values) - 1)]
             case other:
                 raise AssertionError(other)
         return torch.tensor(value, dtype=self._dtype(feed), device=self.device)

@@ -24,7 +24,7 @@ from flowrun.engine.passes import PASSES, Pass
 from flowrun.engine.placement import Placement
 from flowrun.engine.strategy import Optimizer, Strategy
 
-SGD = Optimizer("sgd", (("lr", 0.1),))
+SGD = Optimizer("sgd", (("lr", 0.1), ("momentum", 0.9)))
 _SOURCE = re.compile(r"(\w+) (\S+) = %(\S+): (\w+)\[(.*)\]")
 _OP = re.compile(r"(.*?) = ([\w.]+)\((.*)\)  # (\w+) (\S+) stage (\d+)")
 _NAME = re.compile(r"%[\w./]+")

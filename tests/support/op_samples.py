@@ -229,15 +229,9 @@ def _create() -> list[Sample]:
 
 
 def _update() -> list[Sample]:
-    adamw: dict[str, Any] = {
-        "lr": 0.1,
-        "beta1": 0.9,
-        "beta2": 0.99,
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-    }
-    sgd: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
-    step = torch.tensor(3.0)
+    step, lr, no = torch.tensor(3.0), torch.tensor(0.1), torch.tensor(False)
+    adamw: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
+    sgd: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
     return [
         sample("flow.accumulate", T(5, 4)),
         sample("flow.sumsq", T(5, 4)),
@@ -250,16 +244,27 @@ def _update() -> list[Sample]:
             "flow.adamw",
             T(5, 3),
             T(5, 3),
-            positive(),
             T(5, 3),
             positive(5, 3),
-            step,
-            sound=same_shape(0, 1, 3, 4),
+            sound=same_shape(0, 1, 2, 3),
+            lr=lr,
+            step=step,
+            coefficient=positive(),
+            skip=no,
             **adamw,
         ),
-        sample("flow.adamw", T(5), T(5), None, T(5), positive(5), step, **adamw),
-        sample("flow.sgd", T(5, 3), T(5, 3), positive(), T(5, 3), **sgd),
-        sample("flow.sgd", T(5), T(5), None, T(5), **{**sgd, "nesterov": False}),
+        sample("flow.adamw", T(5), T(5), T(5), positive(5), lr=lr, step=step, **adamw),
+        sample("flow.sgd", T(5, 3), T(5, 3), T(5, 3), lr=lr, coefficient=positive(), **sgd),
+        sample("flow.sgd", T(5), T(5), T(5), lr=lr, skip=no, **{**sgd, "nesterov": False}),
+        sample("flow.sgd", T(5), T(5), lr=lr, **{**sgd, "momentum": 0.0, "nesterov": False}),
+        sample(
+            "flow.assign",
+            (T(5, 3), T(5, 3)),
+            (T(5, 3), positive(5, 3)),
+            sound=same_shape(0, 1, 2, 3),
+        ),
+        sample("flow.assign", (T(5),), (T(5),), skip=no),
+        sample("flow.ema", T(5, 3), T(5, 3), decay=0.9),
     ]
 
 

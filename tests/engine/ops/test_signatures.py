@@ -132,10 +132,13 @@ ABSENT = (
         lambda given, row: row.outputs == (P,),
         "a zero is its own partial sum; boxing B -> P moves nothing either",
     ),
-    Absent(
-        "flow.sgd",
-        lambda given, row: P in row.inputs,
-        "SGD is linear, but a weight that is a partial sum has no home",
+    *(
+        Absent(
+            target,
+            lambda given, row: P in row.inputs,
+            "it is linear, but a weight that is a partial sum has no home",
+        )
+        for target in ("flow.sgd", "flow.assign", "flow.ema")
     ),
 )
 

@@ -21,7 +21,7 @@ def test_adamw_follows_torch_optim() -> None:
         grad = torch.sin(torch.arange(12.0).reshape(3, 4) * step)
         theirs.grad = grad.clone()
         optimizer.step()
-        update.adamw(ours, grad, None, exp_avg, exp_avg_sq, torch.tensor(float(step)), **ADAMW)
+        update.adamw(ours, grad, exp_avg, exp_avg_sq, step=torch.tensor(float(step)), **ADAMW)
     torch.testing.assert_close(ours, theirs.detach(), rtol=2e-6, atol=1e-7)
     torch.testing.assert_close(
         exp_avg_sq, optimizer.state[theirs]["exp_avg_sq"], rtol=2e-6, atol=1e-9
@@ -35,14 +35,13 @@ def test_adamw_updates_strided_tensors_alike() -> None:
     strided = [whole[:, ::2].t() for whole in around]
     for x, value in zip(strided, dense, strict=True):
         x.copy_(value)
-    update.adamw(dense[0], grad, None, dense[1], dense[2], torch.tensor(1.0), **ADAMW)
+    update.adamw(dense[0], grad, dense[1], dense[2], step=torch.tensor(1.0), **ADAMW)
     update.adamw(
         strided[0],
         grad.t().contiguous().t(),
-        None,
         strided[1],
         strided[2],
-        torch.tensor(1.0),
+        step=torch.tensor(1.0),
         **ADAMW,
     )
     assert all(torch.equal(a, b) for a, b in zip(dense, strided, strict=True))
@@ -51,7 +50,7 @@ def test_adamw_updates_strided_tensors_alike() -> None:
 
 def test_updates_are_in_place() -> None:
     param, exp_avg, exp_avg_sq = torch.ones(3), torch.zeros(3), torch.zeros(3)
-    made = update.adamw(param, torch.ones(3), None, exp_avg, exp_avg_sq, torch.tensor(1.0), **ADAMW)
+    made = update.adamw(param, torch.ones(3), exp_avg, exp_avg_sq, step=torch.tensor(1.0), **ADAMW)
     assert made[0] is param and made[1] is exp_avg and made[2] is exp_avg_sq
 
 
@@ -66,9 +65,7 @@ def test_sgd_follows_torch_optim(nesterov: bool) -> None:
         grad = torch.cos(torch.arange(6.0) * step)
         theirs.grad = grad.clone()
         optimizer.step()
-        update.sgd(
-            ours, grad, None, buffer, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=nesterov
-        )
+        update.sgd(ours, grad, buffer, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=nesterov)
     torch.testing.assert_close(ours, theirs.detach())
 
 
@@ -76,8 +73,8 @@ def test_the_coefficient_scales_the_gradient_first() -> None:
     one, two = torch.ones(3), torch.ones(3)
     grad = torch.tensor([1.0, -2.0, 3.0])
     arguments: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5, "nesterov": False}
-    update.sgd(one, grad, torch.tensor(0.25), torch.zeros(3), **arguments)
-    update.sgd(two, grad * 0.25, None, torch.zeros(3), **arguments)
+    update.sgd(one, grad, torch.zeros(3), coefficient=torch.tensor(0.25), **arguments)
+    update.sgd(two, grad * 0.25, torch.zeros(3), **arguments)
     assert torch.equal(one, two)
 
 
@@ -98,3 +95,27 @@ def test_clipping_follows_torch(max_norm: float) -> None:
 
 def test_sum_of_squares_is_fp32() -> None:
     assert update.sumsq(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_where_skip_is_true_nothing_changes() -> None:
+    yes = torch.tensor(True)
+    old = [torch.full((3,), float(k)) for k in range(1, 4)]
+    kept = [x.clone() for x in old]
+    grad = torch.full((3,), torch.inf)
+    update.adamw(kept[0], grad, kept[1], kept[2], step=torch.tensor(1.0), skip=yes, **ADAMW)
+    sgd: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5, "nesterov": False}
+    update.sgd(kept[0], grad, kept[1], skip=yes, **sgd)
+    update.assign(kept, [x * torch.inf for x in kept], skip=yes)
+    assert all(torch.equal(a, b) for a, b in zip(kept, old, strict=True))
+
+
+def test_what_is_assigned_may_be_another_of_the_old_tensors() -> None:
+    one, two = torch.ones(3), torch.full((3,), 2.0)
+    update.assign((one, two), (two, one))
+    assert torch.equal(one, torch.full((3,), 2.0)) and torch.equal(two, torch.ones(3))
+
+
+def test_an_average_follows_its_weight() -> None:
+    average = torch.tensor([0.0, 4.0])
+    made = update.ema(average, torch.tensor([1.0, 0.0]), decay=0.75)
+    assert made is average and torch.equal(average, torch.tensor([0.25, 3.0]))

@@ -72,7 +72,7 @@ def test_on_the_data_axis_samples_are_split_weights_whole_and_gradients_partial(
     assert homes(graph) == {
         "x": (S(0),),
         **dict.fromkeys(("a.weight", "b.weight"), (B,)),
-        **dict.fromkeys(("momentum_buffer/a.weight", "momentum_buffer/b.weight"), (B,)),
+        **dict.fromkeys(("momentum_buffer/a.weight", "momentum_buffer/b.weight", "@lr"), (B,)),
     }
     assert signature(graph, "h") == "S(0), B -> S(0)"
     assert signature(graph, "da") == "S(1), S(0) -> P"
@@ -82,7 +82,7 @@ def test_on_the_data_axis_samples_are_split_weights_whole_and_gradients_partial(
 def test_a_state_lives_with_its_weight_and_the_update_runs_there() -> None:
     graph = signed(one_axis("tensor", pins=COLUMNS_THEN_ROWS))
     assert homes(graph)["momentum_buffer/a.weight"] == homes(graph)["a.weight"] == (S(0),)
-    assert signature(graph, "a.weight'") == "S(0), S(0), S(0) -> S(0)"
+    assert signature(graph, "a.weight'") == "S(0), S(0), S(0), B -> S(0)"
 
 
 def test_two_axes_are_decided_one_after_the_other() -> None:

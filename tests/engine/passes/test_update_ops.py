@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import BACKWARD, UPDATE, LogicalGraph
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.update_ops import update_ops
-from flowrun.engine.strategy import Optimizer
+from flowrun.engine.strategy import Group, Optimizer
 from support.graph_text import assert_ops, graph_of, one_rank_stages, rewritten, two_layers
 
 TWO_STAGES = (("a", "act"), ("b",))
@@ -27,10 +33,10 @@ def test_gradients_are_summed_behind_their_makers_and_update_their_weights() -> 
         [graph.producer[name] for name in ("grad/a.weight", "a.weight'", "b.weight'")],
         """
         %grad/a.weight = flow.accumulate(%da)  # backward a stage 0
-        %a.weight', %momentum_buffer/a.weight' = flow.sgd(%a.weight, %grad/a.weight, None, """
-        """%momentum_buffer/a.weight, lr=0.1)  # update a stage 0
-        %b.weight', %momentum_buffer/b.weight' = flow.sgd(%b.weight, %grad/b.weight, None, """
-        """%momentum_buffer/b.weight, lr=0.1)  # update b stage 0
+        %a.weight', %momentum_buffer/a.weight' = flow.sgd(%a.weight, %grad/a.weight, """
+        """%momentum_buffer/a.weight, lr=%@lr@0, momentum=0.9)  # update a stage 0
+        %b.weight', %momentum_buffer/b.weight' = flow.sgd(%b.weight, %grad/b.weight, """
+        """%momentum_buffer/b.weight, lr=%@lr@0, momentum=0.9)  # update b stage 0
         """,
     )
 
@@ -59,19 +65,21 @@ def test_states_become_variables_that_belong_to_their_weight() -> None:
     assert weights == [("a.weight", "a.weight'"), ("b.weight", "b.weight'")]
 
 
-def test_adamw_has_two_states_and_the_number_of_the_step_at_each_stage() -> None:
+def test_adamw_has_two_states_and_rate_and_number_of_the_step_at_each_stage() -> None:
     adamw = Optimizer("adamw", (("lr", 0.1),))
     strategy = one_rank_stages(2, stage_modules=TWO_STAGES, optimizer=adamw)
     graph = rewritten(THROUGH, strategy)
     assert [(f.field, f.tensor, f.stage) for f in graph.feeds] == [
         ("x", "x@0", 0),
+        ("@lr", "@lr@0", 0),
         ("@step", "@step@0", 0),
+        ("@lr", "@lr@1", 1),
         ("@step", "@step@1", 1),
     ]
     assert_ops(
         [graph.producer["b.weight'"]],
         """%b.weight', %exp_avg/b.weight', %exp_avg_sq/b.weight' = flow.adamw(%b.weight, """
-        """%grad/b.weight, None, %exp_avg/b.weight, %exp_avg_sq/b.weight, %@step@1, lr=0.1)"""
+        """%grad/b.weight, %exp_avg/b.weight, %exp_avg_sq/b.weight, lr=%@lr@1, step=%@step@1)"""
         """  # update b stage 1""",
     )
 
@@ -103,3 +111,81 @@ def test_a_parameter_without_a_gradient_is_not_updated() -> None:
         "a.weight": None,
         "b.weight": "b.weight'",
     }
+
+
+def test_sgd_without_momentum_has_no_state() -> None:
+    strategy = one_rank_stages(1, optimizer=Optimizer("sgd", (("lr", 0.1),)))
+    graph = rewritten(THROUGH, strategy)
+    assert [v.kind for v in graph.variables] == ["parameter", "parameter"]
+
+
+def test_values_are_clipped_before_the_norm_is_taken() -> None:
+    clipped = Optimizer("sgd", (("lr", 0.1),), clip_norm=0.5, clip_value=0.25)
+    graph = rewritten(THROUGH, one_rank_stages(1, optimizer=clipped))
+    assert_ops(
+        [graph.producer[name] for name in ("clipped/b.weight", "sumsq/b.weight", "b.weight'")],
+        """
+        %clipped/b.weight = aten.clamp.default(%grad/b.weight, -0.25, 0.25)  # update b stage 0
+        %sumsq/b.weight = flow.sumsq(%clipped/b.weight)  # update b stage 0
+        %b.weight' = flow.sgd(%b.weight, %clipped/b.weight, lr=%@lr@0, coefficient=%clip_scale)"""
+        """  # update b stage 0
+        """,
+    )
+
+
+def shrink(param: Tensor, grad: Tensor, seen: Tensor, best: Tensor = 7.0, *, lr: Tensor) -> Any:  # type: ignore[assignment]
+    """An update function: its second state starts at 7."""
+    return param - lr * grad, seen + grad, best
+
+
+def test_a_function_is_traced_to_ops_and_one_assignment() -> None:
+    traced = Optimizer("shrink", (("lr", 0.1),), function=shrink)
+    graph = rewritten(THROUGH, one_rank_stages(1, optimizer=traced))
+    assert_ops(
+        [op for op in graph.ops if op.phase == UPDATE and "a.weight" in op.name],
+        """
+        %update.mul/a.weight = aten.mul.Tensor(%@lr@0, %grad/a.weight)  # update a stage 0
+        %update.sub/a.weight = aten.sub.Tensor(%a.weight, %update.mul/a.weight)  # update a stage 0
+        %update.add/a.weight = aten.add.Tensor(%seen/a.weight, %grad/a.weight)  # update a stage 0
+        %a.weight', %seen/a.weight', %best/a.weight' = flow.assign("""
+        """[%a.weight, %seen/a.weight, %best/a.weight], """
+        """[%update.sub/a.weight, %update.add/a.weight, %best/a.weight])  # update a stage 0
+        """,
+    )
+    starts = {v.name: v.start for v in graph.variables if v.of == "a.weight"}
+    assert starts == {"seen/a.weight": 0.0, "best/a.weight": 7.0}
+
+
+def test_a_moving_average_starts_as_its_weight_and_follows_the_new_one() -> None:
+    averaged = Optimizer("sgd", (("lr", 0.1),), ema=0.9)
+    graph = rewritten(THROUGH, one_rank_stages(1, optimizer=averaged))
+    state = next(v for v in graph.variables if v.name == "ema/a.weight")
+    assert (state.kind, state.of, state.start) == ("state", "a.weight", None)
+    assert_ops(
+        [graph.producer["ema/a.weight'"]],
+        "%ema/a.weight' = flow.ema(%ema/a.weight, %a.weight', decay=0.9)  # update a stage 0",
+    )
+
+
+def test_of_groups_that_match_the_later_wins_key_by_key() -> None:
+    grouped = Optimizer(
+        "sgd",
+        (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 0.5)),
+        groups=(
+            Group("*", (("weight_decay", 0.25), ("lr", 0.3))),
+            Group("b.*", (("weight_decay", 0.0),)),
+        ),
+        rates=((0.3, (0.3, 0.2)),),
+    )
+    graph = rewritten(THROUGH, one_rank_stages(1, optimizer=grouped))
+    kwargs = {name: dict(graph.producer[f"{name}.weight'"].kwargs) for name in "ab"}
+    assert [kwargs[name]["weight_decay"] for name in "ab"] == [0.25, 0.0]
+    assert [str(kwargs[name]["lr"]) for name in "ab"] == ["%@lr=0.3@0"] * 2
+    assert next(f.values for f in graph.feeds if f.field == "@lr=0.3") == (0.3, 0.2)
+
+
+def test_a_group_that_matches_no_parameter_is_a_located_error() -> None:
+    grouped = Optimizer("sgd", (("lr", 0.1),), groups=(Group("*.bias", ()),))
+    with pytest.raises(RecipeError, match=r"no parameter has such a name") as error:
+        rewritten(THROUGH, one_rank_stages(1, optimizer=grouped))
+    assert error.value.where == "optim.groups.*.bias"

@@ -1,0 +1,97 @@
+"""What is relied on of torch's make_fx, and what a traced update refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.update_trace import fed_to, keywords_of, states_of, trace
+
+FP32 = torch.float32
+
+
+def norms(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
+    return (param - lr * torch.linalg.vector_norm(param) * grad.norm(),)
+
+
+def rooted(
+    param: Tensor, grad: Tensor, seen: Tensor, *, step: Tensor, lr: Tensor, power: float = 0.5
+) -> Any:
+    return param - lr * grad / step**power, seen
+
+
+def test_names_tell_states_fed_numbers_and_keywords() -> None:
+    assert states_of(rooted) == (("seen", 0.0),)
+    assert fed_to(rooted) == ("step", "lr")
+    assert keywords_of(rooted) == {"power": 0.5}
+
+
+def test_placeholders_come_in_order_and_results_may_be_inputs() -> None:
+    program = trace(rooted, (3, 4), FP32, (("power", 2.0),))
+    assert program.results[1] == "seen"
+    assert {ref.name for line in program.lines for ref in line.args if hasattr(ref, "name")} >= {
+        "param",
+        "grad",
+        "step",
+        "lr",
+    }
+
+
+def test_a_norm_is_traced_as_the_root_of_a_sum_of_squares() -> None:
+    targets = [line.target for line in trace(norms, (3, 4), FP32, ()).lines]
+    assert targets.count("aten.sum.default") == targets.count("aten.sqrt.default") == 2
+    assert not any("norm" in target for target in targets)
+
+
+def test_every_line_is_an_aten_op_with_shape_and_dtype() -> None:
+    program = trace(norms, (3, 4), FP32, ())
+    assert all(line.target.startswith("aten.") for line in program.lines)
+    assert program.made[program.results[0]].shape == (3, 4)
+
+
+def in_place(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
+    return (param.sub_(lr * grad),)
+
+
+def by_value(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
+    return (param if float(grad.sum()) > 0 else param - grad,)
+
+
+def too_few(param: Tensor, grad: Tensor, seen: Tensor, *, lr: Tensor) -> Any:
+    return (param - lr * grad,)
+
+
+def scalar(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
+    return (lr * grad.sum(),)
+
+
+def outside(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
+    return (param - lr * grad * CONSTANT,)
+
+
+def anything(param: Tensor, *rest: Tensor) -> Any:
+    return (param,)
+
+
+CONSTANT = torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (in_place, "works in place"),
+        (by_value, "could not trace"),
+        (too_few, "returns 1 tensors"),
+        (scalar, r"the new param is torch.float32 of shape \(\)"),
+        (outside, "could not trace|from outside"),
+        (anything, "its arguments are"),
+    ],
+)
+def test_what_cannot_be_an_update_is_refused_by_name(function: Any, reason: str) -> None:
+    with pytest.raises(RecipeError, match=reason) as error:
+        trace(function, (3, 4), FP32, ())
+    assert error.value.where == "optim.update" and function.__name__ in error.value.problem
