@@ -134,7 +134,7 @@ def _make(target: Target, where: str) -> Any:
     made_by = find(str(target["_target_"]), f"{where}._target_")
     arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
     if "_args_" not in target:
-        _check_arguments(made_by, arguments, where)
+        check_arguments(made_by, arguments, where)
     return _instantiated(target, str(target["_target_"]), where)
 
 
@@ -148,7 +148,7 @@ def _partial(target: Target, where: str) -> Score:
         function, nn.Module
     ):  # a loss module: made once, then called
         return _make(target, where)  # type: ignore[no-any-return]
-    _check_arguments(function, arguments, where, positional=2)
+    check_arguments(function, arguments, where, positional=2)
     made = _instantiated({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
     return functools.partial(function, **made) if made else function  # type: ignore[no-any-return]
 
@@ -168,7 +168,7 @@ def _is_hydra_word(key: str) -> bool:
     return key.startswith("_") and key.endswith("_")
 
 
-def _check_arguments(
+def check_arguments(
     made_by: Any, arguments: Mapping[str, Any], where: str, positional: int = 0
 ) -> None:
     """Names of arguments against the signature; values are the callee's own business."""

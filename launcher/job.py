@@ -5,7 +5,7 @@ started here.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,9 +18,10 @@ from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_traini
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
-from flowrun.engine.strategy import Optimizer, Recompute, Strategy, Zero
+from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher import build
 from flowrun.launcher.device import device_type
+from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.schema import Recipe
 from flowrun.models.sampling import sample_indices
 
@@ -125,6 +126,25 @@ class Job:
         length = value.shape[1] if value.dim() == 2 and not value.dtype.is_floating_point else 1
         return self.recipe.train.batch_size * int(length)
 
+    def rate(self, step: int) -> float:
+        """Learning rate of a step, counted from 0; of parameters that no group gives another."""
+        return self.strategy.optimizer.rate(self.recipe.optim.lr, step)
+
+    def validation(self, results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Mean of each result over batches of equal size; a metric with `of_mean` is that function
+        of the mean (perplexity is no mean of perplexities).
+        """
+        if not results:
+            return {}
+        means = {name: sum(r[name] for r in results) / len(results) for name in results[0]}
+        return {name: self._of_mean(name)(mean) for name, mean in means.items()}
+
+    def _of_mean(self, name: str) -> Callable[[float], float]:
+        metric = dict(self.task.metrics).get(name)
+        function = getattr(metric, "func", metric)  # of a partial
+        found: Callable[[float], float] = getattr(function, "of_mean", float)
+        return found
+
     def parameters(self) -> dict[str, Tensor]:
         """Logical tensors of the parameters."""
         graph = self.training.plan.graph
@@ -133,23 +153,6 @@ class Job:
 
 def strategy_of(recipe: Recipe) -> Strategy:
     """What the recipe asks of the compiler."""
-    optim = recipe.optim
-    arguments: tuple[tuple[str, float | bool], ...] = (
-        (
-            ("lr", optim.lr),
-            ("beta1", optim.betas[0]),
-            ("beta2", optim.betas[1]),
-            ("eps", optim.eps),
-            ("weight_decay", optim.weight_decay),
-        )
-        if optim.name == "adamw"
-        else (
-            ("lr", optim.lr),
-            ("momentum", optim.momentum),
-            ("weight_decay", optim.weight_decay),
-            ("nesterov", optim.nesterov),
-        )
-    )
     zero = recipe.zero
     return Strategy(
         axes=recipe.axes,
@@ -160,7 +163,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         if zero.axis in recipe.axes
         else Zero(),
         recompute=Recompute(tuple(recipe.recompute.modules), tuple(recipe.recompute.keep)),
-        optimizer=Optimizer(optim.name, arguments, optim.clip_norm),
+        optimizer=optimizer_of(recipe),
         micro_batches=recipe.train.micro_batches,
         in_flight=recipe.in_flight,
         register_slots=recipe.engine.register_slots,

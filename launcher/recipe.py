@@ -37,7 +37,8 @@ from flowrun.launcher.schema import (
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
 _OPEN = re.compile(
-    r"(model|data|sbp|task\.(loss|inputs|metrics)|placement\.axes|launch\.slurm\.extra)(\..+)?"
+    r"(model|data|sbp|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
+    r"|launch\.slurm\.extra)(\..+)?"
 )
 _SPLIT = re.compile(r"\bS\((\d+)\)")
 
@@ -65,9 +66,14 @@ def to_recipe(cfg: DictConfig) -> Recipe:
     tree = _resolved(cfg)
     betas = cast(tuple[float, float], tuple(tree.optim.betas))  # a list, after Hydra
     slurm = replace(tree.launch.slurm, setup=tuple(tree.launch.slurm.setup))
-    recipe = replace(
-        tree, optim=replace(tree.optim, betas=betas), launch=replace(tree.launch, slurm=slurm)
+    optim = replace(
+        tree.optim,
+        betas=betas,
+        schedule=plain(tree.optim.schedule),
+        groups=plain(tree.optim.groups),
+        update=plain(tree.optim.update),
     )
+    recipe = replace(tree, optim=optim, launch=replace(tree.launch, slurm=slurm))
     for check in CHECKS:
         check(recipe)
     axes, stages = parse_stages(recipe.placement)
@@ -252,9 +258,10 @@ def _check_optim(recipe: RecipeSchema) -> None:
     )
     _require(optim.lr > 0, "optim.lr", f"a learning rate is over 0, not {optim.lr}.")
     _require(optim.eps > 0, "optim.eps", f"eps is over 0, not {optim.eps}.")
-    for name in ("weight_decay", "clip_norm"):
+    for name in ("weight_decay", "clip_norm", "clip_value", "warmup_steps"):
         value = getattr(optim, name)
         _require(value >= 0, f"optim.{name}", f"{name} is 0 (off) or more, not {value}.")
+    _require(0 <= optim.ema < 1, "optim.ema", f"a decay is 0 (off) to below 1, not {optim.ema}.")
     _require(
         0 <= optim.momentum < 1,
         "optim.momentum",

@@ -40,13 +40,21 @@ class Record:
         tokens_per_s = self.job.tokens_per_step / seconds if seconds > 0 else 0.0
         record = StepRecord(step, results["loss"], seconds, tokens_per_s)
         self.steps.append(record)
-        line = {"step": step, **results, "step_s": seconds, "tokens_per_s": tokens_per_s}
+        rate = self.job.rate(step)
+        line = {
+            "step": step,
+            **results,
+            "lr": rate,
+            "step_s": seconds,
+            "tokens_per_s": tokens_per_s,
+        }
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
         if self.progress:
             self.progress.step(record)
         writer = self._writer()
         writer.add_scalar("loss", record.loss, step)
+        writer.add_scalar("lr", rate, step)
         writer.add_scalar("tokens_per_s", tokens_per_s, step)
 
     def note(self, text: str) -> None:

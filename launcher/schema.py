@@ -17,7 +17,7 @@ from flowrun.engine.strategy import Pin
 
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, beside its arguments
 
-OPTIMIZERS = ("adamw", "sgd")
+OPTIMIZERS = ("adagrad", "adamw", "lamb", "lion", "sgd")
 LAUNCHERS = ("local", "virtual", "slurm")
 CLUSTERS = ("slurm", "local")
 DEVICES = ("auto", "cpu", "cuda")
@@ -54,11 +54,16 @@ class Eval:
 
 @dataclass(frozen=True)
 class Optim:
-    """The update of the weights.
+    """The update of the weights (docs/training.md).
 
-    name: adamw or sgd.  clip_norm: largest global norm of the gradient, 0 = off.  betas, eps: adamw
-    only.  momentum, nesterov: sgd only.  weight_decay: decoupled in adamw, added to the gradient in
-    sgd.
+    name: adamw, sgd, lion, lamb or adagrad.  update: a function of one's own instead, `_target_`
+    beside its numbers.  clip_norm: largest global norm of the gradient, clip_value: largest
+    element, 0 = off.  betas: adamw, lamb, lion.  eps: adamw, lamb, adagrad.  momentum, nesterov:
+    sgd.  weight_decay: decoupled in adamw, lamb and lion, added to the gradient in sgd, adagrad.
+    schedule: {name: a class of torch.optim.lr_scheduler, its arguments}, or a list of such with
+    `steps`.  warmup_steps: linear rise before it.  groups: pattern over parameter names -> keys
+    that replace those above; the later pattern wins, key by key.  ema: decay of a moving average of
+    the weights, 0 = off.  ema_eval: evaluation reads the averages.
     """
 
     name: str = "adamw"
@@ -69,6 +74,13 @@ class Optim:
     momentum: float = 0.0
     nesterov: bool = False
     clip_norm: float = 0.0
+    clip_value: float = 0.0
+    schedule: Any = None
+    warmup_steps: int = 0
+    groups: dict[str, Any] = field(default_factory=dict)
+    ema: float = 0.0
+    ema_eval: bool = True
+    update: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ import torch
 import yaml
 
 from flowrun.engine.errors import FlowrunError
+from flowrun.engine.strategy import Optimizer
+from flowrun.engine.update_trace import fed_to, states_of
 from flowrun.launcher import build, weights
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
@@ -108,11 +110,11 @@ def plain_loop(
     job = Job(recipe)
     parts = build.build(recipe)
     model, loss_fn = parts.model.train(), parts.loss
-    optimizer = _optimizer(recipe, model)
+    update = _Update(job.strategy.optimizer, model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     losses = []
     for step in range(recipe.train.steps):
-        optimizer.zero_grad()
+        model.zero_grad()
         total = 0.0
         for micro_batch in range(recipe.train.micro_batches):
             batch = job.sampler(step, micro_batch, slice(0, recipe.micro_batch_size))
@@ -126,30 +128,67 @@ def plain_loop(
             )
             (loss / recipe.train.micro_batches).backward()
             total += float(loss.detach()) / recipe.train.micro_batches
-        if recipe.optim.clip_norm > 0:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.optim.clip_norm)
-        optimizer.step()
+        update.step(step)
         losses.append(total)
     return losses, before, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def _optimizer(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
-    optim = recipe.optim
-    if optim.name == "adamw":
-        return torch.optim.AdamW(
-            model.parameters(),
-            lr=optim.lr,
-            betas=optim.betas,
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
+class _Update:
+    """One step of plain torch: its own AdamW and SGD, or the function that the recipe names."""
+
+    def __init__(self, optimizer: Optimizer, model: torch.nn.Module) -> None:
+        self.optimizer = optimizer
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.settings = {name: optimizer.settings(name) for name in self.parameters}
+        self.torch = None if optimizer.function else self._torch()
+        self.states: dict[str, list[torch.Tensor]] = {}
+
+    def _torch(self) -> torch.optim.Optimizer:
+        groups = []
+        for name, p in self.parameters.items():
+            settings: dict[str, Any] = {"params": [p], **self.settings[name]}
+            if "beta1" in settings:
+                settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
+            groups.append(settings)
+        kind = torch.optim.AdamW if self.optimizer.name == "adamw" else torch.optim.SGD
+        return kind(groups, lr=1.0)
+
+    @torch.no_grad()
+    def step(self, step: int) -> None:
+        """step: counted from 0."""
+        optimizer = self.optimizer
+        gradients = [p for p in self.parameters.values() if p.grad is not None]
+        if optimizer.clip_value:
+            torch.nn.utils.clip_grad_value_(gradients, optimizer.clip_value)
+        if optimizer.clip_norm:
+            torch.nn.utils.clip_grad_norm_(gradients, optimizer.clip_norm)
+        rates = {
+            name: optimizer.rate(settings["lr"], step) for name, settings in self.settings.items()
+        }
+        if self.torch is not None:
+            for group, rate in zip(self.torch.param_groups, rates.values(), strict=True):
+                group["lr"] = rate
+            self.torch.step()
+            return
+        for name, p in self.parameters.items():
+            if p.grad is not None:
+                self._call(name, p, rates[name], step)
+
+    def _call(self, name: str, p: torch.Tensor, rate: float, step: int) -> None:
+        function = self.optimizer.function
+        assert function is not None and p.grad is not None, name
+        if name not in self.states:
+            self.states[name] = [
+                p.clone() if start is None else torch.full_like(p, start)
+                for _, start in states_of(function)
+            ]
+        fed = {"lr": torch.tensor(rate), "step": torch.tensor(float(step + 1))}
+        numbers: dict[str, Any] = {k: v for k, v in self.settings[name].items() if k != "lr"}
+        numbers |= {key: fed[key] for key in fed_to(function)}
+        new, *self.states[name] = function(
+            p.detach().clone(), p.grad, *self.states[name], **numbers
         )
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=optim.lr,
-        momentum=optim.momentum,
-        weight_decay=optim.weight_decay,
-        nesterov=optim.nesterov,
-    )
+        p.copy_(new)
 
 
 def _relative(a: float, b: float) -> float:

@@ -40,10 +40,11 @@ def execute_virtual(
             where, problem, _ = described(error)
             raise RunError(where, problem) from error
         raise
-    names = [v.name for v in training.plan.graph.variables if v.kind != "state"]
-    trained = {name: cluster.value(name) for name in names}
+    trained = {v.name: cluster.value(v.name) for v in weights.saved(training.plan)}
     if recipe.train.save:
         weights.save(record.folder, trained)
+    if recipe.optim.ema_eval:
+        trained.update({name: trained.get(f"ema/{name}", value) for name, value in trained.items()})
     sent: dict[int, int] = {}
     for actor, count in cluster.sent_bytes.items():
         first = training.plan.placements[training.plan.actors[actor].stage].ranks[0]
@@ -65,16 +66,7 @@ def _evaluate(
     if evaluation is None or not steps:
         return {}
     cluster = VirtualCluster(evaluation.plan, job.evaluation_sampler, {**job.initial, **trained})
-    return mean_results(cluster.run(steps))
-
-
-def mean_results(results: list[dict[str, float]]) -> dict[str, float]:
-    """Mean of each result over batches of equal size."""
-    return (
-        {name: sum(r[name] for r in results) / len(results) for name in results[0]}
-        if results
-        else {}
-    )
+    return job.validation(cluster.run(steps))
 
 
 def acts_by_name(rehearsed: Rehearsed, acts: dict[int, int]) -> dict[str, int]:

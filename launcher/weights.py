@@ -1,5 +1,5 @@
 """Weights on disk: `weights.safetensors` in the run's folder, logical tensors by the model's own
-names, from any layout.
+names, from any layout; their moving averages (optim.ema) in `ema.safetensors`.
 
 Each rank writes its shards to a file that says which slices of which tensors they are; files of all
 ranks make one.  Where hosts share no disk: python -m flowrun.launcher.weights FOLDER OTHER_FOLDER …
@@ -16,15 +16,37 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from flowrun.engine.graph import Variable
 from flowrun.engine.placement import local_slices
 from flowrun.engine.plan import Plan
 
 FILE = "weights.safetensors"
+AVERAGES = "ema.safetensors"
+_EMA = "ema/"
 
 
 def save(folder: Path, values: Mapping[str, torch.Tensor]) -> None:
-    """Write logical values."""
-    save_file({name: value.contiguous() for name, value in values.items()}, folder / FILE)
+    """Write logical values; those named ema/… to a file of their own, by the weight's name."""
+    averages = {n.removeprefix(_EMA): v.contiguous() for n, v in values.items() if _kept(n)}
+    weights = {n: v.contiguous() for n, v in values.items() if not _kept(n)}
+    save_file(weights, folder / FILE)
+    if averages:
+        save_file(averages, folder / AVERAGES)
+
+
+def saved(plan: Plan) -> list[Variable]:
+    """What is written: parameters, buffers and moving averages."""
+    return [v for v in plan.graph.variables if v.kind != "state" or _kept(v.name)]
+
+
+def averages(plan: Plan) -> dict[str, str]:
+    """Tensor of a parameter -> tensor of its moving average, for those that have one."""
+    tensors = {v.name: v.tensor for v in plan.graph.variables}
+    return {tensors[v.of]: v.tensor for v in plan.graph.variables if _kept(v.name)}
+
+
+def _kept(name: str) -> bool:
+    return name.startswith(_EMA)
 
 
 def load(folder: Path) -> dict[str, torch.Tensor]:
@@ -37,8 +59,8 @@ def save_shards(folder: Path, plan: Plan, rank: int, variables: Mapping[str, tor
     stage = plan.stage_of(rank)
     placement = plan.placements[stage]
     shards, about = {}, {"num_ranks": str(plan.num_ranks)}
-    for v in plan.graph.variables:
-        if v.stage == stage and v.kind != "state":
+    for v in saved(plan):
+        if v.stage == stage:
             shape = plan.graph.tensors[v.tensor].shape
             slices = local_slices(shape, v.nd_sbp, placement.shape, placement.coordinate(rank))
             shards[v.name] = variables[v.tensor].detach().cpu().contiguous()

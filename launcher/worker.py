@@ -28,7 +28,7 @@ from flowrun.launcher import weights
 from flowrun.launcher.failure import described
 from flowrun.launcher.hosts import Teller
 from flowrun.launcher.job import Job
-from flowrun.launcher.virtual import acts_by_name, mean_results, most_stashed
+from flowrun.launcher.virtual import acts_by_name, most_stashed
 
 _LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
 _SILENCE_S = 1800  # a message that takes longer has no peer any more
@@ -122,8 +122,10 @@ class Worker:
         with _with_peers(rank, "while the ranks meet for evaluation"):
             body = DistributedRank(plan, rank, sampler, self.job.initial, device, trained.groups)
         known = body.body.variables
-        known.update({k: v for k, v in trained.body.variables.items() if k in known})
-        return mean_results(body.run(steps))
+        values = trained.body.variables
+        averaged = weights.averages(self.training.plan) if self.job.recipe.optim.ema_eval else {}
+        known.update({k: values[averaged.get(k, k)] for k in known if k in values})
+        return self.job.validation(body.run(steps))
 
     def _fingerprint(self) -> str:
         """Equal on hosts that run the same thing."""

@@ -10,9 +10,19 @@ from torch import Tensor
 from flowrun.models.insightface import Scores
 
 
-def cross_entropy(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
-    """Mean cross entropy of logits (..., V) against class ids (...), the batch field `target`."""
-    return F.cross_entropy(output.flatten(0, -2).float(), batch[target].flatten())
+def cross_entropy(
+    output: Tensor,
+    batch: Mapping[str, Tensor],
+    target: str = "targets",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Mean cross entropy of logits (..., V) against class ids (...), the batch field `target`.
+
+    Positions whose class is -100 count for nothing.  label_smoothing: share of the target that is
+    spread over all classes, 0 to 1.
+    """
+    logits, classes = output.flatten(0, -2).float(), batch[target].flatten()
+    return F.cross_entropy(logits, classes, label_smoothing=label_smoothing)
 
 
 def margin_softmax(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:

@@ -1,12 +1,18 @@
-"""Metrics: metric(output, batch) -> the mean over the batch, a float32 scalar."""
+"""Metrics: metric(output, batch) -> the mean over the batch, a float32 scalar.
+
+Evaluation reports the mean over its batches.  A metric that is a function of such a mean, not a
+mean itself, names it: metric.of_mean(mean over all batches) is reported.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from flowrun.models.insightface import Scores
+from flowrun.models.losses import cross_entropy
 
 
 def accuracy(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
@@ -23,3 +29,11 @@ def hit_rate(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
     """
     own = (output.logits * output.hits).sum(-1)
     return (own >= output.logits.amax(-1)).float().mean()
+
+
+def perplexity(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
+    """Mean cross entropy; exp of its mean over all batches is the perplexity."""
+    return cross_entropy(output, batch, target)
+
+
+perplexity.of_mean = math.exp  # type: ignore[attr-defined]

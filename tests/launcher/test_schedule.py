@@ -1,0 +1,142 @@
+"""Foreseen learning rates beside torch's own schedulers, stepped by hand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD
+from torch.optim import lr_scheduler as of_torch
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.schedule import rates
+from flowrun.launcher.schema import Optim
+
+STEPS = 12
+
+
+def by_torch(make: Callable[[SGD], Any], lr: float) -> list[float]:
+    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scheduler = make(optimizer)
+        found = []
+        for step in range(STEPS):
+            found.append(scheduler.get_last_lr()[0])
+            optimizer.step()
+            if step < STEPS - 1:
+                scheduler.step()
+    return found
+
+
+SCHEDULES: dict[str, tuple[Any, Callable[[SGD], Any]]] = {
+    "LinearLR": (
+        {"start_factor": 0.1, "total_iters": 4},
+        lambda o: of_torch.LinearLR(o, 0.1, total_iters=4),
+    ),
+    "ConstantLR": (
+        {"factor": 0.5, "total_iters": 3},
+        lambda o: of_torch.ConstantLR(o, 0.5, total_iters=3),
+    ),
+    "StepLR": ({"step_size": 5, "gamma": 0.3}, lambda o: of_torch.StepLR(o, 5, 0.3)),
+    "MultiStepLR": ({"milestones": [2, 7]}, lambda o: of_torch.MultiStepLR(o, [2, 7])),
+    "ExponentialLR": ({"gamma": 0.9}, lambda o: of_torch.ExponentialLR(o, 0.9)),
+    "CosineAnnealingLR": (
+        {"T_max": 8, "eta_min": 0.01},
+        lambda o: of_torch.CosineAnnealingLR(o, 8, 0.01),
+    ),
+    "PolynomialLR": (
+        {"total_iters": 10, "power": 2.0},
+        lambda o: of_torch.PolynomialLR(o, 10, 2.0),
+    ),
+    "CosineAnnealingWarmRestarts": (
+        {"T_0": 5},
+        lambda o: of_torch.CosineAnnealingWarmRestarts(o, 5),
+    ),
+    "CyclicLR": (
+        {"base_lr": 0.01, "max_lr": 0.5, "step_size_up": 3},
+        lambda o: of_torch.CyclicLR(o, 0.01, 0.5, 3, cycle_momentum=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_rates_are_those_of_torch_for_every_group(name: str) -> None:
+    arguments, make = SCHEDULES[name]
+    found = dict(rates(Optim(lr=0.4, schedule={"name": name, **arguments}), [0.4, 0.1], STEPS))
+    assert set(found) == {0.1, 0.4}
+    for lr, values in found.items():
+        assert values == pytest.approx(by_torch(make, lr), rel=1e-12)
+
+
+def test_one_cycle_peaks_at_the_learning_rate_and_lasts_the_run() -> None:
+    found = dict(rates(Optim(lr=0.4, schedule={"name": "OneCycleLR"}), [0.4], STEPS))
+    make = lambda o: of_torch.OneCycleLR(o, 0.4, STEPS, cycle_momentum=False)  # noqa: E731
+    assert found[0.4] == pytest.approx(by_torch(make, 0.4), rel=1e-12)
+
+
+def test_schedules_follow_one_another_as_in_torch() -> None:
+    schedule = [
+        {"name": "ConstantLR", "factor": 0.25, "total_iters": 9, "steps": 3},
+        {"name": "CosineAnnealingLR", "T_max": 9},
+    ]
+    found = dict(rates(Optim(lr=0.4, schedule=schedule), [0.4], STEPS))
+
+    def make(o: SGD) -> Any:
+        parts = [of_torch.ConstantLR(o, 0.25, 9), of_torch.CosineAnnealingLR(o, 9)]
+        return of_torch.SequentialLR(o, parts, [3])
+
+    assert found[0.4] == pytest.approx(by_torch(make, 0.4), rel=1e-12)
+
+
+def test_warm_up_rises_in_equal_steps_to_the_rate() -> None:
+    found = dict(rates(Optim(lr=0.4, warmup_steps=4), [0.4], 6))
+    assert found[0.4] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+
+
+def test_a_cosine_behind_a_warm_up_lasts_what_is_left() -> None:
+    optim = Optim(lr=0.4, warmup_steps=4, schedule={"name": "CosineAnnealingLR"})
+    found = dict(rates(optim, [0.4], STEPS))[0.4]
+    cosine = by_torch(lambda o: of_torch.CosineAnnealingLR(o, STEPS - 4), 0.4)
+    assert found[:4] == pytest.approx((0.1, 0.2, 0.3, 0.4))
+    assert found[4:] == pytest.approx(cosine[: STEPS - 4])
+
+
+def test_without_a_schedule_there_is_nothing_to_foresee() -> None:
+    assert rates(Optim(lr=0.4), [0.4], STEPS) == ()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "where", "problem"),
+    [
+        ({"T_max": 3}, "optim.schedule", "nothing names"),
+        ({"name": "CosineLR"}, "optim.schedule.name", "no schedule 'CosineLR'"),
+        ({"name": "ReduceLROnPlateau"}, "optim.schedule.name", "no schedule"),
+        ({"name": "StepLR"}, "optim.schedule", "needs the argument 'step_size'"),
+        ({"name": "StepLR", "stepsize": 3}, "optim.schedule.stepsize", "takes no argument"),
+        ({"name": "LinearLR", "start_factor": 7.0}, "optim.schedule", "refused its arguments"),
+        (
+            [{"name": "LinearLR"}, {"name": "StepLR", "step_size": 3}],
+            "optim.schedule.0.steps",
+            "how long LinearLR lasts",
+        ),
+        (
+            [{"name": "LinearLR", "steps": 3}, {"name": "OneCycleLR"}],
+            "optim.schedule.1.name",
+            "follows no other",
+        ),
+        (
+            {"name": "OneCycleLR", "cycle_momentum": True},
+            "optim.schedule.cycle_momentum",
+            "only the learning rate",
+        ),
+        ({"name": "OneCycleLR", "total_steps": 5}, "optim.schedule", "ends before step"),
+    ],
+)
+def test_a_wrong_schedule_is_a_located_error(schedule: Any, where: str, problem: str) -> None:
+    with pytest.raises(RecipeError, match=problem) as error:
+        rates(Optim(lr=0.4, schedule=schedule), [0.4], STEPS)
+    assert error.value.where == where

@@ -1,0 +1,170 @@
+"""What a recipe says of the update, from the recipe to the run's folder, on the virtual cluster."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.strategy import Group
+from flowrun.launcher.job import Job
+from flowrun.launcher.optimizer import optimizer_of
+from flowrun.launcher.recipe import load
+from flowrun.launcher.run import run
+from flowrun.launcher.verify import plain_loop
+
+RECIPE = """
+defaults: [/model: mlp, /data: digits, /optim: sgd, /launch: virtual]
+placement: {axes: {data: 2}}
+zero: {axis: data, stage: 1}
+optim:
+  schedule: {name: CosineAnnealingLR}
+  warmup_steps: 2
+  groups: {"*.bias": {weight_decay: 0, lr: 0.05}, "output.*": {momentum: 0.5}}
+  clip_value: 0.01
+  clip_norm: 0.05
+task:
+  loss: {label_smoothing: 0.1}
+  metrics:
+    perplexity: {_target_: flowrun.models.metrics.perplexity, target: labels}
+eval: {fraction: 0.2, batches: 3}
+train: {batch_size: 32, micro_batches: 2, steps: 6}
+"""
+
+
+def recipe_file(folder: Path, text: str = RECIPE) -> str:
+    """An argument that names the recipe."""
+    file = folder / "mine.yaml"
+    file.write_text(text)
+    return f"recipe={file}"
+
+
+def test_schedule_groups_clipping_and_smoothing_train_as_plain_torch(tmp_path: Path) -> None:
+    recipe = load([recipe_file(tmp_path)])
+    run(recipe, tmp_path)
+    losses, before, after = plain_loop(recipe)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-5)
+    found = load_file(tmp_path / "weights.safetensors")
+    for name, weight in after.items():
+        moved = (weight - before[name]).norm()
+        assert (found[name] - weight).norm() <= 1e-4 * moved, name
+
+
+def test_the_rate_of_each_step_is_in_the_metrics(tmp_path: Path) -> None:
+    recipe = load([recipe_file(tmp_path), "train.save=false", "eval.batches=0"])
+    run(recipe, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    cosine = [0.2 * (1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)]
+    assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.2, *cosine])
+
+
+def test_perplexity_is_of_the_mean_loss_of_all_batches(tmp_path: Path) -> None:
+    recipe = load([recipe_file(tmp_path), "train.save=false", "task.loss.label_smoothing=0"])
+    validation = run(recipe, tmp_path).validation
+    assert validation["perplexity"] == pytest.approx(math.exp(validation["loss"]), rel=1e-6)
+
+
+def test_averages_follow_the_weights_are_evaluated_and_written(tmp_path: Path) -> None:
+    """With the rate 0 from the second step on, the weights stand still and the average nears."""
+    schedule = "optim.schedule={name: MultiStepLR, milestones: [1], gamma: 0.0}"
+    always = [recipe_file(tmp_path), "optim.warmup_steps=0", schedule]
+    losses = {}
+    for ema, ema_eval in ((0.5, True), (0.5, False), (0.0, True)):
+        settings = [f"optim.ema={ema}", f"optim.ema_eval={ema_eval}"]
+        recipe = load([*always, *settings, "train.steps=3"])
+        folder = tmp_path / f"{ema}{ema_eval}"
+        losses[ema, ema_eval] = run(recipe, folder).validation["loss"]
+    weights = load_file(tmp_path / "0.5True" / "weights.safetensors")
+    averages = load_file(tmp_path / "0.5True" / "ema.safetensors")
+    assert set(weights) == set(averages)
+    for name, before in Job(recipe).initial.items():
+        expected = before + (1 - 0.5**3) * (weights[name] - before)
+        torch.testing.assert_close(averages[name], expected)
+    assert losses[0.5, False] == losses[0.0, True] != losses[0.5, True]
+    assert not (tmp_path / "0.0True" / "ema.safetensors").exists()
+
+
+OWN = """
+import torch
+
+def signed(param, grad, seen, *, lr, scale=2.0):
+    seen = seen + grad.abs()
+    return param - lr * scale * grad.sign() * (seen > 0), seen
+"""
+
+
+def test_a_function_in_the_working_directory_updates_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_signed_optim.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    text = RECIPE.partition("\noptim:")[0].replace("/optim: sgd, ", "")
+    text += "\noptim: {lr: 0.001, update: {_target_: my_signed_optim.signed, scale: 3}}\n"
+    text += "train: {steps: 3}\neval: {batches: 0}\n"
+    recipe = load([recipe_file(tmp_path, text)])
+    run(recipe, tmp_path)
+    before, after = Job(recipe).initial, load_file(tmp_path / "weights.safetensors")
+    moved = torch.cat([(after[name] - before[name]).flatten() for name in before]) / 0.003
+    torch.testing.assert_close(moved, moved.round(), atol=2e-3, rtol=0)
+    assert set(moved.round().int().tolist()) >= {-3, -1, 1, 3}
+
+
+def test_named_optimizers_take_their_numbers_from_the_recipe(tmp_path: Path) -> None:
+    for name, numbers in {
+        "lion": {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1},
+        "lamb": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01},
+        "adagrad": {"eps": 1e-10, "weight_decay": 0.0},
+    }.items():
+        made = optimizer_of(load(["model=mlp", "data=digits", f"optim={name}"]))
+        assert {key: value for key, value in made.arguments if key != "lr"} == numbers
+        assert made.name == name and made.function is not None
+
+
+def test_betas_of_a_group_stand_for_both() -> None:
+    groups = "optim.groups={hidden*: {betas: [0.5, 0.6]}}"
+    made = optimizer_of(load(["model=mlp", "data=digits", groups]))
+    assert made.groups == (Group("hidden*", (("beta1", 0.5), ("beta2", 0.6))),)
+
+
+WRONG = {
+    "unknown key of a group": (
+        "optim.groups={output*: {weight_decya: 0}}",
+        "optim.groups.output*.weight_decya",
+        "the update takes no",
+    ),
+    "no keys": ("optim.groups={output*: 3}", "optim.groups.output*", "only a mapping"),
+    "no number": (
+        "optim.groups={output*: {lr: fast}}",
+        "optim.groups.output*.lr",
+        "is no number",
+    ),
+    "function that is not there": (
+        "optim.update={_target_: flowrun.models.optimizers.lino}",
+        "optim.update._target_",
+        "has no 'lino'",
+    ),
+    "function without its numbers": (
+        "optim.update={_target_: flowrun.models.optimizers.lion}",
+        "optim.update",
+        "needs the number 'beta1'",
+    ),
+    "number that the function does not take": (
+        "optim.update={_target_: flowrun.models.optimizers.lion, beta3: 1}",
+        "optim.update.beta3",
+        "takes no number",
+    ),
+    "update without a function": ("optim.update={beta1: 1}", "optim.update._target_", "nothing"),
+}
+
+
+@pytest.mark.parametrize(("override", "where", "problem"), list(WRONG.values()), ids=list(WRONG))
+def test_what_cannot_be_is_a_located_error(override: str, where: str, problem: str) -> None:
+    with pytest.raises(RecipeError, match=problem) as error:
+        optimizer_of(load(["model=mlp", "data=digits", override]))
+    assert error.value.where == where
