@@ -120,17 +120,20 @@ class Launch(NamedTuple):
 Message = Ready | Returned | Done
 
 
-def initial_state(spec: ActorSpec, sources: dict[int, int] | None = None) -> ActorState:
-    """The state before anything ran.
+def initial_state(
+    spec: ActorSpec, sources: dict[int, int] | None = None, acts: int = 0
+) -> ActorState:
+    """The state before anything ran, or at rest: after `acts` acts, when every reader has returned
+    all that was made.
 
     sources: register -> versions already there (initial weights).
     """
     there = sources or {}
     return ActorState(
-        0,
+        acts,
         False,
-        tuple(there.get(port.register, 0) for port in spec.inputs),
-        tuple((0,) * len(port.readers) for port in spec.outputs),
+        tuple(there.get(port.register, 0) + acts // port.every for port in spec.inputs),
+        tuple((acts // port.every,) * len(port.readers) for port in spec.outputs),
     )
 
 

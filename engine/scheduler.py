@@ -32,16 +32,20 @@ COMMUNICATION = (BOX, SEND, RECEIVE)
 
 
 class Scheduler:
-    """The actors of one rank of one stage.  steps: of the whole run."""
+    """The actors of one rank of one stage.
 
-    def __init__(self, plan: Plan, stage: int, steps: int | None) -> None:
+    They act from step `first` until `steps` have been done; acts are counted from step 0.
+    """
+
+    def __init__(self, plan: Plan, stage: int, steps: int | None, first: int = 0) -> None:
         self.plan = plan
         self.actors: dict[int, Actor] = {actor.id: actor for actor in plan.stage_actors(stage)}
         self.specs: dict[int, ActorSpec] = {
             k: plan.spec(actor, steps) for k, actor in self.actors.items()
         }
         self.states: dict[int, ActorState] = {
-            k: initial_state(spec, plan.sources) for k, spec in self.specs.items()
+            k: initial_state(spec, plan.sources, first * plan.acts_per_step(self.actors[k]))
+            for k, spec in self.specs.items()
         }
         self.producers: dict[int, int] = plan.producers
         self.order = {axis: acts for (where, axis), acts in plan.order if where == stage}

@@ -4,6 +4,7 @@
     flowrun -m recipe=A,B key=1,2 …       run every combination, compare the jobs
     flowrun plan recipe=R …               show the plan, start nothing
     flowrun verify recipe=R …             compare layouts, step by step
+    flowrun resume RUN_DIR …              go on with a run from its last checkpoint
     flowrun recipes                       what there is
 
 Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 130 Ctrl-C.
@@ -24,7 +25,7 @@ import typer
 
 from flowrun.engine.errors import FlowrunError, RunError
 
-COMMANDS = ("run", "plan", "verify", "recipes")
+COMMANDS = ("run", "plan", "verify", "resume", "recipes")
 OK, RUN_FAILED, RECIPE_WRONG, INTERRUPTED = 0, 1, 2, 130
 TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
 
@@ -57,7 +58,18 @@ weight differences.  On the virtual cluster; launch=local uses processes.
 
   flowrun verify recipe=gpt_hybrid train.steps=5
 """
+_RESUME_HELP = """Go on with a run from its last checkpoint, in its folder.
 
+A run saves checkpoints with train.save_every=N.  Changes of placement, zero, sbp, launch, optim and
+of train.steps are welcome; model, data, seed and batch size stay.
+
+  flowrun resume outputs/2026-01-31/12-00-00_gpt_tiny
+  flowrun resume RUN_DIR train.steps=400 placement.axes.tensor=1 zero.stage=0
+"""
+
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="recipe=NAME [key=value]…", show_default=False)
 ]
@@ -180,6 +192,31 @@ def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
         )
         if not all(getattr(row, "ok", True) for row in rows):
             raise typer.Exit(RUN_FAILED)
+
+
+@app.command(help=_RESUME_HELP)
+def resume(
+    run_folder: RunFolder,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]…", show_default=False)
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", help="Of the checkpoint to go on from; without it the last."),
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Go on with a run (see _RESUME_HELP)."""
+    file = run_folder / "recipe.yaml"
+    with _errors_shown([f"recipe={file}", *(overrides or [])], config_dir):
+        from flowrun.launcher.resume import checkpoint_of, resumed
+
+        start = checkpoint_of(run_folder, step)
+        recipe = resumed(start, overrides or [], config_dir)
+        from flowrun.launcher.progress import Progress
+        from flowrun.launcher.run import run as run_recipe
+
+        run_recipe(recipe, run_folder, Progress(), start)
 
 
 @app.command()

@@ -225,6 +225,8 @@ class _Heard:
             match message:
                 case ("step", step, results, seconds):
                     self.record.step(step, results, seconds)
+                case ("evaluated", step, results):
+                    self.record.evaluated(step, results)
                 case ("end", rank, measured):
                     self.ends[rank] = measured
                 case ("weights", rank, seen):
@@ -282,13 +284,10 @@ class _Heard:
 
     def log(self) -> Log:
         """Everything measured on all ranks."""
-        validation: dict[str, float] = {}
-        for measured in self.ends.values():
-            validation = validation or measured["validation"]
         keys = ("peak", "sent", "acts", "stashed")
         ends = sorted(self.ends.items())
         by_rank = [{rank: measured[key] for rank, measured in ends} for key in keys]
-        return Log(tuple(self.record.steps), validation, *by_rank)
+        return Log(tuple(self.record.steps), self.record.validation, *by_rank)
 
 
 def _join_weights(heard: _Heard, record: Record, num_ranks: int) -> None:

@@ -1,8 +1,8 @@
 """What a worker tells its launcher, and what hosts tell each other.
 
-A message is a tuple, first a word: meeting, step, end, weights, error.  It goes through the pipe of
-the worker; steps, ends and errors also go to the other hosts, through queues in the store that
-elastic opened, so that every host's run folder tells the whole run.
+A message is a tuple, first a word: meeting, step, evaluated, end, weights, error.  It goes through
+the pipe of the worker; steps, evaluations, ends and errors also go to the other hosts, through
+queues in the store that elastic opened, so that every host's run folder tells the whole run.
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ class Teller:
     def step(self, step: int, results: dict[str, float], seconds: float) -> None:
         """A step has reported; told by one rank of the run."""
         self._tell("step", step, results, seconds, everywhere=True)
+
+    def evaluated(self, step: int, results: dict[str, float]) -> None:
+        """Means over the held-out samples, with the weights after `step`."""
+        self._tell("evaluated", step, results, everywhere=True)
 
     def weights(self, rank: int, seen: dict[str, Any]) -> None:
         """A rank has saved its shards."""

@@ -19,10 +19,12 @@ from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
 from flowrun.engine.strategy import Recompute, Strategy, Zero
-from flowrun.launcher import build
+from flowrun.launcher import build, weights
+from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type
 from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.schema import Recipe
+from flowrun.launcher.segments import Segment, segments
 from flowrun.models.sampling import sample_indices
 
 Batch = Mapping[str, torch.Tensor]
@@ -68,10 +70,14 @@ class Sampler:
 
 
 class Job:
-    """What a recipe stands for.  Built once on each host; workers inherit it."""
+    """What a recipe stands for.  Built once on each host; workers inherit it.
 
-    def __init__(self, recipe: Recipe) -> None:
+    start: the checkpoint that it goes on from; None: it begins.
+    """
+
+    def __init__(self, recipe: Recipe, start: Checkpoint | None = None) -> None:
         self.recipe = recipe
+        self.start = start
         self.device_type = device_type(recipe)
         torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
         torch.manual_seed(recipe.train.seed)
@@ -109,6 +115,16 @@ class Job:
         return compile_evaluation(self.task, self.example, self.strategy, self.training.plan)
 
     @property
+    def segments(self) -> tuple[Segment, ...]:
+        """What is left of the run."""
+        return segments(self.recipe, self.start.step if self.start else 0)
+
+    @property
+    def eval_steps(self) -> int:
+        """Batches of one evaluation."""
+        return self.evaluation_sampler.eval_steps(self.recipe.eval.batches)
+
+    @property
     def initial(self) -> dict[str, torch.Tensor]:
         """Initial value of every parameter and buffer, by the model's own names."""
         return {
@@ -144,6 +160,38 @@ class Job:
         function = getattr(metric, "func", metric)  # of a partial
         found: Callable[[float], float] = getattr(function, "of_mean", float)
         return found
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Names of the model's state_dict -> the tensor of the training that each is: tied weights
+        have several names and are one tensor.
+        """
+        known = {
+            id(tensor): name
+            for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers())
+        }
+        state = self.model.state_dict(keep_vars=True)
+        return {
+            name: known[id(tensor)]
+            for name, tensor in state.items()
+            if isinstance(tensor, torch.Tensor)
+        }
+
+    @property
+    def evaluated(self) -> dict[str, str]:
+        """Parameter -> the moving average that evaluation reads instead (optim.ema_eval)."""
+        return weights.averages(self.training.plan) if self.recipe.optim.ema_eval else {}
+
+    @property
+    def unused(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers that forward does not read: they stay as they are."""
+        used = {v.name for v in self.training.plan.graph.variables}
+        return {name: value for name, value in self.initial.items() if name not in used}
+
+    def about(self, step: int) -> About:
+        """What a checkpoint after `step` steps says of itself."""
+        train = self.recipe.train
+        return About(step, train.seed, train.batch_size, self.names)
 
     def parameters(self) -> dict[str, Tensor]:
         """Logical tensors of the parameters."""

@@ -77,6 +77,12 @@ class Progress:
             self.task, completed=record.step + 1, loss=record.loss, speed=record.tokens_per_s
         )
 
+    def evaluated(self, step: int, validation: dict[str, float]) -> None:
+        """The held-out samples were read after a step; the last time `finished` says."""
+        if step < self.steps - 1:
+            found = ", ".join(f"{name} {value:.4f}" for name, value in validation.items())
+            self.console.print(f"step {step}  validation {found}", highlight=False)
+
     def finished(self, report: Report, folder: Path) -> None:
         """The end: loss, and what was foreseen beside what was measured."""
         self.close()

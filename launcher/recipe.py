@@ -36,6 +36,7 @@ from flowrun.launcher.schema import (
 )
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
+GROUPS = ("optim", "launch", "hardware")  # of which a run may be given another when it is resumed
 _OPEN = re.compile(
     r"(model|data|sbp|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
     r"|launch\.slurm\.extra)(\..+)?"
@@ -112,6 +113,24 @@ def _zero(recipe: RecipeSchema) -> Zero:
 def load(overrides: list[str], config_dir: str | None = None) -> Recipe:
     """compose, then to_recipe."""
     return to_recipe(compose(overrides, config_dir))
+
+
+def load_again(file: Path, overrides: list[str], config_dir: str | None = None) -> Recipe:
+    """A resolved recipe with overrides.
+
+    It says every key, so that a group (launch=virtual) would be read before it and change nothing:
+    here a group that is chosen takes the place of the whole section.
+    """
+    chosen = {group for text in overrides for group in GROUPS if text.startswith(f"{group}=")}
+    sections = {
+        group: [text for text in overrides if re.match(rf"\+*{group}[.=]", text)]
+        for group in chosen
+    }
+    rest = [text for text in overrides if not any(text in told for told in sections.values())]
+    cfg = compose([f"recipe={file}", *rest], config_dir)
+    for group, told in sections.items():
+        cfg[group] = compose(told, config_dir)[group]
+    return to_recipe(cfg)
 
 
 @cache
@@ -237,6 +256,9 @@ def _check_train(recipe: RecipeSchema) -> None:
     for name in ("batch_size", "micro_batches", "steps"):
         value = getattr(train, name)
         _require(value >= 1, f"train.{name}", f"{name} is at least 1, not {value}.")
+    for name in ("save_every", "keep"):
+        value = getattr(train, name)
+        _require(value >= 0, f"train.{name}", f"{name} is 0 or more, not {value}.")
     _require(train.seed >= 0, "train.seed", f"a seed is 0 or more, not {train.seed}.")
     near = [n for n in range(1, train.batch_size + 1) if train.batch_size % n == 0]
     _require(
@@ -374,11 +396,9 @@ def _check_rest(recipe: RecipeSchema) -> None:
         "eval.fraction",
         f"a fraction of the data set is from 0 to below 1, not {fraction}.",
     )
-    _require(
-        recipe.eval.batches >= 0,
-        "eval.batches",
-        f"batches is 0 or more, not {recipe.eval.batches}.",
-    )
+    for name in ("batches", "every"):
+        value = getattr(recipe.eval, name)
+        _require(value >= 0, f"eval.{name}", f"{name} is 0 or more, not {value}.")
     _require(slots >= 1, "engine.register_slots", f"a register has at least 1 slot, not {slots}.")
     for name in ("flops", "memory_bytes_per_s", "link.bytes_per_s"):
         value = OmegaConf.select(OmegaConf.structured(recipe.hardware), name)

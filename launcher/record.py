@@ -6,9 +6,10 @@ recipe.yaml, plan.txt, metrics.jsonl, TensorBoard events, report.json.
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.launcher.job import Job
@@ -24,9 +25,11 @@ class Record:
         self.job = job
         self.progress = progress
         self.steps: list[StepRecord] = []
+        self.validation: dict[str, float] = {}
+        self.first = job.start.step if job.start else 0
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.yaml").write_text(job.recipe.to_yaml())
-        self._metrics = (folder / "metrics.jsonl").open("w")
+        self._metrics = _metrics(folder / "metrics.jsonl", self.first)
         self._events: Any = None
 
     def planned(self, training: Rehearsed) -> None:
@@ -48,14 +51,22 @@ class Record:
             "step_s": seconds,
             "tokens_per_s": tokens_per_s,
         }
-        self._metrics.write(json.dumps(line) + "\n")
-        self._metrics.flush()
+        self._line(line)
         if self.progress:
             self.progress.step(record)
         writer = self._writer()
         writer.add_scalar("loss", record.loss, step)
         writer.add_scalar("lr", rate, step)
         writer.add_scalar("tokens_per_s", tokens_per_s, step)
+
+    def evaluated(self, step: int, validation: dict[str, float]) -> None:
+        """The held-out samples were read with the weights after `step`."""
+        self.validation = validation
+        self._line({"step": step, "validation": validation})
+        if self.progress:
+            self.progress.evaluated(step, validation)
+        for name, value in validation.items():
+            self._writer().add_scalar(f"validation/{name}", value, step)
 
     def note(self, text: str) -> None:
         """Something that a person should know."""
@@ -64,8 +75,6 @@ class Record:
 
     def finished(self, report: Report) -> None:
         """The run has ended well."""
-        for name, value in report.validation.items():
-            self._writer().add_scalar(f"validation/{name}", value, report.steps)
         (self.folder / "report.json").write_text(report.to_json() + "\n")
         self.close()
         if self.progress:
@@ -79,6 +88,10 @@ class Record:
         if self.progress:
             self.progress.close()
 
+    def _line(self, line: dict[str, Any]) -> None:
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+
     def _writer(self) -> Any:
         """TensorBoard's writer, made with the first step: its import and its thread must not
         precede the fork.
@@ -87,5 +100,23 @@ class Record:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(self.folder))
+            self._events = SummaryWriter(str(self.folder), purge_step=self.first or None)
         return self._events
+
+
+def _metrics(file: Path, first: int) -> TextIO:
+    """metrics.jsonl, open for more lines; those of step `first` and later are cut off."""
+    lines = file.read_text().splitlines() if first and file.exists() else []
+    kept = [line for line in lines if _step(line) < first]
+    rewritten = file.with_suffix(".cut")
+    rewritten.write_text("".join(f"{line}\n" for line in kept))
+    rewritten.replace(file)
+    return file.open("a")
+
+
+def _step(line: str) -> float:
+    """The step of a line; a line that was being written when the run was killed has none."""
+    try:
+        return int(json.loads(line)["step"])
+    except ValueError:
+        return math.inf

@@ -28,7 +28,7 @@ class Log:
     """What a run measured.
 
     steps: of the whole run.
-    validation: mean of each result over the held-out samples.
+    validation: mean of each result over the held-out samples, at the end.
     peak_bytes, sent_bytes: by rank; sent_bytes are of the whole training.
     acts: rank -> actor name -> acts.
     most_stashed: rank -> most versions of one stash register that were live at once.
@@ -45,7 +45,7 @@ class Log:
 @dataclass(frozen=True)
 class Report:
     """foreseen and measured have the same keys: step_s, peak_bytes (by rank), sent_bytes (of all
-    ranks, a step).
+    ranks, a step).  steps: of this run, from first_step on (0 unless it was resumed).
     """
 
     name: str
@@ -58,6 +58,7 @@ class Report:
     foreseen: dict[str, Any]
     measured: dict[str, Any]
     notes: tuple[str, ...] = ()
+    first_step: int = 0
 
     @staticmethod
     def of(job: Job, training: Rehearsed, log: Log) -> Report:
@@ -88,6 +89,7 @@ class Report:
             foreseen,
             measured,
             plan.notes,
+            log.steps[0].step,
         )
 
     def to_json(self) -> str:

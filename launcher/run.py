@@ -11,25 +11,35 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flowrun.launcher.checkpoint import Checkpoint
 from flowrun.launcher.elastic import execute_local
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import Progress
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Report
+from flowrun.launcher.resume import restore
 from flowrun.launcher.schema import Recipe
 from flowrun.launcher.show import plan_report
 from flowrun.launcher.verify import Difference, compare_layouts
 from flowrun.launcher.virtual import execute_virtual
 
 
-def run(recipe: Recipe, folder: Path, progress: Progress | None = None) -> Report:
+def run(
+    recipe: Recipe,
+    folder: Path,
+    progress: Progress | None = None,
+    start: Checkpoint | None = None,
+) -> Report:
     """Train a recipe; its plan, metrics, weights and report go to `folder`.
 
-    Raises FlowrunError: nothing was started if it is a RecipeError, SbpError or PlanError.
+    start: a checkpoint to go on from (resume.py).  Raises FlowrunError: nothing was started if it
+    is a RecipeError, SbpError or PlanError.
     """
-    job = Job(recipe)  # the model, the data and what the recipe asks of the compiler
+    job = Job(recipe, start)  # the model, the data and what the recipe asks of the compiler
     training = job.training  # capture, passes, plan, rehearsal (engine/compile.py)
     evaluation = job.evaluation
+    if start:
+        restore(job, start)
     record = Record(folder, job, progress)
     record.planned(training)
     execute = execute_virtual if recipe.launch.name == "virtual" else execute_local

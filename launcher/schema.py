@@ -45,11 +45,13 @@ class Task:
 class Eval:
     """What is held out from training, and how much of it is read at the end.
 
-    fraction: of the data set, its last samples.  batches: of one step's size.
+    fraction: of the data set, its last samples.  batches: of one step's size.  every: steps from
+    one evaluation to the next, 0 = at the end only.
     """
 
     fraction: float = 0.05
     batches: int = 8
+    every: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,9 @@ class Train:
     """How long and on how much.
 
     batch_size: samples of one step, over all ranks and micro-batches.  seed: of weights, of
-    sampling and of dropout.  save: write the trained weights to the run's folder.
+    sampling and of dropout.  save: write the trained weights to the run's folder.  save_every:
+    steps from one checkpoint to the next (and one at the end), 0 = none.  keep: the newest that
+    stay, 0 = all.
     """
 
     batch_size: int = 32
@@ -138,6 +142,8 @@ class Train:
     steps: int = 100
     seed: int = 0
     save: bool = True
+    save_every: int = 0
+    keep: int = 2
 
 
 @dataclass(frozen=True)

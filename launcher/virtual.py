@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime import checkpoint
 from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
 from flowrun.launcher.failure import described
 from flowrun.launcher.job import Job
@@ -19,12 +22,17 @@ from flowrun.launcher.report import Log
 def execute_virtual(
     job: Job, training: Rehearsed, evaluation: Rehearsed | None, record: Record
 ) -> Log:
-    """Train, then evaluate, on the virtual cluster."""
+    """Train, with evaluations and checkpoints where they are due, on the virtual cluster."""
     recipe = job.recipe
     torch.set_num_threads(recipe.launch.threads)
     seed = recipe.launch.message_order_seed
     cluster = VirtualCluster(training.plan, job.sampler, job.initial, seed)
-    before = time.perf_counter()
+    if job.start:
+        for rank, body in cluster.ranks.items():
+            held = checkpoint.held(training.plan, rank, body.variables)
+            checkpoint.read(job.start.folder, held)
+    evaluator = evaluation and _evaluator(job, evaluation, cluster)
+    before = 0.0
 
     def on_step(step: int, results: dict[str, float]) -> None:
         nonlocal before
@@ -33,7 +41,14 @@ def execute_virtual(
         before = now
 
     try:
-        cluster.run(recipe.train.steps, on_step)
+        for segment in job.segments:
+            before = time.perf_counter()
+            cluster.run(segment.last, on_step, segment.first)
+            if segment.evaluate and evaluator:
+                results = evaluator.run(job.eval_steps)
+                record.evaluated(segment.last - 1, job.validation(results))
+            if segment.save:
+                _checkpoint(job, training, cluster, record.folder, segment.last)
     except BaseException as error:
         record.close()
         if isinstance(error, RunError):
@@ -43,15 +58,13 @@ def execute_virtual(
     trained = {v.name: cluster.value(v.name) for v in weights.saved(training.plan)}
     if recipe.train.save:
         weights.save(record.folder, trained)
-    if recipe.optim.ema_eval:
-        trained.update({name: trained.get(f"ema/{name}", value) for name, value in trained.items()})
     sent: dict[int, int] = {}
     for actor, count in cluster.sent_bytes.items():
         first = training.plan.placements[training.plan.actors[actor].stage].ranks[0]
         sent[first] = sent.get(first, 0) + count
     return Log(
         tuple(record.steps),
-        _evaluate(job, evaluation, trained),
+        record.validation,
         {},
         sent,
         {rank: acts_by_name(training, body.acts) for rank, body in cluster.ranks.items()},
@@ -59,14 +72,24 @@ def execute_virtual(
     )
 
 
-def _evaluate(
-    job: Job, evaluation: Rehearsed | None, trained: dict[str, torch.Tensor]
-) -> dict[str, float]:
-    steps = job.evaluation_sampler.eval_steps(job.recipe.eval.batches)
-    if evaluation is None or not steps:
-        return {}
-    cluster = VirtualCluster(evaluation.plan, job.evaluation_sampler, {**job.initial, **trained})
-    return job.validation(cluster.run(steps))
+def _evaluator(job: Job, evaluation: Rehearsed, trained: VirtualCluster) -> VirtualCluster:
+    """The cluster of the evaluation plan; it reads the variables that training writes."""
+    cluster = VirtualCluster(evaluation.plan, job.evaluation_sampler, job.initial)
+    for rank, body in cluster.ranks.items():
+        body.share_variables(trained.ranks[rank], job.evaluated)
+    return cluster
+
+
+def _checkpoint(
+    job: Job, training: Rehearsed, cluster: VirtualCluster, run_folder: Path, step: int
+) -> None:
+    """Write what every rank has to."""
+    folder = checkpoints.begin(run_folder, job.about(step), job.recipe.to_yaml())
+    shards = [checkpoint.whole(*item) for item in job.unused.items()]
+    for rank, body in cluster.ranks.items():
+        shards += checkpoint.to_write(training.plan, rank, body.variables)
+    checkpoint.write(folder, shards, alone=True)
+    checkpoints.complete(folder, job.recipe.train.keep)
 
 
 def acts_by_name(rehearsed: Rehearsed, acts: dict[int, int]) -> dict[str, int]:

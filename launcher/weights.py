@@ -40,9 +40,8 @@ def saved(plan: Plan) -> list[Variable]:
 
 
 def averages(plan: Plan) -> dict[str, str]:
-    """Tensor of a parameter -> tensor of its moving average, for those that have one."""
-    tensors = {v.name: v.tensor for v in plan.graph.variables}
-    return {tensors[v.of]: v.tensor for v in plan.graph.variables if _kept(v.name)}
+    """Parameter -> its moving average, for those that have one."""
+    return {v.of: v.name for v in plan.graph.variables if _kept(v.name)}
 
 
 def _kept(name: str) -> bool:

@@ -23,7 +23,10 @@ from pathlib import Path
 import torch
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RunError
+from flowrun.engine.runtime import checkpoint
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
+from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
 from flowrun.launcher.failure import described
 from flowrun.launcher.hosts import Teller
@@ -79,15 +82,24 @@ class Worker:
             dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_S))
             memory = _Memory(device)
             body = DistributedRank(plan, rank, self.job.sampler, self.job.initial, device)
-        body.run(recipe.train.steps, tell.step if body.reports else None)
-        peak = memory.peak()
+        if self.job.start:
+            checkpoint.read(self.job.start.folder, checkpoint.held(plan, rank, body.body.variables))
+        evaluation: DistributedRank | None = None
+        for segment in self.job.segments:
+            body.run(segment.last, tell.step if body.reports else None, segment.first)
+            peak = memory.peak()
+            if segment.evaluate and self.evaluation:
+                evaluation = evaluation or self._evaluator(rank, body, device)
+                results = evaluation.run(self.job.eval_steps)
+                if evaluation.reports:
+                    tell.evaluated(segment.last - 1, self.job.validation(results))
+            if segment.save:
+                self._checkpoint(rank, body, segment.last)
         if recipe.train.save:
             self._save(rank, body, tell)
-        validation = self._evaluate(rank, body, device)
         tell.end(
             rank,
             {
-                "validation": validation,
                 "peak": peak,
                 "sent": sum(body.sent_bytes.values()),
                 "acts": acts_by_name(self.training, body.body.acts),
@@ -111,21 +123,41 @@ class Worker:
             dist.barrier()  # every rank has looked: the files may go
         tell.weights(rank, {"all": seen, "host": int(os.environ["GROUP_RANK"])})
 
-    def _evaluate(
+    def _evaluator(
         self, rank: int, trained: DistributedRank, device: torch.device
-    ) -> dict[str, float]:
-        sampler = self.job.evaluation_sampler
-        steps = sampler.eval_steps(self.job.recipe.eval.batches)
-        if self.evaluation is None or not steps:
-            return {}
-        plan = self.evaluation.plan
+    ) -> DistributedRank:
+        """This rank of the evaluation plan; it reads the variables that training writes."""
+        assert self.evaluation is not None
+        plan, sampler = self.evaluation.plan, self.job.evaluation_sampler
         with _with_peers(rank, "while the ranks meet for evaluation"):
             body = DistributedRank(plan, rank, sampler, self.job.initial, device, trained.groups)
-        known = body.body.variables
-        values = trained.body.variables
-        averaged = weights.averages(self.training.plan) if self.job.recipe.optim.ema_eval else {}
-        known.update({k: values[averaged.get(k, k)] for k in known if k in values})
-        return self.job.validation(body.run(steps))
+        body.body.share_variables(trained.body, self.job.evaluated)
+        return body
+
+    def _checkpoint(self, rank: int, trained: DistributedRank, step: int) -> None:
+        """Write what this rank has to; the first rank says when all have, on its host's disk."""
+        import torch.distributed as dist
+
+        plan, job = self.training.plan, self.job
+        first = rank == 0
+        with _with_peers(rank, "saving a checkpoint"):
+            text = job.recipe.to_yaml()
+            box = [checkpoints.begin(self.folder, job.about(step), text) if first else None]
+            dist.broadcast_object_list(box)
+            folder = box[0]
+            assert folder is not None
+            if not folder.exists():
+                raise RunError(
+                    f"rank {rank}",
+                    f"it does not see {folder}, where the first rank saves.\n"
+                    "train.save_every needs a disk that all hosts share: hydra.run.dir=…",
+                )
+            shards = checkpoint.to_write(plan, rank, trained.body.variables)
+            if first:
+                shards += [checkpoint.whole(*item) for item in job.unused.items()]
+            checkpoint.write(folder, shards, alone=False)
+        if first:
+            checkpoints.complete(folder, job.recipe.train.keep)
 
     def _fingerprint(self) -> str:
         """Equal on hosts that run the same thing."""

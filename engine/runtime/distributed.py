@@ -73,16 +73,19 @@ class DistributedRank:
 
     @torch.no_grad()
     def run(
-        self, steps: int, on_step: Callable[[int, Results, float], None] | None = None
+        self,
+        steps: int,
+        on_step: Callable[[int, Results, float], None] | None = None,
+        first: int = 0,
     ) -> list[Results]:
-        """Run all steps; on_step(step, results, seconds since the last) as soon as a step has
-        reported.
+        """Run from step `first` until `steps` have been done, then come to rest; on_step(step,
+        results, seconds since the last) as soon as a step has reported.
 
-        Raises RunError, naming rank and actor, if an act fails; LostPeer if another rank seems to
-        have failed.
+        A run in pieces is the run in one: acts are counted from step 0.  Raises RunError, naming
+        rank and actor, if an act fails; LostPeer if another rank seems to have failed.
         """
-        scheduler = Scheduler(self.plan, self.body.stage, steps)
-        told, before = 0, time.perf_counter()
+        scheduler = Scheduler(self.plan, self.body.stage, steps, first)
+        told, before = first, time.perf_counter()
         try:
             while not scheduler.finished():
                 self._round(scheduler)
@@ -92,7 +95,7 @@ class DistributedRank:
                     told, before = told + 1, now
         except Exception as error:
             raise self._failure(error) from error
-        return [self.body.results[k] for k in range(steps) if k in self.body.results]
+        return [self.body.results[k] for k in range(first, steps) if k in self.body.results]
 
     def _failure(self, error: Exception) -> RunError:
         name, kind = (self.current.name, self.current.kind) if self.current else ("?", "")

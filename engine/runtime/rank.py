@@ -106,6 +106,16 @@ class Rank:
                 )
             self.variables[v.tensor] = value
 
+    def share_variables(self, other: Rank, instead: Mapping[str, str]) -> None:
+        """Read the variables that the same rank of another plan writes (evaluation those of
+        training), by their names, or by those that `instead` gives.
+        """
+        homes = {v.name: tensor for tensor, v in other.plan.variables.items()}
+        for tensor, own in self.variables.items():
+            name = self.plan.variables[tensor].name
+            home = homes.get(instead.get(name, name), "")
+            self.variables[tensor] = other.variables.get(home, own)
+
     def _sources(self, actor: Actor) -> tuple[_Source, ...]:
         places: dict[str, _Source] = {}
         acts = self.plan.acts_per_step(actor)

@@ -48,18 +48,23 @@ class VirtualCluster:
 
     @torch.no_grad()
     def run(
-        self, steps: int, on_step: Callable[[int, dict[str, float]], None] | None = None
+        self,
+        steps: int,
+        on_step: Callable[[int, dict[str, float]], None] | None = None,
+        first: int = 0,
     ) -> list[dict[str, float]]:
-        """Train; the results of each step.
+        """Run from step `first` until `steps` have been done, then come to rest; the results of
+        each step.  A run in pieces is the run in one: acts are counted from step 0.
 
         Raises PlanError if nothing can act before the end; RunError, naming rank and actor, if an
         act fails.
         """
         self.schedulers = {
-            rank: Scheduler(self.plan, body.stage, steps) for rank, body in self.ranks.items()
+            rank: Scheduler(self.plan, body.stage, steps, first)
+            for rank, body in self.ranks.items()
         }
         reporter = self.reporter()
-        told = 0
+        told = first
         while self._advanced():
             while told in self.ranks[reporter].results:
                 if on_step:
@@ -68,7 +73,7 @@ class VirtualCluster:
         if not all(scheduler.finished() for scheduler in self.schedulers.values()):
             firsts = [self.schedulers[p.ranks[0]] for p in self.plan.placements]
             raise deadlock(self.plan, firsts)
-        return [self.ranks[reporter].results[k] for k in range(steps)]
+        return [self.ranks[reporter].results[k] for k in range(first, steps)]
 
     def reporter(self) -> int:
         """The rank whose report counts: the first of the stage that reports."""

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.syspath_prepend(place)
-        run(load(["recipe=small", "launch=virtual"]), place / "out")
+        run(load(["recipe=small", "launch=virtual", "eval.every=2"]), place / "out")
     return place / "out"
 
 
@@ -40,8 +40,18 @@ def test_the_run_leaves_tensorboard_events(folder: Path) -> None:
 
 def test_a_line_of_metrics_for_each_step(folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1, 2, 3]
-    assert all({"step", "loss", "step_s", "tokens_per_s"} <= line.keys() for line in lines)
+    steps = [line for line in lines if "validation" not in line]
+    assert [line["step"] for line in steps] == [0, 1, 2, 3]
+    assert all({"step", "loss", "step_s", "tokens_per_s"} <= line.keys() for line in steps)
+
+
+def test_a_line_of_metrics_for_each_evaluation(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = [line for line in lines if "validation" in line]
+    assert [line["step"] for line in found] == [1, 3]
+    assert found[0]["validation"] != found[1]["validation"]
+    report = json.loads((folder / "report.json").read_text())
+    assert found[-1]["validation"] == report["validation"]
 
 
 def test_losses_are_written_in_full_precision(folder: Path) -> None:

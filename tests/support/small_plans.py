@@ -137,8 +137,8 @@ class Simulation:
         self.plan = plan
         self.step = step_
         self.specs = [plan.spec(actor) for actor in range(plan.num_actors)]
-        there = {k: edge.initial for k, edge in enumerate(plan.edges) if edge.initial}
-        self.states = [initial_state(spec, there) for spec in self.specs]
+        self.there = {k: edge.initial for k, edge in enumerate(plan.edges) if edge.initial}
+        self.states = [initial_state(spec, self.there) for spec in self.specs]
         self.producers = {k: edge.producer for k, edge in enumerate(plan.edges)}
         # (register, slot) -> (version, value)
         self.rings: dict[tuple[int, int], tuple[int, int]] = {}
@@ -211,11 +211,14 @@ class Simulation:
         ]
 
     def check_end(self) -> None:
-        """Every act was done, with the right values, and every slot came back."""
+        """Every act was done, with the right values, and every slot came back: a later run of the
+        same plan can begin where this one has come to rest.
+        """
         for spec, state in zip(self.specs, self.states, strict=True):
             assert state.acts == spec.limit, f"{spec.actor} waits for {missing(spec, state)}"
             for index, port in enumerate(spec.outputs):
                 assert credits(spec, state, index) == port.slots - port.initial
+            assert state == initial_state(spec, self.there, state.acts)
         for (actor, act), found in self.results.items():
             assert found == _addend(self.plan, actor, act)
 

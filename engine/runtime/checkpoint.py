@@ -1,0 +1,257 @@
+"""Checkpoints: logical tensors on disk, written by any layout and read by any other.
+
+torch.distributed.checkpoint does the files; the planners here tell it, in logical names, shapes and
+offsets, what each rank holds.  A tensor that several ranks hold alike is written once; a rank reads
+the regions that it holds, whoever wrote them.  The only file that knows that package.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from flowrun.engine.errors import RunError
+from flowrun.engine.placement import Shape, Slices, local_slices
+from flowrun.engine.plan import Plan
+from flowrun.engine.runtime.rank import cut
+
+Offsets = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A region of a logical tensor.  shape: of the whole; value: has the lengths of `slices`."""
+
+    name: str
+    shape: Shape
+    slices: Slices
+    value: torch.Tensor
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        """The region as the package has it."""
+        return ChunkStorageMetadata(
+            torch.Size(start for start, _ in self.slices),
+            torch.Size(length for _, length in self.slices),
+        )
+
+    @property
+    def place(self) -> tuple[str, Offsets]:
+        """Name and offsets."""
+        return self.name, tuple(start for start, _ in self.slices)
+
+
+def whole(name: str, value: torch.Tensor) -> Shard:
+    """A tensor as the one region of itself."""
+    shape = tuple(value.shape)
+    return Shard(name, shape, tuple((0, size) for size in shape), value)
+
+
+def held(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> list[Shard]:
+    """What a rank holds of every variable: parameters, buffers and states."""
+    stage = plan.stage_of(rank)
+    placement = plan.placements[stage]
+    grid, coordinate = placement.shape, placement.coordinate(rank)
+    out = []
+    for v in plan.graph.variables:
+        if v.stage == stage:
+            shape = plan.graph.tensors[v.tensor].shape
+            slices = local_slices(shape, v.nd_sbp, grid, coordinate)
+            out.append(Shard(v.name, shape, slices, variables[v.tensor]))
+    return out
+
+
+def to_write(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> list[Shard]:
+    """What a rank writes of what it holds: of ranks that hold a region alike, one has its turn."""
+    return [shard for shard in held(plan, rank, variables) if _writer(plan, shard) == rank]
+
+
+def _writer(plan: Plan, shard: Shard) -> int:
+    names = list(dict.fromkeys(v.name for v in plan.graph.variables))
+    variable = next(v for v in plan.graph.variables if v.name == shard.name)
+    placement = plan.placements[variable.stage]
+    alike = [
+        rank
+        for rank in placement.ranks
+        if local_slices(shard.shape, variable.nd_sbp, placement.shape, placement.coordinate(rank))
+        == shard.slices
+    ]
+    return alike[names.index(shard.name) % len(alike)] if alike else -1
+
+
+# ---- disk ----------------------------------------------------------------------------------------
+
+
+def write(folder: Path, shards: Iterable[Shard], alone: bool) -> None:
+    """Write regions that together make whole tensors.
+
+    alone: this process has all of them; otherwise every rank of the default group calls this, and
+    when it returns all have written.  Raises RunError if a disk refuses.
+    """
+    disk, planner = FileSystemWriter(folder), _Saver(shards)
+    _checked(folder, lambda: save({}, storage_writer=disk, planner=planner, no_dist=alone))
+
+
+def read(folder: Path, shards: Iterable[Shard]) -> None:
+    """Fill the values of the regions, in place.  Each rank reads for itself."""
+    disk, planner = FileSystemReader(folder), _Loader(shards)
+    _checked(folder, lambda: load({}, storage_reader=disk, planner=planner, no_dist=True))
+
+
+def contents(folder: Path) -> dict[str, tuple[Shape, torch.dtype]]:
+    """Logical shape and type of every tensor."""
+    metadata = FileSystemReader(folder).read_metadata()
+    return {
+        name: (tuple(entry.size), entry.properties.dtype)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def read_whole(folder: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Logical values of tensors."""
+    known = contents(folder)
+    values = {name: torch.empty(known[name][0], dtype=known[name][1]) for name in names}
+    read(folder, [whole(name, value) for name, value in values.items()])
+    return values
+
+
+def _checked(folder: Path, work: Any) -> None:
+    try:
+        with warnings.catch_warnings():
+            # A process that writes or reads by itself is meant to.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            work()
+    except CheckpointException as error:  # no Exception: it would pass by every handler
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise RunError(f"rank {rank}, {folder}", f"{type(cause).__name__}: {cause}") from cause
+
+
+# ---- planners ------------------------------------------------------------------------------------
+
+
+class _Saver(SavePlanner):
+    """Tells which regions there are, and hands them over."""
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        self.shards = {shard.place: shard for shard in shards if shard.value.numel()}
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Nothing: what is to be saved is known."""
+
+    def create_local_plan(self) -> SavePlan:
+        """An item for each region of this rank."""
+        return SavePlan([_write_item(shard) for shard in self.shards.values()])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Which regions make which tensor."""
+        entries: dict[str, Any] = {}
+        for item in (item for plan in all_plans for item in plan.items):
+            data = item.tensor_data
+            assert data is not None
+            entry = TensorStorageMetadata(data.properties, data.size, [])
+            entries.setdefault(item.index.fqn, entry).chunks.append(data.chunk)
+        return all_plans, Metadata(entries)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """As it is."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | BytesIO:
+        """The values of a region."""
+        return self.shards[_place(write_item.index)].value.detach()
+
+
+class _Loader(LoadPlanner):
+    """Finds out which parts of which regions on disk make the regions that are wanted."""
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        self.shards = {shard.place: shard for shard in shards if shard.value.numel()}
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """What is on disk."""
+        assert metadata is not None
+        self.metadata = metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        """An item for each overlap of a region on disk and one that is wanted."""
+        items: list[ReadItem] = []
+        for shard in self.shards.values():
+            entry = self.metadata.state_dict_metadata[shard.name]
+            assert isinstance(entry, TensorStorageMetadata)
+            items += create_read_items_for_chunk_list(shard.name, entry, [shard.chunk])
+        return LoadPlan(items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
+        """There are only tensors."""
+        raise AssertionError(read_item)
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """Where the values of an overlap go."""
+        region = tuple(zip(read_item.dest_offsets, read_item.lengths, strict=True))
+        return cut(self.shards[_place(read_item.dest_index)].value, region)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Nothing: they went there."""
+
+
+def _write_item(shard: Shard) -> WriteItem:
+    chunk = shard.chunk
+    return WriteItem(
+        MetadataIndex(shard.name, chunk.offsets),
+        WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk, TensorProperties(shard.value.dtype), torch.Size(shard.shape)
+        ),
+    )
+
+
+def _place(index: MetadataIndex) -> tuple[str, Offsets]:
+    return index.fqn, tuple(index.offset or ())

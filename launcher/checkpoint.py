@@ -1,0 +1,86 @@
+"""Checkpoints of a run: RUN_DIR/checkpoints/step_00000200, complete or not there at all.
+
+One is written under another name and renamed when all ranks have written, so that a run that is
+killed leaves the last good one.  Beside the tensors (engine/runtime/checkpoint.py) lie recipe.yaml,
+which trained it, and checkpoint.json.  There is no more to know: the samples of a step, its
+learning rate and its random numbers are functions of the seed and the step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FOLDER, ABOUT = "checkpoints", "checkpoint.json"
+_PARTIAL = ".partial"
+
+
+@dataclass(frozen=True)
+class About:
+    """checkpoint.json.  step: steps done.  names: of model.state_dict() -> tensor that it is."""
+
+    step: int
+    seed: int
+    batch_size: int
+    names: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint.  step: steps done."""
+
+    folder: Path
+    step: int
+
+    def about(self) -> About:
+        """What it says of itself."""
+        return About(**json.loads((self.folder / ABOUT).read_text()))
+
+
+def find_all(run_folder: Path) -> list[Checkpoint]:
+    """Complete checkpoints of a run, oldest first."""
+    found = (run_folder / FOLDER).glob("step_*[0-9]")
+    every = (Checkpoint(folder, int(folder.name.removeprefix("step_"))) for folder in found)
+    return sorted(every, key=lambda checkpoint: checkpoint.step)
+
+
+def begin(run_folder: Path, about: About, recipe: str) -> Path:
+    """A folder to be filled by all ranks, then completed; what an earlier run left there goes."""
+    folder = run_folder.absolute() / FOLDER / f"step_{about.step:08d}{_PARTIAL}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(recipe)
+    (folder / ABOUT).write_text(json.dumps(asdict(about)))
+    return folder
+
+
+def complete(folder: Path, keep: int) -> None:
+    """All ranks have written: from now on the checkpoint counts.
+
+    keep: how many stay, 0 all.  Later ones are of a run that was gone back on: they go.
+    """
+    done = folder.with_name(folder.name.removesuffix(_PARTIAL))
+    if done.exists():  # of a run that was gone back on
+        shutil.rmtree(done)
+    _sync(folder)
+    folder.rename(done)
+    _sync(done.parent)
+    found = find_all(done.parents[1])
+    newest = next(k for k, checkpoint in enumerate(found, 1) if checkpoint.folder == done)
+    for old in found[newest:] + (found[: max(0, newest - keep)] if keep else []):
+        shutil.rmtree(old.folder)
+    for left in done.parent.glob(f"*{_PARTIAL}"):
+        shutil.rmtree(left)
+
+
+def _sync(folder: Path) -> None:
+    """The names in a folder are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

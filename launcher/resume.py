@@ -1,0 +1,114 @@
+"""Go on with a run from one of its checkpoints, in the same folder, maybe in another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.runtime.checkpoint import contents, read_whole
+from flowrun.launcher.checkpoint import FOLDER, Checkpoint, find_all
+from flowrun.launcher.errors import PlacedError
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load_again
+from flowrun.launcher.schema import Recipe
+
+# What makes it the same training, by section of the recipe; none named: all.  The rest may change.
+FIXED: Mapping[str, tuple[str, ...]] = {
+    "model": (),
+    "data": (),
+    "train": ("seed", "batch_size"),
+    "eval": ("fraction",),
+}
+_COMMAND_LINE = "command line"
+
+
+def checkpoint_of(run_folder: Path, step: int | None = None) -> Checkpoint:
+    """The last complete checkpoint of a run, or that of a step.  Raises RecipeError."""
+    found = find_all(run_folder)
+    if not found:
+        raise PlacedError(
+            _COMMAND_LINE,
+            str(run_folder),
+            f"there is no complete checkpoint in {run_folder / FOLDER}.",
+            "A run saves them with train.save_every=N, every N steps.",
+        )
+    if step is None:
+        return found[-1]
+    for checkpoint in found:
+        if checkpoint.step == step:
+            return checkpoint
+    steps = ", ".join(str(checkpoint.step) for checkpoint in found)
+    raise PlacedError(
+        _COMMAND_LINE,
+        f"--step {step}",
+        f"{run_folder} has no checkpoint of {step} steps.",
+        f"There is: {steps}.",
+    )
+
+
+def resumed(start: Checkpoint, overrides: list[str], config_dir: str | None = None) -> Recipe:
+    """The recipe of the run, with overrides.  Raises RecipeError for what cannot change."""
+    file = start.folder.parents[1] / "recipe.yaml"
+    before, after = load_again(file, []), load_again(file, overrides, config_dir)
+    if changed := _first_change(before, after):
+        key, old = changed
+        raise RecipeError(
+            key,
+            f"a run is resumed as the training that it was, with {key} = {old}.",
+            "To train something else from its weights: flowrun recipe=… "
+            f"model.weights={start.folder.parents[1] / 'weights.safetensors'}",
+        )
+    if after.train.steps <= start.step:
+        raise RecipeError(
+            "train.steps",
+            f"the checkpoint has {start.step} steps already.",
+            f"Write train.steps={2 * start.step} to train as long again.",
+        )
+    return after
+
+
+def restore(job: Job, start: Checkpoint) -> None:
+    """Check that the checkpoint has all that the plan needs; what forward does not read goes into
+    the model here, the rest is each rank's to read.
+    """
+    graph, there = job.training.plan.graph, contents(start.folder)
+    for v in graph.variables:
+        tensor = graph.tensors[v.tensor]
+        found = there.get(v.name)
+        if found is None:
+            raise RecipeError(
+                "optim" if v.kind == "state" else "model",
+                f"the checkpoint of step {start.step} has no {v.kind} {v.name}.",
+                "Resume with the optimizer and the model that the run had.",
+            )
+        if found != (tensor.shape, tensor.dtype):
+            raise RecipeError(
+                "optim" if v.kind == "state" else "model",
+                f"{v.kind} {v.name} is {_shown(*found)} in the checkpoint of step {start.step}, "
+                f"and {_shown(tensor.shape, tensor.dtype)} here.",
+            )
+    unused = job.unused
+    for name, value in read_whole(start.folder, unused.keys() & there.keys()).items():
+        unused[name].copy_(value)
+
+
+def _shown(shape: tuple[int, ...], dtype: Any) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {shape}"
+
+
+def _first_change(before: Recipe, after: Recipe) -> tuple[str, Any] | None:
+    """Key and former value of the first thing that may not differ and does."""
+    for section, names in FIXED.items():
+        old, new = (_named(getattr(recipe, section)) for recipe in (before, after))
+        for name in names or {**old, **new}:
+            if old.get(name) != new.get(name):
+                return f"{section}.{name}", old.get(name, "not there")
+    if bool(before.eval.batches) != bool(after.eval.batches):  # nothing or something is held out
+        return "eval.batches", before.eval.batches
+    return None
+
+
+def _named(section: Any) -> Mapping[str, Any]:
+    return section if isinstance(section, Mapping) else vars(section)

@@ -1,0 +1,148 @@
+"""Checkpoints: whatever layout wrote one, every layout goes on from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.checkpoint import (
+    contents,
+    held,
+    read,
+    read_whole,
+    to_write,
+    whole,
+    write,
+)
+from flowrun.engine.runtime.virtual import VirtualCluster
+from support.layouts import Layout, cluster, compiled
+from support.plain_loop import gpt
+
+SIX = (
+    Layout(),
+    Layout(data=2),
+    Layout(tensor=2),
+    Layout(stages=2),
+    Layout(data=2, zero=3),
+    Layout(stages=2, tensor=2),
+)
+SMALL = gpt(blocks=2, width=16, micro_batches=2)
+BEFORE = 2  # steps that the checkpoint has
+TOLERANCE = 1e-5  # relative, of the next loss: float32 sums in another order
+
+
+def fresh(layout: Layout) -> VirtualCluster:
+    """Ranks that have done nothing yet."""
+    return cluster(SMALL, compiled(SMALL, layout).plan)
+
+
+def save(ranks: VirtualCluster, folder: Path) -> None:
+    """What every rank has to write."""
+    bodies = ranks.ranks.items()
+    shards = [s for rank, body in bodies for s in to_write(ranks.plan, rank, body.variables)]
+    write(folder, shards, alone=True)
+
+
+def load(ranks: VirtualCluster, folder: Path) -> None:
+    """Each rank reads what it holds."""
+    for rank, body in ranks.ranks.items():
+        read(folder, held(ranks.plan, rank, body.variables))
+
+
+def values(ranks: VirtualCluster) -> dict[str, torch.Tensor]:
+    """Logical values of all variables, states included."""
+    return {v.name: ranks.value(v.name) for v in ranks.plan.graph.variables}
+
+
+@cache
+def trained(layout: Layout) -> tuple[VirtualCluster, dict[str, torch.Tensor], float]:
+    """Ranks after one step more than the checkpoint has; the values that it has; the loss of the
+    step.
+    """
+    ranks = fresh(layout)
+    ranks.run(BEFORE)
+    before = values(ranks)
+    return ranks, before, ranks.run(BEFORE + 1, first=BEFORE)[0]["loss"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of each of the layouts."""
+    folder = tmp_path_factory.mktemp("saved")
+    for layout in SIX:
+        ranks = fresh(layout)
+        ranks.run(BEFORE)
+        save(ranks, folder / str(layout))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"), list(product(SIX, SIX)), ids=lambda layout: str(layout)
+)
+def test_a_layout_goes_on_from_anothers_checkpoint(
+    saved: Path, writer: Layout, reader: Layout
+) -> None:
+    _, before, loss = trained(writer)
+    ranks = fresh(reader)
+    load(ranks, saved / str(writer))
+    found = values(ranks)
+    assert found.keys() == before.keys()
+    assert all(torch.equal(found[name], before[name]) for name in before)
+    (next_step,) = ranks.run(BEFORE + 1, first=BEFORE)
+    assert next_step["loss"] == pytest.approx(loss, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("layout", SIX, ids=str)
+def test_the_same_layout_goes_on_as_if_it_had_never_stopped(saved: Path, layout: Layout) -> None:
+    never_stopped, _, loss = trained(layout)
+    ranks = fresh(layout)
+    load(ranks, saved / str(layout))
+    assert ranks.run(BEFORE + 1, first=BEFORE)[0]["loss"] == loss
+    after, expected = values(ranks), values(never_stopped)
+    assert all(torch.equal(after[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("layout", SIX, ids=str)
+def test_every_region_is_written_by_one_rank(layout: Layout) -> None:
+    ranks = fresh(layout)
+    written = Counter(
+        shard.place
+        for rank, body in ranks.ranks.items()
+        for shard in to_write(ranks.plan, rank, body.variables)
+    )
+    regions = {
+        shard.place
+        for rank, body in ranks.ranks.items()
+        for shard in held(ranks.plan, rank, body.variables)
+    }
+    assert written == Counter(regions)
+
+
+def test_ranks_that_hold_the_same_share_the_writing() -> None:
+    ranks = fresh(Layout(data=2))
+    parts = [to_write(ranks.plan, rank, body.variables) for rank, body in ranks.ranks.items()]
+    assert abs(len(parts[0]) - len(parts[1])) <= 1
+
+
+def test_scalars_and_tensors_of_other_types_come_back(tmp_path: Path) -> None:
+    given = {
+        "scalar": torch.tensor(3.0),
+        "counts": torch.arange(6).reshape(2, 3),
+        "half": torch.tensor([1.5], dtype=torch.bfloat16),
+    }
+    write(tmp_path, [whole(*item) for item in given.items()], alone=True)
+    assert contents(tmp_path) == {n: (tuple(v.shape), v.dtype) for n, v in given.items()}
+    found = read_whole(tmp_path, given)
+    assert all(torch.equal(found[name], given[name]) for name in given)
+
+
+def test_a_disk_that_refuses_is_a_run_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"rank 0, .*file"):
+        write(tmp_path / "file", [whole("a", torch.ones(1))], alone=True)

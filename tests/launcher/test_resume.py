@@ -1,0 +1,158 @@
+"""`flowrun resume`: a run goes on as if it had never stopped; what cannot change is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher import weights
+from flowrun.launcher.checkpoint import FOLDER, find_all
+from flowrun.launcher.recipe import load
+from flowrun.launcher.resume import checkpoint_of, resumed
+from flowrun.launcher.run import run
+from support.command import workplace
+
+RUN = ("recipe=small", "launch=virtual", "optim=adamw", "eval.every=4", "train.keep=0")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working directory with `whole`, a run of 6 steps with checkpoints after 2, 4 and 6."""
+    place = workplace(tmp_path_factory.mktemp("runs"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(place)
+        patch.delitem(sys.modules, "samples", raising=False)  # another test's
+        run(load([*RUN, "train.steps=6", "train.save_every=2"]), place / "whole")
+        yield place
+    sys.modules.pop("samples", None)
+
+
+@pytest.fixture
+def stopped(place: Path, tmp_path: Path) -> Path:
+    """The folder of the run as it was when it had been killed in its fourth step."""
+    folder = tmp_path / "stopped"
+    shutil.copytree(place / "whole", folder)
+    for step in (4, 6):
+        shutil.rmtree(folder / FOLDER / f"step_{step:08d}")
+    (folder / FOLDER / "step_00000004.partial").mkdir()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:3]) + '{"step": 3, "lo')
+    return folder
+
+
+def resume(folder: Path, *overrides: str, step: int | None = None) -> Any:
+    """As the command does it."""
+    start = checkpoint_of(folder, step)
+    return run(resumed(start, list(overrides)), folder, start=start)
+
+
+def numbers(folder: Path) -> list[tuple[Any, ...]]:
+    """What metrics.jsonl says, but for times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line.get("loss"), line.get("validation")) for line in lines]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Bit for bit."""
+    left, right = weights.load(one), weights.load(other)
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+def test_a_run_saves_when_asked_and_at_its_end(place: Path) -> None:
+    assert [checkpoint.step for checkpoint in find_all(place / "whole")] == [2, 4, 6]
+
+
+def test_resumed_equals_never_stopped(place: Path, stopped: Path) -> None:
+    resume(stopped)
+    assert numbers(stopped) == numbers(place / "whole")
+    assert same_weights(stopped, place / "whole")
+
+
+def test_resumed_twice_equals_never_stopped(place: Path, stopped: Path) -> None:
+    resume(stopped, "train.steps=4")
+    assert numbers(stopped)[-1][0] == 3
+    resume(stopped, "train.steps=6")
+    assert same_weights(stopped, place / "whole")
+    losses = [loss for _, loss, _ in numbers(stopped) if loss is not None]
+    assert losses == [loss for _, loss, _ in numbers(place / "whole") if loss is not None]
+
+
+def test_another_layout_goes_on(place: Path, stopped: Path) -> None:
+    resume(stopped, "placement.axes={data: 2}", "zero.axis=data", "zero.stage=3", "zero.min_size=1")
+    for (_, loss, _), (_, expected, _) in zip(
+        numbers(stopped), numbers(place / "whole"), strict=True
+    ):
+        assert loss == (expected if expected is None else pytest.approx(expected, rel=1e-5))
+
+
+def test_the_report_is_of_the_steps_since(stopped: Path) -> None:
+    report = resume(stopped)
+    assert (report.first_step, report.steps) == (2, 4)
+
+
+def test_an_earlier_checkpoint_replaces_what_came_after_it(place: Path, stopped: Path) -> None:
+    resume(stopped)
+    resume(stopped, "train.steps=3", "train.save_every=3", step=2)
+    assert numbers(stopped) == [*numbers(place / "whole")[:3], numbers(stopped)[-1]]
+    assert [checkpoint.step for checkpoint in find_all(stopped)] == [2, 3]
+
+
+def test_the_newest_checkpoints_stay(stopped: Path) -> None:
+    resume(stopped, "train.keep=1", "train.save_every=1")
+    assert [file.name for file in (stopped / FOLDER).iterdir()] == ["step_00000006"]
+
+
+def test_a_checkpoint_says_what_it_is(place: Path) -> None:
+    about = checkpoint_of(place / "whole", 4).about()
+    assert (about.step, about.seed, about.batch_size) == (4, 0, 8)
+    assert about.names["hidden.weight"] == "hidden.weight"
+
+
+# ---- refused -------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_checkpoints(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no complete checkpoint in(.|\n)*train\.save_every=N"):
+        checkpoint_of(tmp_path)
+
+
+def test_a_checkpoint_that_is_not_there(stopped: Path) -> None:
+    with pytest.raises(RecipeError, match=r"--step 5\n.*no checkpoint of 5 steps\.\n  There is: 2"):
+        checkpoint_of(stopped, 5)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("model.hidden=32", "model.hidden"),
+        ("+data.talk=true", "data.talk"),
+        ("train.seed=1", "train.seed"),
+        ("train.batch_size=16", "train.batch_size"),
+        ("eval.fraction=0.5", "eval.fraction"),
+        ("eval.batches=0", "eval.batches"),
+    ],
+)
+def test_another_training_is_refused(stopped: Path, override: str, key: str) -> None:
+    with pytest.raises(RecipeError, match=r"resumed as the training that it was") as caught:
+        resumed(checkpoint_of(stopped), [override])
+    assert caught.value.where == key
+
+
+def test_a_run_that_has_its_steps(place: Path, stopped: Path) -> None:
+    with pytest.raises(RecipeError, match=r"train\.steps\n  the checkpoint has 6 steps already\."):
+        resumed(checkpoint_of(place / "whole"), [])
+
+
+def test_another_optimizer_lacks_its_states(stopped: Path) -> None:
+    with pytest.raises(RecipeError, match=r"has no state momentum_buffer/") as caught:
+        resume(stopped, "optim=sgd")
+    assert caught.value.where == "optim"

@@ -1,0 +1,58 @@
+"""A run in segments: which steps, and what is done between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrun.launcher.recipe import load
+from flowrun.launcher.schema import Recipe
+from flowrun.launcher.segments import Segment, segments
+
+RECIPE = load(["recipe=mlp_hybrid"])
+
+
+def recipe(steps: int, evaluate: int = 0, save: int = 0) -> Recipe:
+    """A run of some steps that evaluates and saves every so often."""
+    train = replace(RECIPE.train, steps=steps, save_every=save)
+    return replace(RECIPE, train=train, eval=replace(RECIPE.eval, every=evaluate))
+
+
+def test_a_run_evaluates_at_its_end_and_saves_nothing_unless_asked() -> None:
+    assert segments(recipe(5)) == (Segment(0, 5, True, False),)
+
+
+def test_a_run_stops_where_it_evaluates_or_saves() -> None:
+    assert segments(recipe(7, evaluate=2, save=3)) == (
+        Segment(0, 2, True, False),
+        Segment(2, 3, False, True),
+        Segment(3, 4, True, False),
+        Segment(4, 6, True, True),
+        Segment(6, 7, True, True),
+    )
+
+
+COUNTS = st.integers(0, 6)
+
+
+@given(st.integers(1, 20), COUNTS, COUNTS, st.data())
+def test_the_rest_of_a_run_has_the_segments_that_the_run_has(
+    steps: int, evaluate: int, save: int, data: st.DataObject
+) -> None:
+    every = segments(recipe(steps, evaluate, save))
+    first = data.draw(st.sampled_from([segment.first for segment in every]))
+    assert (
+        segments(recipe(steps, evaluate, save), first)
+        == every[-len(every) :][[segment.first for segment in every].index(first) :]
+    )
+
+
+@given(st.integers(1, 20), COUNTS, COUNTS, st.integers(0, 19))
+def test_segments_are_all_steps_once(steps: int, evaluate: int, save: int, first: int) -> None:
+    first = min(first, steps - 1)
+    walked = [
+        k for s in segments(recipe(steps, evaluate, save), first) for k in range(s.first, s.last)
+    ]
+    assert walked == list(range(first, steps))
