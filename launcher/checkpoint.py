@@ -1,6 +1,6 @@
 """Checkpoints of a run: RUN_DIR/checkpoints/step_00000200, complete or not there at all.
 
-One is written under another name and renamed when all ranks have written, so that a run that is
+One is written by all ranks under another name, and renamed by the launcher, so that a run that is
 killed leaves the last good one.  Beside the tensors (engine/runtime/checkpoint.py) lie recipe.yaml,
 which trained it, and checkpoint.json.  There is no more to know: the samples of a step, its
 learning rate and its random numbers are functions of the seed and the step.
@@ -14,6 +14,8 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from flowrun.engine.errors import RecipeError
 
 FOLDER, ABOUT = "checkpoints", "checkpoint.json"
 _PARTIAL = ".partial"
@@ -48,10 +50,24 @@ def find_all(run_folder: Path) -> list[Checkpoint]:
     return sorted(every, key=lambda checkpoint: checkpoint.step)
 
 
+def prepare(run_folder: Path, resumed: bool) -> None:
+    """Before any rank starts: what a killed run left half written goes.
+
+    Raises RecipeError where a new run would mix its checkpoints with those of another.
+    """
+    if find_all(run_folder) and not resumed:
+        raise RecipeError(
+            "hydra.run.dir",
+            f"{run_folder} has checkpoints of another run.",
+            f"flowrun resume {run_folder} goes on with it; a new run needs another folder.",
+        )
+    for left in (run_folder / FOLDER).glob(f"*{_PARTIAL}"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def begin(run_folder: Path, about: About, recipe: str) -> Path:
-    """A folder to be filled by all ranks, then completed; what an earlier run left there goes."""
+    """A folder to be filled by all ranks, then completed."""
     folder = run_folder.absolute() / FOLDER / f"step_{about.step:08d}{_PARTIAL}"
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(recipe)
     (folder / ABOUT).write_text(json.dumps(asdict(about)))
@@ -59,7 +75,7 @@ def begin(run_folder: Path, about: About, recipe: str) -> Path:
 
 
 def complete(folder: Path, keep: int) -> None:
-    """All ranks have written: from now on the checkpoint counts.
+    """All ranks have written, and metrics.jsonl has their steps: from now on the checkpoint counts.
 
     keep: how many stay, 0 all.  Later ones are of a run that was gone back on: they go.
     """
@@ -73,8 +89,6 @@ def complete(folder: Path, keep: int) -> None:
     newest = next(k for k, checkpoint in enumerate(found, 1) if checkpoint.folder == done)
     for old in found[newest:] + (found[: max(0, newest - keep)] if keep else []):
         shutil.rmtree(old.folder)
-    for left in done.parent.glob(f"*{_PARTIAL}"):
-        shutil.rmtree(left)
 
 
 def _sync(folder: Path) -> None:

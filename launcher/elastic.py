@@ -18,11 +18,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher import weights
+from flowrun.launcher.checkpoint import complete
 from flowrun.launcher.hosts import Meeting
 from flowrun.launcher.job import Job
 from flowrun.launcher.record import Record
@@ -227,6 +229,9 @@ class _Heard:
                     self.record.step(step, results, seconds)
                 case ("evaluated", step, results):
                     self.record.evaluated(step, results)
+                case ("saved", folder):
+                    if self.meeting is None or self.meeting.host == 0:
+                        complete(Path(folder), self.record.job.recipe.train.keep)
                 case ("end", rank, measured):
                     self.ends[rank] = measured
                 case ("weights", rank, seen):
@@ -237,8 +242,10 @@ class _Heard:
                     self.failures.append((error, lost_peer))
                     if not lost_peer:  # elastic sees it at once if it is a rank of this host
                         threading.Timer(_PATIENCE_S, self._stop_us).start()
-                case ("meeting", address, port, host, num_hosts):
+                case ("meeting", address, port, host, num_hosts, shared):
                     self.meeting = Meeting(address, port, host, num_hosts)
+                    if shared and host:
+                        self.record.share(host)
         except Exception as error:
             self.broken = error
             self._stop_us()

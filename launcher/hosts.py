@@ -1,7 +1,7 @@
 """What a worker tells its launcher, and what hosts tell each other.
 
-A message is a tuple, first a word: meeting, step, evaluated, end, weights, error.  It goes through
-the pipe of the worker; steps, evaluations, ends and errors also go to the other hosts, through
+A message is a tuple, first a word: meeting, step, evaluated, saved, weights, end, error.  It goes
+through the pipe of the worker; what is about the whole run also goes to the other hosts, through
 queues in the store that elastic opened, so that every host's run folder tells the whole run.
 """
 
@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import RunError
@@ -69,12 +70,19 @@ class Teller:
         self.writing = threading.Lock()
         self.forwarder: threading.Thread | None = None
 
-    def start(self, fingerprint: str) -> None:
-        """Before the ranks meet: all hosts must run the same; one rank of each listens."""
+    def start(self, fingerprint: str, folder: Path) -> None:
+        """Before the ranks meet: all hosts must run the same; one rank of each listens.
+
+        folder: of this host's run; another host may have the same.
+        """
         if self.store is None or int(os.environ["LOCAL_RANK"]):
             return
         meeting = self.meeting
-        self._tell("meeting", meeting.address, meeting.port, meeting.host, meeting.num_hosts)
+        if meeting.host == 0:
+            self.store.set("flowrun/folder", str(folder.absolute()))
+        shared = self.store.get("flowrun/folder").decode() == str(folder.absolute())
+        address, port = meeting.address, meeting.port
+        self._tell("meeting", address, port, meeting.host, meeting.num_hosts, shared)
         self.forwarder = threading.Thread(target=self._forward, daemon=True)
         self.forwarder.start()
         mine = hashlib.sha256(fingerprint.encode()).hexdigest()
@@ -94,6 +102,10 @@ class Teller:
     def evaluated(self, step: int, results: dict[str, float]) -> None:
         """Means over the held-out samples, with the weights after `step`."""
         self._tell("evaluated", step, results, everywhere=True)
+
+    def saved(self, folder: Path) -> None:
+        """All ranks have written a checkpoint."""
+        self._tell("saved", str(folder), everywhere=True)
 
     def weights(self, rank: int, seen: dict[str, Any]) -> None:
         """A rank has saved its shards."""

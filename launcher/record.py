@@ -29,8 +29,13 @@ class Record:
         self.first = job.start.step if job.start else 0
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.yaml").write_text(job.recipe.to_yaml())
-        self._metrics = _metrics(folder / "metrics.jsonl", self.first)
+        self._metrics: TextIO | None = None
         self._events: Any = None
+
+    def share(self, host: int) -> None:
+        """The first host writes to the same folder: this one keeps to a folder inside it."""
+        self.folder = self.folder / f"host{host}"
+        self.folder.mkdir(exist_ok=True)
 
     def planned(self, training: Rehearsed) -> None:
         """The plan stands: write it, show it."""
@@ -82,13 +87,16 @@ class Record:
 
     def close(self) -> None:
         """Close files; the folder keeps what was written."""
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
         if self._events is not None:
             self._events.close()
         if self.progress:
             self.progress.close()
 
     def _line(self, line: dict[str, Any]) -> None:
+        if self._metrics is None:
+            self._metrics = _metrics(self.folder / "metrics.jsonl", self.first)
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
 

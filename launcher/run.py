@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flowrun.launcher.checkpoint import Checkpoint
+from flowrun.launcher.checkpoint import Checkpoint, prepare
 from flowrun.launcher.elastic import execute_local
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import Progress
@@ -38,6 +38,7 @@ def run(
     job = Job(recipe, start)  # the model, the data and what the recipe asks of the compiler
     training = job.training  # capture, passes, plan, rehearsal (engine/compile.py)
     evaluation = job.evaluation
+    prepare(folder, resumed=start is not None)
     if start:
         restore(job, start)
     record = Record(folder, job, progress)

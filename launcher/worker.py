@@ -78,7 +78,7 @@ class Worker:
         device = _device(self.job.device_type)
         backend = "nccl" if device.type == "cuda" else "gloo"
         with _with_peers(rank, "while the ranks meet"):
-            tell.start(self._fingerprint())
+            tell.start(self._fingerprint(), self.folder)
             dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_S))
             memory = _Memory(device)
             body = DistributedRank(plan, rank, self.job.sampler, self.job.initial, device)
@@ -94,7 +94,7 @@ class Worker:
                 if evaluation.reports:
                     tell.evaluated(segment.last - 1, self.job.validation(results))
             if segment.save:
-                self._checkpoint(rank, body, segment.last)
+                self._checkpoint(rank, body, segment.last, tell)
         if recipe.train.save:
             self._save(rank, body, tell)
         tell.end(
@@ -134,8 +134,11 @@ class Worker:
         body.body.share_variables(trained.body, self.job.evaluated)
         return body
 
-    def _checkpoint(self, rank: int, trained: DistributedRank, step: int) -> None:
-        """Write what this rank has to; the first rank says when all have, on its host's disk."""
+    def _checkpoint(self, rank: int, trained: DistributedRank, step: int, tell: Teller) -> None:
+        """Write what this rank has to, to the folder of the first rank's host.
+
+        The rank that tells the steps also tells, after them, that all have written.
+        """
         import torch.distributed as dist
 
         plan, job = self.training.plan, self.job
@@ -156,8 +159,8 @@ class Worker:
             if first:
                 shards += [checkpoint.whole(*item) for item in job.unused.items()]
             checkpoint.write(folder, shards, alone=False)
-        if first:
-            checkpoints.complete(folder, job.recipe.train.keep)
+        if trained.reports:
+            tell.saved(folder)
 
     def _fingerprint(self) -> str:
         """Equal on hosts that run the same thing."""

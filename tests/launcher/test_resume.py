@@ -117,6 +117,11 @@ def test_a_checkpoint_says_what_it_is(place: Path) -> None:
     assert about.names["hidden.weight"] == "hidden.weight"
 
 
+def test_what_was_half_written_goes(stopped: Path) -> None:
+    resume(stopped, "train.steps=3", "train.save_every=0")
+    assert [file.name for file in (stopped / FOLDER).iterdir()] == ["step_00000002"]
+
+
 # ---- refused -------------------------------------------------------------------------------------
 
 
@@ -150,6 +155,12 @@ def test_another_training_is_refused(stopped: Path, override: str, key: str) -> 
 def test_a_run_that_has_its_steps(place: Path, stopped: Path) -> None:
     with pytest.raises(RecipeError, match=r"train\.steps\n  the checkpoint has 6 steps already\."):
         resumed(checkpoint_of(place / "whole"), [])
+
+
+def test_a_new_run_in_the_folder_of_another(stopped: Path) -> None:
+    recipe = load([f"recipe={stopped / 'recipe.yaml'}"])
+    with pytest.raises(RecipeError, match=r"has checkpoints of another run\.\n.*flowrun resume"):
+        run(recipe, stopped)
 
 
 def test_another_optimizer_lacks_its_states(stopped: Path) -> None:
