@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.errors import did_you_mean
+from flowrun.launcher.pretrained import load_weights
 from flowrun.launcher.schema import Recipe, Target
 
 Score = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
@@ -48,7 +49,10 @@ def build(recipe: Recipe) -> Parts:
 
 
 def instantiate_model(recipe: Recipe) -> nn.Module:
-    """The model, its weights drawn from `train.seed`; the global random state is left alone."""
+    """The model, its weights drawn from `train.seed`, or read from `model.weights`.
+
+    The global random state is left alone.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.train.seed)
         model = _make(recipe.model, "model")
@@ -56,6 +60,8 @@ def instantiate_model(recipe: Recipe) -> nn.Module:
         raise RecipeError(
             "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
         )
+    if recipe.weights:
+        load_weights(model, recipe.weights)
     return model
 
 

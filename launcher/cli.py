@@ -5,6 +5,7 @@
     flowrun plan recipe=R …               show the plan, start nothing
     flowrun verify recipe=R …             compare layouts, step by step
     flowrun resume RUN_DIR …              go on with a run from its last checkpoint
+    flowrun export RUN_DIR                its weights as one file, by the model's own names
     flowrun recipes                       what there is
 
 Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 130 Ctrl-C.
@@ -25,7 +26,7 @@ import typer
 
 from flowrun.engine.errors import FlowrunError, RunError
 
-COMMANDS = ("run", "plan", "verify", "resume", "recipes")
+COMMANDS = ("run", "plan", "verify", "resume", "export", "recipes")
 OK, RUN_FAILED, RECIPE_WRONG, INTERRUPTED = 0, 1, 2, 130
 TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
 
@@ -65,6 +66,14 @@ of train.steps are welcome; model, data, seed and batch size stay.
 
   flowrun resume outputs/2026-01-31/12-00-00_gpt_tiny
   flowrun resume RUN_DIR train.steps=400 placement.axes.tensor=1 zero.stage=0
+"""
+_EXPORT_HELP = """Write the weights of a run as one safetensors file, from any layout.
+
+The names are those of the model's state_dict: plain torch and transformers load it, and so does
+model.weights of another recipe.
+
+  flowrun export outputs/2026-01-31/12-00-00_gpt_tiny --to gpt.safetensors
+  flowrun export RUN_DIR --step 200
 """
 
 RunFolder = Annotated[
@@ -217,6 +226,23 @@ def resume(
         from flowrun.launcher.run import run as run_recipe
 
         run_recipe(recipe, run_folder, Progress(), start)
+
+
+@app.command(help=_EXPORT_HELP)
+def export(
+    run_folder: RunFolder,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Of the checkpoint; without it the newest weights.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The file; without it one in the run's folder.")
+    ] = None,
+) -> None:
+    """Write the weights of a run (see _EXPORT_HELP)."""
+    with _errors_shown([], None):
+        from flowrun.launcher.export import export as export_weights
+
+        typer.echo(export_weights(run_folder, step, to))
 
 
 @app.command()

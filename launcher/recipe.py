@@ -36,6 +36,7 @@ from flowrun.launcher.schema import (
 )
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
+_WEIGHTS = "weights"  # the one key of `model` that is no argument of it
 GROUPS = ("optim", "launch", "hardware")  # of which a run may be given another when it is resumed
 _OPEN = re.compile(
     r"(model|data|sbp|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
@@ -81,7 +82,8 @@ def to_recipe(cfg: DictConfig) -> Recipe:
     pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
     return Recipe(
         name=recipe.name or "recipe",
-        model=plain(recipe.model),
+        model={key: value for key, value in plain(recipe.model).items() if key != _WEIGHTS},
+        weights=str(recipe.model.get(_WEIGHTS) or ""),
         task=recipe.task,
         data=plain(recipe.data),
         eval=recipe.eval,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def resumed(start: Checkpoint, overrides: list[str], config_dir: str | None = No
             f"the checkpoint has {start.step} steps already.",
             f"Write train.steps={2 * start.step} to train as long again.",
         )
-    return after
+    return replace(after, weights="")  # the checkpoint has them
 
 
 def restore(job: Job, start: Checkpoint) -> None:
@@ -105,6 +106,8 @@ def _first_change(before: Recipe, after: Recipe) -> tuple[str, Any] | None:
         for name in names or {**old, **new}:
             if old.get(name) != new.get(name):
                 return f"{section}.{name}", old.get(name, "not there")
+    if before.weights != after.weights:
+        return "model.weights", before.weights or "not there"
     if bool(before.eval.batches) != bool(after.eval.batches):  # nothing or something is held out
         return "eval.batches", before.eval.batches
     return None

@@ -205,6 +205,8 @@ class Engine:
 class RecipeSchema:
     """What a recipe file may say.
 
+    model: beside `_target_` and its arguments, `weights`: a file of weights, or a folder of Hugging
+    Face's, that training starts from.
     sbp: pattern over parameter or module names -> axis -> SBP, or -> in, out -> axis -> SBP.
     """
 
@@ -247,6 +249,7 @@ class Recipe:
 
     name: str
     model: Target
+    weights: str
     task: Task
     data: Target
     eval: Eval

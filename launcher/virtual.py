@@ -57,7 +57,8 @@ def execute_virtual(
         raise
     trained = {v.name: cluster.value(v.name) for v in weights.saved(training.plan)}
     if recipe.train.save:
-        weights.save(record.folder, trained)
+        about = job.about(recipe.train.steps)
+        weights.save(record.folder, {**job.unused, **trained}, about)
     sent: dict[int, int] = {}
     for actor, count in cluster.sent_bytes.items():
         first = training.plan.placements[training.plan.actors[actor].stage].ranks[0]

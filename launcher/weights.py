@@ -1,5 +1,6 @@
-"""Weights on disk: `weights.safetensors` in the run's folder, logical tensors by the model's own
-names, from any layout; their moving averages (optim.ema) in `ema.safetensors`.
+"""Weights on disk: `weights.safetensors` in the run's folder, from any layout, is the state_dict of
+the trained model: every name of it, those that forward does not read and all names of a tied weight
+included.  Moving averages (optim.ema) make such a file too, `ema.safetensors`.
 
 Each rank writes its shards to a file that says which slices of which tensors they are; files of all
 ranks make one.  Where hosts share no disk: python -m flowrun.launcher.weights FOLDER OTHER_FOLDER …
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -17,35 +19,56 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from flowrun.engine.graph import Variable
-from flowrun.engine.placement import local_slices
 from flowrun.engine.plan import Plan
+from flowrun.engine.runtime.checkpoint import Shard
+from flowrun.launcher.checkpoint import About
 
 FILE = "weights.safetensors"
 AVERAGES = "ema.safetensors"
 _EMA = "ema/"
+_STEPS, _RANKS, _ABOUT, _SHARD = "steps", "num_ranks", "about", "shard/"  # metadata of a file
 
 
-def save(folder: Path, values: Mapping[str, torch.Tensor]) -> None:
-    """Write logical values; those named ema/… to a file of their own, by the weight's name."""
-    averages = {n.removeprefix(_EMA): v.contiguous() for n, v in values.items() if _kept(n)}
-    weights = {n: v.contiguous() for n, v in values.items() if not _kept(n)}
-    save_file(weights, folder / FILE)
-    if averages:
-        save_file(averages, folder / AVERAGES)
+def save(folder: Path, values: Mapping[str, torch.Tensor], about: About) -> None:
+    """Write logical values, those named ema/… too, by the names of the model's state_dict."""
+    write(folder / FILE, values, about.names, about.step)
+    if any(name.startswith(_EMA) for name in values):
+        averaged = {
+            name: _EMA + tensor if _EMA + tensor in values else tensor
+            for name, tensor in about.names.items()
+        }
+        write(folder / AVERAGES, values, averaged, about.step)
+
+
+def write(
+    file: Path, values: Mapping[str, torch.Tensor], names: Mapping[str, str], steps: int
+) -> None:
+    """One file.  names: in the file -> among the values; a tensor with two names is written twice,
+    so that torch and others load it by any.
+    """
+    state: dict[str, torch.Tensor] = {}
+    seen: set[str] = set()
+    for name, tensor in names.items():
+        value = values[tensor].contiguous()
+        state[name] = value.clone() if tensor in seen else value
+        seen.add(tensor)
+    save_file(state, file, {"format": "pt", _STEPS: str(steps)})
+
+
+def steps_of(file: Path) -> int:
+    """Steps that the weights of a file were trained for; -1 if it does not say."""
+    with safe_open(file, "pt") as opened:
+        return int((opened.metadata() or {}).get(_STEPS, -1))
 
 
 def saved(plan: Plan) -> list[Variable]:
     """What is written: parameters, buffers and moving averages."""
-    return [v for v in plan.graph.variables if v.kind != "state" or _kept(v.name)]
+    return [v for v in plan.graph.variables if v.kind != "state" or v.name.startswith(_EMA)]
 
 
 def averages(plan: Plan) -> dict[str, str]:
     """Parameter -> its moving average, for those that have one."""
-    return {v.of: v.name for v in plan.graph.variables if _kept(v.name)}
-
-
-def _kept(name: str) -> bool:
-    return name.startswith(_EMA)
+    return {v.of: v.name for v in plan.graph.variables if v.name.startswith(_EMA)}
 
 
 def load(folder: Path) -> dict[str, torch.Tensor]:
@@ -53,18 +76,16 @@ def load(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / FILE)
 
 
-def save_shards(folder: Path, plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> None:
-    """A rank writes what it holds, and of each tensor its logical shape and slices."""
-    stage = plan.stage_of(rank)
-    placement = plan.placements[stage]
-    shards, about = {}, {"num_ranks": str(plan.num_ranks)}
-    for v in saved(plan):
-        if v.stage == stage:
-            shape = plan.graph.tensors[v.tensor].shape
-            slices = local_slices(shape, v.nd_sbp, placement.shape, placement.coordinate(rank))
-            shards[v.name] = variables[v.tensor].detach().cpu().contiguous()
-            about[v.name] = json.dumps([shape, slices])
-    save_file(shards, _shard_file(folder, rank), about)
+def save_shards(
+    folder: Path, rank: int, num_ranks: int, shards: Iterable[Shard], about: About
+) -> None:
+    """A rank writes its part of the values, and of each tensor its logical shape and slices."""
+    told = {_RANKS: str(num_ranks), _ABOUT: json.dumps(asdict(about))}
+    values = {}
+    for shard in shards:
+        values[shard.name] = shard.value.detach().cpu().contiguous()
+        told[_SHARD + shard.name] = json.dumps([shard.shape, shard.slices])
+    save_file(values, _shard_file(folder, rank), told)
 
 
 def has_all(folder: Path, num_ranks: int) -> bool:
@@ -81,15 +102,15 @@ def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
     values: dict[str, torch.Tensor] = {}
     for file in files:
         with safe_open(file, "pt") as shards:
-            about = shards.metadata()
+            told = shards.metadata()
             for name in shards.keys():  # noqa: SIM118  (not a mapping)
-                shape, slices = json.loads(about[name])
+                shape, slices = json.loads(told[_SHARD + name])
                 part = shards.get_tensor(name)
                 view = values.setdefault(name, torch.empty(shape, dtype=part.dtype))
                 for dim, (start, length) in enumerate(slices):
                     view = view.narrow(dim, start, length)
                 view.copy_(part)
-    save(folders[0], values)
+    save(folders[0], values, About(**json.loads(told[_ABOUT])))
     for file in files:
         file.unlink()
     return folders[0] / FILE
@@ -114,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
         print("python -m flowrun.launcher.weights FOLDER …: no weights.rank*.safetensors there.")
         return 2
     with safe_open(here[0], "pt") as shards:
-        num_ranks = int(shards.metadata()["num_ranks"])
+        num_ranks = int(shards.metadata()[_RANKS])
     try:
         print(join_shards(folders, num_ranks))
     except FileNotFoundError as error:

@@ -25,6 +25,7 @@ import torch
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime import checkpoint
+from flowrun.engine.runtime.checkpoint import Shard
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
 from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
@@ -115,8 +116,11 @@ class Worker:
         """Write this rank's shards, and say whether this disk has those of all ranks."""
         import torch.distributed as dist
 
-        plan = self.training.plan
-        weights.save_shards(self.folder, plan, rank, trained.body.variables)
+        plan, job = self.training.plan, self.job
+        names = {v.name for v in weights.saved(plan)}
+        shards = [s for s in self._shards(rank, trained) if s.name in names or s.name in job.unused]
+        about = job.about(job.recipe.train.steps)
+        weights.save_shards(self.folder, rank, plan.num_ranks, shards, about)
         with _with_peers(rank, "saving weights"):
             dist.barrier()  # every rank has written
             seen = weights.has_all(self.folder, plan.num_ranks)
@@ -141,8 +145,7 @@ class Worker:
         """
         import torch.distributed as dist
 
-        plan, job = self.training.plan, self.job
-        first = rank == 0
+        job, first = self.job, rank == 0
         with _with_peers(rank, "saving a checkpoint"):
             text = job.recipe.to_yaml()
             box = [checkpoints.begin(self.folder, job.about(step), text) if first else None]
@@ -155,17 +158,20 @@ class Worker:
                     f"it does not see {folder}, where the first rank saves.\n"
                     "train.save_every needs a disk that all hosts share: hydra.run.dir=…",
                 )
-            shards = checkpoint.to_write(plan, rank, trained.body.variables)
-            if first:
-                shards += [checkpoint.whole(*item) for item in job.unused.items()]
-            checkpoint.write(folder, shards, alone=False)
+            checkpoint.write(folder, self._shards(rank, trained), alone=False)
         if trained.reports:
             tell.saved(folder)
+
+    def _shards(self, rank: int, trained: DistributedRank) -> list[Shard]:
+        """This rank's part of all variables; the first rank has what forward does not read."""
+        shards = checkpoint.to_write(self.training.plan, rank, trained.body.variables)
+        unused = self.job.unused.items() if rank == 0 else ()
+        return shards + [checkpoint.whole(*item) for item in unused]
 
     def _fingerprint(self) -> str:
         """Equal on hosts that run the same thing."""
         recipe = self.job.recipe
-        parts = (recipe.model, recipe.data, recipe.train, recipe.optim, recipe.eval)
+        parts = (recipe.model, recipe.weights, recipe.data, recipe.train, recipe.optim, recipe.eval)
         return f"{self.training.plan}\n{parts}"
 
 

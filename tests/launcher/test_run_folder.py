@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.checkpoint import to_write
+from flowrun.engine.runtime.rank import Rank
 from flowrun.launcher import weights
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
@@ -110,11 +112,9 @@ def shards(folder: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     job = Job(load([f"recipe={folder / 'recipe.yaml'}"]))
     plan = job.training.plan
     trained = weights.load(folder)
-    from flowrun.engine.runtime.rank import Rank
-
     for rank in (0, 1):
         body = Rank(plan, rank, job.sampler, trained, torch.device("cpu"))
-        weights.save_shards(workplace, plan, rank, body.variables)
+        weights.save_shards(workplace, rank, 2, to_write(plan, rank, body.variables), job.about(4))
     return workplace
 
 

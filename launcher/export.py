@@ -1,0 +1,34 @@
+"""`flowrun export`: the weights of a run as one safetensors file, from any layout's checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowrun.engine.runtime.checkpoint import read_whole
+from flowrun.launcher import weights
+from flowrun.launcher.checkpoint import find_all
+from flowrun.launcher.resume import checkpoint_of
+
+
+def export(run_folder: Path, step: int | None = None, to: Path | None = None) -> Path:
+    """Write what a checkpoint holds, or what the run ended with; the file.
+
+    step: of a checkpoint; None: the newest that there is.  to: None is a file in the run's folder.
+    Raises RecipeError if there is nothing.
+    """
+    ended = run_folder / weights.FILE
+    found = find_all(run_folder)
+    trained = weights.steps_of(ended) if ended.exists() else -1
+    if trained >= 0 and (step == trained or step is None) and all(c.step <= trained for c in found):
+        if to is None or to.absolute() == ended.absolute():
+            return ended
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_bytes(ended.read_bytes())
+        return to
+    checkpoint = checkpoint_of(run_folder, step)
+    names = checkpoint.about().names
+    to = to or run_folder / f"weights_step_{checkpoint.step:08d}.safetensors"
+    to.parent.mkdir(parents=True, exist_ok=True)
+    values = read_whole(checkpoint.folder, dict.fromkeys(names.values()))
+    weights.write(to, values, names, checkpoint.step)
+    return to
