@@ -229,6 +229,7 @@ class _Reader:
                 outputs=self._made(node),
                 module=_module_of(node),
                 phase=BACKWARD if backward else FORWARD,
+                moment=_moment_of(node),
             )
         )
 
@@ -296,6 +297,17 @@ def _first_names(model: nn.Module) -> dict[str, str]:
         for named in (model.named_parameters, model.named_buffers)
         for name, tensor in named(remove_duplicate=False)
     }
+
+
+def _moment_of(node: torch.fx.Node) -> int:
+    """torch's number of the autograd node that a forward op made, or that a backward op runs.
+
+    A sum of gradients belongs to none: it has no module and carries the number of what ran before.
+    """
+    backward = node.meta.get("partitioner_tag") == "is_backward"
+    if backward and _module_of(node) == "" and not node.meta.get("fwd_nn_module_stack"):
+        return -1
+    return int(node.meta.get("seq_nr", -1))
 
 
 def _module_of(node: torch.fx.Node) -> str:

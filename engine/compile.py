@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flowrun.engine.capture import Batch, Task, capture, capture_evaluation
@@ -13,7 +12,7 @@ from flowrun.engine.passes import compile_graph
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.pin_activations import matches_variable
-from flowrun.engine.passes.split_stages import split_stages
+from flowrun.engine.passes.split_stages import decided, split_stages
 from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.plan import Plan
 from flowrun.engine.rehearsal import Rehearsal, rehearse
@@ -83,11 +82,6 @@ def _rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 def _following(strategy: Strategy, training: Plan) -> Strategy:
     """The strategy with stages and homes as training decided them, as they were before ZeRO."""
     graph = training.graph
-    stages: Mapping[str, int] = {  # the model's own ops: a boxing names the module that reads it
-        op.module: op.stage
-        for op in reversed(graph.ops)
-        if op.target.startswith("aten.") and op.module not in ("", "loss")
-    }
     pins = [pin for pin in strategy.pins if pin.where != "variable"]
     for v in graph.variables:
         if v.kind == "state":
@@ -104,7 +98,7 @@ def _following(strategy: Strategy, training: Plan) -> Strategy:
             )
     return replace(
         strategy,
-        module_stages=tuple(stages.items()),
+        decided=decided(graph),
         stage_modules=(),
         pins=tuple(pins),
         zero=Zero(),

@@ -70,6 +70,8 @@ class Op:
         step itself.
     stage: which group of ranks runs it.
     in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs` (from level "signed" on).
+    moment: a number that grows through forward; a backward op has that of its forward op; -1 where
+        capture does not know.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Op:
     stage: int = 0
     in_sbp: tuple[NdSbp, ...] = ()
     out_sbp: tuple[NdSbp, ...] = ()
+    moment: int = field(default=-1, compare=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -111,6 +111,16 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """Stages to follow.  ops: (module, target, how many of these came before) -> stage.  variables:
+    name -> stage.
+    """
+
+    ops: tuple[tuple[tuple[str, str, int], int], ...]
+    variables: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """Everything that decides the layout.
 
@@ -118,8 +128,7 @@ class Strategy:
         not use one).
     placements: one a stage.
     stage_modules: module patterns of each stage; empty: cut by foreseen time.
-    module_stages: (module path, stage) already decided, by the training graph for the evaluation
-        graph; wins over both.
+    decided: stages of another graph of the same model, by training for evaluation; wins over both.
     in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
         "zero_bubble", or "auto", the most that memory allows up to zero bubble.
     """
@@ -127,7 +136,7 @@ class Strategy:
     axes: tuple[str, ...]
     placements: tuple[Placement, ...]
     stage_modules: tuple[tuple[str, ...], ...] = ()
-    module_stages: tuple[tuple[str, int], ...] = ()
+    decided: Decided | None = None
     pins: tuple[Pin, ...] = ()
     zero: Zero = Zero()
     recompute: Recompute = Recompute()

@@ -1,64 +1,153 @@
 """split_stages: captured -> staged.  Gives every op of forward and backward the stage (group of
 ranks) that runs it.
 
-A forward op follows its module; an op between modules follows the latest of its inputs.  A backward
-op follows its forward module; a sum of gradients follows the earliest stage that it hears from (the
-gradient travels towards stage 0 once, summed). A parameter lives where it is first used; a batch
-field enters at every stage that reads it.
+Forward ops form a line. The recipe's list of modules says the stage of each, or the line is cut by
+foreseen time (balance_stages.py); a cut may fall inside a module. A backward op follows its forward
+op; a sum of gradients follows the earliest stage that it hears from (the gradient travels towards
+stage 0 once, summed). What no activation enters (masks, rotary tables, views and casts of weights)
+is no part of the line: each stage that reads it computes its own. A parameter lives where it is
+first used; a batch field enters at every stage that reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import FORWARD, Feed, LogicalGraph, Op, rename_inputs
-from flowrun.engine.strategy import Strategy
+from flowrun.engine.graph import (
+    BACKWARD,
+    FORWARD,
+    Feed,
+    LogicalGraph,
+    Op,
+    rename_inputs,
+)
+from flowrun.engine.passes.balance_stages import balanced
+from flowrun.engine.strategy import Decided, Strategy
+
+Places = dict[str, tuple[int, ...]]  # op -> the stages that run it, in order
 
 
 def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Stage of every op, variable and feed.  Raises RecipeError where `placement.stages` does not
     fit the model.
     """
-    last = strategy.num_stages - 1
-    if last == 0:
-        ops = graph.ops
-    else:
-        home = dict(strategy.module_stages) or (
-            _listed(graph, strategy) if strategy.stage_modules else _balanced(graph, strategy)
-        )
-        ops = _staged_ops(graph, home, last)
-    return _feeds_per_stage(replace(graph, ops=ops, level="staged"), last)
-
-
-def _staged_ops(graph: LogicalGraph, home: dict[str, int], last: int) -> tuple[Op, ...]:
-    stage_of: dict[str, int] = {}  # tensor -> stage of the op that makes it
-    ops: list[Op] = []
-    for op in graph.ops:
-        known = [stage_of[name] for name in op.inputs if name in stage_of]
-        if op.module == "loss":
-            stage = last
-        elif op.module in home and op.module:
-            stage = home[op.module]
-        elif op.phase == FORWARD:
-            stage = max(known, default=0)
+    if strategy.num_stages > 1:
+        free = _free(graph)
+        line = [op for op in graph.ops if op.phase == FORWARD and op.name not in free]
+        if strategy.decided:
+            stages = _as_decided(line, strategy.decided, strategy.num_stages - 1)
+        elif strategy.stage_modules:
+            stages = _listed(graph, line, strategy)
         else:
-            stage = min(known, default=last)
-        ops.append(replace(op, stage=stage))
-        stage_of.update(dict.fromkeys(op.makes, stage))
-    return tuple(ops)
+            seconds = _seconds(graph, line, free, strategy)
+            ranks = [len(placement.ranks) for placement in strategy.placements]
+            stages = balanced(graph, line, seconds, strategy.hardware.link, ranks)
+        graph = _staged(graph, _places(graph, line, free, stages))
+    return _with_sources(replace(graph, level="staged"), strategy)
 
 
-def _listed(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
-    """module path -> stage, from the recipe's patterns; a pattern covers what is inside a module
-    that it names.
+# ---- which ops go where --------------------------------------------------------------------------
+
+
+def _free(graph: LogicalGraph) -> frozenset[str]:
+    """Ops that no activation enters: only weights, or only the batch, constants and draws, stand
+    behind them.
+    """
+    behind: dict[str, frozenset[str]] = {feed.tensor: frozenset(("batch",)) for feed in graph.feeds}
+    for v in graph.variables:
+        behind[v.tensor] = frozenset(("weight",)) if v.kind == "parameter" else frozenset()
+    free: set[str] = set()
+    for op in graph.ops:
+        sources = frozenset().union(*(behind[name] for name in op.inputs))
+        if len(sources) < 2:
+            free.add(op.name)
+        behind.update(dict.fromkeys(op.makes, sources))
+    return frozenset(free)
+
+
+def _places(
+    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], stages: Sequence[int]
+) -> Places:
+    """Where every op runs, given the stage of each op of the line."""
+    places: Places = {op.name: (stage,) for op, stage in zip(line, stages, strict=True)}
+    last = max(stages)
+    forward = [op for op in graph.ops if op.phase == FORWARD]
+    _beside_readers(graph, [op for op in forward if op.name in free], places, None)
+    followed = _Followed(forward, places, last)
+    made: dict[str, int] = {}  # tensor -> stage
+    for op in graph.ops:
+        if op.phase == BACKWARD and op.name not in free:
+            places[op.name] = (followed.stage(op, [made[n] for n in op.inputs if n in made]),)
+        made.update(dict.fromkeys(op.makes, places.get(op.name, (last,))[0]))
+    _beside_readers(graph, [op for op in graph.ops if op.name in free], places, last)
+    return places
+
+
+def _beside_readers(
+    graph: LogicalGraph, free: Sequence[Op], places: Places, unread: int | None
+) -> None:
+    """Free ops run wherever they are read; unread: the stage of one that nobody reads."""
+    for op in reversed(free):
+        readers = [r.name for name in op.makes for r in graph.consumers.get(name, ())]
+        found = sorted({stage for name in readers for stage in places.get(name, ())})
+        if found:
+            places[op.name] = tuple(found)
+        elif unread is not None:
+            places[op.name] = (unread,)
+
+
+class _Followed:
+    """The stage of a backward op: that of its forward op, by the moment at which torch recorded
+    that; by the module where the moment is not known.
+    """
+
+    def __init__(self, forward: Sequence[Op], places: Mapping[str, tuple[int, ...]], last: int):
+        placed = [op for op in forward if op.name in places]
+        dated = sorted((op for op in placed if op.moment >= 0), key=lambda op: op.moment)
+        self.moments = [op.moment for op in dated]
+        self.stages = [places[op.name][0] for op in dated]
+        self.of_module = {op.module: places[op.name][0] for op in placed}
+        self.last = last
+
+    def stage(self, op: Op, inputs: Sequence[int]) -> int:
+        """inputs: stages of what it reads."""
+        at = bisect_right(self.moments, op.moment)
+        if op.moment >= 0 and at:
+            return self.stages[at - 1]
+        if op.module and op.module in self.of_module:
+            return self.of_module[op.module]
+        return min(inputs, default=self.last)
+
+
+def _seconds(
+    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
+) -> list[float]:
+    """Foreseen seconds of each op of the line, with all that follows it."""
+    places = _places(graph, line, free, range(len(line)))
+    seconds = [0.0] * len(line)
+    for op in graph.ops:
+        shapes = [graph.tensors[name].shape for name in op.inputs]
+        outs = [None if name is None else graph.tensors[name].shape for name in op.outputs]
+        seconds[places[op.name][0]] += op_seconds(op, shapes, outs, strategy.hardware)
+    return seconds
+
+
+# ---- stages that somebody else chose -------------------------------------------------------------
+
+
+def _listed(graph: LogicalGraph, line: Sequence[Op], strategy: Strategy) -> list[int]:
+    """From the recipe's patterns; a pattern covers what is inside a module that it names.  The loss
+    is on the last stage, an op of no module on the latest so far.
     """
     home: dict[str, int] = {}
     used: set[tuple[int, str]] = set()
-    paths = list(dict.fromkeys(op.module for op in graph.ops if op.module not in ("", "loss")))
+    forward = [op for op in graph.ops if op.phase == FORWARD]
+    paths = list(dict.fromkeys(op.module for op in forward if op.module not in ("", "loss")))
     for path in paths:
         for stage, patterns in enumerate(strategy.stage_modules):
             for pattern in patterns:
@@ -79,7 +168,8 @@ def _listed(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
             f"no stage lists the module {unit_of(lost[0])!r}.",
             "Every module that computes must belong to one stage.",
         )
-    return home
+    home["loss"] = strategy.num_stages - 1
+    return _between(line, [home.get(op.module) for op in line])
 
 
 def _ancestors(path: str) -> list[str]:
@@ -96,61 +186,73 @@ def unit_of(path: str) -> str:
     return parts[0]
 
 
-def _balanced(graph: LogicalGraph, strategy: Strategy) -> dict[str, int]:
-    """module path -> stage: consecutive blocks, so that the slowest stage is as fast as possible
-    (exact, by recursion).
-    """
-    paths: list[list[str]] = []
-    units: list[str] = []
-    seconds: dict[str, float] = {}
+def _between(line: Sequence[Op], stages: Sequence[int | None]) -> list[int]:
+    """An op of unknown stage is on the latest stage of its inputs."""
+    made: dict[str, int] = {}
+    out: list[int] = []
+    for op, known in zip(line, stages, strict=True):
+        stage = max((made.get(n, 0) for n in op.inputs), default=0) if known is None else known
+        made.update(dict.fromkeys(op.makes, stage))
+        out.append(stage)
+    return out
+
+
+def decided(graph: LogicalGraph) -> Decided:
+    """The stages of a graph, for another graph of the same model to follow."""
+    forward = [op for op in graph.ops if op.phase == FORWARD and op.target.startswith("aten.")]
+    stages = {key: op.stage for key, op in zip(_keys(forward), forward, strict=True)}
+    variables = tuple((v.name, v.stage) for v in graph.variables if v.kind != "state")
+    return Decided(tuple(stages.items()), variables)
+
+
+def _as_decided(line: Sequence[Op], stages: Decided, last: int) -> list[int]:
+    """An op that the other graph has not: the stage of its module's last op there."""
+    known = dict(stages.ops)
+    of_module: dict[str, int] = {"loss": last}
+    of_module.update({module: stage for (module, _, _), stage in known.items()})
+    found = [known.get(key, of_module.get(key[0])) for key in _keys(line)]
+    return _between(line, found)
+
+
+def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
+    """(module, target, how many of these came before); copies on several stages count once."""
+    seen: dict[tuple[str, str], dict[str, int]] = {}
+    out: list[tuple[str, str, int]] = []
+    for op in ops:
+        names = seen.setdefault((op.module, op.target), {})
+        name = op.name.partition("@")[0]
+        out.append((op.module, op.target, names.setdefault(name, len(names))))
+    return out
+
+
+# ---- writing it down -----------------------------------------------------------------------------
+
+
+def _staged(graph: LogicalGraph, places: Places) -> LogicalGraph:
+    """Every op with its stage; one that runs on several stages becomes a copy on each."""
+    copies: dict[str, dict[int, str]] = {}  # tensor -> stage -> its name there
+    tensors = dict(graph.tensors)
+    ops: list[Op] = []
     for op in graph.ops:
-        if op.module == "":
-            continue
-        unit = unit_of(op.module)
-        shapes = [graph.tensors[name].shape for name in op.inputs]
-        outs = [None if name is None else graph.tensors[name].shape for name in op.outputs]
-        seconds[unit] = seconds.get(unit, 0.0) + op_seconds(op, shapes, outs, strategy.hardware)
-        if op.phase == FORWARD and op.module != "loss":
-            if unit not in units:
-                units.append(unit)
-                paths.append([])
-            paths[units.index(unit)].append(op.module)
-    wanted = strategy.num_stages
-    if len(units) < wanted:
-        raise RecipeError(
-            "placement.stages",
-            f"{wanted} stages, but the model has {len(units)} blocks: {', '.join(units)}.",
-            f"At most {len(units)} stages are possible.",
-        )
-    costs = [seconds[unit] for unit in units]
-    costs[-1] += seconds.get("loss", 0.0)
-    cuts = balanced_cuts(costs, wanted)
-    return {
-        path: stage
-        for stage, (start, end) in enumerate(zip((0, *cuts), (*cuts, len(units)), strict=True))
-        for k in range(start, end)
-        for path in paths[k]
-    }
+        stages = places[op.name]
+        for stage in stages:
+            here = {n: copies[n][stage] for n in op.inputs if stage in copies.get(n, ())}
+            placed = replace(rename_inputs(op, here), stage=stage)
+            if len(stages) > 1:
+                names = {n: f"{n}@{stage}" for n in op.makes}
+                tensors.update({new: replace(tensors[n], name=new) for n, new in names.items()})
+                for n, new in names.items():
+                    copies.setdefault(n, {})[stage] = new
+                made = tuple(n and names[n] for n in op.outputs)
+                placed = replace(placed, name=f"{op.name}@{stage}", outputs=made)
+            ops.append(placed)
+    results = tuple(
+        (name, min(copies[t].items())[1] if t in copies else t) for name, t in graph.results
+    )
+    return replace(graph, ops=tuple(ops), tensors=tensors, results=results)
 
 
-def balanced_cuts(costs: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Where to cut `costs` into `stages` consecutive, non-empty groups so that the largest sum is
-    smallest.
-    """
-    n = len(costs)
-    best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {
-        (1, end): (sum(costs[:end]), ()) for end in range(1, n + 1)
-    }
-    for k in range(2, stages + 1):
-        for end in range(k, n + 1):
-            best[k, end] = min(
-                (max(best[k - 1, cut][0], sum(costs[cut:end])), (*best[k - 1, cut][1], cut))
-                for cut in range(k - 1, end)
-            )
-    return best[stages, n][1]
-
-
-def _feeds_per_stage(graph: LogicalGraph, last: int) -> LogicalGraph:
+def _with_sources(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """One feed for each stage that reads a field, and the home stage of every variable."""
     readers: dict[str, list[int]] = {}
     for op in graph.ops:
@@ -161,7 +263,7 @@ def _feeds_per_stage(graph: LogicalGraph, last: int) -> LogicalGraph:
     names: dict[tuple[str, int], str] = {}
     for feed in graph.feeds:
         for stage in sorted(set(readers.get(feed.tensor, ()))):
-            name = feed.tensor if last == 0 else f"{feed.tensor}@{stage}"
+            name = feed.tensor if strategy.num_stages == 1 else f"{feed.tensor}@{stage}"
             names[feed.tensor, stage] = name
             tensors[name] = replace(tensors[feed.tensor], name=name)
             feeds.append(replace(feed, tensor=name, stage=stage))
@@ -169,7 +271,10 @@ def _feeds_per_stage(graph: LogicalGraph, last: int) -> LogicalGraph:
         rename_inputs(op, {n: names[n, op.stage] for n in op.inputs if (n, op.stage) in names})
         for op in graph.ops
     )
+    homes = dict(strategy.decided.variables) if strategy.decided else {}
     variables = tuple(
-        replace(v, stage=readers[v.tensor][0]) for v in graph.variables if v.tensor in readers
+        replace(v, stage=homes.get(v.name, readers[v.tensor][0]))
+        for v in graph.variables
+        if v.tensor in readers
     )
     return replace(graph, ops=ops, tensors=tensors, feeds=tuple(feeds), variables=variables)

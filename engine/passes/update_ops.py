@@ -59,15 +59,13 @@ def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:
 
 
 def _tangent(builder: GraphBuilder, value: float) -> None:
-    """The feed of the loss's own gradient becomes a constant."""
-    feed = builder.drop_feed("@tangent")
-    if feed is not None:
-        dtype = builder.tensors[feed.tensor].dtype
+    """The feed of the loss's own gradient becomes a constant, on every stage that reads it."""
+    while (feed := builder.drop_feed("@tangent")) is not None:
         builder.op(
-            "tangent",
+            feed.tensor,
             "aten.full.default",
             ((), value),
-            (("dtype", dtype),),
+            (("dtype", builder.tensors[feed.tensor].dtype),),
             (feed.tensor,),
             module="loss",
             phase=BACKWARD,

@@ -26,7 +26,7 @@ def test_regions_are_blocks_of_a_stage_and_a_phase() -> None:
     assert told(form_regions(rewritten(PASSES, strategy))) == [
         "0 forward a: at h",
         "0 forward act: r",
-        "1 backward loss: tangent dy",
+        "1 backward loss: tangent@1 dy",
         "1 backward b: dr",
         "1 forward b: bt y",
         "1 forward loss: loss loss/sum",

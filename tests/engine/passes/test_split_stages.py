@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import math
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from flowrun.engine.cost.hardware import Hardware, Link
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.passes.split_stages import balanced_cuts, split_stages, unit_of
-from support.graph_text import assert_ops, graph_of, one_rank_stages, two_layers
+from flowrun.engine.passes.split_stages import decided, split_stages, unit_of
+from support.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, two_layers
 
 LISTED = one_rank_stages(2, stage_modules=(("a", "act"), ("b",)))
 
@@ -95,13 +95,15 @@ def test_lists_that_do_not_fit_the_model_are_refused(
     assert error.value.where == where
 
 
-def test_more_stages_than_blocks_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"4 stages, but the model has 3 blocks: a, act, b"):
-        split_stages(two_layers(), one_rank_stages(4))
+def test_more_stages_than_pieces_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"5 stages, but .* into 4 at most") as error:
+        split_stages(two_layers(), one_rank_stages(5))
+    assert error.value.where == "placement.stages"
 
 
 def test_without_a_list_the_model_is_cut_where_the_slowest_stage_is_fastest() -> None:
-    graph = split_stages(two_layers(), one_rank_stages(3))
+    free = Hardware(link=Link(0.0, math.inf))
+    graph = split_stages(two_layers(), one_rank_stages(3, hardware=free))
     assert {op.module: op.stage for op in graph.ops if op.module != "loss"} == {
         "a": 0,
         "act": 1,
@@ -109,17 +111,69 @@ def test_without_a_list_the_model_is_cut_where_the_slowest_stage_is_fastest() ->
     }
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
-@given(costs=st.lists(st.integers(1, 20), min_size=1, max_size=8), data=st.data())
-def test_cuts_are_the_best_of_all_cuts(costs: list[int], data: st.DataObject) -> None:
-    stages = data.draw(st.integers(1, len(costs)))
+# A mask of constants and a gate of weights, each read on both sides of the cut.
+SHARED = """
+    parameter a.weight = %wa: float32[4, 4]
+    parameter b.weight = %wb: float32[4, 4]
+    parameter gate = %gate: float32[4]
+    feed x = %x: float32[6, 4]
+    %ones = aten.ones.default([6, 4])  # forward - stage 0
+    %mask = aten.tril.default(%ones)  # forward - stage 0
+    %open = aten.sigmoid.default(%gate)  # forward - stage 0
+    %p = aten.mm.default(%x, %wa)  # forward a stage 0
+    %pm = aten.mul.Tensor(%p, %mask)  # forward a stage 0
+    %pg = aten.mul.Tensor(%pm, %open)  # forward a stage 0
+    %q = aten.mm.default(%pg, %wb)  # forward b stage 0
+    %qm = aten.mul.Tensor(%q, %mask)  # forward b stage 0
+    %qg = aten.mul.Tensor(%qm, %open)  # forward b stage 0
+    %loss = aten.sum.default(%qg)  # forward loss stage 0
+    result loss = %loss
+"""
 
-    def slowest(cuts: tuple[int, ...]) -> int:
-        bounds = itertools.pairwise((0, *cuts, len(costs)))
-        return max(sum(costs[start:end]) for start, end in bounds)
 
-    every = itertools.combinations(range(1, len(costs)), stages - 1)
-    assert slowest(balanced_cuts(costs, stages)) == min(map(slowest, every))
+def test_what_no_activation_enters_is_computed_by_every_stage_that_reads_it() -> None:
+    graph = split_stages(graph_of(SHARED), one_rank_stages(2, stage_modules=(("a",), ("b",))))
+    assert_ops(
+        graph.ops,
+        """
+        %ones@0 = aten.ones.default([6, 4])  # forward - stage 0
+        %ones@1 = aten.ones.default([6, 4])  # forward - stage 1
+        %mask@0 = aten.tril.default(%ones@0)  # forward - stage 0
+        %mask@1 = aten.tril.default(%ones@1)  # forward - stage 1
+        %open@0 = aten.sigmoid.default(%gate)  # forward - stage 0
+        %open@1 = aten.sigmoid.default(%gate)  # forward - stage 1
+        %p = aten.mm.default(%x@0, %wa)  # forward a stage 0
+        %pm = aten.mul.Tensor(%p, %mask@0)  # forward a stage 0
+        %pg = aten.mul.Tensor(%pm, %open@0)  # forward a stage 0
+        %q = aten.mm.default(%pg, %wb)  # forward b stage 1
+        %qm = aten.mul.Tensor(%q, %mask@1)  # forward b stage 1
+        %qg = aten.mul.Tensor(%qm, %open@1)  # forward b stage 1
+        %loss = aten.sum.default(%qg)  # forward loss stage 1
+        """,
+    )
+
+
+def test_a_backward_op_follows_its_forward_op_where_a_module_is_cut() -> None:
+    graph = two_layers()
+    moments = dict(h=0, r=1, y=2, loss=3, dy=3, dyt=2, db=2, dr=2, dh=1, dht=0, da=0)
+    flat = [replace(op, module="one", moment=moments.get(op.name, -1)) for op in graph.ops]
+    staged = split_stages(replace(graph, ops=tuple(flat)), one_rank_stages(2))
+    stages = {op.name: op.stage for op in staged.ops}
+    pairs = {("db", "y"), ("dr", "y"), ("dh", "r"), ("da", "h")}
+    assert {stages["h"], stages["y"]} == {0, 1}, "the one module is cut"
+    assert all(stages[later] == stages[earlier] for later, earlier in pairs)
+
+
+def test_another_graph_of_the_model_follows_op_by_op() -> None:
+    training = split_stages(two_layers(), one_rank_stages(3))
+    text = TWO_LAYERS.replace("aten.relu.default", "aten.gelu.default")  # this graph has another op
+    lines = [line for line in text.splitlines() if "backward" not in line and "grad/" not in line]
+    found = split_stages(graph_of("\n".join(lines)), one_rank_stages(3, decided=decided(training)))
+    there = {op.name: op.stage for op in training.ops}
+    assert all(op.stage == there[op.name] for op in found.ops)
+    assert {v.name: v.stage for v in found.variables} == {
+        v.name: v.stage for v in training.variables
+    }
 
 
 @pytest.mark.parametrize(

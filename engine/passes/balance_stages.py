@@ -1,0 +1,162 @@
+"""balance_stages: where to cut the forward ops so that the slowest stage is as fast as possible.
+
+A cut may fall between any two ops. A stage's time is foreseen: its forward ops, the backward ops
+that follow them, and the bytes of the activations that enter it and of the gradients that come back
+to it (no latency: other micro-batches hide that). Among cuts that are nearly as fast, those with
+the least to send win: between blocks one tensor crosses, inside a residual block two.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowrun.engine.cost.hardware import Link
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import FORWARD, LogicalGraph, Op
+
+NEARLY = 0.05  # a slowest stage this much slower is as good, if less crosses
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The forward ops as a line to be cut.
+
+    work_s: seconds of each piece, forward and backward.  entering_s, leaving_s: of the link, for a
+        cut before that piece: activations that enter the stage behind it, gradients that come back
+        to the stage before it; the first of each is 0.
+    """
+
+    work_s: tuple[float, ...]
+    entering_s: tuple[float, ...]
+    leaving_s: tuple[float, ...]
+
+    def seconds(self, start: int, end: int) -> float:
+        """Of a stage with the pieces start … end - 1."""
+        leaving = self.leaving_s[end] if end < len(self.work_s) else 0.0
+        return sum(self.work_s[start:end]) + self.entering_s[start] + leaving
+
+
+def balanced_cuts(line: Line, ranks: Sequence[int]) -> tuple[int, ...]:
+    """The pieces at which stages 1, 2, … begin; exact.
+
+    ranks: of each stage; they share its work evenly.  Of the cuts whose slowest stage is within
+    NEARLY of the fastest possible, those with the least to send; of those the fastest.
+    """
+    limit = _fastest(line, ranks) * (1 + NEARLY)
+    total = list(itertools.accumulate(line.work_s, initial=0.0))
+    n, stages = len(line.work_s), len(ranks)
+    # least (seconds of links, slowest stage, cuts) of the first stages, by where they end
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
+    for k, share in enumerate(ranks):
+        here: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        for end in range(k + 1, n - (stages - k - 1) + 1):
+            leaving = line.leaving_s[end] if end < n else 0.0
+            for start in range(end - 1, k - 1, -1):
+                work = total[end] - total[start]
+                if work / share > limit:
+                    break
+                seconds = (work + line.entering_s[start] + leaving) / share
+                if start in best and seconds <= limit:
+                    sent, slowest, cuts = best[start]
+                    sent += line.entering_s[start] + line.leaving_s[start]
+                    found = (sent, max(slowest, seconds), (*cuts, start))
+                    here[end] = min(here.get(end, found), found)
+        best = here
+    return best[n][2][1:]
+
+
+def _fastest(line: Line, ranks: Sequence[int]) -> float:
+    """Seconds of the slowest stage, at best."""
+    total = list(itertools.accumulate(line.work_s, initial=0.0))
+    n = len(line.work_s)
+    best = [0.0] + [math.inf] * n
+    for k, share in enumerate(ranks):
+        here = [math.inf] * (n + 1)
+        for end in range(k + 1, n + 1):
+            leaving = line.leaving_s[end] if end < n else 0.0
+            for start in range(end - 1, k - 1, -1):
+                work = total[end] - total[start]
+                if work / share >= here[end]:
+                    break  # more work only makes it worse
+                seconds = (work + line.entering_s[start] + leaving) / share
+                here[end] = min(here[end], max(best[start], seconds))
+        best = here
+    return best[n]
+
+
+def balanced(
+    graph: LogicalGraph,
+    line_ops: Sequence[Op],
+    seconds: Sequence[float],
+    link: Link,
+    ranks: Sequence[int],
+) -> list[int]:
+    """The stage of each of `line_ops`, the forward ops to be shared out.
+
+    seconds: of each, with the backward ops that follow it.  Raises RecipeError where there are more
+    stages than pieces.
+    """
+    entering, leaving = _crossing_seconds(graph, line_ops, link)
+    starts = _possible(line_ops, seconds, [a + b for a, b in zip(entering, leaving, strict=True)])
+    ends = [*starts[1:], len(line_ops)]
+    if len(starts) < len(ranks):
+        raise RecipeError(
+            "placement.stages",
+            f"{len(ranks)} stages, but the model can be cut into {len(starts)} at most:"
+            " it has no more ops that compute before the loss.",
+            f"Write at most {len(starts)} stages.",
+        )
+    line = Line(
+        tuple(sum(seconds[start:end]) for start, end in zip(starts, ends, strict=True)),
+        tuple(entering[start] for start in starts),
+        tuple(leaving[start] for start in starts),
+    )
+    cuts = [starts[cut] for cut in balanced_cuts(line, ranks)]
+    return [sum(cut <= k for cut in cuts) for k in range(len(line_ops))]
+
+
+def _crossing_seconds(
+    graph: LogicalGraph, line_ops: Sequence[Op], link: Link
+) -> tuple[list[float], list[float]]:
+    """For a cut before each op: seconds to send the activations that cross, and the gradients."""
+    place = {op.name: k for k, op in enumerate(line_ops)}
+    forward, backward = [0] * (len(line_ops) + 1), [0] * (len(line_ops) + 1)
+    for k, op in enumerate(line_ops):
+        for name in op.makes:
+            readers = graph.consumers.get(name, ())
+            last = max((place.get(r.name, 0) for r in readers if r.phase == FORWARD), default=0)
+            if last > k:
+                tensor = graph.tensors[name]
+                sides = (forward, backward) if tensor.dtype.is_floating_point else (forward,)
+                for side in sides:
+                    side[k + 1] += tensor.num_bytes
+                    side[last + 1] -= tensor.num_bytes
+    return _link_seconds(forward, link), _link_seconds(backward, link)
+
+
+def _link_seconds(changes: list[int], link: Link) -> list[float]:
+    bytes_at = itertools.accumulate(changes[:-1])
+    return [n / link.bytes_per_s for n in bytes_at]
+
+
+def _possible(
+    line_ops: Sequence[Op], seconds: Sequence[float], crossing_s: Sequence[float]
+) -> list[int]:
+    """Ops before which a cut makes sense, the first with them: the loss stays whole, and where only
+    views lie between two cuts the one with less to send is enough.
+    """
+    starts = [0]
+    behind = 0.0  # seconds since the last possible cut
+    for k in range(1, len(line_ops)):
+        behind += seconds[k - 1]
+        if line_ops[k - 1].module == "loss":
+            break
+        if behind > 0.0:
+            starts.append(k)
+            behind = 0.0
+        elif starts[-1] and crossing_s[k] < crossing_s[starts[-1]]:
+            starts[-1] = k
+    return starts

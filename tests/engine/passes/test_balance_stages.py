@@ -1,0 +1,93 @@
+"""Cuts of a line of ops: the dynamic program beside brute force, and what it makes of models."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrun.engine.capture import capture
+from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.graph import FORWARD, LogicalGraph
+from flowrun.engine.passes.balance_stages import NEARLY, Line, balanced_cuts
+from flowrun.engine.passes.split_stages import split_stages
+from support.layouts import Layout, compiled, example, strategy, task
+from support.plain_loop import Training, gpt
+
+SECONDS = st.integers(0, 20)
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> Line:
+    """Up to 8 pieces; nothing crosses before the first."""
+    work = draw(st.lists(st.integers(1, 20), min_size=1, max_size=8))
+    entering, leaving = (
+        [0, *draw(st.lists(SECONDS, min_size=len(work) - 1, max_size=len(work) - 1))]
+        for _ in range(2)
+    )
+    return Line(tuple(map(float, work)), tuple(map(float, entering)), tuple(map(float, leaving)))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(line=lines(), data=st.data())
+def test_cuts_are_the_best_of_all_cuts(line: Line, data: st.DataObject) -> None:
+    n = len(line.work_s)
+    stages = data.draw(st.integers(1, n))
+    ranks = data.draw(st.lists(st.integers(1, 3), min_size=stages, max_size=stages))
+
+    def slowest(cuts: tuple[int, ...]) -> float:
+        bounds = itertools.pairwise((0, *cuts, n))
+        return max(line.seconds(a, b) / share for (a, b), share in zip(bounds, ranks, strict=True))
+
+    def sent(cuts: tuple[int, ...]) -> float:
+        return sum(line.entering_s[cut] + line.leaving_s[cut] for cut in cuts)
+
+    every = list(itertools.combinations(range(1, n), stages - 1))
+    limit = min(map(slowest, every)) * (1 + NEARLY)
+    nearly = [cuts for cuts in every if slowest(cuts) <= limit]
+    found = balanced_cuts(line, ranks)
+    assert (sent(found), slowest(found)) == min((sent(cuts), slowest(cuts)) for cuts in nearly)
+
+
+def staged(training: Training, stages: int) -> LogicalGraph:
+    graph = capture(task(training), example(training))
+    return split_stages(graph, strategy(training, Layout(stages=stages)))
+
+
+def stage_seconds(graph: LogicalGraph, training: Training) -> list[float]:
+    hardware = strategy(training, Layout()).hardware
+    seconds: Counter[int] = Counter()
+    for op in graph.ops:
+        ins = [graph.tensors[name].shape for name in op.inputs]
+        outs = [None if name is None else graph.tensors[name].shape for name in op.outputs]
+        seconds[op.stage] += op_seconds(op, ins, outs, hardware)
+    return [seconds[stage] for stage in sorted(seconds)]
+
+
+def test_three_blocks_on_two_stages_are_cut_inside_the_middle_block() -> None:
+    training = gpt(blocks=3)
+    graph = staged(training, 2)
+    middle = {op.stage for op in graph.ops if op.module.startswith("blocks.1")}
+    assert middle == {0, 1}
+    seconds = stage_seconds(graph, training)
+    assert max(seconds) <= 1.1 * sum(seconds) / 2
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_one_tensor_crosses_each_way_between_neighbours_where_a_clean_cut_exists(
+    stages: int,
+) -> None:
+    plan = compiled(gpt(blocks=4), Layout(stages=stages)).plan
+    crossings = Counter(
+        (op.phase, op.args[1], op.stage)
+        for op in plan.graph.ops
+        if op.target == "flow.transfer" and op.phase != "update"
+    )
+    expected: Counter[tuple[str, int, int]] = Counter()
+    for stage in range(stages - 1):
+        expected[FORWARD, stage, stage + 1] += 1
+        expected["backward", stage + 1, stage] += 1
+    assert crossings == expected
