@@ -2,7 +2,7 @@
 every pin is checked.
 
 A pin on the output of a module holds for the tensors that leave it in forward, a pin on its input
-for those that enter it.
+for those that enter it.  Backward reads the pinned tensor too, and so shares what forward boxed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pin_activations(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     for feed in graph.feeds:
         pin_made(feed.tensor, Op(feed.tensor, "", (), stage=feed.stage))
     for old in graph.ops:
-        op = rename_inputs(old, names) if old.phase == FORWARD else old
+        op = rename_inputs(old, names)
         ops.append(op)
         for name in op.makes:
             pin_made(name, op)

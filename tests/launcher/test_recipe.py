@@ -31,6 +31,7 @@ def test_a_shipped_recipe_composes_and_says_what_it_shows(name: str) -> None:
         ("gpt_hybrid", 4),
         ("gpt_dp", 2),
         ("gpt_tp", 2),
+        ("gpt_sequence_parallel", 2),
         ("gpt_pp", 2),
         ("gpt_zero", 2),
         ("mlp_pipeline", 2),
