@@ -46,6 +46,9 @@ class Task:
     inputs: model argument -> batch field.
     loss: loss(output, batch) -> scalar mean over the batch; None: the output, or its `.loss`.
     metrics: name -> metric(output, batch) -> scalar mean, evaluated with the validation loss.
+    autocast: the dtype in which the ops that torch.autocast lists compute, in training and
+        evaluation; None: all as written.  Parameters, gradients, loss and metrics are fp32 all the
+        same.  The lists are those of torch's CPU autocast, on every device.
     any_device: write attention as products and a softmax, which run on any device, instead of as
         the fused kernel of the CPU, on which capture runs.
     seed: of what the module draws at random.
@@ -55,6 +58,7 @@ class Task:
     inputs: Mapping[str, str]
     loss: LossFn | None = None
     metrics: Mapping[str, LossFn] = ()  # type: ignore[assignment]
+    autocast: torch.dtype | None = None
     any_device: bool = False
     seed: int = 0
 
@@ -70,6 +74,14 @@ class _Program(nn.Module):
         self.metric_fns = tuple(metrics.values())
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.task.autocast is None:
+            return self._measured(values)
+        # here and not around the capture: torch then leaves backward as autograd writes it
+        with torch.autocast("cpu", self.task.autocast):
+            measured = self._measured(values)
+        return tuple(_widened(value) for value in measured)
+
+    def _measured(self, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         batch = dict(zip(self.fields, values, strict=True))
         output = self.model(**{arg: batch[name] for arg, name in self.task.inputs.items()})
         if self.task.loss is not None:
@@ -77,6 +89,10 @@ class _Program(nn.Module):
         else:
             loss = output if isinstance(output, torch.Tensor) else output.loss
         return (loss, *(fn(output, batch) for fn in self.metric_fns))
+
+
+def _widened(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 def capture(task: Task, batch: Batch) -> LogicalGraph:

@@ -9,6 +9,7 @@ from flowrun.engine.errors import PlanError
 from flowrun.engine.graph import LogicalGraph, Variable
 from flowrun.engine.lower import lower
 from flowrun.engine.passes import compile_graph
+from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.pin_activations import matches_variable
@@ -70,7 +71,7 @@ def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: P
     homes = {v.name: v.nd_sbp for v in training.graph.variables}
     variables = tuple(replace(v, nd_sbp=homes.get(v.name, v.nd_sbp)) for v in graph.variables)
     graph = replace(graph, variables=variables)
-    return _rehearsed(insert_boxing(graph, follow), follow)
+    return _rehearsed(insert_boxing(hoist_weights(graph, follow), follow), follow)
 
 
 def _rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:

@@ -22,8 +22,9 @@ import torch
 
 from flowrun.engine.sbp import NdSbp, format_nd_sbp
 
-FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE = "forward", "backward", "weight_grad", "update"
-PHASES = (FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)
+WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"
+WEIGHT_GRAD, UPDATE = "weight_grad", "update"
+PHASES = (WEIGHTS, FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Op:
     @property
     def per_step(self) -> bool:
         """True if the op runs once a step, False if once a micro-batch."""
-        return self.phase == UPDATE
+        return self.phase in (WEIGHTS, UPDATE)
 
     def __str__(self) -> str:
         made = ", ".join("_" if name is None else f"%{name}" for name in self.outputs)
@@ -194,6 +195,16 @@ class LogicalGraph:
     def variable_of(self) -> Mapping[str, Variable]:
         """Tensor name -> variable."""
         return {variable.tensor: variable for variable in self.variables}
+
+    @cached_property
+    def of_weights(self) -> frozenset[str]:
+        """Variables, and what a step makes of them alone, before its update."""
+        found = set(self.variable_of)
+        for op in self.ops:
+            known = op.inputs and found.issuperset(op.inputs)
+            if known and op.phase != UPDATE:
+                found.update(op.makes)
+        return frozenset(found)
 
     def __str__(self) -> str:
         lines = [f"logical graph ({self.level})"]

@@ -141,7 +141,7 @@ class _Lowering:
                     REGION,
                     stage,
                     phase,
-                    phase == UPDATE,
+                    region.ops[0].per_step,
                     RegionWork(
                         region.ops,
                         reads,
@@ -198,7 +198,7 @@ class _Lowering:
         first = ops[0]
         pairs = tuple((op.inputs[0], op.makes[0]) for op in ops)
         reads, makes = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
-        per_step = first.phase == UPDATE
+        per_step = first.per_step
         name = first.module or "step"
         if first.target == "flow.transfer":
             work = TransferWork(channel, first.args[1], first.stage, pairs)

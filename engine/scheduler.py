@@ -12,7 +12,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, WEIGHT_GRAD
+from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, BoxWork, Plan
 from flowrun.engine.protocol import (
     ActorSpec,
@@ -27,7 +27,7 @@ from flowrun.engine.protocol import (
     step,
 )
 
-PRIORITY = {UPDATE: 0, BACKWARD: 0, FORWARD: 1, WEIGHT_GRAD: 2}
+PRIORITY = {WEIGHTS: 0, UPDATE: 0, BACKWARD: 0, FORWARD: 1, WEIGHT_GRAD: 2}
 COMMUNICATION = (BOX, SEND, RECEIVE)
 
 

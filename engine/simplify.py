@@ -108,13 +108,17 @@ def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
-    """Common subexpressions of one phase are computed once; no two random ops have one stream."""
+    """Common subexpressions of one phase are computed once, those of weights alone in all phases
+    (autocast casts a weight at each use); no two random ops have one stream.
+    """
+    of_weights = graph.of_weights
     names: dict[str, str] = {}
     seen: dict[Any, Op] = {}
     ops: list[Op] = []
     for old in graph.ops:
         op = rename_inputs(old, names)
-        key = (op.target, repr(op.args), repr(op.kwargs), op.phase)
+        phase = "" if of_weights.issuperset(op.makes) else op.phase
+        key = (op.target, repr(op.args), repr(op.kwargs), phase)
         twin = seen.get(key)
         same = twin is not None and all(
             b is None or a is not None for a, b in zip(twin.outputs, op.outputs, strict=True)

@@ -29,6 +29,8 @@ from flowrun.models.sampling import sample_indices
 
 Batch = Mapping[str, torch.Tensor]
 
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -98,6 +100,7 @@ class Job:
             build.task_inputs(recipe, self.model, self.example),
             build.instantiate_loss(recipe),
             build.instantiate_metrics(recipe),
+            autocast=AUTOCAST[recipe.precision.dtype],
             any_device=self.device_type != "cpu",
             seed=train.seed,
         )

@@ -29,6 +29,7 @@ from flowrun.launcher.schema import (
     KEPT,
     LAUNCHERS,
     OPTIMIZERS,
+    PRECISIONS,
     Recipe,
     RecipeSchema,
     Zero,
@@ -94,6 +95,7 @@ def to_recipe(cfg: DictConfig) -> Recipe:
         pins=tuple(pin for pin in pins if pin.axis in axes),
         zero=_zero(recipe),
         recompute=recipe.recompute,
+        precision=recipe.precision,
         train=recipe.train,
         launch=recipe.launch,
         engine=recipe.engine,
@@ -348,6 +350,30 @@ def _check_recompute(recipe: RecipeSchema) -> None:
     )
 
 
+def _check_precision(recipe: RecipeSchema) -> None:
+    dtype, scale = recipe.precision.dtype, recipe.precision.loss_scale
+    _require(
+        dtype in PRECISIONS,
+        "precision.dtype",
+        f"there is no precision {dtype!r}.",
+        f"Write {one_of(PRECISIONS)}.",
+    )
+    if scale is None:
+        return
+    _require(
+        dtype == "fp16",
+        "precision.loss_scale",
+        f"{dtype} has the range of fp32: its gradients need no scale.",
+        "Leave it out, or set precision.dtype=fp16.",
+    )
+    _require(
+        scale == "dynamic" or (not isinstance(scale, str) and scale > 0),
+        "precision.loss_scale",
+        f"a loss scale is dynamic or a number over 0, not {scale}.",
+        "Usual are dynamic, and powers of two such as 1024.",
+    )
+
+
 def _check_launch(recipe: RecipeSchema) -> None:
     launch = recipe.launch
     _require(
@@ -414,6 +440,7 @@ CHECKS = (
     _check_optim,
     _check_zero,
     _check_recompute,
+    _check_precision,
     _check_launch,
     _check_rest,
 )

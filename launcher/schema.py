@@ -23,6 +23,7 @@ CLUSTERS = ("slurm", "local")
 DEVICES = ("auto", "cpu", "cuda")
 KEPT = ("matmul", "boxing")
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
+PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,18 @@ class Recompute:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """What the model computes in.  Weights, gradients and optimizer state are fp32 all the same.
+
+    dtype: fp32, or bf16 or fp16: that of torch.autocast, in training and evaluation.  loss_scale:
+    fp16 only: dynamic (as torch.amp.GradScaler, and what null stands for), or a number that stays.
+    """
+
+    dtype: str = "fp32"
+    loss_scale: int | float | str | None = None
+
+
+@dataclass(frozen=True)
 class Train:
     """How long and on how much.
 
@@ -220,6 +233,7 @@ class RecipeSchema:
     sbp: dict[str, Any] = field(default_factory=dict)
     zero: Zero = field(default_factory=Zero)
     recompute: Recompute = field(default_factory=Recompute)
+    precision: Precision = field(default_factory=Precision)
     train: Train = field(default_factory=Train)
     launch: Launch = field(default_factory=Launch)
     engine: Engine = field(default_factory=Engine)
@@ -260,6 +274,7 @@ class Recipe:
     pins: tuple[Pin, ...]
     zero: Zero
     recompute: Recompute
+    precision: Precision
     train: Train
     launch: Launch
     engine: Engine

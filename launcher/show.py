@@ -11,13 +11,14 @@ from rich.text import Text
 
 from flowrun.engine.boxing import Step
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.graph import BACKWARD, FORWARD, PHASES, UPDATE, WEIGHT_GRAD
+from flowrun.engine.graph import BACKWARD, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import layout, seconds, size, stage_table
 
 _MARKS = {
+    WEIGHTS: ("P", "yellow"),
     FORWARD: ("F", "green"),
     BACKWARD: ("B", "blue"),
     WEIGHT_GRAD: ("W", "cyan"),
@@ -215,7 +216,8 @@ def timeline(training: Rehearsed, width: int = 100) -> Group:
         f"          0{'first step, ' + seconds(rehearsal.first_step_s):>{columns - 1}}", style="dim"
     )
     legend = Text(
-        "          F forward  B backward  W weight gradient  U update  · waits", style="dim"
+        "          P weights prepared  F forward  B backward  W weight gradient  U update  · waits",
+        style="dim",
     )
     return Group(*lines, end, legend)
 

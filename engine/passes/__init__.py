@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.pin_activations import pin_activations
@@ -30,6 +31,7 @@ PASSES: tuple[Pass, ...] = (
     recompute,  # activation checkpointing: backward computes again what it would have stored
     shard_optimizer,  # ZeRO: new homes for weights and states
     infer_update,  # a signature for each op of the update
+    hoist_weights,  # what is made of weights alone, once a step; casts before and behind boxings
     insert_boxing,  # communication where layouts meet
 )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrun.engine.cost.op_cost import is_view
-from flowrun.engine.graph import PHASES, UPDATE, LogicalGraph, Op
+from flowrun.engine.graph import PHASES, LogicalGraph, Op
 from flowrun.engine.passes.split_stages import unit_of
 
 Key = tuple[int, int, int, int]  # stage, phase, run, depth
@@ -56,13 +56,8 @@ def _runs(graph: LogicalGraph) -> dict[str, int]:
     """Op -> number of its run: for each stage and phase it grows where the block changes."""
     current: dict[tuple[int, str], tuple[str, int]] = {}
     runs: dict[str, int] = {}
-    weights = set(graph.variable_of)  # and what boxing makes of them once a step, before forward
     for op in graph.ops:
-        begins = op.phase == UPDATE and op.target.startswith("flow.box") and op.inputs[0] in weights
-        if begins:
-            weights.update(op.makes)
-            runs[op.name] = -1
-        if moves(op) or begins:
+        if moves(op):
             continue
         unit, number = current.get((op.stage, op.phase), ("", 0))
         here = unit_of(op.module) if op.module else unit

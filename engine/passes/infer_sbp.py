@@ -19,7 +19,6 @@ from functools import lru_cache
 
 from flowrun.engine.boxing import path_seconds
 from flowrun.engine.cost.hardware import Link
-from flowrun.engine.cost.op_cost import is_view
 from flowrun.engine.errors import RecipeError, SbpError
 from flowrun.engine.graph import (
     BACKWARD,
@@ -130,7 +129,7 @@ class _Axis:
         self.name = strategy.axes[axis]
         graph = layout.base
         self.variables: dict[str, Variable] = dict(graph.variable_of)
-        self.weights = _with_views(graph)
+        self.weights = graph.of_weights  # to move what is made of a weight is to move the weight
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
         self.homes: dict[str, Form] = {}
         self.forms: dict[str, Forms] = {}
@@ -357,15 +356,6 @@ class _Axis:
             return self.layout.homes[name]
         op = self.layout.base.producer[name]
         return self.layout.out_sbp[op.name][op.outputs.index(name)]
-
-
-def _with_views(graph: LogicalGraph) -> frozenset[str]:
-    """Variables and what is only another view of one: to move that is to move the variable."""
-    found = set(graph.variable_of)
-    for op in graph.ops:
-        if is_view(op.target) and found.issuperset(op.inputs):
-            found.update(op.makes)
-    return frozenset(found)
 
 
 @lru_cache(maxsize=100_000)

@@ -3,10 +3,10 @@ boxing ops are put in between.
 
 One boxing serves all its readers.  A step on one axis is an op `flow.box` (args: tensor, Step); a
 crossing from one stage to another is `flow.transfer` (args: tensor, source stage).  Steps that move
-nothing (slice, pad, keep) are ordinary ops of the reader's region.  What lives for a step (weights,
-accumulated gradients) is boxed once a step, i.e. in phase update; under ZeRO 3 a weight is gathered
-by forward and by backward apart, with every micro-batch, and crosses to another stage sharded, once
-a step.
+nothing (slice, pad, keep) are ordinary ops of the reader's region.  What lives for a step is boxed
+once a step: accumulated gradients in phase update, weights (and what hoist_weights makes of them)
+in phase weights; under ZeRO 3 a weight is gathered by forward and by backward apart, with every
+micro-batch, and crosses to another stage sharded, once a step.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from flowrun.engine.graph import (
     BACKWARD,
     FORWARD,
     UPDATE,
+    WEIGHTS,
     Feed,
     LogicalGraph,
     Op,
@@ -55,12 +56,12 @@ class _Boxer:
     def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
         self.strategy = strategy
         self.tensors = dict(graph.tensors)
-        self.variables = graph.variable_of
+        self.weights: set[str] = set(graph.variable_of)
         self.ops: list[Op] = []
         # original tensor -> ((stage, nd-SBP), scope) -> name; scope "" is for all readers, else one
         # phase's
         self.forms: dict[str, dict[tuple[Place, str], str]] = {}
-        self.per_step: set[str] = set(self.variables)
+        self.per_step: set[str] = set(graph.variable_of)
         sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
         for source in sources:
             self.forms[source.tensor] = {((source.stage, source.nd_sbp), ""): source.tensor}
@@ -89,6 +90,8 @@ class _Boxer:
                 self.forms[name] = {((op.stage, nd_sbp), ""): name}
                 if op.phase == UPDATE or op.target == "flow.accumulate":
                     self.per_step.add(name)
+                if op.phase == WEIGHTS:
+                    self.weights.add(name)
 
     def boxed(self, name: str, wanted: Place, phase: str, module: str) -> str:
         """Name of the tensor in the wanted form; boxes it if need be."""
@@ -103,22 +106,24 @@ class _Boxer:
         }
         # what is made once a step starts from what is there once a step
         start = min(
-            (p for p in ways if (p, "") in forms or not self._once_a_step(name, ways[p][1])),
+            (p for p in ways if (p, "") in forms or not self._once_a_step(name, ways[p][1], phase)),
             key=lambda place: self._seconds(name, place, wanted),
         )
         made, steps = ways[start]
         for k, (step, place) in enumerate(steps):
-            hoisted = k < self._once_a_step(name, steps)
+            hoisted = k < self._once_a_step(name, steps, phase)
             made = self._append(name, made, step, place, phase, module, hoisted)
         return made
 
-    def _once_a_step(self, name: str, steps: list[tuple[Step | None, Place]]) -> int:
+    def _once_a_step(
+        self, name: str, steps: list[tuple[Step | None, Place]], phase: str
+    ) -> int:
         """How many of the first steps of a weight's way are done once a step: up to the last that
         moves bytes; under ZeRO 3 up to the crossing, behind which the other stage gathers.
         """
-        if name not in self.variables:
+        if name not in self.weights:
             return 0
-        gathers_late = self.strategy.zero.stage == 3
+        gathers_late = self.strategy.zero.stage == 3 and phase != WEIGHTS
         return max(
             (
                 k + 1
@@ -203,12 +208,8 @@ class _Boxer:
 
         hoisted: a step of a weight's way that is done once a step.
         """
-        if name in self.variables:
-            if hoisted:
-                return "", UPDATE
-            return _scope(phase), (
-                FORWARD if phase == FORWARD else phase if phase == UPDATE else BACKWARD
-            )
+        if name in self.weights:
+            return ("", WEIGHTS) if hoisted else (_scope(phase), _scope(phase))
         if name in self.per_step:
             return "", UPDATE
         return "", phase
@@ -216,7 +217,7 @@ class _Boxer:
 
 def _scope(phase: str) -> str:
     """Forward readers share, and so do the readers of backward and weight_grad."""
-    return phase if phase in (FORWARD, UPDATE) else BACKWARD
+    return phase if phase in (WEIGHTS, FORWARD, UPDATE) else BACKWARD
 
 
 def _along(

@@ -23,6 +23,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from flowrun.engine.boxing import path
+from flowrun.engine.cost.op_cost import is_view
 from flowrun.engine.cost.stored import moved_bytes, stored_bytes
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import (
@@ -93,6 +94,8 @@ class _Again:
         keep = self.strategy.recompute.keep
         if any(word in maker.target for kind in keep for word in KEEP[kind]):
             return True
+        if name in self.graph.of_weights and not is_view(maker.target):
+            return True  # it is there all step long: hoist_weights makes it once
         group = self.group[maker.name]
         readers = self.graph.consumers.get(name, ())
         if any(self._is_outside(reader, group) for reader in readers):
@@ -177,7 +180,7 @@ class _Again:
         if name in self.wanted:
             return self._again(name)
         per_micro_batch = name in self.feeds if maker is None else maker.phase == FORWARD
-        if not per_micro_batch or group not in self.gates:
+        if not per_micro_batch or name in self.graph.of_weights or group not in self.gates:
             return name
         key = (name, group, nd_sbp)
         if key not in self.held:

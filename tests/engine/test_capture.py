@@ -192,6 +192,59 @@ def test_random_ops_are_tagged(name: str, random: bool) -> None:
     packet, overload = name.split(".")
     tags = getattr(getattr(torch.ops.aten, packet), overload).tags
     assert (torch.Tag.nondeterministic_seeded in tags) == random
+class Autocast(nn.Module):
+    """A weight that two products read under autocast, and a product that keeps out of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.exact = nn.Linear(4, 1, bias=False)
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y_BI = self.tied(torch.tanh(self.tied(x_BI)))
+            with torch.autocast("cpu", enabled=False):
+                return self.exact(y_BI.float()).sum()
+
+
+@pytest.fixture(scope="module")
+def autocast() -> Joint:
+    """Of a module that enters autocast in forward."""
+    model, batch = Autocast(), torch.randn(5, 4)
+    with contextlib.ExitStack() as stack:
+        captured = dynamo_graph_capture_for_export(model)(batch)
+        made = aot_export_joint_with_descriptors(stack, captured, (batch,))
+        return Joint(model, batch, made.graph_module)
+
+
+def dtypes(joint: Joint, target: str, tag: str) -> list[torch.dtype]:
+    """Of what nodes of a target make, in forward or backward."""
+    chosen = [n for n in joint.calls if str(n.target) == target]
+    return [n.meta["val"].dtype for n in chosen if n.meta["partitioner_tag"] == tag]
+
+
+def test_autocast_in_forward_casts_a_weight_at_each_use(autocast: Joint) -> None:
+    weight = autocast.placeholders[0]
+    casts = [n for n in autocast.calls if weight in n.args]
+    assert [str(n.target) for n in casts] == ["aten._to_copy.default"] * 2
+    assert dtypes(autocast, "aten.mm.default", "is_forward") == [
+        torch.bfloat16,
+        torch.bfloat16,
+        torch.float32,
+    ]
+
+
+def test_autocast_in_forward_leaves_backward_in_the_dtypes_of_forward(autocast: Joint) -> None:
+    assert dtypes(autocast, "aten.mm.default", "is_backward") == [
+        *[torch.float32] * 2,
+        *[torch.bfloat16] * 3,
+    ]
+
+
+def test_gradients_under_autocast_have_the_dtype_of_the_parameter(autocast: Joint) -> None:
+    (output,) = (node for node in autocast.module.graph.nodes if node.op == "output")
+    kept = [value.meta["val"].dtype for value in output.args[0] if value is not None]
+    assert kept == [torch.float32] * 3
 
 
 # ---- what capture makes of it --------------------------------------------------------------------
@@ -304,6 +357,19 @@ def test_the_models_own_loss_is_taken_where_the_task_names_none() -> None:
 class _Mean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.mean()
+
+
+def test_under_autocast_a_weight_is_cast_once_and_loss_and_gradients_are_fp32() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
+    model[2].weight = model[0].weight
+    loss: Any = lambda output, batch: output.mean()  # noqa: E731  bf16, as the product is
+    made = capture(
+        Task(model, {"input": "x"}, loss, autocast=torch.bfloat16), {"x": torch.ones(2, 4)}
+    )
+    casts = [op for op in made.consumers["0.weight"] if op.target == "aten._to_copy.default"]
+    assert [made.tensors[op.makes[0]].dtype for op in casts] == [torch.bfloat16]
+    dtypes = {name: made.tensors[tensor].dtype for name, tensor in made.results}
+    assert dtypes == {"loss": torch.float32, "grad/0.weight": torch.float32}
 
 
 def test_evaluation_has_no_backward_and_reports_the_metrics() -> None:

@@ -159,6 +159,21 @@ ARGUMENTS = {
         "command line  optim.nesterov = true",
         "optim.momentum",
     ),
+    "precision": (
+        "recipe=gpt_dp precision.dtype=fp8",
+        "command line  precision.dtype = fp8",
+        "fp32, bf16 or fp16",
+    ),
+    "loss scale without fp16": (
+        "recipe=gpt_dp precision.dtype=bf16 precision.loss_scale=1024",
+        "command line  precision.loss_scale = 1024",
+        "precision.dtype=fp16",
+    ),
+    "loss scale": (
+        "recipe=gpt_dp precision.dtype=fp16 precision.loss_scale=never",
+        "command line  precision.loss_scale = never",
+        "dynamic",
+    ),
     "launcher": (
         "recipe=gpt_dp launch.name=nope",
         "command line  launch.name = nope",

@@ -31,7 +31,7 @@ class Training:
     """What is trained, apart from where.  Compared and hashed by identity.
 
     model: makes it, the same at every call.  inputs: model argument -> batch field.  batches: one a
-    step, whole.  pins: of the axis `tensor`.
+    step, whole.  pins: of the axis `tensor`.  autocast: what it computes in; the plain loop, fp32.
     """
 
     model: Callable[[], nn.Module]
@@ -42,6 +42,7 @@ class Training:
     micro_batches: int
     pins: tuple[Pin, ...] = ()
     metrics: Mapping[str, Measure] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
 
     @property
     def micro_batch(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from torch import float32
 
-from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHTS, LogicalGraph, Op, Ref, Tensor, Variable
 from flowrun.engine.passes import PASSES
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.placement import Placement
@@ -72,7 +72,7 @@ def test_a_boxing_stands_before_its_first_reader_in_its_phase() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero", "phases"), [(0, [UPDATE]), (2, [UPDATE]), (3, [FORWARD, BACKWARD])]
+    ("zero", "phases"), [(0, [WEIGHTS]), (2, [WEIGHTS]), (3, [FORWARD, BACKWARD])]
 )
 def test_a_weight_is_gathered_once_a_step_or_under_zero_3_with_each_pass(
     zero: int, phases: Sequence[str]

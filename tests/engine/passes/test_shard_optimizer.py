@@ -94,8 +94,8 @@ def test_the_accumulator_is_partial_in_stage_1_and_split_from_stage_2_on() -> No
 
 
 WHAT_MOVES = {
-    1: ["a.weight: all_gather, update", "grad/a.weight: reduce_scatter, update"],
-    2: ["a.weight: all_gather, update", "da: reduce_scatter, backward"],
+    1: ["a.weight: all_gather, weights", "grad/a.weight: reduce_scatter, update"],
+    2: ["a.weight: all_gather, weights", "da: reduce_scatter, backward"],
     3: ["a.weight: all_gather, forward", "da: reduce_scatter, backward"],
 }
 

@@ -1,0 +1,226 @@
+"""hoist_weights: signed -> signed.  What is made of weights alone is made once a step.
+
+A cast of a weight has the same value in every micro-batch: it moves to phase weights, before
+forward, and what boxes it moves along.  With that, what may stand on either side of a boxing is put
+on the side where fewer bytes move:
+
+    narrow first   what is made of weights and is no larger than they are is made where they live: a
+                   shard of ZeRO is cast, then gathered in bf16
+    widen last     a gradient that goes to a sharded accumulator (ZeRO 2, 3) is reduced in the dtype
+                   that it was computed in, then cast and accumulated in fp32; what is accumulated
+                   before it is reduced is reduced in fp32
+    view last      a view of a weight costs nothing: its readers' layouts are asked of the weight,
+                   which is boxed once a step
+
+Activations need no such rules: infer_sbp counts the bytes of a layout on either side of a cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flowrun.engine.cost.op_cost import is_view
+from flowrun.engine.graph import FORWARD, UPDATE, WEIGHTS, LogicalGraph, Op, Tensor, rename_inputs
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.signature import Signature, torch_callable
+from flowrun.engine.passes.infer_sbp import left_over
+from flowrun.engine.placement import Shape
+from flowrun.engine.sbp import NdSbp, Partial, Sbp, format_nd_sbp
+from flowrun.engine.strategy import Strategy
+
+CAST = "aten._to_copy.default"
+
+
+def hoist_weights(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Ops on weights alone in phase weights, near their homes; views of weights and widening casts
+    of gradients in the layouts that their readers want.
+    """
+    hoister = _Hoister(graph, strategy)
+    for op in graph.ops:
+        hoister.prepare(op)
+    for op in reversed(graph.ops):
+        hoister.follow(op)
+    return hoister.graph()
+
+
+class _Hoister:
+    """The ops as they become.  twins: op -> copies of it for readers that want another layout."""
+
+    def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
+        self.base = graph
+        self.strategy = strategy
+        self.tensors = dict(graph.tensors)
+        self.ops = {op.name: op for op in graph.ops}
+        self.twins: dict[str, list[str]] = {}
+        self.readers = {name: [op.name for op in ops] for name, ops in graph.consumers.items()}
+        # what is there before forward, without a boxing: (stage, nd-SBP)
+        self.homes = {v.tensor: (v.stage, v.nd_sbp) for v in graph.variables}
+
+    # ------------------------------------------------------------------ from weights to readers
+
+    def prepare(self, op: Op) -> None:
+        """Move an op on weights alone to phase weights, and to their homes where it is as small."""
+        if not self._of_weights(op):
+            return
+        read = sum(self.tensors[name].num_bytes for name in op.inputs)
+        small = sum(self.tensors[name].num_bytes for name in op.makes) <= read
+        at_home = self._at_home(op) if small else None
+        if not _makes_memory(op):
+            if at_home is not None:
+                self._settle(at_home)
+            return
+        hoisted = replace(at_home or op, phase=WEIGHTS)
+        self.ops[op.name] = hoisted
+        self._settle(hoisted)
+
+    def _of_weights(self, op: Op) -> bool:
+        weights = self.base.of_weights
+        return bool(op.makes) and op.phase != UPDATE and weights.issuperset(op.makes)
+
+    def _settle(self, op: Op) -> None:
+        for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
+            if name is not None:
+                self.homes[name] = (op.stage, nd_sbp)
+
+    def _at_home(self, op: Op) -> Op | None:
+        homes = [self.homes.get(name) for name in op.inputs]
+        nd_sbps = tuple(home[1] for home in homes if home is not None and home[0] == op.stage)
+        return self._signed(op, inputs=nd_sbps) if len(nd_sbps) == len(homes) else None
+
+    # ------------------------------------------------------------------ from readers to weights
+
+    def follow(self, op: Op) -> None:
+        """Give each layout that readers of a view of a weight, or of a widened gradient, want a
+        twin of the op that makes it.
+        """
+        op = self.ops[op.name]
+        viewed = self._of_weights(op) and not _makes_memory(op)
+        if not viewed and not self._widens(op):
+            return
+        wanted: dict[tuple[tuple[NdSbp, ...], str], list[str]] = {}
+        for made in op.makes:
+            for reader in dict.fromkeys(self.readers.get(made, ())):
+                wanted.setdefault(self._wanted(op, made, self.ops[reader]), []).append(reader)
+        for (outputs, phase), readers in wanted.items():
+            if len(wanted) == 1:
+                signed = self._signed(op, outputs=outputs) or op
+                self.ops[op.name] = replace(signed, phase=phase)
+            elif (outputs, phase) != (op.out_sbp, op.phase):
+                self._twin(op, outputs, phase, readers)
+
+    def _widens(self, op: Op) -> bool:
+        """A cast of a gradient to the wider dtype of its accumulator."""
+        if op.target != CAST or op.phase in (FORWARD, UPDATE, WEIGHTS):
+            return False
+        (source,), (made,) = op.inputs, op.makes
+        wider = self.tensors[made].dtype.itemsize > self.tensors[source].dtype.itemsize
+        readers = [self.ops[name] for name in self.readers.get(made, ())]
+        return wider and all(reader.target == "flow.accumulate" for reader in readers)
+
+    def _wanted(self, op: Op, made: str, reader: Op) -> tuple[tuple[NdSbp, ...], str]:
+        """(SBPs of the outputs, phase) of the twin that a reader of one of them would like best."""
+        phase = WEIGHTS if reader.phase == WEIGHTS else op.phase
+        forms = {nd for n, nd in zip(reader.inputs, reader.in_sbp, strict=True) if n == made}
+        if len(op.outputs) == 1 and len(forms) == 1 and reader.stage == op.stage:
+            (form,) = forms
+            if self._signed(op, outputs=(form,)) is not None:
+                return (form,), phase
+        return op.out_sbp, phase
+
+    def _twin(self, op: Op, outputs: tuple[NdSbp, ...], phase: str, readers: Sequence[str]) -> None:
+        signed = self._signed(op, outputs=outputs) or op
+        mark = format_nd_sbp(outputs[0]) + ("" if phase == op.phase else f"/{phase}")
+        names = {name: f"{name}~{mark}" for name in op.makes}
+        self.tensors.update({n: replace(self.tensors[old], name=n) for old, n in names.items()})
+        twin = replace(
+            signed,
+            name=f"{op.name}~{mark}",
+            outputs=tuple(names.get(name or "") for name in op.outputs),
+            phase=phase,
+        )
+        self.ops[twin.name] = twin
+        self.twins.setdefault(op.name, []).append(twin.name)
+        for name in op.inputs:
+            self.readers[name].append(twin.name)
+        for reader in readers:
+            self.ops[reader] = rename_inputs(self.ops[reader], names)
+            for old, new in names.items():
+                if reader in self.readers.get(old, ()):
+                    self.readers[old].remove(reader)
+                    self.readers.setdefault(new, []).append(reader)
+
+    # ------------------------------------------------------------------ signatures
+
+    def _signed(
+        self,
+        op: Op,
+        inputs: tuple[NdSbp, ...] | None = None,
+        outputs: tuple[NdSbp, ...] | None = None,
+    ) -> Op | None:
+        """The op with rows of its table that have these nd-SBPs; None if an axis has no such row.
+
+        Of several rows the one that the op has is best.
+        """
+        ins: list[NdSbp] = [() for _ in op.inputs]
+        outs: list[NdSbp] = [() for _ in op.outputs]
+        grid = self.strategy.placements[op.stage].shape
+        for axis, parts in enumerate(grid):
+            now = Signature(_column(op.in_sbp, axis), _column(op.out_sbp, axis))
+            rows = registry.signatures(
+                op,
+                [self._left(name, nd, grid) for name, nd in zip(op.inputs, ins, strict=True)],
+                [
+                    None if name is None else self._left(name, nd, grid)
+                    for name, nd in zip(op.outputs, outs, strict=True)
+                ],
+                parts,
+            )
+            fitting = [
+                row
+                for row in sorted(rows, key=lambda row: row != now)
+                if (inputs is None or row.inputs == _column(inputs, axis))
+                and (outputs is None or row.outputs == _column(outputs, axis))
+                and (row == now or not _reduces(row))
+            ]
+            if not fitting:
+                return None
+            ins = [(*nd, sbp) for nd, sbp in zip(ins, fitting[0].inputs, strict=True)]
+            outs = [(*nd, sbp) for nd, sbp in zip(outs, fitting[0].outputs, strict=True)]
+        return replace(op, in_sbp=tuple(ins), out_sbp=tuple(outs))
+
+    def _left(self, name: str, nd_sbp: NdSbp, grid: Sequence[int]) -> Shape:
+        return left_over(self.tensors[name].shape, nd_sbp, grid)
+
+    # ------------------------------------------------------------------ the end
+
+    def graph(self) -> LogicalGraph:
+        """Everything in order, twins behind what they stand for, without what is not read."""
+        ops: list[Op] = []
+        for op in self.base.ops:
+            for name in (op.name, *self.twins.get(op.name, ())):
+                here = self.ops[name]
+                replaced = op.name in self.twins and name == op.name
+                if not (replaced and not any(self.readers.get(n) for n in here.makes)):
+                    ops.append(here)
+        used = {n for op in ops for n in (*op.makes, *op.inputs)}
+        sources = {v.tensor for v in self.base.variables} | {f.tensor for f in self.base.feeds}
+        tensors: dict[str, Tensor] = {
+            n: tensor for n, tensor in self.tensors.items() if n in used or n in sources
+        }
+        return replace(self.base, ops=tuple(ops), tensors=tensors)
+
+
+def _column(nd_sbps: Sequence[NdSbp], axis: int) -> tuple[Sbp, ...]:
+    return tuple(nd_sbp[axis] for nd_sbp in nd_sbps)
+
+
+def _reduces(row: Signature) -> bool:
+    return bool(row.reduced) or any(isinstance(sbp, Partial) for sbp in row.outputs)
+
+
+def _makes_memory(op: Op) -> bool:
+    """False for views: what they make is written when the weight is."""
+    if is_view(op.target) or not op.target.startswith("aten."):
+        return False
+    return all(arg.alias_info is None for arg in torch_callable(op.target)._schema.arguments)

@@ -1,0 +1,202 @@
+"""What is made of weights alone is made once a step, and casts stand where few bytes move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine import graph as logical
+from flowrun.engine.capture import Task, capture
+from flowrun.engine.graph import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    WEIGHTS,
+    Feed,
+    LogicalGraph,
+    Op,
+    Ref,
+    Variable,
+)
+from flowrun.engine.passes import PASSES
+from flowrun.engine.passes.hoist_weights import hoist_weights
+from flowrun.engine.passes.insert_boxing import insert_boxing
+from flowrun.engine.sbp import B, NdSbp, P, S, Sbp
+from flowrun.engine.strategy import Strategy, Zero
+from support.graph_text import one_axis, rewritten, through
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def summed(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """A loss."""
+    return output.sum()
+
+
+def linear() -> LogicalGraph:
+    """One layer without bias, weight (8, 4), under autocast to bf16."""
+    module = nn.Sequential(nn.Linear(4, 8, bias=False))
+    return capture(Task(module, {"input": "x"}, summed, autocast=BF16), {"x": torch.ones(4, 4)})
+
+
+def zero(stage: int) -> Strategy:
+    """Two ranks of data parallelism, two micro-batches."""
+    return one_axis("data", zero=Zero("data", stage, 1), micro_batches=2)
+
+
+def movement(graph: LogicalGraph, name: str) -> list[str]:
+    """Moving boxings of what is computed from or ends in a tensor: kind, dtype, phase."""
+    return [
+        f"{op.args[1].kind} {str(graph.tensors[op.inputs[0]].dtype).removeprefix('torch.')} "
+        f"{op.phase}"
+        for op in graph.ops
+        if op.target == "flow.box" and op.args[1].moves and op.inputs[0].startswith(name)
+    ]
+
+
+# what a weight of 32 elements and its gradient cost, of 2 ranks
+MOVES = {
+    0: ([], ["all_reduce float32 update"]),
+    1: (["all_gather bfloat16 weights"], ["reduce_scatter float32 update"]),
+    2: (["all_gather bfloat16 weights"], ["reduce_scatter bfloat16 backward"]),
+    3: (["all_gather bfloat16 forward"], ["reduce_scatter bfloat16 backward"]),
+}
+
+
+@pytest.mark.parametrize("stage", list(MOVES))
+def test_shards_are_cast_then_gathered_and_gradients_reduced_as_computed_until_accumulated(
+    stage: int,
+) -> None:
+    graph = rewritten(PASSES, zero(stage), linear())
+    cast = next(op for op in graph.ops if op.inputs == ("0.weight",) and "_to_copy" in op.target)
+    assert cast.phase == WEIGHTS
+    gathered, reduced = MOVES[stage]
+    found = [movement(graph, cast.makes[0])]
+    assert found == [gathered]
+    gradients = [
+        op
+        for op in graph.ops
+        if op.target == "flow.box"
+        and op.args[1].kind in ("all_reduce", "reduce_scatter")
+        and graph.tensors[op.inputs[0]].num_elements == 32
+    ]
+    assert [
+        f"{op.args[1].kind} {str(graph.tensors[op.inputs[0]].dtype).removeprefix('torch.')} "
+        f"{op.phase}"
+        for op in gradients
+    ] == reduced
+
+
+@pytest.mark.parametrize("stage", list(MOVES))
+def test_accumulators_and_states_are_fp32_and_where_the_weight_lives(stage: int) -> None:
+    graph = rewritten(PASSES, zero(stage), linear())
+    assert {graph.tensors[v.tensor].dtype for v in graph.variables} == {F32}
+    sums = [op for op in graph.ops if op.target == "flow.accumulate"]
+    assert {graph.tensors[op.makes[0]].dtype for op in sums} == {F32}
+    home = graph.variables[0].nd_sbp
+    assert {v.nd_sbp for v in graph.variables} == {home}
+    assert home == ((S(0),) if stage else (B,))
+
+
+# ---- chains, by hand -----------------------------------------------------------------------------
+
+
+def op(name: str, target: str, read: str, ins: Sbp, out: Sbp, phase: str, *args: Any) -> Op:
+    """An op of one input on one axis."""
+    return Op(name, target, (Ref(read), *args), (), (name,), "m", phase, 0, ((ins,),), ((out,),))
+
+
+def by_hand(home: Sbp, *ops: Op) -> LogicalGraph:
+    """A weight %w (4, 4) and what is made of it."""
+    nd_sbp: NdSbp = (home,)
+    names = ("w", "x", *(o.name for o in ops))
+    tensors = {name: logical.Tensor(name, (4, 4), F32) for name in names}
+    return LogicalGraph(ops, tensors, (Variable("w", "w", "parameter", nd_sbp=nd_sbp),))
+
+
+def use(name: str, read: str, sbp: Sbp, phase: str) -> Op:
+    """A product with the batch."""
+    layout = ((sbp,), (sbp,))
+    args = (Ref(read), Ref("x"))
+    return Op(name, "aten.mul.Tensor", args, (), (name,), "m", phase, 0, layout, layout[:1])
+
+
+def phases(graph: LogicalGraph) -> dict[str, str]:
+    """Of each op."""
+    return {op.name: op.phase for op in graph.ops}
+
+
+def test_a_chain_on_a_weight_is_hoisted_and_its_reader_is_not() -> None:
+    graph = by_hand(
+        B,
+        op("n", "aten.abs.default", "w", B, B, FORWARD),
+        op("e", "aten.exp.default", "n", B, B, BACKWARD),
+        op("r", "aten.rand_like.default", "w", B, B, FORWARD),
+        op("y", "aten.relu.default", "r", B, B, FORWARD),
+    )
+    found = phases(hoist_weights(graph, one_axis("x")))
+    assert found == {"n": WEIGHTS, "e": WEIGHTS, "r": FORWARD, "y": FORWARD}
+
+
+def test_a_view_stays_with_its_reader_and_asks_its_layout_of_the_weight() -> None:
+    """The boxing before the view is done once a step; behind it, with each micro-batch."""
+    graph = by_hand(
+        S(0),
+        op("t", "aten.t.default", "w", S(0), S(1), FORWARD),
+        use("y", "t", B, FORWARD),
+        use("z", "t", S(1), FORWARD),
+    )
+    graph = replace(graph, feeds=(Feed("x", "x", nd_sbp=(B,)),))
+    found = insert_boxing(hoist_weights(graph, one_axis("x")), one_axis("x"))
+    assert [(o.name, o.inputs, o.phase) for o in found.ops] == [
+        ("t", ("w",), FORWARD),
+        ("w:B", ("w",), WEIGHTS),
+        ("t~B", ("w:B",), FORWARD),
+        ("y", ("t~B", "x"), FORWARD),
+        ("x:S(1)", ("x",), FORWARD),
+        ("z", ("t", "x:S(1)"), FORWARD),
+    ]
+
+
+def test_a_view_that_a_hoisted_op_reads_is_hoisted_with_it() -> None:
+    graph = by_hand(
+        B,
+        op("t", "aten.t.default", "w", B, B, FORWARD),
+        op("n", "aten.abs.default", "t", B, B, FORWARD),
+        use("y", "t", B, BACKWARD),
+    )
+    found = hoist_weights(graph, one_axis("x"))
+    assert phases(found) == {"t": FORWARD, "t~B/weights": WEIGHTS, "n": WEIGHTS, "y": BACKWARD}
+    alone = hoist_weights(replace(graph, ops=graph.ops[:2]), one_axis("x"))
+    assert set(phases(alone).values()) == {WEIGHTS}
+
+
+def test_ops_of_the_update_stay_there() -> None:
+    graph = by_hand(B, op("decayed", "aten.mul.Tensor", "w", B, B, UPDATE, 0.9))
+    assert phases(hoist_weights(graph, one_axis("x"))) == {"decayed": UPDATE}
+
+
+def test_what_has_no_row_at_home_is_made_of_the_whole_weight() -> None:
+    """A norm over the split dim: the weight is gathered, once a step."""
+    softmax = op("p", "aten._softmax.default", "w", B, B, FORWARD, 0, False)
+    graph = hoist_weights(by_hand(S(0), softmax), one_axis("x", zero=Zero("x", 3, 1)))
+    found = insert_boxing(graph, one_axis("x", zero=Zero("x", 3, 1)))
+    assert [(o.name, o.phase) for o in found.ops] == [("w:B", WEIGHTS), ("p", WEIGHTS)]
+
+
+def test_without_casts_and_boxed_views_nothing_changes() -> None:
+    strategy = one_axis("data")
+    before = rewritten(through(PASSES[PASSES.index(hoist_weights) - 1]), strategy)
+    assert str(hoist_weights(before, strategy)) == str(before)
+
+
+def test_a_partial_gradient_that_is_accumulated_whole_is_cast_before_it_is_reduced() -> None:
+    graph = rewritten(through(hoist_weights), zero(1), linear())
+    (total,) = (o for o in graph.ops if o.target == "flow.accumulate" and o.phase == BACKWARD)
+    cast = graph.producer[total.inputs[0]]
+    assert (cast.in_sbp, cast.out_sbp) == (((P,),), ((P,),))

@@ -1,0 +1,120 @@
+"""bf16: every layout trains as one rank does, and as torch's own autocast loop; what lives from
+step to step is fp32.
+
+bf16 has 8 bits: layouts that sum in another order differ by roundings of 2^-9 in products.  A loss
+is a mean of many tokens, so that they mostly cancel: 1e-3 is about ten times what is seen.  The
+same bound holds for fp32 beside bf16 over the few steps here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+
+from flowrun.engine.plan import BoxWork
+from support.layouts import CLIP, Layout, compiled, compiled_evaluation, virtual_run
+from support.plain_loop import Training, gpt, plain_loop
+
+STEPS = 6
+NOISE = 1e-3
+FP32 = gpt(blocks=1, width=16)
+BF16 = replace(FP32, autocast=torch.bfloat16)
+LAYOUTS = [
+    Layout(data=2),
+    Layout(tensor=2),
+    Layout(stages=2),
+    Layout(data=2, zero=1),
+    Layout(data=2, zero=2),
+    Layout(data=2, zero=3),
+    Layout(data=2, tensor=2, stages=2, zero=2),
+]
+ANY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+
+
+@lru_cache(maxsize=4)
+def autocast_loop(training: Training, steps: int) -> tuple[float, ...]:
+    """torch.autocast around forward, micro-batch by micro-batch: losses."""
+    model = training.model().train()
+    settings = dict(training.optimizer.arguments)
+    betas = (settings.pop("beta1"), settings.pop("beta2"))
+    optimizer = torch.optim.AdamW(model.parameters(), betas=betas, **settings)  # type: ignore[arg-type]
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        total = 0.0
+        for k in range(training.micro_batches):
+            batch = training.rows(step, k, slice(0, training.micro_batch))
+            with torch.autocast("cpu", training.autocast):
+                _, loss = training.output_loss(model, batch)
+            (loss / training.micro_batches).backward()
+            total += loss.item() / training.micro_batches
+        optimizer.step()
+        losses.append(total)
+    return tuple(losses)
+
+
+def test_one_rank_in_bf16_is_torchs_autocast_loop() -> None:
+    found = virtual_run(BF16, Layout(), STEPS).losses
+    assert found == pytest.approx(autocast_loop(BF16, STEPS), rel=1e-4)
+
+
+@ANY_LAYOUT
+def test_layouts_in_bf16_train_as_one_rank_in_bf16_and_near_fp32(layout: Layout) -> None:
+    found = virtual_run(BF16, layout, STEPS).losses
+    assert found == pytest.approx(virtual_run(BF16, Layout(), STEPS).losses, rel=NOISE)
+    assert found == pytest.approx(plain_loop(FP32, 0.0, STEPS).losses, rel=NOISE)
+    assert found != virtual_run(FP32, layout, STEPS).losses
+
+
+@ANY_LAYOUT
+def test_weights_states_and_accumulators_are_fp32(layout: Layout) -> None:
+    graph = compiled(BF16, layout).plan.graph
+    assert {graph.tensors[v.tensor].dtype for v in graph.variables} == {torch.float32}
+    sums = [op.makes[0] for op in graph.ops if op.target == "flow.accumulate"]
+    assert {graph.tensors[name].dtype for name in sums} == {torch.float32}
+    assert {w.dtype for w in virtual_run(BF16, layout, STEPS).weights.values()} == {torch.float32}
+
+
+def test_products_are_bf16_in_training_and_evaluation() -> None:
+    for rehearsed in (compiled(BF16, Layout(data=2)), compiled_evaluation(BF16, Layout(data=2))):
+        graph = rehearsed.plan.graph
+        products = [op.makes[0] for op in graph.ops if op.target == "aten.mm.default"]
+        assert {graph.tensors[name].dtype for name in products} == {torch.bfloat16}
+
+
+def test_clipped_layouts_agree() -> None:
+    alone = virtual_run(BF16, Layout(clip_norm=CLIP), STEPS).losses
+    found = virtual_run(BF16, Layout(data=2, tensor=2, clip_norm=CLIP), STEPS).losses
+    assert found == pytest.approx(alone, rel=NOISE)
+
+
+def gathered_bytes(training: Training, layout: Layout) -> int:
+    """That the virtual cluster moved to gather weights."""
+    run = virtual_run(training, layout, STEPS)
+    names = {v.name for v in run.plan.graph.variables}
+    casts = run.plan.graph.of_weights
+    return sum(
+        count
+        for actor, count in run.sent_bytes.items()
+        if isinstance(work := run.plan.actors[actor].work, BoxWork)
+        and all(read in names | casts for read, _ in work.pairs)
+    )
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gathers_of_weights_move_half_the_bytes_where_they_are_cast(stage: int) -> None:
+    """The embeddings are read in fp32; biases and norms are too small for ZeRO."""
+    layout = Layout(data=2, zero=stage)
+    graph = compiled(FP32, layout).plan.graph
+    embeddings = sum(
+        graph.tensors[v.tensor].num_bytes for v in graph.variables if v.name.startswith("embed.")
+    )
+    # one rank's half to the other, both ways: as many bytes as the weights have, each step, under
+    # ZeRO 3 each micro-batch, where backward reads no embedding
+    rate = FP32.micro_batches if stage == 3 else 1
+    whole = STEPS * rate * embeddings
+    before, after = gathered_bytes(FP32, layout), gathered_bytes(BF16, layout)
+    assert after - whole == (before - whole) / 2 > 0
