@@ -5,7 +5,8 @@ forward, and what boxes it moves along.  With that, what may stand on either sid
 on the side where fewer bytes move:
 
     narrow first   what is made of weights and is no larger than they are is made where they live: a
-                   shard of ZeRO is cast, then gathered in bf16
+                   shard of ZeRO is cast, then gathered in bf16; so does a tied weight cross to
+                   another stage
     widen last     a gradient that goes to a sharded accumulator (ZeRO 2, 3) is reduced in the dtype
                    that it was computed in, then cast and accumulated in fp32; what is accumulated
                    before it is reduced is reduced in fp32
@@ -84,9 +85,13 @@ class _Hoister:
                 self.homes[name] = (op.stage, nd_sbp)
 
     def _at_home(self, op: Op) -> Op | None:
-        homes = [self.homes.get(name) for name in op.inputs]
-        nd_sbps = tuple(home[1] for home in homes if home is not None and home[0] == op.stage)
-        return self._signed(op, inputs=nd_sbps) if len(nd_sbps) == len(homes) else None
+        homes = [self.homes[name] for name in op.inputs if name in self.homes]
+        if len(homes) < len(op.inputs) or len({stage for stage, _ in homes}) > 1:
+            return None
+        at_home = replace(op, stage=homes[0][0]) if _makes_memory(op) else op
+        if at_home.stage != homes[0][0]:
+            return None  # a view goes where it is read
+        return self._signed(at_home, inputs=tuple(nd_sbp for _, nd_sbp in homes))
 
     # ------------------------------------------------------------------ from readers to weights
 

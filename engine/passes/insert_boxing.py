@@ -115,9 +115,7 @@ class _Boxer:
             made = self._append(name, made, step, place, phase, module, hoisted)
         return made
 
-    def _once_a_step(
-        self, name: str, steps: list[tuple[Step | None, Place]], phase: str
-    ) -> int:
+    def _once_a_step(self, name: str, steps: list[tuple[Step | None, Place]], phase: str) -> int:
         """How many of the first steps of a weight's way are done once a step: up to the last that
         moves bytes; under ZeRO 3 up to the crossing, behind which the other stage gathers.
         """

@@ -192,6 +192,8 @@ def test_random_ops_are_tagged(name: str, random: bool) -> None:
     packet, overload = name.split(".")
     tags = getattr(getattr(torch.ops.aten, packet), overload).tags
     assert (torch.Tag.nondeterministic_seeded in tags) == random
+
+
 class Autocast(nn.Module):
     """A weight that two products read under autocast, and a product that keeps out of it."""
 
