@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flowrun.engine.buffers import assign_buffers
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import (
     BACKWARD,
@@ -135,7 +136,7 @@ def _captured(
             torch._dynamo.reset()
             captured = dynamo_graph_capture_for_export(program)(*values)
             joint = aot_export_joint_with_descriptors(stack, captured, values)
-            reader = _Reader(tuple(batch), ("loss", *metrics), _first_names(task.model))
+            reader = _Reader(tuple(batch), ("loss", *metrics), _first_names(task.model), train)
             graph = reader.read(joint.graph_module)
     except RecipeError:
         raise
@@ -157,9 +158,14 @@ class _Reader:
     """Reads torch's joint FX graph into a LogicalGraph; detach and getitem disappear."""
 
     def __init__(
-        self, fields: tuple[str, ...], results: tuple[str, ...], first_names: Mapping[str, str]
+        self,
+        fields: tuple[str, ...],
+        results: tuple[str, ...],
+        first_names: Mapping[str, str],
+        train: bool,
     ) -> None:
         self.first_names = first_names
+        self.train = train
         self.fields = fields
         self.result_names = results
         self.names: dict[Any, str] = {}  # FX node -> tensor
@@ -168,6 +174,7 @@ class _Reader:
         self.variables: list[Variable] = []
         self.feeds: list[Feed] = []
         self.results: list[tuple[str, str]] = []
+        self.changed: dict[str, str] = {}  # buffer -> what forward makes of it
 
     def read(self, module: torch.fx.GraphModule) -> LogicalGraph:
         for node in module.graph.nodes:
@@ -183,13 +190,14 @@ class _Reader:
                 )
             elif node.op == "output":
                 self._outputs(node)
-        return LogicalGraph(
+        graph = LogicalGraph(
             tuple(self.ops),
             self.tensors,
             tuple(self.variables),
             tuple(self.feeds),
             tuple(self.results),
         )
+        return assign_buffers(graph, self.changed)
 
     def _tensor(self, node: torch.fx.Node, name: str, value: Any) -> str:
         self.tensors[name] = Tensor(name, tuple(int(n) for n in value.shape), value.dtype)
@@ -292,12 +300,23 @@ class _Reader:
             elif kind == "GradAOTOutput":
                 if type(described.grad_of).__name__ == "ParamAOTInput":
                     self.results.append((f"grad/{self._first_name(described.grad_of)}", name))
+            elif kind == "InputMutationAOTOutput":
+                self._changed(described.mutated_input, name)
             else:
                 raise RecipeError(
-                    "model",
-                    f"an output of kind {kind} is not understood ({described})",
-                    "Buffers that forward changes (batch norm in training) are not supported yet.",
+                    "model", f"an output of kind {kind} is not understood ({described})"
                 )
+
+    def _changed(self, described: Any, made: str) -> None:
+        """Forward writes into a buffer: in evaluation that is left undone."""
+        if type(described).__name__ != "BufferAOTInput":
+            raise RecipeError(
+                "model",
+                f"forward writes into {described}.",
+                "Only buffers of the model may change in forward.",
+            )
+        if self.train:
+            self.changed[self._first_name(described)] = made
 
 
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")

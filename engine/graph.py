@@ -125,7 +125,7 @@ class Variable:
     name: the model's own ("blocks.0.attn.qkv.weight"), or a state's ("exp_avg/blocks.0…").
     tensor: its name in the graph.
     kind: parameter, buffer or state.
-    new: the tensor that it becomes after the step, or None.
+    new: the tensor that it becomes after the step (a buffer: after the micro-batch), or None.
     of: for a state, the parameter it belongs to ("" for one of the step itself).
     nd_sbp: its home, once known.
     start: for a state, the number that fills it before the first step; None: it starts as what `of`
@@ -198,13 +198,20 @@ class LogicalGraph:
 
     @cached_property
     def of_weights(self) -> frozenset[str]:
-        """Variables, and what a step makes of them alone, before its update."""
-        found = set(self.variable_of)
+        """Variables that last a step, and what a step makes of them alone, before its update."""
+        found = set(self.variable_of) - self.running
         for op in self.ops:
             known = op.inputs and found.issuperset(op.inputs)
             if known and op.phase != UPDATE:
                 found.update(op.makes)
         return frozenset(found)
+
+    @cached_property
+    def running(self) -> frozenset[str]:
+        """Tensors of the variables that forward changes, with every micro-batch."""
+        return frozenset(
+            v.tensor for v in self.variables if v.new and self.producer[v.new].phase == FORWARD
+        )
 
     def __str__(self) -> str:
         lines = [f"logical graph ({self.level})"]

@@ -52,7 +52,6 @@ class _Connector:
                 producer = self._producer(name)
                 per_step = (
                     producer is None
-                    or name in new_of
                     or self.drafts[producer].per_step
                     or (name in self.drafts[producer].step_makes)
                 )
@@ -120,7 +119,13 @@ class _Connector:
         stage = self.drafts[readers[0]].stage
         variable = names[0] in self.graph.variable_of
         stash = not variable and not per_step and self._is_stash(producer, readers)
-        slots = 1 if per_step else self._in_flight(stage) if stash else self.strategy.register_slots
+        slots = (
+            1
+            if per_step or variable
+            else self._in_flight(stage)
+            if stash
+            else self.strategy.register_slots
+        )
         if producer is not None and self.drafts[producer].kind == READER:
             slots = max(slots, 2)
         if producer is not None and self._gathers_weights(self.drafts[producer]):

@@ -22,6 +22,7 @@ def simplify(graph: LogicalGraph) -> LogicalGraph:
     for rewrite in (
         _split_mean_losses,
         _fold_clones,
+        _forget_running_statistics,
         _fold_transposes,
         _merge_duplicates,
         _drop_dead,
@@ -54,6 +55,19 @@ def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
             )
         )
     return replace(graph, ops=tuple(ops), tensors=tensors)
+
+
+def _forget_running_statistics(graph: LogicalGraph) -> LogicalGraph:
+    """Backward of a batch norm in training does not look at them (arguments 3 and 4; 7: training),
+    though it is handed them.
+    """
+    ops = tuple(
+        replace(op, args=(*op.args[:3], None, None, *op.args[5:]))
+        if op.target == "aten.native_batch_norm_backward.default" and op.args[7]
+        else op
+        for op in graph.ops
+    )
+    return replace(graph, ops=ops)
 
 
 def _renamed(graph: LogicalGraph, ops: list[Op], names: Mapping[str, str]) -> LogicalGraph:
@@ -132,7 +146,7 @@ def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _drop_dead(graph: LogicalGraph) -> LogicalGraph:
-    wanted = {tensor for _, tensor in graph.results}
+    wanted = {tensor for _, tensor in graph.results} | {v.new for v in graph.variables if v.new}
     kept: list[Op] = []
     for op in reversed(graph.ops):
         if wanted.intersection(op.makes):

@@ -1,6 +1,6 @@
 """Signatures and local programs of softmax and losses.
 
-Classes stay split through the loss: softmax reduces its statistics inside (expansions.py), the
+Classes stay split through the loss: softmax reduces its statistics inside (expansions/), the
 negative log-likelihood looks up what it has, so no logits travel (Megatron-LM's vocabulary-parallel
 cross entropy, arXiv 1909.08053, section 3). Not "S(0),S(0) -> P" for a mean: each rank would divide
 by its own count.  A mean is a sum and a count, divided afterwards.

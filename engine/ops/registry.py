@@ -13,6 +13,7 @@ from typing import Any
 from flowrun.engine.graph import Op, Ref, map_refs
 from flowrun.engine.ops import (
     attention,
+    batch_norm,
     conv,
     create,
     embedding,
@@ -44,6 +45,7 @@ RULES: Mapping[str, Rule] = {
     **reduce.RULES,
     **shape.RULES,
     **norm.RULES,
+    **batch_norm.RULES,
     **attention.RULES,
     **embedding.RULES,
     **conv.RULES,
@@ -160,7 +162,7 @@ def _left_over(shape: Shape, sbp: Sbp, parts: int) -> Shape:
 def localize(view: LocalView) -> Call:
     """What one rank runs in place of the op: the torch operator itself, or the op's local program.
 
-    A row with an expansion (Signature.reduced) has no local program: expansions.py replaces the op
+    A row with an expansion (Signature.reduced) has no local program: expansions/ replaces the op
     before.
     """
     op = view.op

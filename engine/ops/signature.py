@@ -26,7 +26,7 @@ class Signature:
     inputs: an SBP for each of op.inputs.
     outputs: an SBP for each of op.outputs (an entry for unused ones too).
     reduced: elements of statistics that the row's expansion reduces over the axis inside the op
-    (0: no expansion); such a row is replaced by ordinary ops and boxings (ops/expansions.py).
+    (0: no expansion); such a row is replaced by ordinary ops and boxings (ops/expansions/).
     """
 
     inputs: tuple[Sbp, ...]

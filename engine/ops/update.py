@@ -23,6 +23,11 @@ Tensor = torch.Tensor
 # ---- functions -----------------------------------------------------------------------------------
 
 
+def snapshot(x: Tensor) -> Tensor:
+    """A copy of what a buffer is before forward changes it."""
+    return x.clone()
+
+
 def accumulate(x: Tensor) -> Tensor:
     """This micro-batch's addend; the runtime adds it to the accumulator."""
     return x
@@ -127,7 +132,7 @@ def sgd(
 
 def assign(
     changed: Sequence[Tensor], values: Sequence[Tensor], *, skip: Tensor | None = None
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, ...] | Tensor:
     """Values become those of weight and states, in place; where `skip` is true, the old ones stay.
 
     A value may be one of the old tensors, so all are looked at before any is written.
@@ -138,7 +143,7 @@ def assign(
         values = [value.clone() if _is_one_of(value, changed) else value for value in values]
     for old, new in zip(changed, values, strict=True):
         old.copy_(new)
-    return tuple(changed)
+    return tuple(changed) if len(changed) > 1 else changed[0]
 
 
 def ema(average: Tensor, param: Tensor, *, decay: float) -> Tensor:
@@ -171,6 +176,7 @@ def _is_one_of(value: Tensor, others: Sequence[Tensor]) -> bool:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "flow.snapshot": snapshot,
     "flow.accumulate": accumulate,
     "flow.sumsq": sumsq,
     "flow.add_n": add_n,
@@ -204,9 +210,10 @@ def scalar(view: OpView) -> tuple[Signature, ...]:
 
 
 def update(view: OpView) -> tuple[Signature, ...]:
-    """Weight, gradient and states split alike; keyword arguments are scalars, whole everywhere.
+    """Weight, gradient and states split alike, and so a buffer; keyword arguments are scalars,
+    whole everywhere.
 
-    Not P: Adam is not linear.
+    Not P: Adam is not linear, and what is a partial sum has no home.
     """
     alike = sum(1 for _ in refs(view.op.args))
     scalars = (B,) * (len(view.in_shapes) - alike)
@@ -222,6 +229,7 @@ def local_function(view: LocalView) -> Call:
 
 
 RULES: Mapping[str, Rule] = {
+    "flow.snapshot": update,
     "flow.accumulate": together,
     "flow.add_n": together,
     "flow.sumsq": squares,

@@ -1,10 +1,10 @@
 """infer_sbp: trained -> signed.  Gives every op one signature an axis: pins first, then the legal
 rows of least boxing time.
 
-Axis after axis, outermost first, on the shapes that the axes before left over.  For each axis three
-chunks are decided in order, each exactly (layout_search.py): forward; backward, given forward;
-update, given the weights' homes. shard_optimizer runs between the second and the third: it is why
-the update chunk is a pass of its own.
+Axis after axis, outermost first, on the shapes that the axes before left over.  For each axis
+chunks are decided in order, each exactly (layout_search.py): forward; backward, given forward; what
+is written into buffers, where they live; update, given the weights' homes. shard_optimizer runs
+before the last: it is why the update chunk is a pass of its own.
 
 Conventions that the recipe need not spell out: on an axis named `data` (or the ZeRO axis) every
 batch field enters split along dim 0, on any other axis whole; a weight that no pin names is free,
@@ -38,6 +38,7 @@ from flowrun.engine.placement import BATCH_AXES, Shape, split_range
 from flowrun.engine.sbp import B, NdSbp, P, Partial, S, Sbp, Split, parse_sbp
 from flowrun.engine.strategy import Strategy
 
+ASSIGN = "flow.assign"
 _ELEMENT_S = 1e-12  # of one element computed: splits win ties, boxing never loses to it
 
 
@@ -47,9 +48,10 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     notes: list[str] = list(graph.notes)
     for axis in range(len(strategy.axes)):
         axis_view = _Axis(layout, strategy, axis)
-        forward = [op for op in graph.ops if op.phase == FORWARD]
+        forward = [op for op in graph.ops if op.phase == FORWARD and op.target != ASSIGN]
         backward = [op for op in graph.ops if op.phase not in (FORWARD, UPDATE)]
-        for chunk in (forward, backward):
+        assigned = [op for op in graph.ops if op.target == ASSIGN]
+        for chunk in (forward, backward, assigned):
             solution = axis_view.decide(chunk)
             if not solution.exact:
                 notes.append(
@@ -230,7 +232,8 @@ class _Axis:
         for pin in reversed(self.strategy.pins):
             if pin.axis == self.name and matches_variable(pin, variable):
                 return [pin.sbp]
-        if self.name in BATCH_AXES or variable.kind == "buffer":
+        constant = variable.kind == "buffer" and variable.new is None
+        if self.name in BATCH_AXES or constant:
             return [B]
         return [B, *(S(i) for i, size in enumerate(shape) if size >= parts)]
 
@@ -253,7 +256,7 @@ class _Axis:
             if op.target == "flow.pin"
             else registry.signatures(op, in_shapes, out_shapes, parts)
         )
-        if op.phase == UPDATE:
+        if op.phase == UPDATE or op.target == ASSIGN:
             legal = self._at_home(op, legal)
         rows = [(row, self._row_cost(op, row, in_shapes, out_shapes, parts)) for row in legal]
         if not rows:
@@ -277,7 +280,8 @@ class _Axis:
 
     def _at_home(self, op: Op, legal: Iterable[Signature]) -> list[Signature]:
         """Rows that read every variable where it lives and leave it there."""
-        homes = {n: self.forms[n] for n in op.inputs if n in self.variables and n in self.forms}
+        forms = {**self.forms, **{name: {home} for name, home in self.homes.items()}}
+        homes = {n: forms[n] for n in op.inputs if n in self.variables and n in forms}
         return [
             row
             for row in legal

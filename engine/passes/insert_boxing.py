@@ -56,7 +56,8 @@ class _Boxer:
     def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
         self.strategy = strategy
         self.tensors = dict(graph.tensors)
-        self.weights: set[str] = set(graph.variable_of)
+        # what lives for a step; a buffer that changes with every micro-batch is boxed as often
+        self.weights: set[str] = set(graph.variable_of) - graph.running
         self.ops: list[Op] = []
         # original tensor -> ((stage, nd-SBP), scope) -> name; scope "" is for all readers, else one
         # phase's

@@ -91,6 +91,8 @@ class _Again:
         maker = self.graph.producer.get(name)
         if maker is None or maker.phase != FORWARD or maker.name not in self.group:
             return True
+        if self.graph.running.intersection(maker.inputs):
+            return True  # by then the buffer has changed
         keep = self.strategy.recompute.keep
         if any(word in maker.target for kind in keep for word in KEEP[kind]):
             return True

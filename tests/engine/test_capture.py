@@ -175,6 +175,34 @@ def test_dropout_is_one_op_that_makes_a_mask_and_one_that_reads_it() -> None:
     ]
 
 
+def test_what_forward_writes_into_a_buffer_is_an_output_that_names_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), _Mean())
+    with contextlib.ExitStack() as stack:
+        captured = dynamo_graph_capture_for_export(model)(torch.ones(2, 4))
+        made = aot_export_joint_with_descriptors(stack, captured, (torch.ones(2, 4),))
+    (node,) = (n for n in made.graph_module.graph.nodes if n.op == "output")
+    kinds = [(type(d).__name__, d) for d in node.meta["desc"]]
+    changed = [d.mutated_input.target for kind, d in kinds if kind == "InputMutationAOTOutput"]
+    assert changed == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+
+
+@pytest.mark.parametrize(
+    ("norm", "forward"),
+    [
+        (nn.BatchNorm1d(4), "_native_batch_norm_legit_functional.default"),
+        (nn.BatchNorm1d(4, affine=False), "_native_batch_norm_legit_functional.default"),
+        (nn.BatchNorm1d(4, track_running_stats=False), "_native_batch_norm_legit.no_stats"),
+    ],
+    ids=["with weights", "without weights", "without running statistics"],
+)
+def test_a_batch_norm_is_one_op_forward_and_one_backward(norm: nn.Module, forward: str) -> None:
+    found = targets_of(nn.Sequential(nn.Linear(4, 4), norm, _Mean()), torch.ones(2, 4))
+    assert [t for t in found if "batch_norm" in t] == [
+        f"aten.{forward}",
+        "aten.native_batch_norm_backward.default",
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "random"),
     [
@@ -374,6 +402,25 @@ def test_under_autocast_a_weight_is_cast_once_and_loss_and_gradients_are_fp32() 
     assert dtypes == {"loss": torch.float32, "grad/0.weight": torch.float32}
 
 
+def test_a_buffer_that_forward_changes_is_read_before_and_written_behind() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), _Mean())
+    made = capture(Task(model, {"input": "x"}), {"x": torch.ones(2, 4)})
+    by_name = {v.name: v for v in made.variables}
+    for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
+        variable = by_name[name]
+        readers = [op.target for op in made.consumers[variable.tensor]]
+        assert readers == ["flow.snapshot", "flow.assign"]
+        assert made.producer[variable.new or ""].target == "flow.assign"
+    assert made.running == {v.tensor for v in made.variables if v.kind == "buffer"}
+
+
+def test_backward_of_a_batch_norm_reads_no_running_statistics() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), _Mean())
+    made = capture(Task(model, {"input": "x"}), {"x": torch.ones(2, 4)})
+    (op,) = (op for op in made.ops if op.target == "aten.native_batch_norm_backward.default")
+    assert op.args[3:5] == (None, None)
+
+
 def test_evaluation_has_no_backward_and_reports_the_metrics() -> None:
     model = task(TINY_GPT)
     made = capture_evaluation(model, example(TINY_GPT))
@@ -396,13 +443,14 @@ class _Branches(nn.Module):
         return y.sum()
 
 
-class _RunningMean(nn.Module):
+class _Writes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(4)
+        self.fc = nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(x)
+        y: Tensor = self.fc(x.clone())
+        x.add_(1)
         return y.sum()
 
 
@@ -418,7 +466,7 @@ class _Constant(nn.Module):
 
 REFUSED = {
     "a branch on values": (_Branches(), "torch could not capture _Branches"),
-    "a buffer that forward changes": (_RunningMean(), "Buffers that forward changes"),
+    "a batch that forward changes": (_Writes(), "forward writes into PlainAOTInput"),
     "a constant tensor": (_Constant(), "a constant tensor .* is made inside forward"),
 }
 

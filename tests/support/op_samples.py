@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from support.batch_norm_samples import batch_norm_samples
 from support.kernel_samples import kernel_samples, same_shape
 from support.random_samples import random_samples
 from support.sample_values import (
@@ -233,6 +234,7 @@ def _update() -> list[Sample]:
     adamw: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
     sgd: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
     return [
+        sample("flow.snapshot", T(5, 4)),
         sample("flow.accumulate", T(5, 4)),
         sample("flow.sumsq", T(5, 4)),
         sample("flow.sumsq", T()),
@@ -272,4 +274,4 @@ def all_samples() -> list[Sample]:
     """Every sample, family after family."""
     families = (_matmul, _pointwise, _reduce, _shape, _create, _update)
     made = (one for family in families for one in family())
-    return [*made, *kernel_samples(), *random_samples()]
+    return [*made, *kernel_samples(), *batch_norm_samples(), *random_samples()]

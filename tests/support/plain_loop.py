@@ -88,6 +88,27 @@ def plain_loop(training: Training, clip_norm: float = 0.0, steps: int = STEPS) -
     return Trained(tuple(losses), before, {n: p.detach() for n, p in model.named_parameters()})
 
 
+@lru_cache(maxsize=32)
+def micro_batch_loop(training: Training, steps: int) -> tuple[list[float], Mapping[str, Tensor]]:
+    """(losses, parameters and buffers after) on one device, gradients accumulated over
+    micro-batches: what counts where a buffer changes with each.
+    """
+    model = training.model().train()
+    optimizer = _torch_optimizer(training.optimizer, model)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        total = 0.0
+        for k in range(training.micro_batches):
+            batch = training.rows(step, k, slice(0, training.micro_batch))
+            loss = training.output_loss(model, batch)[1] / training.micro_batches
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        optimizer.step()
+        losses.append(total)
+    return losses, model.state_dict()
+
+
 @torch.no_grad()
 def plain_evaluation(
     training: Training, weights: Mapping[str, Tensor], steps: int

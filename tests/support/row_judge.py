@@ -1,7 +1,7 @@
 """The judge of a signature table on one axis: which rows hold, tried over every SBP there is.
 
 The maxima and minima that an op makes are found; ops that read a P(max) are not looked for, since a
-P(max) is boxed to B where it is made (engine/ops/expansions.py).
+P(max) is boxed to B where it is made (engine/ops/expansions/).
 """
 
 from __future__ import annotations

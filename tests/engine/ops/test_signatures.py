@@ -77,6 +77,16 @@ def cut_in_space(given: Given, row: Signature) -> bool:
 
 ABSENT = (
     Absent(
+        "aten.*batch_norm*",
+        partial("weight", "bias", "running_mean", "running_var"),
+        "no layout makes weights, biases or running statistics partial",
+    ),
+    Absent(
+        "aten._native_batch_norm_legit_no_training.default",
+        lambda given, row: P in row.outputs[1:],
+        "the outputs behind the first have no elements",
+    ),
+    Absent(
         "aten.native_*_norm.default",
         partial("weight"),
         "no layout makes weight and bias of a norm partial",
@@ -138,7 +148,7 @@ ABSENT = (
             lambda given, row: P in row.inputs,
             "it is linear, but a weight that is a partial sum has no home",
         )
-        for target in ("flow.sgd", "flow.assign", "flow.ema")
+        for target in ("flow.sgd", "flow.snapshot", "flow.assign", "flow.ema")
     ),
 )
 
@@ -310,6 +320,8 @@ ON_GRIDS = [
         "_softmax",
         "_softmax_backward_data",
         "native_layer_norm",
+        "_native_batch_norm_legit_functional",
+        "native_batch_norm_backward",
         "mse_loss",
         "mse_loss_backward",
         "convolution",

@@ -1,0 +1,69 @@
+"""Softmax with its classes split: two statistics of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from flowrun.engine.graph import Op, Tensor
+from flowrun.engine.ops.expansions.program import Dims, Program, Value
+from flowrun.engine.ops.signature import bind
+from flowrun.engine.sbp import P_MAX, P
+
+
+def classes(op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """The dim of the classes."""
+    return (int(bind(op)["dim"]) % len(tensors[op.inputs[0]].shape),)
+
+
+def _log_softmax(p: Program) -> None:
+    """x - max - log(sum(exp(x - max)))."""
+    shifted, total = _shifted_exp_sum(p)[::2]
+    log = p.pointwise("log", "aten.log.default", total)
+    p.output(0, p.pointwise("out", "aten.sub.Tensor", shifted, log))
+
+
+def _softmax(p: Program) -> None:
+    """exp(x - max) / sum(exp(x - max))."""
+    _, exp, total = _shifted_exp_sum(p)
+    p.output(0, p.pointwise("out", "aten.div.Tensor", exp, total))
+
+
+def _shifted_exp_sum(p: Program) -> tuple[Value, Value, Value]:
+    x = p.argument("self")
+    largest = p.reduced("max", "aten.amax.default", x, P_MAX)
+    shifted = p.pointwise("shift", "aten.sub.Tensor", x, largest)
+    exp = p.pointwise("exp", "aten.exp.default", shifted)
+    return shifted, exp, p.reduced("sum", "aten.sum.dim_IntList", exp, P)
+
+
+def _log_softmax_backward(p: Program) -> None:
+    """grad - exp(output) * sum(grad)."""
+    grad, output = p.argument("grad_output"), p.argument("output")
+    total = p.reduced("sum", "aten.sum.dim_IntList", grad, P)
+    exp = p.pointwise("exp", "aten.exp.default", output)
+    share = p.pointwise("share", "aten.mul.Tensor", exp, total)
+    p.output(0, p.pointwise("out", "aten.sub.Tensor", grad, share))
+
+
+def _softmax_backward(p: Program) -> None:
+    """output * (grad - sum(grad * output))."""
+    grad, output = p.argument("grad_output"), p.argument("output")
+    product = p.pointwise("product", "aten.mul.Tensor", grad, output)
+    total = p.reduced("sum", "aten.sum.dim_IntList", product, P)
+    centred = p.pointwise("centred", "aten.sub.Tensor", grad, total)
+    p.output(0, p.pointwise("out", "aten.mul.Tensor", centred, output))
+
+
+REDUCES: Mapping[str, tuple[str, Dims]] = {
+    "aten._log_softmax.default": ("self", classes),
+    "aten._softmax.default": ("self", classes),
+    "aten._log_softmax_backward_data.default": ("output", classes),
+    "aten._softmax_backward_data.default": ("output", classes),
+}
+
+WRITE: Mapping[str, Callable[[Program], None]] = {
+    "aten._log_softmax.default": _log_softmax,
+    "aten._softmax.default": _softmax,
+    "aten._log_softmax_backward_data.default": _log_softmax_backward,
+    "aten._softmax_backward_data.default": _softmax_backward,
+}
