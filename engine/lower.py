@@ -4,6 +4,10 @@ between them, registers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from flowrun.engine.cost.actor_cost import ActorCost
 from flowrun.engine.draft import Draft
 from flowrun.engine.graph import (
@@ -13,9 +17,11 @@ from flowrun.engine.graph import (
     Feed,
     LogicalGraph,
     Op,
+    Tensor,
     Variable,
 )
 from flowrun.engine.passes.form_regions import form_regions, moves
+from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import (
     BOX,
     READER,
@@ -27,6 +33,7 @@ from flowrun.engine.plan import (
     BoxWork,
     FeedWork,
     Plan,
+    PrepareWork,
     RegionWork,
     ReportWork,
     TransferWork,
@@ -109,9 +116,36 @@ class _Lowering:
                     made = tuple(f.tensor for f in feeds)
                     name = "step" if per_step else "batch"
                     phase = UPDATE if per_step else FORWARD
-                    self._add(
-                        Draft(name, READER, stage, phase, per_step, FeedWork(feeds), (), made)
-                    )
+                    source = None if per_step else self._prepared(stage, feeds)
+                    reads = (source,) if source else ()
+                    work = FeedWork(feeds, source)
+                    self._add(Draft(name, READER, stage, phase, per_step, work, reads, made))
+
+    def _prepared(self, stage: int, feeds: tuple[Feed, ...]) -> str | None:
+        """A chain of actors, one for each step that makes a sample; what the last of them makes.
+
+        Samples are described as a tensor of bytes that lies as the field of which most is held.
+        """
+        fields = [f for f in feeds if not f.field.startswith("@")]
+        source: str | None = None
+        for step in self.strategy.preparation if fields else ():
+            widest = max(fields, key=self._num_samples)
+            made = f"batch.{step.name}@{stage}"
+            samples = self.graph.tensors[widest.tensor].shape[0]
+            described = Tensor(made, (samples, step.num_bytes), torch.uint8)
+            self.graph = replace(self.graph, tensors={**self.graph.tensors, made: described})
+            self.layout[made] = (stage, widest.nd_sbp)
+            work = PrepareWork(step.name, source, made, feeds)
+            reads = (source,) if source else ()
+            name = f"batch.{step.name}"
+            self._add(Draft(name, READER, stage, FORWARD, False, work, reads, (made,)))
+            source = made
+        return source
+
+    def _num_samples(self, feed: Feed) -> int:
+        """Samples of a field that a rank holds."""
+        grid = self.strategy.placements[feed.stage].shape
+        return largest_shape(self.graph.tensors[feed.tensor].shape, feed.nd_sbp, grid)[0]
 
     def _regions(self) -> None:
         produced_in: dict[str, int] = {}

@@ -20,10 +20,29 @@ READER, REGION, BOX, SEND, RECEIVE, REPORT = "reader", "region", "box", "send", 
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareWork:
+    """One step of making the samples of which the rank holds fields: on the host, a list of
+    whatever the data set makes.
+
+    source: what the step before made; None for the first.  feeds: say which samples.
+    """
+
+    step: str
+    source: str | None
+    made: str
+    feeds: tuple[Feed, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FeedWork:
-    """Supplies batch fields (or @step) of one micro-batch, cut to what the rank holds."""
+    """Supplies batch fields (or @step) of one micro-batch, cut to what the rank holds, on its
+    device.
+
+    source: the samples, where actors before have prepared them.
+    """
 
     feeds: tuple[Feed, ...]
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +97,7 @@ class ReportWork:
     results: tuple[tuple[str, str], ...]
 
 
-Work = FeedWork | RegionWork | BoxWork | TransferWork | ReportWork
+Work = PrepareWork | FeedWork | RegionWork | BoxWork | TransferWork | ReportWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +123,11 @@ class Actor:
     seconds: float = 0.0
     transient_bytes: int = 0
     sent_bytes: float = 0.0
+
+    @property
+    def beside(self) -> bool:
+        """True if acts run beside the rank's compute, in a thread: what makes batches ready."""
+        return self.kind == READER and not self.per_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +259,8 @@ class Plan:
             case TransferWork(channel, source, target, pairs):
                 where = f"channel {channel}, stage {source} -> {target}"
                 yield from (f"      {where}: %{sent} -> %{received}" for sent, received in pairs)
+            case PrepareWork(step, source, made):
+                yield f"      %{made} = {step}({f'%{source}' if source else ''})"
             case FeedWork(feeds):
                 for feed in feeds:
                     yield f"      %{feed.tensor} = {feed.field} {', '.join(map(str, feed.nd_sbp))}"

@@ -2,9 +2,10 @@
 
 One rank stands for all ranks of its stage (they differ only by coordinate), so the cost is flat in
 the number of ranks.  A rank computes one act at a time; its collectives and messages share one link
-and run beside.  A transfer ends when both ends have posted it.  Yields: a proof that the plan ends
-(else PlanError with the wait cycle), the order of collectives in each group, step time and bubble,
-peak bytes, and the timeline.
+and run beside, and so does what makes batches ready, each actor on a core of its own.  A transfer
+ends when both ends have posted it.  Yields: a proof that the plan ends (else PlanError with the
+wait cycle), the order of collectives in each group, step time and bubble, peak bytes, and the
+timeline.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def rehearse(plan: Plan, seconds: Callable[[Actor], float] | None = None) -> Reh
     step_s = warm.step_ends[2] - warm.step_ends[1]  # with a step before it and one behind it
     busy = [0.0] * len(plan.placements)
     for event in cold.events:
-        if plan.actors[event.actor].kind not in (BOX, SEND, RECEIVE):
+        if _computes(plan.actors[event.actor]):
             busy[event.stage] += event.end - event.start
     sent = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
     return Rehearsal(
@@ -78,6 +79,11 @@ def rehearse(plan: Plan, seconds: Callable[[Actor], float] | None = None) -> Reh
         tuple(cold.events),
         order,
     )
+
+
+def _computes(actor: Actor) -> bool:
+    """False for what runs beside a rank's compute."""
+    return actor.kind not in (BOX, SEND, RECEIVE) and not actor.beside
 
 
 class _Clock:
@@ -128,6 +134,9 @@ class _Clock:
                 while launched := rank.next_communication():
                     started = True
                     self._communicate(stage, launched.actor, launched.act)
+                while launched := rank.next_supply():
+                    started = True
+                    self._run(stage, launched.actor, launched.act, self.now)
                 if not self.computing[stage] and (launched := rank.next_compute()):
                     started = self.computing[stage] = True
                     self._run(stage, launched.actor, launched.act, self.now)
@@ -164,7 +173,7 @@ class _Clock:
     def _end(self, actor: int, stage: int) -> None:
         described = self.plan.actors[actor]
         rank = self.ranks[described.stage]
-        if described.kind not in (BOX, SEND, RECEIVE):
+        if _computes(described):
             self.computing[described.stage] = False
         act = rank.states[actor].acts
         self.memory[described.stage].end(actor, act)

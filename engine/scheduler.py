@@ -53,6 +53,7 @@ class Scheduler:
         self._axes = {k: _axis(actor) for k, actor in self.actors.items()}
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, micro-batch, actor)
         self._communicate: list[int] = []
+        self._supply: list[int] = []
         self._queued: set[int] = set()
         for actor in self.actors:
             self._consider(actor)
@@ -85,6 +86,10 @@ class Scheduler:
                 del self._communicate[k]
                 return self._launch(actor)
         return None
+
+    def next_supply(self) -> Launch | None:
+        """Take a ready actor that acts beside compute."""
+        return self._launch(self._supply.pop(0)) if self._supply else None
 
     def finished(self) -> bool:
         """True if every actor has done its last act."""
@@ -127,6 +132,8 @@ class Scheduler:
         described = self.actors[actor]
         if described.kind in COMMUNICATION:
             self._communicate.append(actor)
+        elif described.beside:
+            self._supply.append(actor)
         else:
             heapq.heappush(
                 self._compute, (PRIORITY[described.phase], self.states[actor].acts, actor)

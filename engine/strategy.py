@@ -121,6 +121,19 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
+class Preparation:
+    """One step of making a sample on the host: read, decode, augment …, as the data set names it.
+
+    seconds, num_bytes: of one sample, foreseen: time on one core, and what is left for the next
+    step.
+    """
+
+    name: str
+    seconds: float = 0.0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """Everything that decides the layout.
 
@@ -131,6 +144,8 @@ class Strategy:
     decided: stages of another graph of the same model, by training for evaluation; wins over both.
     in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
         "zero_bubble", or "auto", the most that memory allows up to zero bubble.
+    preparation: steps that make a sample, each an actor of its own; empty: samples are read at
+        once.
     """
 
     axes: tuple[str, ...]
@@ -144,6 +159,7 @@ class Strategy:
     micro_batches: int = 1
     in_flight: int | str = "auto"
     register_slots: int = 2
+    preparation: tuple[Preparation, ...] = ()
     hardware: Hardware = field(default_factory=Hardware)
 
     @property

@@ -18,13 +18,14 @@ from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_traini
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
-from flowrun.engine.strategy import Recompute, Strategy, Zero
+from flowrun.engine.strategy import Preparation, Recompute, Strategy, Zero
 from flowrun.launcher import build, weights
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type
 from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.schema import Recipe
 from flowrun.launcher.segments import Segment, segments
+from flowrun.models.data.steps import apply, preparation
 from flowrun.models.sampling import sample_indices
 
 Batch = Mapping[str, torch.Tensor]
@@ -48,10 +49,39 @@ class Sampler:
     evaluation: bool = False
 
     def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
-        size = self.batch_size // self.micro_batches
-        first = micro_batch * size
-        chosen = self.indices(step)[first + rows.start : first + rows.stop]
-        return default_collate([self.data[index] for index in chosen])  # type: ignore[no-any-return]
+        samples: list[Any] | None = None
+        for each in preparation(self.data):
+            samples = self.prepare(each.name, samples, step, micro_batch, rows)
+        if samples is None:
+            samples = [self.data[index] for index in self._chosen(step, micro_batch, rows)]
+        return self.collate(samples)
+
+    def prepare(
+        self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
+    ) -> list[Any]:
+        """Samples after one step of their making (models/data/steps.py); None: before the first.
+
+        What is random is a function of the seed and of the sample's number in the run alone.
+        """
+        if samples is None:
+            samples = list(self._chosen(step, micro_batch, rows))
+        first = step * self.batch_size + self._first(micro_batch, rows)
+        return [
+            apply(self.data, name, sample, None if self.evaluation else (self.seed, first + k))
+            for k, sample in enumerate(samples)
+        ]
+
+    def collate(self, samples: list[Any]) -> Batch:
+        """Samples, made, as one batch."""
+        return default_collate(samples)  # type: ignore[no-any-return]
+
+    def _first(self, micro_batch: int, rows: slice) -> int:
+        """Position in its step of the first of some samples."""
+        return micro_batch * (self.batch_size // self.micro_batches) + int(rows.start)
+
+    def _chosen(self, step: int, micro_batch: int, rows: slice) -> list[int]:
+        first = self._first(micro_batch, rows)
+        return self.indices(step)[first : first + rows.stop - rows.start]
 
     def indices(self, step: int) -> list[int]:
         """Samples of one step."""
@@ -93,7 +123,7 @@ class Job:
         self.evaluation_sampler = Sampler(
             self.data, train.seed, train.batch_size, train.micro_batches, held_out, True
         )
-        self.strategy = strategy_of(recipe)
+        self.strategy = replace(strategy_of(recipe), preparation=self._preparation())
         self.example = self.sampler(0, 0, slice(0, recipe.micro_batch_size))
         self.task = Task(
             self.model,
@@ -104,6 +134,10 @@ class Job:
             any_device=self.device_type != "cpu",
             seed=train.seed,
         )
+
+    def _preparation(self) -> tuple[Preparation, ...]:
+        steps = preparation(self.data)
+        return tuple(Preparation(step.name, step.seconds, step.num_bytes) for step in steps)
 
     @cached_property
     def training(self) -> Rehearsed:

@@ -19,7 +19,7 @@ class Embed(nn.Module):
         self.position = nn.Embedding(context, width)
         self.segment = nn.Embedding(2, width)
         self.norm = nn.LayerNorm(width, eps=1e-12)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, tokens_BT: Tensor, segments_BT: Tensor) -> Tensor:
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
@@ -67,7 +67,7 @@ class Block(nn.Module):
         self.ln1 = nn.LayerNorm(width, eps=1e-12)
         self.mlp = FeedForward(width)
         self.ln2 = nn.LayerNorm(width, eps=1e-12)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.ln1(x_BTD + self.dropout(self.attn(x_BTD)))

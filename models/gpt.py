@@ -16,7 +16,7 @@ class Embed(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(context, width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
@@ -69,7 +69,7 @@ class Block(nn.Module):
         self.attn = Attention(width, heads, bias, dropout)
         self.ln2 = nn.LayerNorm(width)
         self.mlp = FeedForward(width, bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.dropout(self.attn(self.ln1(x_BTD)))

@@ -11,7 +11,7 @@ from flowrun.engine.draft import Draft, Layouts
 from flowrun.engine.graph import LogicalGraph, Op
 from flowrun.engine.ops.update import IN_PLACE
 from flowrun.engine.placement import largest_shape
-from flowrun.engine.plan import SEND, BoxWork, RegionWork, TransferWork
+from flowrun.engine.plan import SEND, BoxWork, PrepareWork, RegionWork, TransferWork
 from flowrun.engine.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
 
@@ -58,6 +58,10 @@ class ActorCost:
                         nd_sbp, step.after(nd_sbp), grid, tensor.shape, tensor.num_bytes, link
                     )
                 return total
+            case PrepareWork(step=name, made=made):
+                samples = self._shape(made, self.layout[made][1], draft.stage)[0]
+                each = next(p.seconds for p in self.strategy.preparation if p.name == name)
+                return hardware.act_s + samples * each
             case TransferWork(pairs=pairs):
                 moved = sum(self.tensor_bytes(made) for _, made in pairs)
                 return hardware.link.latency_s + moved / hardware.link.bytes_per_s

@@ -2,7 +2,8 @@
 on CUDA).
 
 One thread computes and delivers messages.  Communication is asynchronous: it is issued when the
-protocol allows, and answers with a message in the inbox when it is done.  Nothing polls; with
+protocol allows, and answers with a message in the inbox when it is done.  What makes batches ready
+does the same, from a thread of each reader.  Nothing polls; with
 nothing to do the thread sleeps on the inbox. On CUDA "done" means enqueued behind an event: the
 host never waits for the device in a step.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
@@ -60,7 +62,9 @@ class DistributedRank:
         placement = self.body.placement
         self.members = [placement.group(rank, axis) for axis in range(len(placement.axes))]
         self.inbox: SimpleQueue[tuple[int, int]] = SimpleQueue()
-        self.under_way: dict[tuple[int, int], _Flight] = {}
+        self.under_way: dict[tuple[int, int], _Flight | _Supply] = {}
+        readers = sum(actor.beside for actor in plan.stage_actors(self.body.stage))
+        self.readers = ThreadPoolExecutor(max(readers, 1), "reader")
         self.sent_bytes: dict[int, int] = {}
         self.routes: dict[int, list[_Leg]] = {}
         self.current: Actor | None = None
@@ -108,6 +112,8 @@ class DistributedRank:
         """Issue what may be issued, then either run one act or wait for a message."""
         while launched := scheduler.next_communication():
             self._issue(self.plan.actors[launched.actor], launched.act)
+        while launched := scheduler.next_supply():
+            self._supply(self.plan.actors[launched.actor], launched.act)
         if not self.inbox.empty():
             self._arrived(scheduler, *self.inbox.get())
             return
@@ -123,6 +129,13 @@ class DistributedRank:
     def _ended(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         self.body.release(actor, act)
         scheduler.done(actor.id)
+
+    def _supply(self, actor: Actor, act: int) -> None:
+        """Start an act of a reader in a thread."""
+        inputs = self.body.inputs(actor, act)
+        supply = _Supply(self.readers.submit(self.body.supply, actor, act, inputs))
+        self.under_way[actor.id, act] = supply
+        supply.future.add_done_callback(lambda _: self.inbox.put((actor.id, act)))
 
     # ------------------------------------------------------------------ communication
 
@@ -240,6 +253,17 @@ class _Leg:
         self.other = other
         self.tag = tag
         self.pieces = pieces
+
+
+class _Supply:
+    """An act of a reader, in its thread."""
+
+    def __init__(self, future: Future[dict[str, Any]]) -> None:
+        self.future = future
+
+    def finish(self) -> dict[str, Any]:
+        """What it made; raises what it failed with."""
+        return self.future.result()
 
 
 class _Flight:

@@ -7,18 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import torch
 
 from flowrun.engine.graph import Feed
 from flowrun.engine.placement import Slices, local_slices
-from flowrun.engine.plan import Actor, BoxWork, FeedWork, Plan, RegionWork, ReportWork, TransferWork
+from flowrun.engine.plan import (
+    Actor,
+    BoxWork,
+    FeedWork,
+    Plan,
+    PrepareWork,
+    RegionWork,
+    ReportWork,
+    TransferWork,
+)
 from flowrun.engine.runtime.kernels import Kernel, region_kernel
 from flowrun.engine.runtime.transport import Layout, layout_of
 
 # (step, micro-batch) -> batch of the whole micro-batch, logical; a rank cuts what it holds
 Batches = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
 Values = list[torch.Tensor]
+
+
+class Samples(Protocol):
+    """Batches whose samples are made in steps, each by an actor of its own."""
+
+    def prepare(
+        self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
+    ) -> list[Any]:
+        """The samples after the step `name`; None: before the first."""
+
+    def collate(self, samples: list[Any]) -> Mapping[str, torch.Tensor]:
+        """The batch of samples that are ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +178,8 @@ class Rank:
         match actor.work:
             case RegionWork():
                 self._region(actor, actor.work, act)
-            case FeedWork(feeds):
-                self.store(actor, act, self._feed(feeds, actor, act))
+            case PrepareWork() | FeedWork():
+                self.store(actor, act, self.supply(actor, act, self.inputs(actor, act)))
             case ReportWork(results):
                 values = dict(zip(_reads(actor), self.inputs(actor, act), strict=True))
                 self.results[act] = {name: float(values[tensor]) for name, tensor in results}
@@ -173,10 +195,24 @@ class Rank:
                 self.variables[variable].copy_(made[new])
         self.store(actor, act, made)
 
-    def _feed(self, feeds: Sequence[Feed], actor: Actor, act: int) -> dict[str, torch.Tensor]:
-        own = {f.tensor: self._number(f, actor, act) for f in feeds if f.field.startswith("@")}
-        fields = [f for f in feeds if f.tensor not in own]
-        return {**own, **(self._fields(fields, act) if fields else {})}
+    def supply(self, actor: Actor, act: int, inputs: Sequence[Any]) -> dict[str, Any]:
+        """What an act of a reader makes.  Neither buffers nor variables are touched: it may run in
+        a thread of its own.
+        """
+        match actor.work:
+            case PrepareWork(step=name, made=made, feeds=feeds):
+                step, micro_batch = divmod(act, self.plan.micro_batches)
+                samples = inputs[0] if inputs else None
+                rows = self._rows(_fields_of(feeds))
+                return {made: self._samples.prepare(name, samples, step, micro_batch, rows)}
+            case FeedWork(feeds):
+                own = {f.tensor: self._number(f, actor, act) for f in feeds if _is_own(f)}
+                return {**own, **self._fields(_fields_of(feeds), act, inputs)}
+        raise AssertionError(actor.work)
+
+    @property
+    def _samples(self) -> Samples:
+        return cast(Samples, self.batches)
 
     def _number(self, feed: Feed, actor: Actor, act: int) -> torch.Tensor:
         """A number of the engine's own, as a scalar."""
@@ -196,22 +232,30 @@ class Rank:
     def _dtype(self, feed: Feed) -> torch.dtype:
         return self.plan.graph.tensors[feed.tensor].dtype
 
-    def _fields(self, feeds: Sequence[Feed], act: int) -> dict[str, torch.Tensor]:
-        """What this rank holds of the batch's fields."""
+    def _held(self, feed: Feed) -> Slices:
+        shape = self.plan.graph.tensors[feed.tensor].shape
+        return local_slices(shape, feed.nd_sbp, self.grid, self.coordinate)
+
+    def _rows(self, feeds: Sequence[Feed]) -> slice:
+        """Samples of a micro-batch of which this rank holds fields."""
+        held = [self._held(feed)[0] for feed in feeds]
+        return slice(min(start for start, _ in held), max(map(sum, held)))
+
+    def _fields(
+        self, feeds: Sequence[Feed], act: int, samples: Sequence[Any]
+    ) -> dict[str, torch.Tensor]:
+        """What this rank holds of the batch's fields.  samples: prepared ones, if any."""
+        if not feeds:
+            return {}
+        rows = self._rows(feeds)
         step, micro_batch = divmod(act, self.plan.micro_batches)
-        slices = {
-            f.tensor: local_slices(
-                self.plan.graph.tensors[f.tensor].shape, f.nd_sbp, self.grid, self.coordinate
-            )
-            for f in feeds
-        }
-        starts = [s[0][0] for s in slices.values()]
-        ends = [sum(s[0]) for s in slices.values()]
-        rows = slice(min(starts), max(ends))
-        batch = self.batches(step, micro_batch, rows)
+        if samples:
+            batch = self._samples.collate(samples[0])
+        else:
+            batch = self.batches(step, micro_batch, rows)
         out = {}
         for feed in feeds:
-            (start, length), *rest = slices[feed.tensor]
+            (start, length), *rest = self._held(feed)
             value = cut(batch[feed.field], ((start - rows.start, length), *rest))
             out[feed.tensor] = value.to(self.device, non_blocking=True)
         return out
@@ -265,8 +309,20 @@ def cut(value: torch.Tensor, slices: Slices) -> torch.Tensor:
     return value
 
 
+def _is_own(feed: Feed) -> bool:
+    """A number of the engine's own."""
+    return feed.field.startswith("@")
+
+
+def _fields_of(feeds: Sequence[Feed]) -> list[Feed]:
+    """The feeds that are fields of the batch."""
+    return [feed for feed in feeds if not _is_own(feed)]
+
+
 def _reads(actor: Actor) -> tuple[str, ...]:
     match actor.work:
+        case PrepareWork(source=str(source)) | FeedWork(source=str(source)):
+            return (source,)
         case RegionWork(reads=reads):
             return reads
         case BoxWork(pairs=pairs):

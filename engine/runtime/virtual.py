@@ -16,7 +16,7 @@ from flowrun.engine.boxing import held_by, route
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.engine.placement import local_slices
 from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
-from flowrun.engine.protocol import violations
+from flowrun.engine.protocol import Launch, violations
 from flowrun.engine.rehearsal import deadlock
 from flowrun.engine.runtime.rank import Batches, Rank
 from flowrun.engine.runtime.transport import run_group, run_route
@@ -122,16 +122,22 @@ class VirtualCluster:
                 happened = True
                 self.current = rank, self.plan.actors[launched.actor]
                 self._post(rank, self.plan.actors[launched.actor], launched.act)
+            while launched := scheduler.next_supply():
+                happened = True
+                self._act(rank, launched)
             if self.random and self.random.random() < 0.5:
                 happened = happened or bool(scheduler._compute)
                 continue
             if launched := scheduler.next_compute():
                 happened = True
-                actor = self.plan.actors[launched.actor]
-                self.current = rank, actor
-                self.ranks[rank].compute(actor, launched.act)
-                self._done(rank, actor, launched.act)
+                self._act(rank, launched)
         return happened
+
+    def _act(self, rank: int, launched: Launch) -> None:
+        actor = self.plan.actors[launched.actor]
+        self.current = rank, actor
+        self.ranks[rank].compute(actor, launched.act)
+        self._done(rank, actor, launched.act)
 
     def _done(self, rank: int, actor: Actor, act: int) -> None:
         self.ranks[rank].release(actor, act)

@@ -1,0 +1,73 @@
+"""Windows of scikit-learn's two photographs: real JPEG files inside a wheel, really decoded."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrun.models.data.steps import Step, StepwiseDataset
+
+_HEIGHT, _WIDTH = 427, 640  # of both
+_PIXELS = _HEIGHT * _WIDTH * 3
+_MEAN, _STD = 114.0, 58.0
+_CLASSES = 8
+
+
+class Photographs(StepwiseDataset):
+    """{images (3, size, size) float32, labels () int64}: a window of a quarter of a photograph.
+
+    A class is one of the quarters, 8 in all; sample k is of class k mod 8, and where its window
+    lies is a function of k.  In training it is mirrored at random.
+    samples: number of items.  size: pixels along a side, at most 200.
+    """
+
+    classes = _CLASSES
+
+    def __init__(self, samples: int = 4096, size: int = 32) -> None:
+        import sklearn.datasets
+
+        folder = Path(sklearn.datasets.__file__).parent / "images"
+        self.files = [folder / "china.jpg", folder / "flower.jpg"]
+        self.samples, self.size = samples, size
+        self.steps = (
+            Step("read", 50e-6, self.files[0].stat().st_size),
+            Step("decode", 4e-3, _PIXELS),
+            Step("augment", 50e-6, 12 * size**2, random=True),
+        )
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """(the file's bytes, index)."""
+        if not 0 <= index < self.samples:
+            raise IndexError(index)
+        return self.files[index % _CLASSES // 4].read_bytes(), index
+
+    def decode(self, sample: tuple[bytes, int]) -> tuple[np.ndarray[Any, Any], int]:
+        """(pixels (427, 640, 3) uint8, index)."""
+        from PIL import Image
+
+        encoded, index = sample
+        with Image.open(io.BytesIO(encoded)) as image:
+            return np.asarray(image.convert("RGB")), index
+
+    def augment(
+        self, sample: tuple[np.ndarray[Any, Any], int], draws: np.random.Generator | None
+    ) -> dict[str, Tensor]:
+        """The window as the item's tensors."""
+        pixels, index = sample
+        label = index % _CLASSES
+        quarter = np.array((_HEIGHT // 2, _WIDTH // 2))
+        within = np.random.default_rng(index).integers(0, quarter - self.size + 1)
+        top, left = quarter * divmod(label % 4, 2) + within
+        window = pixels[top : top + self.size, left : left + self.size]
+        if draws is not None and draws.random() < 0.5:
+            window = window[:, ::-1]
+        image = torch.from_numpy(np.ascontiguousarray(window.transpose(2, 0, 1)))
+        return {"images": (image.float() - _MEAN) / _STD, "labels": torch.tensor(label)}

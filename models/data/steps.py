@@ -1,0 +1,56 @@
+"""Items made in steps: read, decode, augment …, so that each runs beside the others and beside
+compute.
+
+A data set that names its steps is a pipeline: every step becomes an actor of each rank, with two
+registers between one and the next (engine/lower.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A method of the data set: value of the step before -> value.  The first is given the index.
+
+    seconds, num_bytes: of one sample, about: time on one core, and size of what it returns.
+    random: the method takes a second argument, a numpy Generator; None in evaluation, where it is
+    to do what is most usual (cut out the middle, do not mirror).
+    """
+
+    name: str
+    seconds: float = 0.0
+    num_bytes: int = 0
+    random: bool = False
+
+
+class StepwiseDataset(Dataset[dict[str, Tensor]]):
+    """A map-style data set whose items are made by `steps`; the last returns a dict of tensors."""
+
+    steps: tuple[Step, ...]
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        value: Any = index
+        for step in self.steps:
+            value = apply(self, step.name, value, None)
+        return value
+
+
+def preparation(data: Any) -> tuple[Step, ...]:
+    """The steps that a data set names; none for one that makes its items at once."""
+    return tuple(getattr(data, "steps", ()))
+
+
+def apply(data: Any, name: str, value: Any, seed: tuple[int, ...] | None) -> Any:
+    """One step of one sample.  seed: of what is random in it; None: nothing is."""
+    step = next(s for s in data.steps if s.name == name)
+    method = getattr(data, name)
+    if not step.random:
+        return method(value)
+    return method(value, None if seed is None else np.random.default_rng(seed))

@@ -1,0 +1,218 @@
+"""Samples made in steps: a chain of actors with two registers each, beside compute, that gives the
+batches which reading at once gives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flowrun.engine.compile import compile_training
+from flowrun.engine.errors import RunError
+from flowrun.engine.plan import READER, FeedWork, Plan, PrepareWork
+from flowrun.engine.rehearsal import rehearse
+from flowrun.engine.runtime.distributed import DistributedRank
+from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.strategy import Preparation
+from flowrun.launcher.job import Sampler
+from flowrun.models.data.steps import Step, StepwiseDataset
+from support.layouts import Layout, compiled, example, initial, strategy, task
+from support.plain_loop import TINY_MLP, Batch, plain_loop
+
+STEPS = 4
+CHAIN = ("read", "decode", "augment")
+
+
+class Noisy(StepwiseDataset):
+    """Digits' shapes; made in three steps, the last random.  done: acts of each step, counted."""
+
+    def __init__(self) -> None:
+        self.steps = (
+            Step("read", 1e-3, 8),
+            Step("decode", 2e-3, 256),
+            Step("augment", 0.0, 256, True),
+        )
+        self.done: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return 40
+
+    def read(self, index: int) -> int:
+        self.done["read"] += 1
+        return index
+
+    def decode(self, index: int) -> tuple[Tensor, int]:
+        self.done["decode"] += 1
+        draws = torch.Generator().manual_seed(index)
+        return torch.rand(64, generator=draws), index % 10
+
+    def augment(
+        self, sample: tuple[Tensor, int], draws: np.random.Generator | None
+    ) -> dict[str, Tensor]:
+        self.done["augment"] += 1
+        noise = 0.0 if draws is None else float(draws.random())
+        return {"images": sample[0] + noise, "labels": torch.tensor(sample[1])}
+
+
+def sampler(data: StepwiseDataset, evaluation: bool = False) -> Sampler:
+    return Sampler(data, 5, 16, TINY_MLP.micro_batches, 8, evaluation)
+
+
+@lru_cache
+def plan(layout: Layout) -> Plan:
+    wanted = strategy(TINY_MLP, layout)
+    steps = tuple(Preparation(s.name, s.seconds, s.num_bytes) for s in Noisy().steps)
+    wanted = replace(wanted, preparation=steps)
+    return compile_training(task(TINY_MLP), example(TINY_MLP), wanted).plan
+
+
+def at_once(layout: Layout) -> Plan:
+    return compiled(TINY_MLP, layout).plan
+
+
+def losses(plan: Plan, order_seed: int | None = None) -> list[float]:
+    check = order_seed is not None
+    ranks = VirtualCluster(plan, sampler(Noisy()), initial(TINY_MLP), order_seed, check)
+    return [result["loss"] for result in ranks.run(STEPS)]
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(data=2), Layout(stages=2)], ids=str)
+def test_every_stage_that_reads_has_the_chain(layout: Layout) -> None:
+    made = plan(layout)
+    for stage in {feed.stage for feed in made.graph.feeds if not feed.per_step}:
+        readers = [a for a in made.stage_actors(stage) if a.beside]
+        assert [a.work.step for a in readers if isinstance(a.work, PrepareWork)] == list(CHAIN)
+        assert [a.kind for a in readers] == [READER] * 4
+        assert isinstance(readers[-1].work, FeedWork)
+        between = [made.registers[r] for a in readers[:-1] for r in a.outputs]
+        assert [r.slots for r in between] == [2, 2, 2]
+        assert [r.readers for r in between] == [(a.id,) for a in readers[1:]]
+
+
+def test_bytes_between_the_steps_are_those_of_the_samples_of_a_rank() -> None:
+    made = plan(Layout(data=2))
+    held = TINY_MLP.micro_batch // 2
+    found = {r.tensors[0]: r.num_bytes for r in made.registers if r.name.startswith("batch.")}
+    assert found == {
+        "batch.read@0": 8 * held,
+        "batch.decode@0": 256 * held,
+        "batch.augment@0": 256 * held,
+    }
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(data=2), Layout(stages=2)], ids=str)
+def test_a_chain_trains_as_reading_at_once(layout: Layout) -> None:
+    assert losses(plan(layout)) == losses(at_once(layout))
+
+
+@pytest.mark.parametrize("order_seed", range(3))
+def test_any_order_of_acts_gives_the_same(order_seed: int) -> None:
+    layout = Layout(data=2)
+    assert losses(plan(layout), order_seed) == losses(at_once(layout))
+
+
+def test_a_rank_makes_its_own_samples_alone() -> None:
+    data = Noisy()
+    VirtualCluster(plan(Layout(data=2)), sampler(data), initial(TINY_MLP)).run(STEPS)
+    assert data.done == dict.fromkeys(CHAIN, 16 * STEPS)
+
+
+# ---- randomness ----------------------------------------------------------------------------------
+
+
+def test_what_is_random_is_a_function_of_seed_step_and_sample() -> None:
+    one, whole = sampler(Noisy()), slice(0, 4)
+    first = one(1, 2, whole)["images"]
+    assert torch.equal(first, sampler(Noisy())(1, 2, whole)["images"])
+    assert torch.equal(first[1:3], one(1, 2, slice(1, 3))["images"])
+    other = replace(one, seed=6)
+    assert not torch.equal(first, other(1, 2, whole)["images"])
+
+
+def test_a_sample_is_augmented_anew_in_each_epoch() -> None:
+    small = replace(sampler(Noisy()), held_out=39)  # one sample is left, read again and again
+    images = small(0, 0, slice(0, 4))["images"]
+    assert len({float(value) for value in images[:, 0]}) == 4
+
+
+def test_evaluation_augments_nothing() -> None:
+    data = Noisy()
+    found = sampler(data, evaluation=True)(0, 0, slice(0, 4))["images"]
+    assert torch.equal(found, torch.stack([data[k]["images"] for k in range(32, 36)]))
+
+
+# ---- the rehearsal -------------------------------------------------------------------------------
+
+
+def test_the_rehearsal_hides_reading_behind_compute() -> None:
+    """With two registers a step lasts as long as the slowest actor of the chain or compute, not as
+    long as all of them.
+    """
+    made = plan(Layout())
+    costs = {"batch.read": 1.0, "batch.decode": 5.0, "batch.augment": 1.0, "batch": 1.0}
+    found = rehearse(made, lambda actor: costs.get(actor.name, 0.0))
+    assert found.step_s == pytest.approx(5.0 * made.micro_batches)
+    busy = rehearse(made, lambda actor: costs.get(actor.name, 1.0))
+    alone = rehearse(made, lambda actor: 0.0 if actor.beside else 1.0)
+    assert busy.step_s == pytest.approx(max(5.0 * made.micro_batches, alone.step_s))
+
+
+def test_foreseen_seconds_are_those_of_the_samples_of_a_rank() -> None:
+    made = plan(Layout(data=2))
+    seconds = {a.name: a.seconds for a in made.actors}
+    act = seconds["batch"]
+    assert seconds["batch.decode"] == pytest.approx(act + 2e-3 * (TINY_MLP.micro_batch // 2))
+
+
+# ---- in threads ----------------------------------------------------------------------------------
+
+
+class Rows:
+    """What Training.rows gives, in steps; the decode of `broken` fails."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.broken = broken
+        self.threads: set[str] = set()
+
+    def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
+        raise AssertionError("the samples come in steps")
+
+    def prepare(
+        self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
+    ) -> list[Any]:
+        self.threads.add(threading.current_thread().name)
+        if self.broken and name == "decode":
+            raise ValueError("not an image")
+        batch = TINY_MLP.rows(step, micro_batch, rows)
+        return samples or [{k: v[i] for k, v in batch.items()} for i in range(len(rows_of(batch)))]
+
+    def collate(self, samples: list[Any]) -> Batch:
+        return {name: torch.stack([s[name] for s in samples]) for name in samples[0]}
+
+
+def rows_of(batch: Batch) -> Tensor:
+    return next(iter(batch.values()))
+
+
+def test_a_process_prepares_in_threads_beside_compute() -> None:
+    made, rows = plan(Layout()), Rows()
+    body = DistributedRank(made, 0, rows, initial(TINY_MLP), torch.device("cpu"))
+    found = [result["loss"] for result in body.run(STEPS)]
+    assert found == pytest.approx(plain_loop(TINY_MLP, steps=STEPS).losses, rel=1e-5)
+    assert rows.threads and threading.main_thread().name not in rows.threads
+
+
+def test_a_step_that_fails_is_told_with_rank_and_actor() -> None:
+    body = DistributedRank(
+        plan(Layout()), 0, Rows(broken=True), initial(TINY_MLP), torch.device("cpu")
+    )
+    with pytest.raises(RunError, match=r"rank 0, actor batch.decode\n.*ValueError: not an image"):
+        body.run(STEPS)
