@@ -136,12 +136,22 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
 
 
 def _make(target: Target, where: str) -> Any:
-    """The object that `_target_` and its arguments describe."""
+    """The object that `_target_` and its arguments describe; an argument may be such an object."""
     made_by = find(str(target["_target_"]), f"{where}._target_")
     arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
     if "_args_" not in target:
         check_arguments(made_by, arguments, where)
+    _check_targets_within(arguments, where)
     return _instantiated(target, str(target["_target_"]), where)
+
+
+def _check_targets_within(arguments: Mapping[str, Any], where: str) -> None:
+    """Their paths alone: a config of transformers takes more than its signature tells."""
+    for key, value in arguments.items():
+        if isinstance(value, Mapping):
+            if "_target_" in value:
+                find(str(value["_target_"]), f"{where}.{key}._target_")
+            _check_targets_within(value, f"{where}.{key}")
 
 
 def _partial(target: Target, where: str) -> Score:

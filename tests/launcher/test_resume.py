@@ -31,9 +31,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(place)
         patch.syspath_prepend(place)
         patch.delitem(sys.modules, "samples", raising=False)  # another test's
-        run(load([*RUN, "train.steps=6", "train.save_every=2"]), place / "whole")
-        yield place
-    sys.modules.pop("samples", None)
+        try:
+            run(load([*RUN, "train.steps=6", "train.save_every=2"]), place / "whole")
+            yield place
+        finally:
+            sys.modules.pop("samples", None)
 
 
 @pytest.fixture
