@@ -11,6 +11,7 @@ fake tensor).
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -35,6 +36,8 @@ from flowrun.engine.graph import (
 )
 from flowrun.engine.random_ops import seed_random_ops
 from flowrun.engine.simplify import simplify
+
+MOST_NUMBERS = 4096  # of a constant tensor that a plan carries
 
 Batch = Mapping[str, torch.Tensor]
 LossFn = Callable[[Any, Batch], torch.Tensor]
@@ -133,20 +136,28 @@ def _captured(
             if task.any_device:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             warnings.simplefilter("ignore")
+            stack.enter_context(torch._dynamo.config.patch(ignore_logger_methods=_loggers()))
             torch._dynamo.reset()
             captured = dynamo_graph_capture_for_export(program)(*values)
             joint = aot_export_joint_with_descriptors(stack, captured, values)
-            reader = _Reader(tuple(batch), ("loss", *metrics), _first_names(task.model), train)
-            graph = reader.read(joint.graph_module)
-    except RecipeError:
-        raise
     except Exception as error:
         raise RecipeError(
             "model",
             f"torch could not capture {type(task.model).__name__}: {_first_line(error)}",
             "The model must run on one micro-batch without data-dependent Python control flow.",
         ) from error
+    reader = _Reader(tuple(batch), ("loss", *metrics), _first_names(task.model), train)
+    graph = reader.read(joint.graph_module)
     return simplify(seed_random_ops(graph, task.seed))
+
+
+def _loggers() -> set[Callable[..., Any]]:
+    """What a module may say while it runs, and capture leaves out; libraries add words of their
+    own, such as warning_once.
+    """
+    words = ("debug", "info", "warn", "error", "exception", "critical", "fatal", "log")
+    methods = vars(logging.Logger).items()
+    return {method for name, method in methods if name.startswith(words) and callable(method)}
 
 
 def _first_line(error: BaseException) -> str:
@@ -183,11 +194,7 @@ class _Reader:
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "get_attr":
-                raise RecipeError(
-                    "model",
-                    f"a constant tensor {node.target!r} is made inside forward",
-                    "Register it as a buffer of the module.",
-                )
+                self._constant(node, getattr(module, str(node.target)))
             elif node.op == "output":
                 self._outputs(node)
         graph = LogicalGraph(
@@ -232,6 +239,22 @@ class _Reader:
         name = described.target.removeprefix("model.")
         return self.first_names.get(name, name)
 
+    def _constant(self, node: torch.fx.Node, value: torch.Tensor) -> None:
+        """A tensor made of numbers inside forward: an op of the graph that holds the numbers."""
+        name, numbers = self._tensor(node, node.name, value), tuple(value.flatten().tolist())
+        if len(numbers) > MOST_NUMBERS:
+            raise RecipeError(
+                "model",
+                f"a constant tensor of {len(numbers):,} numbers is made inside forward of module "
+                f"{_module_of(node) or '(top level)'}; at most {MOST_NUMBERS:,} are carried along.",
+                "Register it as a buffer of the module.",
+            )
+        shape, dtype = self.tensors[name].shape, (("dtype", value.dtype),)
+        alike = len(set(numbers)) == 1
+        target = "aten.full.default" if alike else "flow.constant"
+        args = (shape, numbers[0]) if alike else (numbers, shape)
+        self.ops.append(Op(name, target, args, dtype, (name,), _module_of(node), _phase_of(node)))
+
     def _call(self, node: torch.fx.Node) -> None:
         target = str(node.target)
         if target == "<built-in function getitem>":
@@ -239,7 +262,6 @@ class _Reader:
         if target in ("aten.detach.default", "aten.alias.default"):
             self.names[node] = self.names[node.args[0]]
             return
-        backward = node.meta.get("partitioner_tag") == "is_backward"
         self.ops.append(
             Op(
                 name=node.name,
@@ -252,7 +274,7 @@ class _Reader:
                 ),
                 outputs=self._made(node),
                 module=_module_of(node),
-                phase=BACKWARD if backward else FORWARD,
+                phase=_phase_of(node),
                 moment=_moment_of(node),
             )
         )
@@ -343,6 +365,10 @@ def _moment_of(node: torch.fx.Node) -> int:
     if backward and _module_of(node) == "" and not node.meta.get("fwd_nn_module_stack"):
         return -1
     return int(node.meta.get("seq_nr", -1))
+
+
+def _phase_of(node: torch.fx.Node) -> str:
+    return BACKWARD if node.meta.get("partitioner_tag") == "is_backward" else FORWARD
 
 
 def _module_of(node: torch.fx.Node) -> str:

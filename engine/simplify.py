@@ -19,14 +19,16 @@ def simplify(graph: LogicalGraph) -> LogicalGraph:
     A mean over a split batch is no partial sum; a sum and a count are (design: cross_entropy's
     mean).
     """
-    for rewrite in (
+    rewrites = (
         _split_mean_losses,
         _fold_clones,
         _forget_running_statistics,
         _fold_transposes,
         _merge_duplicates,
+        _unbatch_indices,
         _drop_dead,
-    ):
+    )
+    for rewrite in rewrites:
         graph = rewrite(graph)
     return graph
 
@@ -143,6 +145,44 @@ def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
         seen[key] = op
         ops.append(op)
     return _renamed(graph, ops, names)
+
+
+def _unbatch_indices(graph: LogicalGraph) -> LogicalGraph:
+    """x[every sample, at], as a function mapped over samples writes it, is x[:, at]: samples stay
+    independent of each other.
+    """
+    ops: list[Op] = []
+    tensors = dict(graph.tensors)
+    for op in graph.ops:
+        which: tuple[Any, ...] = op.args[1] if op.target == "aten.index.Tensor" else ()
+        if len(which) != 2 or None in which or not _is_count(graph, *op.inputs[:2]):
+            ops.append(op)
+            continue
+        at, made = which[1], graph.tensors[op.makes[0]].shape
+        shape = graph.tensors[at.name].shape
+        if len(shape) != len(made) or shape[0] != 1:
+            ops.append(op)
+            continue
+        flat = f"{op.name}_at"
+        tensors[flat] = replace(tensors[at.name], name=flat, shape=shape[1:])
+        ops.append(
+            replace(
+                op, name=flat, target="aten.view.default", args=(at, shape[1:]), outputs=(flat,)
+            )
+        )
+        ops.append(replace(op, args=(op.args[0], (None, Ref(flat)))))
+    return replace(graph, ops=tuple(ops), tensors=tensors)
+
+
+def _is_count(graph: LogicalGraph, indexed: str, index: str) -> bool:
+    """True if the index is 0, 1, 2 … of every row of `indexed`, along its first dim alone."""
+    length, shape = graph.tensors[indexed].shape[:1], graph.tensors[index].shape
+    if shape != (*length, *(1,) * (len(shape) - 1)):
+        return False
+    made = graph.producer.get(index)
+    while made is not None and made.target == "aten.unsqueeze.default":
+        made = graph.producer.get(made.inputs[0])
+    return made is not None and made.target == "aten.arange.default"
 
 
 def _drop_dead(graph: LogicalGraph) -> LogicalGraph:

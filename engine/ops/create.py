@@ -8,7 +8,7 @@ left to torch's default device, so that one graph serves every device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -23,7 +23,7 @@ from flowrun.engine.ops.signature import (
     rebound,
     sizes,
 )
-from flowrun.engine.placement import Shape
+from flowrun.engine.placement import Shape, Slices
 from flowrun.engine.sbp import B, P, S, Sbp
 
 
@@ -110,7 +110,24 @@ def _typed(view: LocalView) -> tuple[tuple[str, object], ...]:
     return () if dtype is None else (("dtype", dtype),)
 
 
+def local_constant(view: LocalView) -> Call:
+    """The numbers that lie here."""
+    numbers, shape = view.op.args
+    made = view.out_slices[0]
+    assert made is not None, f"{view.op.name}: its only output is unused"
+    return Call(constant, (numbers, shape, made), view.op.kwargs)
+
+
+def constant(
+    numbers: Sequence[float], shape: Shape, slices: Slices = (), *, dtype: torch.dtype
+) -> torch.Tensor:
+    """Slices of a tensor of given numbers; without slices all of it."""
+    whole = torch.tensor(numbers, dtype=dtype).reshape(tuple(shape))
+    return whole[tuple(slice(start, start + length) for start, length in slices)]
+
+
 RULES: Mapping[str, Rule] = {
+    "flow.constant": from_nothing,
     "aten.full.default": from_nothing,
     "aten.zeros.default": from_nothing,
     "aten.ones.default": from_nothing,
@@ -128,6 +145,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 LOCALS: Mapping[str, Local] = {
+    "flow.constant": local_constant,
     "aten.full.default": local_full,
     "aten.zeros.default": local_zeros,
     "aten.ones.default": local_ones,

@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
+
+from flowrun.engine.graph import Op
 from flowrun.engine.ops.signature import (
     Call,
     Labels,
@@ -20,8 +23,8 @@ from flowrun.engine.ops.signature import (
     Signature,
     bind,
     labelled,
-    places,
     rebound,
+    row,
     sizes,
     torch_callable,
 )
@@ -293,15 +296,36 @@ def index_select(view: OpView) -> tuple[Signature, ...]:
 
 
 def index(view: OpView) -> tuple[Signature, ...]:
-    """x[indices] with one index, of dim 0: dims of the index and the other dims of x pass their
-    split.
+    """x[indices]: dims of x that no index names, and dims of the indices, pass their split.
+
+    Indices are broadcast against each other; their dims stand where the first named dim was, or in
+    front where whole dims lie between two that are named.
     """
-    op = view.op
-    if places(op) != ("self", "indices") or len(op.args[1]) != 1:
-        return ()
-    own: Labels = (None, *range(1, len(view.in_shapes[0])))
-    positions: Labels = tuple(f"i{d}" for d in range(len(view.in_shapes[1])))
-    return (*labelled([own, positions], [(*positions, *own[1:])]), Signature((P, B), (P,)))
+    op, at = view.op, _indexed(view.op)
+    shape, *indices = view.in_shapes
+    positions = torch.broadcast_shapes(*indices)
+    names = tuple(f"i{d}" for d in range(len(positions)))
+    inner = [_aligned(i, positions) for i in indices]
+    own: Labels = tuple(None if d in at else d for d in range(len(shape)))
+    together = at == list(range(at[0], at[-1] + 1))
+    before = at[0] if together else 0
+    kept = [d for d in own if d is not None]
+    out: Labels = (*kept[:before], *names, *kept[before:])
+    return (*labelled([own, *inner], [out]), row(op, {"self": P}, P))
+
+
+def _indexed(op: Op) -> list[int]:
+    """Dims of x that an index names."""
+    return [d for d, index in enumerate(op.args[1]) if index is not None]
+
+
+def _aligned(shape: Shape, positions: Shape) -> Labels:
+    """Labels of an index: the dim of the broadcast indices that each of its dims is."""
+    shift = len(positions) - len(shape)
+    return tuple(
+        None if size == 1 and positions[shift + d] != 1 else f"i{shift + d}"
+        for d, size in enumerate(shape)
+    )
 
 
 RULES: Mapping[str, Rule] = {

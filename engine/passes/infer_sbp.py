@@ -135,6 +135,7 @@ class _Axis:
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
         self.homes: dict[str, Form] = {}
         self.forms: dict[str, Forms] = {}
+        self.whole: set[str] = set()  # made of nothing but constants and what is B: see _rows
         for variable in graph.variables:
             if len(variable.nd_sbp) > axis:
                 self.forms[variable.tensor] = frozenset(((variable.stage, variable.nd_sbp[axis]),))
@@ -152,9 +153,9 @@ class _Axis:
         read = {name for op in ops for name in op.inputs}
         known = {name: self.forms[name] for name in read if name in self.forms and name not in made}
         homes = {n: self._homes(n) for n in read if n not in made and n not in known}
-        solution = solve(
-            Problem(ops, [self._rows(op) for op in ops], known, homes, self._box, self._movable)
-        )
+        self.whole |= {n for n, options in homes.items() if all(f[1] == B for f, _ in options)}
+        rows = [self._rows(op) for op in ops]
+        solution = solve(Problem(ops, rows, known, homes, self._box, self._movable))
         for op, row in zip(ops, solution.rows, strict=True):
             ins, outs = self.layout.in_sbp[op.name], self.layout.out_sbp[op.name]
             for i, sbp in enumerate(row.inputs):
@@ -240,6 +241,12 @@ class _Axis:
     # ------------------------------------------------------------------ rows
 
     def _rows(self, op: Op) -> list[tuple[Signature, float]]:
+        """Legal rows with their costs.
+
+        What needs no communication to be whole everywhere (positions, masks, views of whole
+        weights) is made whole: from B every other SBP is a local step.  It costs no boxing, and
+        without it each such tensor would multiply the states of the search.
+        """
         parts = self.strategy.parts(op.stage, self.axis)
         tensors = self.layout.base.tensors
         grid = self.strategy.placements[op.stage].shape
@@ -258,6 +265,9 @@ class _Axis:
         )
         if op.phase == UPDATE or op.target == ASSIGN:
             legal = self._at_home(op, legal)
+        elif _is_plain(op) and self.whole.issuperset(op.inputs):
+            legal = [row for row in legal if {*row.inputs, *row.outputs} <= {B}]
+            self.whole.update(op.makes)
         rows = [(row, self._row_cost(op, row, in_shapes, out_shapes, parts)) for row in legal]
         if not rows:
             raise SbpError(
@@ -360,6 +370,11 @@ class _Axis:
             return self.layout.homes[name]
         op = self.layout.base.producer[name]
         return self.layout.out_sbp[op.name][op.outputs.index(name)]
+
+
+def _is_plain(op: Op) -> bool:
+    """True for torch's ops and constants: a pin asks for its own SBP, a draw is shared out."""
+    return not op.target.startswith("flow.") or op.target == "flow.constant"
 
 
 @lru_cache(maxsize=100_000)

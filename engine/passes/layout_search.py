@@ -13,8 +13,9 @@ division of work behind it, and a weight stays at home.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flowrun.engine.graph import Op
@@ -49,6 +50,7 @@ class Problem:
     homes: Mapping[str, Sequence[tuple[Form, float]]]
     box: Callable[[str, Form, Form], float]
     movable: Callable[[str], bool]
+    prices: dict[tuple[str, Form, Form], float] = field(default_factory=dict)  # asked before
 
 
 class _State(NamedTuple):
@@ -73,7 +75,19 @@ class Solution:
 
 
 def solve(problem: Problem) -> Solution:
-    """Least-cost rows for the chunk."""
+    """Least-cost rows for the chunk.
+
+    First with a narrow beam.  Where that cuts something off, its cost is a bound for the search
+    proper: a state above it can not become least, for costs only grow.
+    """
+    found = _search(problem, NARROW_BEAM, math.inf)
+    assert found is not None, "without a bound something is found"
+    if not found.exact:
+        found = _search(problem, BEAM, found.cost) or found
+    return found
+
+
+def _search(problem: Problem, widest: int, bound: float) -> Solution | None:
     certain = _certain(problem)
     # what a reader with one legal row asks for is paid in advance: only readers with a choice keep
     # a tensor in the state
@@ -104,8 +118,11 @@ def solve(problem: Problem) -> Solution:
         for _, name in made:
             at = len(kept) + [n for _, n in made].index(name)
             states = [_boxed(problem, s, name, certain, at) for s in states]
-        states, complete, work = _prune(problem, states, live, work)
+        states = [s for s in states if s.cost <= bound + _TOLERANCE_S]
+        states, complete, work = _prune(problem, states, live, work, widest)
         exact = exact and complete
+        if not states:  # what would have met the bound was cut off
+            return None
     return _trace(problem, min(states, key=lambda s: s.cost), exact)
 
 
@@ -194,6 +211,15 @@ def _advance(
 
 
 def _box(problem: Problem, name: str, have: Form, wanted: Form) -> float:
+    asked = (name, have, wanted)
+    price = problem.prices.get(asked)
+    if price is None:
+        price = problem.prices[asked] = _price(problem, *asked)
+    return price
+
+
+def _price(problem: Problem, name: str, have: Form, wanted: Form) -> float:
+    """Seconds of a boxing, and what intent adds to them."""
     cost = problem.box(name, have, wanted)
     if (
         have[0] == wanted[0]
@@ -207,7 +233,7 @@ def _box(problem: Problem, name: str, have: Form, wanted: Form) -> float:
 
 
 def _prune(
-    problem: Problem, states: list[_State], live: list[str], work: int
+    problem: Problem, states: list[_State], live: list[str], work: int, widest: int
 ) -> tuple[list[_State], bool, int]:
     """Drop what another state beats even after boxing to the same forms; then keep at most a beam.
 
@@ -217,7 +243,7 @@ def _prune(
         return states, True, work
     states.sort(key=lambda s: s.cost)
     kept: list[_State] = []
-    beam = BEAM if work > 0 else NARROW_BEAM
+    beam = widest if work > 0 else NARROW_BEAM
     for state in states:
         work -= len(kept)
         if not any(_dominates(problem, other, state, live) for other in kept):

@@ -7,6 +7,7 @@ knows nothing of torch's capture.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.utils._pytree import tree_leaves
 
-from flowrun.engine.capture import Task, capture, capture_evaluation
+from flowrun.engine.capture import MOST_NUMBERS, Task, capture, capture_evaluation
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import BACKWARD, FORWARD, LogicalGraph
 from support.layouts import example, task
@@ -342,7 +343,7 @@ def test_a_tied_weight_is_read_by_one_name_and_has_one_gradient() -> None:
     made = capture(
         Task(model, {"input": "x"}, lambda output, batch: output.sum()), {"x": torch.ones(2, 4)}
     )
-    assert [v.name for v in made.variables if v.tensor in made.consumers] == ["0.weight"]
+    assert [v.name for v in made.variables] == ["0.weight"]
     assert [name for name, _ in made.results] == ["loss", "grad/0.weight"]
 
 
@@ -430,6 +431,35 @@ def test_evaluation_has_no_backward_and_reports_the_metrics() -> None:
     assert model.model.training, "evaluation leaves the module in training mode"
 
 
+# ---- what is made inside forward -----------------------------------------------------------------
+
+
+def test_a_constant_tensor_made_in_forward_is_an_op_that_holds_its_numbers() -> None:
+    made = capture(Task(_Constant(3), {"x": "x"}), {"x": torch.ones(3, 4)})
+    numbers, same = (op for op in made.ops if op.target in ("flow.constant", "aten.full.default"))
+    assert (numbers.args, same.args) == (((0.0, 1.0, 2.0), (3,)), ((), 2.0))
+    assert [v.kind for v in made.variables] == ["parameter"] * 2
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Talks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _LOG.warning("forward was called")
+        y: Tensor = self.fc(x)
+        return y.sum()
+
+
+def test_what_a_module_logs_is_left_out() -> None:
+    made = capture(Task(_Talks(), {"x": "x"}), {"x": torch.ones(3, 4)})
+    assert made.results[0][0] == "loss"
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 
@@ -455,19 +485,25 @@ class _Writes(nn.Module):
 
 
 class _Constant(nn.Module):
-    def __init__(self) -> None:
+    """Multiplies by the same number, many times."""
+
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self.fc = nn.Linear(4, 2)
+        self.fc = nn.Linear(4, count)
+        self.numbers = list(range(count))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc(x) * torch.tensor([1.0, 2.0])
+        y: Tensor = self.fc(x) * torch.tensor(self.numbers, dtype=torch.float32) + torch.tensor(2.0)
         return y.sum()
 
 
 REFUSED = {
     "a branch on values": (_Branches(), "torch could not capture _Branches"),
     "a batch that forward changes": (_Writes(), "forward writes into PlainAOTInput"),
-    "a constant tensor": (_Constant(), "a constant tensor .* is made inside forward"),
+    "a long constant tensor": (
+        _Constant(MOST_NUMBERS + 1),
+        "a constant tensor of 4,097 numbers is made inside forward",
+    ),
 }
 
 

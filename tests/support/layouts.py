@@ -145,7 +145,9 @@ def compiled_evaluation(training: Training, layout: Layout) -> Rehearsed:
 
 def initial(training: Training) -> dict[str, Tensor]:
     """Logical values of parameters and buffers before the first step."""
-    return {name: value.detach() for name, value in training.model().state_dict().items()}
+    model = training.model()
+    values = {**dict(model.named_buffers()), **model.state_dict()}  # buffers kept out of it too
+    return {name: value.detach() for name, value in values.items()}
 
 
 def cluster(training: Training, plan: Plan, order_seed: int | None = None) -> VirtualCluster:

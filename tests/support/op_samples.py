@@ -208,11 +208,15 @@ def _shape() -> list[Sample]:
         sample("aten.scatter_add.default", T(5, 4, 3), 0, below(5, 7, 2, 3), T(10, 4, 3)),
         sample("aten.index_select.default", T(5, 4), 1, below(4, 3)),
         sample("aten.index.Tensor", T(4, 5), [below(4, 3, 2)]),
+        sample("aten.index.Tensor", T(5, 4), [None, below(4, 3, 1)]),
+        sample("aten.index.Tensor", T(4, 5), [below(4, 3, 1), below(5, 2)]),
+        sample("aten.index.Tensor", T(4, 3, 5), [below(4, 5), None, below(5, 5)]),
     ]
 
 
 def _create() -> list[Sample]:
     return [
+        sample("flow.constant", tuple(range(20)), (5, 4), dtype=torch.float64),
         sample("aten.full.default", (5, 4), 3.0),
         sample("aten.zeros.default", (5, 4)),
         sample("aten.ones.default", (5, 4), dtype=torch.float64),

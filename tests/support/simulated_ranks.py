@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.graph import Op, Ref, Tensor, map_refs
-from flowrun.engine.ops import expansions, random, registry, update
+from flowrun.engine.ops import create, expansions, random, registry, update
 from flowrun.engine.ops.signature import Call, LocalView, NdSignature, torch_callable
 from flowrun.engine.placement import Shape, local_slices, split_range
 from flowrun.engine.sbp import NdSbp, Partial, Sbp, Split
@@ -79,8 +79,7 @@ def sample(
         return value
 
     op = Op("op", target, named(args), tuple((k, named(v)) for k, v in kwargs.items()))
-    own = {**update.FUNCTIONS, **random.FUNCTIONS}
-    function = own.get(target) or torch_callable(target)
+    function = OWN_FUNCTIONS.get(target) or torch_callable(target)
     made = run(Call(function, op.args, op.kwargs), values)
     names = tuple(None if value is None else f"y{k}" for k, value in enumerate(made))
     shapes = "; ".join("x".join(map(str, v.shape)) or "scalar" for v in values.values())
@@ -90,6 +89,9 @@ def sample(
     )
     op = Op("op", target, op.args, op.kwargs, names)
     return Sample(label, op, values, made, sound or (lambda shapes: True))
+
+
+OWN_FUNCTIONS = {**update.FUNCTIONS, **random.FUNCTIONS, "flow.constant": create.constant}
 
 
 def run(call: Call, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
