@@ -21,6 +21,7 @@ def simplify(graph: LogicalGraph) -> LogicalGraph:
     """
     rewrites = (
         _split_mean_losses,
+        _fill_by_views,
         _fold_clones,
         _forget_running_statistics,
         _fold_transposes,
@@ -70,6 +71,23 @@ def _forget_running_statistics(graph: LogicalGraph) -> LogicalGraph:
         for op in graph.ops
     )
     return replace(graph, ops=ops)
+
+
+def _fill_by_views(graph: LogicalGraph) -> LogicalGraph:
+    """What overwrites all of a tensor is a view of what it writes; memory that is not written yet
+    may as well be zero.
+    """
+    ops: list[Op] = []
+    for op in graph.ops:
+        if op.target in ("aten.copy.default", "aten.fill.Tensor"):
+            made, source = graph.tensors[op.makes[0]], graph.tensors[op.inputs[1]]
+            if made.dtype == source.dtype:
+                args = (Ref(source.name), made.shape)
+                op = replace(op, target="aten.expand.default", args=args, kwargs=())
+        elif op.target == "aten.empty_like.default":
+            op = replace(op, target="aten.zeros_like.default")
+        ops.append(op)
+    return replace(graph, ops=tuple(ops))
 
 
 def _renamed(graph: LogicalGraph, ops: list[Op], names: Mapping[str, str]) -> LogicalGraph:

@@ -28,7 +28,7 @@ from flowrun.engine.ops.signature import (
     torch_callable,
 )
 from flowrun.engine.placement import Shape
-from flowrun.engine.sbp import P_MAX, P_MIN, P, Sbp
+from flowrun.engine.sbp import P_MAX, P_MIN, P, S, Sbp
 
 
 def reduced_dims(op: Op, ndim: int) -> frozenset[int]:
@@ -76,6 +76,14 @@ def along(*, linear: bool = False) -> Rule:
         return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
 
     return rule
+
+
+def histogram(view: OpView) -> tuple[Signature, ...]:
+    """Counts of the parts add up.  Bounds that are equal stand for those of the data: no split."""
+    given, ndim = bind(view.op), len(view.in_shapes[0])
+    if given["min"] == given["max"]:
+        return ()
+    return tuple(Signature((S(d),), (P,)) for d in range(ndim))
 
 
 # ---- local programs ------------------------------------------------------------------------------
@@ -126,6 +134,7 @@ RULES: Mapping[str, Rule] = {
     "aten.amin.default": MIN,
     "aten.min.default": MIN,
     **{f"aten.{name}": OTHER for name in _OTHER_NAMES.split()},
+    "aten.histc.default": histogram,
     "aten.cumsum.default": along(linear=True),
     "aten.sort.default": along(),
     "aten.topk.default": along(),

@@ -17,6 +17,7 @@ from flowrun.engine.ops import (
     conv,
     create,
     embedding,
+    grouped,
     loss,
     matmul,
     norm,
@@ -41,6 +42,7 @@ from flowrun.engine.sbp import B, Sbp, Split
 
 RULES: Mapping[str, Rule] = {
     **matmul.RULES,
+    **grouped.RULES,
     **pointwise.RULES,
     **reduce.RULES,
     **shape.RULES,
@@ -56,6 +58,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 LOCALS: Mapping[str, Local] = {
+    **grouped.LOCALS,
     **reduce.LOCALS,
     **shape.LOCALS,
     **norm.LOCALS,

@@ -29,7 +29,7 @@ from flowrun.engine.ops.signature import (
     torch_callable,
 )
 from flowrun.engine.placement import Shape
-from flowrun.engine.sbp import B, P, S
+from flowrun.engine.sbp import B, P, S, Split
 
 # ---- views ---------------------------------------------------------------------------------------
 
@@ -314,6 +314,51 @@ def index(view: OpView) -> tuple[Signature, ...]:
     return (*labelled([own, *inner], [out]), row(op, {"self": P}, P))
 
 
+def index_put(view: OpView) -> tuple[Signature, ...]:
+    """x with values put at, or added at, indices: linear in x and the values together.
+
+    Dims of x that no index names pass their split.  Added values can come in parts, split along a
+    dim of the indices: the parts add up, if x is one of the addends.
+    """
+    op, at = view.op, _indexed(view.op)
+    shape, *indices, values = view.in_shapes
+    positions = torch.broadcast_shapes(*indices)
+    names = tuple(f"i{d}" for d in range(len(positions)))
+    together = at == list(range(at[0], at[-1] + 1))
+    before = at[0] if together else 0
+    own: Labels = tuple(None if d in at else d for d in range(len(shape)))
+    kept = [d for d in own if d is not None]
+    whole: Labels = (*kept[:before], *names, *kept[before:])
+    sizes: dict[int | str | None, int] = {
+        **dict(zip(names, positions, strict=True)),
+        **{d: n for d, n in enumerate(shape) if d not in at},
+    }
+    given = whole[len(whole) - len(values) :]
+    put: Labels = tuple(
+        label if n == sizes[label] else None for label, n in zip(given, values, strict=True)
+    )
+    inner = [_aligned(i, positions) for i in indices]
+    rows = [*labelled([own, *[()] * len(indices), put], [own])]
+    rows = [r for r in rows if isinstance(r.inputs[0], Split)]
+    if bind(op)["accumulate"]:
+        for made in labelled([own, *inner, put], [own], dict.fromkeys(names, P)):
+            if made.outputs == (P,):
+                rows.append(Signature((P, *made.inputs[1:]), (P,)))
+    return (*rows, row(op, {"self": P, "values": P}, P))
+
+
+def scatter_src(view: OpView) -> tuple[Signature, ...]:
+    """x with src put at an index along `dim`: other dims, as long in all three, pass their split;
+    linear in x and src together.
+    """
+    shape, positions, source = view.in_shapes
+    at = bind(view.op)["dim"] % max(len(shape), 1)
+    own: Labels = tuple(
+        None if d == at or not n == positions[d] == source[d] else d for d, n in enumerate(shape)
+    )
+    return (*labelled([own] * 3, [own]), row(view.op, {"self": P, "src": P}, P))
+
+
 def _indexed(op: Op) -> list[int]:
     """Dims of x that an index names."""
     return [d for d, index in enumerate(op.args[1]) if index is not None]
@@ -363,6 +408,8 @@ RULES: Mapping[str, Rule] = {
     "aten.scatter_add.default": scatter_add,
     "aten.index_select.default": index_select,
     "aten.index.Tensor": index,
+    "aten.index_put.default": index_put,
+    "aten.scatter.src": scatter_src,
 }
 
 _VIEWS = ("view", "_unsafe_view", "_reshape_alias", "reshape")

@@ -6,10 +6,13 @@ pieces are the rule.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers.integrations.moe  # noqa: F401  (registers the grouped product)
 
+from flowrun.engine.placement import Shape
 from support.batch_norm_samples import batch_norm_samples
 from support.kernel_samples import kernel_samples, same_shape
 from support.random_samples import random_samples
@@ -26,8 +29,26 @@ from support.sample_values import (
 from support.simulated_ranks import Sample, sample
 
 
+def _grouped(shapes: Sequence[Shape]) -> bool:
+    """Tokens, weight, ends, gradient: the kernel would resize what it writes to."""
+    (tokens, width), (_, inner, outer), _, *grad = shapes
+    return width == inner and grad in ([], [(tokens, outer)])
+
+
 def _matmul() -> list[Sample]:
+    ends = torch.tensor([2, 2, 6, 7])  # the second expert has no tokens
     return [
+        sample(
+            "transformers.grouped_mm_fallback.default", T(7, 5), T(4, 5, 3), ends, sound=_grouped
+        ),
+        sample(
+            "transformers.grouped_mm_fallback_backward.default",
+            T(7, 5),
+            T(4, 5, 3),
+            ends,
+            T(7, 3),
+            sound=_grouped,
+        ),
         sample("aten.mm.default", T(5, 4), T(4, 3)),
         sample("aten.bmm.default", T(3, 5, 4), T(3, 4, 2)),
         sample("aten.mv.default", T(5, 4), T(4)),
@@ -138,6 +159,8 @@ def _reduce() -> list[Sample]:
             sample(f"aten.{n}.correction", T(5, 6), (1,), correction=1)
             for n in ("var", "std", "var_mean")
         ),
+        sample("aten.histc.default", T(5, 4), 4, -1, 1),
+        sample("aten.histc.default", torch.arange(7).double().square(), 3),
         sample("aten.cumsum.default", T(5, 4), 1),
         sample("aten.sort.default", T(5, 4), 1),
         sample("aten.topk.default", T(5, 4), 4, 1),
@@ -208,8 +231,14 @@ def _shape() -> list[Sample]:
         sample("aten.scatter_add.default", T(5, 4, 3), 0, below(5, 7, 2, 3), T(10, 4, 3)),
         sample("aten.index_select.default", T(5, 4), 1, below(4, 3)),
         sample("aten.index.Tensor", T(4, 5), [below(4, 3, 2)]),
+        sample("aten.index_put.default", T(4, 5), [torch.tensor([3, 0])], T(2, 5)),
+        sample("aten.index_put.default", T(4, 5), [below(4, 7)], T(7, 5), True),
+        sample("aten.index_put.default", T(5, 4), [None, below(4, 7)], T(5, 7), True),
+        sample("aten.index_put.default", T(4, 5, 3), [below(4, 7, 1), below(5, 6)], T(6, 3), True),
+        sample("aten.scatter.src", T(5, 4), 1, below(4, 5, 1), T(5, 1)),
+        sample("aten.scatter.src", T(5, 4), 0, below(1, 1, 4), T(1, 4)),
         sample("aten.index.Tensor", T(5, 4), [None, below(4, 3, 1)]),
-        sample("aten.index.Tensor", T(4, 5), [below(4, 3, 1), below(5, 2)]),
+        sample("aten.index.Tensor", T(4, 5), [torch.tensor([[3], [0], [2]]), below(5, 2)]),
         sample("aten.index.Tensor", T(4, 3, 5), [below(4, 5), None, below(5, 5)]),
     ]
 
