@@ -63,12 +63,20 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterator[str]:
-    """A note for every op that has no signature table: it runs whole on every rank of the axis."""
+    """One note for each kind of op that has no signature table: all ranks of the axis do all of it,
+    from inputs that are gathered.
+    """
+    modules: dict[str, dict[str, None]] = {}  # target -> where it is, in order
     for op in graph.ops:
         split = strategy.parts(op.stage, axis) > 1
         if split and op.target != "flow.pin" and not registry.has_table(op.target):
-            where = f"{op.target} in module {op.module or '(top level)'}"
-            yield f"{where} has no signature table: all ranks of {strategy.axes[axis]} do all of it"
+            modules.setdefault(op.target, {})[op.module or "(top level)"] = None
+    for target, (first, *others) in modules.items():
+        where = f"module {first}" + (f" and {len(others)} more" if others else "")
+        yield (
+            f"{target} in {where} has no signature table: "
+            f"all ranks of {strategy.axes[axis]} do all of it"
+        )
 
 
 def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import pytest
 
-from support.architectures import STEPS, training, unpinned, weights_apart
-from support.layouts import Layout, virtual_run
+from support.architectures import (
+    LAYOUTS,
+    LOSS_TOLERANCE,
+    PINNED,
+    STEPS,
+    training,
+    unpinned,
+    weights_apart,
+)
+from support.layouts import virtual_run
 from support.plain_loop import loss_difference, plain_loop
 
-LOSS_TOLERANCE = 1e-5
 WEIGHT_TOLERANCE = 1e-3
 
-PINNED = "tensor 2, pinned"
-LAYOUTS = {
-    "data 2": Layout(data=2),
-    "tensor 2": Layout(tensor=2),
-    PINNED: Layout(tensor=2),
-    "stages 2": Layout(stages=2),
-    "data 2 x stages 2, ZeRO 2": Layout(data=2, stages=2, zero=2),
-}
 TESTED = {
     "gpt2": ("data 2", PINNED),
     "llama": ("data 2 x stages 2, ZeRO 2", PINNED),

@@ -17,13 +17,24 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.strategy import Optimizer
+from support.layouts import Layout
 from support.plain_loop import Batch, Trained, Training, pins, seeded
 
 VOCABULARY, LENGTH, WIDTH, HEADS, CLASSES = 32, 6, 16, 4, 8
+LOSS_TOLERANCE = 1e-5
 STEPS, SAMPLES, MICRO_BATCHES = 5, 8, 2
 SGD = Optimizer(
     "sgd", (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 1e-3), ("nesterov", False))
 )
+
+PINNED = "tensor 2, pinned"
+LAYOUTS = {
+    "data 2": Layout(data=2),
+    "tensor 2": Layout(tensor=2),
+    PINNED: Layout(tensor=2),
+    "stages 2": Layout(stages=2),
+    "data 2 x stages 2, ZeRO 2": Layout(data=2, stages=2, zero=2),
+}
 
 
 @dataclass(frozen=True)
