@@ -12,6 +12,7 @@ from flowrun.engine.passes import compile_graph
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
+from flowrun.engine.passes.mirror import mirror, rows_of_a_rank
 from flowrun.engine.passes.pin_activations import matches_variable
 from flowrun.engine.passes.split_stages import decided, split_stages
 from flowrun.engine.passes.update_ops import update_ops
@@ -35,7 +36,7 @@ def compile_training(task: Task, batch: Batch, strategy: Strategy) -> Rehearsed:
     in_flight "auto" takes the most micro-batches in flight, up to zero bubble, that memory allows.
     Raises PlanError if a rank's foreseen peak is over `hardware.memory_bytes`.
     """
-    graph = compile_graph(capture(task, batch), strategy)
+    graph = compile_graph(capture(task, rows_of_a_rank(batch, strategy)), strategy)
     most = min(2 * strategy.num_stages, strategy.micro_batches)
     fewer = range(most - 1, 0, -1) if strategy.in_flight == "auto" else ()
     for in_flight in (strategy.in_flight, *fewer):
@@ -64,9 +65,9 @@ def _too_large(found: Rehearsed, strategy: Strategy) -> PlanError:
 
 def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: Plan) -> Rehearsed:
     """Forward alone, in eval mode, with every weight where training keeps it."""
-    graph = capture_evaluation(task, batch)
+    graph = capture_evaluation(task, rows_of_a_rank(batch, strategy))
     follow = _following(strategy, training)
-    for rewrite in (split_stages, update_ops, infer_sbp, infer_update):
+    for rewrite in (mirror, split_stages, update_ops, infer_sbp, infer_update):
         graph = rewrite(graph, follow)
     homes = {v.name: v.nd_sbp for v in training.graph.variables}
     variables = tuple(replace(v, nd_sbp=homes.get(v.name, v.nd_sbp)) for v in graph.variables)

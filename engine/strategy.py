@@ -142,6 +142,8 @@ class Strategy:
     placements: one a stage.
     stage_modules: module patterns of each stage; empty: cut by foreseen time.
     decided: stages of another graph of the same model, by training for evaluation; wins over both.
+    mirrored: each rank its own batch (one stage, axes that divide the batch); else one logical
+        batch.
     in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
         "zero_bubble", or "auto", the most that memory allows up to zero bubble.
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
@@ -157,6 +159,7 @@ class Strategy:
     recompute: Recompute = Recompute()
     optimizer: Optimizer = Optimizer()
     micro_batches: int = 1
+    mirrored: bool = False
     in_flight: int | str = "auto"
     register_slots: int = 2
     preparation: tuple[Preparation, ...] = ()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.rank import Results
 
 _PATIENCE = timedelta(days=7)  # for the next step
 
@@ -95,7 +96,7 @@ class Teller:
                 "Give the same command on each host, with the same versions installed.",
             )
 
-    def step(self, step: int, results: dict[str, float], seconds: float) -> None:
+    def step(self, step: int, results: Results, seconds: float) -> None:
         """A step has reported; told by one rank of the run."""
         self._tell("step", step, results, seconds, everywhere=True)
 

@@ -18,12 +18,13 @@ from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_traini
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
+from flowrun.engine.runtime.rank import Results
 from flowrun.engine.strategy import Preparation, Recompute, Strategy, Zero
 from flowrun.launcher import build, weights
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type
 from flowrun.launcher.optimizer import optimizer_of
-from flowrun.launcher.schema import Recipe
+from flowrun.launcher.schema import MIRRORED, Recipe
 from flowrun.launcher.segments import Segment, segments
 from flowrun.models.data.steps import apply, preparation
 from flowrun.models.sampling import sample_indices
@@ -183,13 +184,17 @@ class Job:
         """Learning rate of a step, counted from 0; of parameters that no group gives another."""
         return self.strategy.optimizer.rate(self.recipe.optim.lr, step)
 
-    def validation(self, results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Mean of each result over batches of equal size; a metric with `of_mean` is that function
+    def validation(self, results: Sequence[Results]) -> dict[str, float]:
+        """Mean of each number over batches of equal size; a metric with `of_mean` is that function
         of the mean (perplexity is no mean of perplexities).
         """
         if not results:
             return {}
-        means = {name: sum(r[name] for r in results) / len(results) for name in results[0]}
+        means = {
+            name: sum(r[name] for r in results) / len(results)
+            for name in results[0]
+            if not isinstance(results[0][name], list)
+        }
         return {name: self._of_mean(name)(mean) for name, mean in means.items()}
 
     def _of_mean(self, name: str) -> Callable[[float], float]:
@@ -250,6 +255,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         recompute=Recompute(tuple(recipe.recompute.modules), tuple(recipe.recompute.keep)),
         optimizer=optimizer_of(recipe),
         micro_batches=recipe.train.micro_batches,
+        mirrored=recipe.view == MIRRORED,
         in_flight=recipe.in_flight,
         register_slots=recipe.engine.register_slots,
         hardware=shared_cores(recipe),

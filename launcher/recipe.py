@@ -28,8 +28,10 @@ from flowrun.launcher.schema import (
     DEVICES,
     KEPT,
     LAUNCHERS,
+    MIRRORED,
     OPTIMIZERS,
     PRECISIONS,
+    VIEWS,
     Recipe,
     RecipeSchema,
     Zero,
@@ -93,6 +95,7 @@ def to_recipe(cfg: DictConfig) -> Recipe:
         stages=stages,
         in_flight=parse_in_flight(recipe.placement.in_flight),
         pins=tuple(pin for pin in pins if pin.axis in axes),
+        view=recipe.view,
         zero=_zero(recipe),
         recompute=recipe.recompute,
         precision=recipe.precision,
@@ -333,6 +336,30 @@ def _check_zero(recipe: RecipeSchema) -> None:
     )
 
 
+def _check_view(recipe: RecipeSchema) -> None:
+    _require(
+        recipe.view in VIEWS,
+        "view",
+        f"{recipe.view!r} is no view: a recipe has {' or '.join(VIEWS)}.",
+    )
+    if recipe.view != MIRRORED:
+        return
+    axes = {axis: size for axis, size in recipe.placement.axes.items() if size > 1}
+    others = [axis for axis in axes if axis not in BATCH_AXES]
+    wrong = (
+        (others, f"the axis {', '.join(others)} divides what each rank would have for itself."),
+        (recipe.placement.stages != 1, "placement.stages divides the model over ranks."),
+        (recipe.sbp, "sbp lays out one logical batch, and here there is none."),
+    )
+    for here, problem in wrong:
+        _require(
+            not here,
+            "view",
+            f"in the mirrored view each rank has a batch and a model of its own, but {problem}",
+            f"Use axes named {' or '.join(BATCH_AXES)} alone, or view: consistent.",
+        )
+
+
 def _check_recompute(recipe: RecipeSchema) -> None:
     modules, keep = recipe.recompute.modules, recipe.recompute.keep
     for name in keep:
@@ -439,6 +466,7 @@ CHECKS = (
     _check_train,
     _check_optim,
     _check_zero,
+    _check_view,
     _check_recompute,
     _check_precision,
     _check_launch,

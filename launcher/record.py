@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.runtime.rank import Results
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import Progress
 from flowrun.launcher.report import Report, StepRecord
@@ -43,7 +44,7 @@ class Record:
         if self.progress:
             self.progress.planned(self.job, training)
 
-    def step(self, step: int, results: dict[str, float], seconds: float) -> None:
+    def step(self, step: int, results: Results, seconds: float) -> None:
         """A step has ended."""
         tokens_per_s = self.job.tokens_per_step / seconds if seconds > 0 else 0.0
         record = StepRecord(step, results["loss"], seconds, tokens_per_s)

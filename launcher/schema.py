@@ -22,6 +22,8 @@ LAUNCHERS = ("local", "virtual", "slurm")
 CLUSTERS = ("slurm", "local")
 DEVICES = ("auto", "cpu", "cuda")
 KEPT = ("matmul", "boxing")
+MIRRORED = "mirrored"
+VIEWS = ("consistent", MIRRORED)
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -221,6 +223,8 @@ class RecipeSchema:
     model: beside `_target_` and its arguments, `weights`: a file of weights, or a folder of Hugging
     Face's, that training starts from.
     sbp: pattern over parameter or module names -> axis -> SBP, or -> in, out -> axis -> SBP.
+    view: consistent (one logical batch, the numbers of one device) or mirrored (each rank its own
+    batch and its own batch norm statistics; gradients averaged; results of each rank as a list).
     """
 
     name: str = ""
@@ -231,6 +235,7 @@ class RecipeSchema:
     optim: Optim = field(default_factory=Optim)
     placement: PlacementSchema = field(default_factory=PlacementSchema)
     sbp: dict[str, Any] = field(default_factory=dict)
+    view: str = VIEWS[0]
     zero: Zero = field(default_factory=Zero)
     recompute: Recompute = field(default_factory=Recompute)
     precision: Precision = field(default_factory=Precision)
@@ -272,6 +277,7 @@ class Recipe:
     stages: tuple[Stage, ...]
     in_flight: int | str
     pins: tuple[Pin, ...]
+    view: str
     zero: Zero
     recompute: Recompute
     precision: Precision

@@ -10,6 +10,7 @@ import torch
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime import checkpoint
+from flowrun.engine.runtime.rank import Results
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
@@ -34,7 +35,7 @@ def execute_virtual(
     evaluator = evaluation and _evaluator(job, evaluation, cluster)
     before = 0.0
 
-    def on_step(step: int, results: dict[str, float]) -> None:
+    def on_step(step: int, results: Results) -> None:
         nonlocal before
         now = time.perf_counter()
         record.step(step, results, now - before)

@@ -100,7 +100,7 @@ def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
     """
     files = [_find(folders, rank) for rank in range(num_ranks)]
     values: dict[str, torch.Tensor] = {}
-    for file in files:
+    for file in reversed(files):  # of copies that are unlike, the first rank's stays
         with safe_open(file, "pt") as shards:
             told = shards.metadata()
             for name in shards.keys():  # noqa: SIM118  (not a mapping)

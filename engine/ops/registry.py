@@ -20,6 +20,7 @@ from flowrun.engine.ops import (
     grouped,
     loss,
     matmul,
+    mirror,
     norm,
     pointwise,
     random,
@@ -67,6 +68,7 @@ LOCALS: Mapping[str, Local] = {
     **loss.LOCALS,
     **create.LOCALS,
     **random.LOCALS,
+    **mirror.LOCALS,
     **update.LOCALS,
 }
 

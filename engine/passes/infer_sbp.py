@@ -31,8 +31,10 @@ from flowrun.engine.graph import (
     gradient_of,
 )
 from flowrun.engine.ops import registry
+from flowrun.engine.ops.mirror import RELABELS
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout_search import Form, Forms, Problem, Solution, solve
+from flowrun.engine.passes.mirror import own_ops
 from flowrun.engine.passes.pin_activations import matches_variable
 from flowrun.engine.placement import BATCH_AXES, Shape, split_range
 from flowrun.engine.sbp import B, NdSbp, P, Partial, S, Sbp, Split, parse_sbp
@@ -67,9 +69,10 @@ def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterat
     from inputs that are gathered.
     """
     modules: dict[str, dict[str, None]] = {}  # target -> where it is, in order
+    known = ("flow.pin", *RELABELS)
     for op in graph.ops:
         split = strategy.parts(op.stage, axis) > 1
-        if split and op.target != "flow.pin" and not registry.has_table(op.target):
+        if split and op.target not in known and not registry.has_table(op.target):
             modules.setdefault(op.target, {})[op.module or "(top level)"] = None
     for target, (first, *others) in modules.items():
         where = f"module {first}" + (f" and {len(others)} more" if others else "")
@@ -140,6 +143,7 @@ class _Axis:
         graph = layout.base
         self.variables: dict[str, Variable] = dict(graph.variable_of)
         self.weights = graph.of_weights  # to move what is made of a weight is to move the weight
+        self.own = own_ops(graph, strategy)
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
         self.homes: dict[str, Form] = {}
         self.forms: dict[str, Forms] = {}
@@ -266,11 +270,14 @@ class _Axis:
             None if n is None else left_over(tensors[n].shape, nd[: self.axis], grid)
             for n, nd in zip(op.outputs, self.layout.out_sbp[op.name], strict=True)
         ]
-        legal: Iterable[Signature] = (
-            self._pin_rows(op, in_shapes[0], parts)
-            if op.target == "flow.pin"
-            else registry.signatures(op, in_shapes, out_shapes, parts)
-        )
+        legal: Iterable[Signature]
+        if op.target == "flow.pin":
+            legal = self._pin_rows(op, in_shapes[0], parts)
+        elif op.target in RELABELS:
+            legal = (RELABELS[op.target],)
+        else:
+            legal = registry.signatures(op, in_shapes, out_shapes, parts)
+            legal = legal[:1] if op.name in self.own else legal
         if op.phase == UPDATE or op.target == ASSIGN:
             legal = self._at_home(op, legal)
         elif _is_plain(op) and self.whole.issuperset(op.inputs):

@@ -26,11 +26,9 @@ from flowrun.engine.placement import Slices
 from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.runtime import collectives
 from flowrun.engine.runtime.collectives import Pending
-from flowrun.engine.runtime.rank import Batches, Rank
+from flowrun.engine.runtime.rank import Batches, Rank, Results
 from flowrun.engine.runtime.transport import cut, join
 from flowrun.engine.scheduler import COMMUNICATION, Scheduler
-
-Results = dict[str, float]
 
 
 class LostPeer(RunError):

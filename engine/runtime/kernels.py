@@ -59,7 +59,7 @@ def _item(values: Any, k: int) -> Any:
 def _local(plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Call | None:
     """What this rank runs in place of the op; None if it is the identity."""
     tensors = plan.graph.tensors
-    if op.target in ("flow.accumulate", "flow.after", "flow.pin"):
+    if op.target in ("flow.accumulate", "flow.after", "flow.pin", "flow.own", "flow.share"):
         return None
     if op.target == "flow.box":
         (name,) = op.inputs

@@ -29,6 +29,7 @@ from flowrun.engine.runtime.transport import Layout, layout_of
 # (step, micro-batch) -> batch of the whole micro-batch, logical; a rank cuts what it holds
 Batches = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
 Values = list[torch.Tensor]
+Results = dict[str, Any]  # of a step, by name: a number, or a list with one of each rank
 
 
 class Samples(Protocol):
@@ -94,7 +95,7 @@ class Rank:
         self.left: dict[tuple[int, int], int] = {}  # readers that have not returned it
         self.live: dict[int, int] = {}  # register -> versions live now
         self.most_live: dict[int, int] = {}  # register -> most versions live at once
-        self.results: dict[int, dict[str, float]] = {}
+        self.results: dict[int, Results] = {}
         self.acts: dict[int, int] = {}
         self.kernels: dict[int, Kernel] = {}
         self.sources: dict[int, tuple[_Source, ...]] = {}
@@ -182,7 +183,7 @@ class Rank:
                 self.store(actor, act, self.supply(actor, act, self.inputs(actor, act)))
             case ReportWork(results):
                 values = dict(zip(_reads(actor), self.inputs(actor, act), strict=True))
-                self.results[act] = {name: float(values[tensor]) for name, tensor in results}
+                self.results[act] = {name: values[tensor].tolist() for name, tensor in results}
             case other:
                 raise AssertionError(other)
         self.acts[actor.id] = act + 1

@@ -18,7 +18,7 @@ from flowrun.engine.placement import local_slices
 from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.protocol import Launch, violations
 from flowrun.engine.rehearsal import deadlock
-from flowrun.engine.runtime.rank import Batches, Rank
+from flowrun.engine.runtime.rank import Batches, Rank, Results
 from flowrun.engine.runtime.transport import run_group, run_route
 from flowrun.engine.scheduler import Scheduler
 
@@ -50,9 +50,9 @@ class VirtualCluster:
     def run(
         self,
         steps: int,
-        on_step: Callable[[int, dict[str, float]], None] | None = None,
+        on_step: Callable[[int, Results], None] | None = None,
         first: int = 0,
-    ) -> list[dict[str, float]]:
+    ) -> list[Results]:
         """Run from step `first` until `steps` have been done, then come to rest; the results of
         each step.  A run in pieces is the run in one: acts are counted from step 0.
 
@@ -81,12 +81,12 @@ class VirtualCluster:
         return self.plan.placements[stage].ranks[0]
 
     def value(self, name: str) -> torch.Tensor:
-        """The logical value of a variable, joined from the shards."""
+        """The logical value of a variable, joined from the shards; of copies the first rank's."""
         variable = next(v for v in self.plan.graph.variables if v.name == name)
         tensor = self.plan.graph.tensors[variable.tensor]
         out = torch.empty(tensor.shape, dtype=tensor.dtype)
         placement = self.plan.placements[variable.stage]
-        for rank in placement.ranks:
+        for rank in reversed(placement.ranks):
             view = out
             slices = local_slices(
                 tensor.shape, variable.nd_sbp, placement.shape, placement.coordinate(rank)

@@ -75,7 +75,7 @@ def plain_loop(training: Training, clip_norm: float = 0.0, steps: int = STEPS) -
     """Train on one device, whole batch by whole batch."""
     model = training.model().train()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = _torch_optimizer(training.optimizer, model)
+    optimizer = torch_optimizer(training.optimizer, model)
     losses = []
     for batch in training.batches[:steps]:
         optimizer.zero_grad()
@@ -94,7 +94,7 @@ def micro_batch_loop(training: Training, steps: int) -> tuple[list[float], Mappi
     micro-batches: what counts where a buffer changes with each.
     """
     model = training.model().train()
-    optimizer = _torch_optimizer(training.optimizer, model)
+    optimizer = torch_optimizer(training.optimizer, model)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
@@ -139,7 +139,7 @@ def weight_difference(found: Mapping[str, Tensor], plain: Trained) -> float:
     )
 
 
-def _torch_optimizer(optimizer: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+def torch_optimizer(optimizer: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     settings = dict(optimizer.arguments)
     if optimizer.name == "sgd":
         return torch.optim.SGD(model.parameters(), **settings)  # type: ignore[arg-type]

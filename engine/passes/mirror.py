@@ -1,0 +1,162 @@
+"""mirror: captured -> captured, for the mirrored view: each rank its own batch, as in data parallel
+training by hand.
+
+The graph is of one rank's samples, and B on an op means here: each rank its own value.  Three ops,
+which compute nothing, lead in and out of that:
+
+    flow.own      S(0) -> B   what the reader supplies, one rank's part of it
+    flow.share    B -> P      a gradient: its average over the ranks is the sum of these
+    flow.by_rank  B -> S(0)   a result: one number becomes a list, an entry for each rank
+
+So the gradients' way from P on, and ZeRO with it, is as in the consistent view.  A buffer is each
+rank's own; rank 0's are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    LogicalGraph,
+    Op,
+    Ref,
+    Tensor,
+    rename_inputs,
+)
+from flowrun.engine.ops.mirror import RELABELS
+from flowrun.engine.strategy import Strategy
+
+DRAW, TANGENT = "@draw", "@tangent"
+
+
+def rows_of_a_rank(
+    batch: Mapping[str, torch.Tensor], strategy: Strategy
+) -> Mapping[str, torch.Tensor]:
+    """What capture sees of a micro-batch: in the mirrored view one rank's samples, else all."""
+    if not strategy.mirrored:
+        return batch
+    ranks = _num_ranks(strategy)
+    rows = next(len(value) for value in batch.values() if value.dim())
+    if rows % ranks:
+        raise RecipeError(
+            "train.batch_size",
+            f"a micro-batch of {rows} samples cannot be divided over {ranks} ranks.",
+            f"batch_size / micro_batches must be a multiple of {ranks}.",
+        )
+    return {name: v[: rows // ranks] if v.dim() else v for name, v in batch.items()}
+
+
+def mirror(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Leads every batch field in, every gradient and result out."""
+    return _Mirror(graph, _num_ranks(strategy)).graph() if strategy.mirrored else graph
+
+
+def own_ops(graph: LogicalGraph, strategy: Strategy) -> frozenset[str]:
+    """Names of the ops that each rank runs on its own values: B is their only row."""
+    if not strategy.mirrored:
+        return frozenset()
+    joint: set[str] = set()
+    own: set[str] = set()
+    for op in graph.ops:
+        leaves = op.target in RELABELS and op.target != "flow.own"
+        if leaves or joint.intersection(op.inputs):
+            joint.update(op.makes)
+        elif op.phase != UPDATE and op.target not in RELABELS:
+            own.add(op.name)
+    return frozenset(own)
+
+
+def _num_ranks(strategy: Strategy) -> int:
+    return len(strategy.placements[0].ranks)
+
+
+class _Mirror:
+    """The tensors and ops so far.  entered: tensor of a feed -> each rank's own."""
+
+    def __init__(self, graph: LogicalGraph, ranks: int) -> None:
+        self.base = graph
+        self.ranks = ranks
+        self.tensors = dict(graph.tensors)
+        self.entered: dict[str, str] = {}
+
+    def graph(self) -> LogicalGraph:
+        """Everything together."""
+        first = [op for feed in self.base.feeds for op in self._enter(feed.field, feed.tensor)]
+        ops = [rename_inputs(op, self.entered) for op in self.base.ops]
+        results: list[tuple[str, str]] = []
+        last: list[Op] = []
+        for name, tensor in self.base.results:
+            maker = self.base.producer[tensor]
+            if name.startswith("grad/"):
+                shared = self._op(f"{name}/shared", "flow.share", tensor, maker.module, BACKWARD)
+                last.append(shared)
+                results.append((name, shared.name))
+            else:
+                listed = self._by_rank(name, tensor)
+                last += listed
+                results += [(name, listed[1].name), (f"{name}_by_rank", listed[0].name)]
+        return replace(
+            self.base, ops=(*first, *ops, *last), tensors=self.tensors, results=tuple(results)
+        )
+
+    def _op(
+        self,
+        made: str,
+        target: str,
+        read: str,
+        module: str,
+        phase: str,
+        *rest: float | tuple[int, ...],
+        shape: tuple[int, ...] | None = None,
+    ) -> Op:
+        like = self.tensors[read]
+        self.tensors[made] = Tensor(made, like.shape if shape is None else shape, like.dtype)
+        return Op(made, target, (Ref(read), *rest), (), (made,), module, phase)
+
+    def _enter(self, field: str, tensor: str) -> list[Op]:
+        made = self.entered[tensor] = f"{tensor}/own"
+        if field == DRAW:
+            return self._own_draw(tensor, made)
+        if field == TANGENT:
+            share = 1.0 / self.ranks
+            return [self._op(made, "aten.mul.Scalar", tensor, "loss", BACKWARD, share)]
+        here = self.tensors[tensor]
+        if not here.shape:
+            del self.entered[tensor]
+            return []
+        op = self._op(made, "flow.own", tensor, "", FORWARD)
+        rows, *rest = here.shape
+        self.tensors[tensor] = replace(here, shape=(rows * self.ranks, *rest))
+        return [op]
+
+    def _own_draw(self, tensor: str, made: str) -> list[Op]:
+        """Ranks draw apart: their samples are unlike."""
+        counted = f"{tensor}/ranks"
+        self.tensors[counted] = Tensor(counted, (self.ranks,), torch.int64)
+        kind = (("dtype", torch.int64),)
+        count = Op(counted, "aten.arange.default", (self.ranks,), kind, (counted,))
+        index = self._op(f"{tensor}/rank", "flow.own", counted, "", FORWARD, shape=(1,))
+        flat = self._op(
+            f"{tensor}/index", "aten.view.default", index.name, "", FORWARD, (), shape=()
+        )
+        wide = self._op(f"{tensor}/first", "aten.mul.Scalar", tensor, "", FORWARD, self.ranks)
+        added = replace(
+            self._op(made, "aten.add.Tensor", wide.name, "", FORWARD),
+            args=(Ref(wide.name), Ref(flat.name)),
+        )
+        return [count, index, flat, wide, added]
+
+    def _by_rank(self, name: str, tensor: str) -> tuple[Op, Op]:
+        shape = (self.ranks,)
+        listed = self._op(f"{name}/by_rank", "flow.by_rank", tensor, "loss", FORWARD, shape=shape)
+        mean = self._op(
+            f"{name}/ranks", "aten.mean.default", listed.name, "loss", FORWARD, shape=()
+        )
+        return listed, mean
