@@ -346,10 +346,12 @@ def _check_view(recipe: RecipeSchema) -> None:
         return
     axes = {axis: size for axis, size in recipe.placement.axes.items() if size > 1}
     others = [axis for axis in axes if axis not in BATCH_AXES]
+    pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
+    pinned = next((pin.key for pin in pins if pin.axis in axes), "")
     wrong = (
         (others, f"the axis {', '.join(others)} divides what each rank would have for itself."),
         (recipe.placement.stages != 1, "placement.stages divides the model over ranks."),
-        (recipe.sbp, "sbp lays out one logical batch, and here there is none."),
+        (pinned, f"{pinned} lays out one logical batch, and here there is none."),
     )
     for here, problem in wrong:
         _require(

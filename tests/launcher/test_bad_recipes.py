@@ -127,6 +127,22 @@ ARGUMENTS = {
         "Did you mean 'data'?",
     ),
     "zero stage": ("recipe=gpt_zero zero.stage=4", "command line  zero.stage = 4", "0 (off) to 3"),
+    "no view": ("recipe=gpt_dp view=mirror", "command line  view = mirror", "mirrored"),
+    "mirrored on a tensor axis": (
+        "recipe=gpt_tp view=mirrored",
+        "command line  view = mirrored",
+        "the axis tensor divides",
+    ),
+    "mirrored in stages": (
+        "recipe=gpt_pp view=mirrored",
+        "command line  view = mirrored",
+        "placement.stages divides",
+    ),
+    "mirrored and pinned": (
+        "recipe=gpt_dp view=mirrored sbp.head.weight.data=S0",
+        "command line  view = mirrored",
+        "sbp.head.weight.data lays out one logical batch",
+    ),
     "zero without axis": (
         "recipe=gpt_tp zero.stage=1",
         "command line  zero.stage = 1",
