@@ -85,7 +85,18 @@ def _places(
             places[op.name] = (followed.stage(op, [made[n] for n in op.inputs if n in made]),)
         made.update(dict.fromkeys(op.makes, places.get(op.name, (last,))[0]))
     _beside_readers(graph, [op for op in graph.ops if op.name in free], places, last)
-    return places
+    return {**places, **_of_buffers(graph, places)}
+
+
+def _of_buffers(graph: LogicalGraph, places: Places) -> Places:
+    """A buffer that forward changes lives on one stage, the first that reads it: what copies it and
+    what writes it run there.
+    """
+    found: Places = {}
+    for v in (v for v in graph.variables if v.tensor in graph.running):
+        ops = graph.consumers[v.tensor]
+        found.update({op.name: (min(places[ops[0].name]),) for op in ops})
+    return found
 
 
 def _beside_readers(
