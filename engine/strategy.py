@@ -134,6 +134,16 @@ class Preparation:
 
 
 @dataclass(frozen=True, slots=True)
+class LossScale:
+    """What fp16 gradients are multiplied by (passes/scale_loss.py).  dynamic: halved after an
+    overflow, doubled after many updates without.
+    """
+
+    start: float = 65536.0
+    dynamic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """Everything that decides the layout.
 
@@ -158,6 +168,7 @@ class Strategy:
     zero: Zero = Zero()
     recompute: Recompute = Recompute()
     optimizer: Optimizer = Optimizer()
+    loss_scale: LossScale | None = None
     micro_batches: int = 1
     mirrored: bool = False
     in_flight: int | str = "auto"

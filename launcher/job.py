@@ -19,7 +19,7 @@ from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
 from flowrun.engine.runtime.rank import Results
-from flowrun.engine.strategy import Preparation, Recompute, Strategy, Zero
+from flowrun.engine.strategy import LossScale, Preparation, Recompute, Strategy, Zero
 from flowrun.launcher import build, weights
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type
@@ -254,12 +254,23 @@ def strategy_of(recipe: Recipe) -> Strategy:
         else Zero(),
         recompute=Recompute(tuple(recipe.recompute.modules), tuple(recipe.recompute.keep)),
         optimizer=optimizer_of(recipe),
+        loss_scale=loss_scale_of(recipe),
         micro_batches=recipe.train.micro_batches,
         mirrored=recipe.view == MIRRORED,
         in_flight=recipe.in_flight,
         register_slots=recipe.engine.register_slots,
         hardware=shared_cores(recipe),
     )
+
+
+def loss_scale_of(recipe: Recipe) -> LossScale | None:
+    """fp16 alone has one."""
+    if recipe.precision.dtype != "fp16":
+        return None
+    scale = recipe.precision.loss_scale
+    if scale is None or isinstance(scale, str):
+        return LossScale()
+    return LossScale(float(scale), dynamic=False)
 
 
 def shared_cores(recipe: Recipe) -> Hardware:

@@ -47,7 +47,8 @@ class Record:
     def step(self, step: int, results: Results, seconds: float) -> None:
         """A step has ended."""
         tokens_per_s = self.job.tokens_per_step / seconds if seconds > 0 else 0.0
-        record = StepRecord(step, results["loss"], seconds, tokens_per_s)
+        skipped = int(results.get("skipped_updates", 0))
+        record = StepRecord(step, results["loss"], seconds, tokens_per_s, skipped)
         self.steps.append(record)
         rate = self.job.rate(step)
         line = {

@@ -15,12 +15,15 @@ from flowrun.launcher.job import Job
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step: loss (mean over its samples), seconds since the step before ended, tokens in it."""
+    """One step: loss (mean over its samples), seconds since the step before ended, tokens in it,
+    updates skipped so far (loss scaling).
+    """
 
     step: int
     loss: float
     step_s: float
     tokens_per_s: float
+    skipped_updates: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Log:
 class Report:
     """foreseen and measured have the same keys: step_s, peak_bytes (by rank), sent_bytes (of all
     ranks, a step).  steps: of this run, from first_step on (0 unless it was resumed).
+    skipped_updates: by loss scaling, since training began.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Report:
     measured: dict[str, Any]
     notes: tuple[str, ...] = ()
     first_step: int = 0
+    skipped_updates: int = 0
 
     @staticmethod
     def of(job: Job, training: Rehearsed, log: Log) -> Report:
@@ -90,6 +95,7 @@ class Report:
             measured,
             plan.notes,
             log.steps[0].step,
+            log.steps[-1].skipped_updates,
         )
 
     def to_json(self) -> str:

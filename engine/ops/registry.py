@@ -25,6 +25,7 @@ from flowrun.engine.ops import (
     pointwise,
     random,
     reduce,
+    scaling,
     shape,
     update,
 )
@@ -56,6 +57,7 @@ RULES: Mapping[str, Rule] = {
     **create.RULES,
     **random.RULES,
     **update.RULES,
+    **scaling.RULES,
 }
 
 LOCALS: Mapping[str, Local] = {
@@ -70,6 +72,7 @@ LOCALS: Mapping[str, Local] = {
     **random.LOCALS,
     **mirror.LOCALS,
     **update.LOCALS,
+    **scaling.LOCALS,
 }
 
 _TENSOR = Ref("")

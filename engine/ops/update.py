@@ -146,9 +146,14 @@ def assign(
     return tuple(changed) if len(changed) > 1 else changed[0]
 
 
-def ema(average: Tensor, param: Tensor, *, decay: float) -> Tensor:
-    """Exponential moving average of a weight, in place: decay * average + (1 - decay) * param."""
-    return average.lerp_(param, 1 - decay)
+def ema(average: Tensor, param: Tensor, *, decay: float, skip: Tensor | None = None) -> Tensor:
+    """Exponential moving average of a weight, in place: decay * average + (1 - decay) * param.
+
+    skip: scalar; where it is true, nothing changes.
+    """
+    if skip is None:
+        return average.lerp_(param, 1 - decay)
+    return average.lerp_(param, (1 - decay) * (~skip).to(param.dtype))
 
 
 def _in_place(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from flowrun.engine.graph import Ref, Variable
@@ -24,27 +25,52 @@ def clip_by_value(
 
 
 def clip_by_norm(
-    builder: GraphBuilder, variables: list[Variable], gradients: dict[str, str], max_norm: float
+    builder: GraphBuilder,
+    variables: list[Variable],
+    gradients: dict[str, str],
+    max_norm: float,
+    inverse: str | None = None,
 ) -> str:
-    """Coefficient min(1, max_norm / norm) of the global norm; partial sums of a stage first, then
-    over the stages.
+    """Coefficient min(1, max_norm / norm) of the global norm.
+
+    inverse: scalar that the gradients are to be multiplied by first: it is part of the coefficient.
+    """
+    squares = total(builder, "flow.sumsq", "sumsq", variables, gradients)
+    if inverse is None:
+        return builder.one("clip_scale", "flow.clip_scale", (Ref(squares), max_norm))
+    factor = builder.one("unscale_squared", "aten.mul.Tensor", (Ref(inverse), Ref(inverse)))
+    squares = builder.one("sumsq/unscaled", "aten.mul.Tensor", (Ref(squares), Ref(factor)))
+    clip = builder.one("clip_scale", "flow.clip_scale", (Ref(squares), max_norm))
+    return builder.one("coefficient", "aten.mul.Tensor", (Ref(clip), Ref(inverse)))
+
+
+def total(
+    builder: GraphBuilder,
+    target: str,
+    name: str,
+    variables: list[Variable],
+    gradients: Mapping[str, str],
+    stage: int = 0,
+) -> str:
+    """Sum over all gradients of a scalar of each: of a stage's first, then over the stages.
+
+    stage: where the sum is made.
     """
     totals: list[Any] = []
-    for stage in sorted({v.stage for v in variables}):
-        squares = [
+    for at in sorted({v.stage for v in variables}):
+        parts = [
             builder.one(
-                f"sumsq/{v.name}",
-                "flow.sumsq",
+                f"{name}/{v.name}",
+                target,
                 (Ref(gradients[v.name]),),
                 module=v.name.rpartition(".")[0],
-                stage=stage,
+                stage=at,
             )
             for v in variables
-            if v.stage == stage
+            if v.stage == at
         ]
-        total = builder.one(f"sumsq@{stage}", "flow.add_n", tuple(map(Ref, squares)), stage=stage)
-        totals.append(Ref(total))
-    norm = totals[0].name
-    if len(totals) > 1:
-        norm = builder.one("sumsq", "flow.add_n", tuple(totals))
-    return builder.one("clip_scale", "flow.clip_scale", (Ref(norm), max_norm))
+        made = builder.one(f"{name}@{at}", "flow.add_n", tuple(map(Ref, parts)), stage=at)
+        totals.append(Ref(made))
+    if len(totals) == 1:
+        return str(totals[0].name)
+    return builder.one(name, "flow.add_n", tuple(totals), stage=stage)

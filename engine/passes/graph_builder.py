@@ -86,8 +86,9 @@ class GraphBuilder:
         """Everything together: forward, backward with its accumulators, update."""
         forward = [op for op in self.base.ops if op.phase == FORWARD]
         backward = [op for op in self.base.ops if op.phase == BACKWARD]
-        first = [op for op in self.added if op.phase == BACKWARD and not op.inputs]
-        sums = [op for op in self.added if op.phase != UPDATE and op.inputs]
+        micro = [op for op in self.added if op.phase != UPDATE]
+        first = [op for op in micro if not any(name in self.base.producer for name in op.inputs)]
+        sums = [op for op in micro if op not in first]
         after = [op for op in self.added if op.phase == UPDATE]
         return replace(
             self.base,

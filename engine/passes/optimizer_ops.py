@@ -25,21 +25,22 @@ def update(
     gradient: str,
     coefficient: str | None,
     skip: str | None = None,
+    step: str | None = None,
 ) -> None:
     """Ops that change one parameter and its states.
 
     coefficient: scalar that multiplies the gradient first.  skip: scalar bool; where it is true the
-    parameter and its states stay.
+    parameter and its states stay.  step: number of this update; None: of the step of training.
     """
     settings = optimizer.settings(variable.name)
     rate = _rate(builder, optimizer, float(settings.pop("lr")), variable.stage)
     if optimizer.function is not None:
-        _traced(builder, optimizer, variable, gradient, rate, coefficient, skip)
+        _traced(builder, optimizer, variable, gradient, rate, coefficient, skip, step)
         return
     states, fed = _fused(optimizer, settings)
     numbers: dict[str, str] = {"lr": rate}
     if "step" in fed:
-        numbers["step"] = builder.number("@step", variable.stage)
+        numbers["step"] = step or builder.number("@step", variable.stage)
     numbers |= {"coefficient": coefficient} if coefficient else {}
     numbers |= {"skip": skip} if skip else {}
     changed, new = _changed(builder, variable, tuple((name, 0.0) for name in states))
@@ -55,15 +56,17 @@ def update(
     )
 
 
-def average(builder: GraphBuilder, variable: Variable, decay: float) -> None:
-    """The moving average of a weight that has just been updated."""
+def average(
+    builder: GraphBuilder, variable: Variable, decay: float, skip: str | None = None
+) -> None:
+    """The moving average of a weight that has just been updated; as it was where `skip` is true."""
     name = f"ema/{variable.name}"
     state = _state(builder, variable, name, None)
     builder.op(
         f"average/{variable.name}",
         "flow.ema",
         (Ref(state.tensor), Ref(builder.variables[variable.name].new or "")),
-        (("decay", decay),),
+        (("decay", decay), *((("skip", Ref(skip)),) if skip else ())),
         (state.new or "",),
         module=variable.name.rpartition(".")[0],
         stage=variable.stage,
@@ -112,6 +115,7 @@ def _traced(
     rate: str,
     coefficient: str | None,
     skip: str | None,
+    step: str | None,
 ) -> None:
     function = optimizer.function
     assert function is not None, optimizer.name
@@ -129,7 +133,7 @@ def _traced(
     names["grad"] = _prepared(builder, variable, gradient, coefficient, param, where)
     names["lr"] = rate
     if "step" in fed_to(function):
-        names["step"] = builder.number("@step", variable.stage)
+        names["step"] = step or builder.number("@step", variable.stage)
     for line in program.lines:
         swap = lambda ref: Ref(names[ref.name])  # noqa: E731
         names[line.made] = builder.one(

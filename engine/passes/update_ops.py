@@ -14,6 +14,7 @@ from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Ref, V
 from flowrun.engine.passes.clip_ops import clip_by_norm, clip_by_value
 from flowrun.engine.passes.graph_builder import GraphBuilder
 from flowrun.engine.passes.optimizer_ops import average, update
+from flowrun.engine.passes.scale_loss import check_gradients, scaled_tangent, unscale
 from flowrun.engine.strategy import Strategy
 
 
@@ -27,23 +28,30 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             gradients.setdefault(name.removeprefix("grad/"), []).append(tensor)
     trained = [v for v in graph.variables if v.name in gradients]
     _check_groups(strategy, [v for v in graph.variables if v.kind == "parameter"])
-    _tangent(builder, 1.0 / strategy.micro_batches)
+    scales = _tangent(builder, strategy)
     summed = {v.name: _accumulate(builder, gradients[v.name], v) for v in trained}
+    scaled, coefficient = None, None
+    if scales and trained and strategy.loss_scale:
+        scaled = check_gradients(builder, trained, summed, strategy.loss_scale)
+        coefficient = scaled.inverse
     if optimizer.clip_value:
+        if scaled:
+            unscale(builder, trained, summed, scaled.inverse)
+            coefficient = None
         clip_by_value(builder, trained, summed, optimizer.clip_value)
-    coefficient = None
     if optimizer.clip_norm and trained:
-        coefficient = clip_by_norm(builder, trained, summed, optimizer.clip_norm)
+        coefficient = clip_by_norm(builder, trained, summed, optimizer.clip_norm, coefficient)
+    skip, step = (scaled.skip, scaled.step) if scaled else (None, None)
     for variable in trained:
-        update(builder, optimizer, variable, summed[variable.name], coefficient)
+        update(builder, optimizer, variable, summed[variable.name], coefficient, skip, step)
         if optimizer.ema:
-            average(builder, variable, optimizer.ema)
+            average(builder, variable, optimizer.ema, skip)
     results = tuple(
         (name, _mean(builder, name, t, strategy.micro_batches))
         for name, t in graph.results
         if not name.startswith("grad/")
     )
-    return builder.graph(results, "trained")
+    return builder.graph((*results, *(scaled.results if scaled else ())), "trained")
 
 
 def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:
@@ -58,9 +66,15 @@ def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:
             )
 
 
-def _tangent(builder: GraphBuilder, value: float) -> None:
-    """The feed of the loss's own gradient becomes a constant, on every stage that reads it."""
-    while (feed := builder.drop_feed("@tangent")) is not None:
+def _tangent(builder: GraphBuilder, strategy: Strategy) -> bool:
+    """The feed of the loss's own gradient becomes a constant, on every stage that reads it, or the
+    loss scale (then: True).
+    """
+    value = 1.0 / strategy.micro_batches
+    feeds = iter(lambda: builder.drop_feed("@tangent"), None)
+    if strategy.loss_scale is not None:
+        return scaled_tangent(builder, list(feeds), strategy.loss_scale.start, value)
+    for feed in feeds:
         builder.op(
             feed.tensor,
             "aten.full.default",
@@ -71,6 +85,7 @@ def _tangent(builder: GraphBuilder, value: float) -> None:
             phase=BACKWARD,
             stage=feed.stage,
         )
+    return False
 
 
 def _accumulate(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:

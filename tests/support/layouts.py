@@ -111,6 +111,7 @@ def strategy(training: Training, layout: Layout) -> Strategy:
         pins=training.pins if "tensor" in layout.axes else (),
         zero=Zero("data", layout.zero, 64) if layout.zero else Zero(),
         recompute=layout.recompute,
+        loss_scale=training.loss_scale,
         optimizer=replace(training.optimizer, clip_norm=layout.clip_norm),
         micro_batches=training.micro_batches,
         in_flight=layout.in_flight,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.sbp import S
-from flowrun.engine.strategy import Optimizer, Pin
+from flowrun.engine.strategy import LossScale, Optimizer, Pin
 from flowrun.models.convnet import ConvNet
 from flowrun.models.gpt import GPT
 from flowrun.models.losses import cross_entropy
@@ -31,7 +31,8 @@ class Training:
     """What is trained, apart from where.  Compared and hashed by identity.
 
     model: makes it, the same at every call.  inputs: model argument -> batch field.  batches: one a
-    step, whole.  pins: of the axis `tensor`.  autocast: what it computes in; the plain loop, fp32.
+    step, whole.  pins: of the axis `tensor`.  autocast, loss_scale: not of
+    the plain loop, which is fp32.
     """
 
     model: Callable[[], nn.Module]
@@ -43,6 +44,7 @@ class Training:
     pins: tuple[Pin, ...] = ()
     metrics: Mapping[str, Measure] = field(default_factory=dict)
     autocast: torch.dtype | None = None
+    loss_scale: LossScale | None = None
 
     @property
     def micro_batch(self) -> int:
