@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.graph import Op, Ref, Tensor, map_refs
-from flowrun.engine.ops import create, expansions, random, registry, update
+from flowrun.engine.ops import create, expansions, random, registry, scaling, update
 from flowrun.engine.ops.signature import Call, LocalView, NdSignature, torch_callable
 from flowrun.engine.placement import Shape, local_slices, split_range
 from flowrun.engine.sbp import NdSbp, Partial, Sbp, Split
@@ -91,7 +91,12 @@ def sample(
     return Sample(label, op, values, made, sound or (lambda shapes: True))
 
 
-OWN_FUNCTIONS = {**update.FUNCTIONS, **random.FUNCTIONS, "flow.constant": create.constant}
+OWN_FUNCTIONS = {
+    **update.FUNCTIONS,
+    **random.FUNCTIONS,
+    **scaling.FUNCTIONS,
+    "flow.constant": create.constant,
+}
 
 
 def run(call: Call, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:

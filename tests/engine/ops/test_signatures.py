@@ -142,6 +142,11 @@ ABSENT = (
         lambda given, row: row.outputs == (P,),
         "a zero is its own partial sum; boxing B -> P moves nothing either",
     ),
+    Absent(
+        "flow.count_nonfinite",
+        lambda given, row: P in row.inputs,
+        "holds where one part of each infinite sum is infinite; two would be counted twice",
+    ),
     *(
         Absent(
             target,
