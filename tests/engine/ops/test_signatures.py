@@ -147,6 +147,11 @@ ABSENT = (
         lambda given, row: P in row.inputs,
         "holds where one part of each infinite sum is infinite; two would be counted twice",
     ),
+    Absent(
+        "flow.next_scale",
+        lambda given, row: row.inputs != (B,) * 4,
+        "states of the step are whole; parts of a count may be on both sides of 0, unlike here",
+    ),
     *(
         Absent(
             target,
