@@ -83,7 +83,6 @@ class _Lowering:
                 tuple(inputs[k]),
                 tuple(outputs[k]),
                 cost.seconds(d),
-                cost.transient_bytes(d),
                 cost.sent_bytes(d),
             )
             for k, d in enumerate(self.drafts)

@@ -107,7 +107,6 @@ class Actor:
     per_step: acts once a step instead of once a micro-batch.
     inputs, outputs: register ids.
     seconds: foreseen, of one act.
-    transient_bytes: peak of what one act holds beside its registers.
     sent_bytes: of all ranks of the stage, in one act.
     """
 
@@ -121,7 +120,6 @@ class Actor:
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     seconds: float = 0.0
-    transient_bytes: int = 0
     sent_bytes: float = 0.0
 
     @property

@@ -14,8 +14,8 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from flowrun.engine.cost.live import Live
 from flowrun.engine.errors import PlanError
-from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan, TransferWork
 from flowrun.engine.scheduler import Scheduler
 
@@ -105,7 +105,7 @@ class _Clock:
         self.collectives: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.ends = [actor.id for actor in plan.actors]
         self.step_ends = [0.0] * steps
-        self.memory = [_Memory(plan, stage) for stage in range(len(self.ranks))]
+        self.memory = [Live(plan, stage) for stage in range(len(self.ranks))]
 
     def run(self) -> None:
         """To the end, or PlanError."""
@@ -136,9 +136,11 @@ class _Clock:
                     self._communicate(stage, launched.actor, launched.act)
                 while launched := rank.next_supply():
                     started = True
+                    self.memory[stage].begin(launched.actor, launched.act)
                     self._run(stage, launched.actor, launched.act, self.now)
                 if not self.computing[stage] and (launched := rank.next_compute()):
                     started = self.computing[stage] = True
+                    self.memory[stage].begin(launched.actor, launched.act)
                     self._run(stage, launched.actor, launched.act, self.now)
 
     def _run(
@@ -148,11 +150,11 @@ class _Clock:
         for each in (actor, *also):
             where = self.plan.actors[each].stage
             self.events.append(Event(where, each, act, start, end))
-            self.memory[where].begin(each, act)
         heapq.heappush(self.heap, (end, len(self.events), stage, (actor, *also)))
 
     def _communicate(self, stage: int, actor: int, act: int) -> None:
         work = self.plan.actors[actor].work
+        self.memory[stage].begin(actor, act)  # a message waits for its other end in memory
         if isinstance(work, TransferWork):
             other = self.posted.pop((work.channel, act), None)
             if other is None:
@@ -180,54 +182,6 @@ class _Clock:
         rank.done(actor)
         step = act // self.plan.acts_per_step(described)
         self.step_ends[step] = max(self.step_ends[step], self.now)
-
-
-class _Memory:
-    """Live bytes of one rank of a stage: variables always, a register's slot from its first act to
-    its last reader.
-    """
-
-    def __init__(self, plan: Plan, stage: int) -> None:
-        self.plan = plan
-        grid = plan.placements[stage].shape
-        self.live = sum(
-            _shard_bytes(plan, v.tensor, v.nd_sbp, grid)
-            for v in plan.graph.variables
-            if v.stage == stage
-        )
-        self.peak = self.live
-        self.readers_left: dict[tuple[int, int], int] = {}
-
-    def begin(self, actor: int, act: int) -> None:
-        """An act starts: its slots and its transients are live."""
-        described = self.plan.actors[actor]
-        for r in (self.plan.registers[i] for i in described.outputs):
-            every = self.plan.acts_per_step(described) if r.per_step else 1
-            if act % every == 0 and not r.initial:
-                self.live += r.num_bytes
-                self.readers_left[r.id, act // every] = len(r.readers)
-        self.peak = max(self.peak, self.live + described.transient_bytes)
-
-    def end(self, actor: int, act: int) -> None:
-        """An act ends: what it was the last to read is free."""
-        described = self.plan.actors[actor]
-        acts = self.plan.acts_per_step(described)
-        for r in (self.plan.registers[i] for i in described.inputs):
-            every = acts if r.per_step else 1
-            key = (r.id, act // every)
-            if (act + 1) % every == 0 and key in self.readers_left:
-                self.readers_left[key] -= 1
-                if not self.readers_left[key]:
-                    del self.readers_left[key]
-                    self.live -= r.num_bytes
-
-
-def _shard_bytes(plan: Plan, tensor: str, nd_sbp: tuple, grid: tuple[int, ...]) -> int:  # type: ignore[type-arg]
-    described = plan.graph.tensors[tensor]
-    count = 1
-    for n in largest_shape(described.shape, nd_sbp, grid):
-        count *= n
-    return count * described.dtype.itemsize
 
 
 # ---- who waits for whom --------------------------------------------------------------------------

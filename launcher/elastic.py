@@ -291,7 +291,7 @@ class _Heard:
 
     def log(self) -> Log:
         """Everything measured on all ranks."""
-        keys = ("peak", "sent", "acts", "stashed")
+        keys = ("peak", "sent", "acts", "stashed", "process_peak")
         ends = sorted(self.ends.items())
         by_rank = [{rank: measured[key] for rank, measured in ends} for key in keys]
         return Log(tuple(self.record.steps), self.record.validation, *by_rank)

@@ -106,6 +106,7 @@ class Progress:
                 size(max(foreseen["peak_bytes"].values())),
                 size(max(measured["peak_bytes"].values())),
             )
+            table.add_row("all of its process", "", size(max(measured["process_bytes"].values())))
         self.console.print(table)
         self.console.print(f"everything of this run: {folder}", highlight=False, soft_wrap=True)
 

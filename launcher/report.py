@@ -34,6 +34,8 @@ class Log:
     validation: mean of each result over the held-out samples, at the end.
     peak_bytes, sent_bytes: by rank; sent_bytes are of the whole training.
     acts: rank -> actor name -> acts.
+    peak_bytes: of live tensors.  process_bytes: of anonymous memory, by rank: with what allocator,
+    transport and libraries keep.
     most_stashed: rank -> most versions of one stash register that were live at once.
     """
 
@@ -43,6 +45,7 @@ class Log:
     sent_bytes: dict[int, int]
     acts: dict[int, dict[str, int]] = field(default_factory=dict)
     most_stashed: dict[int, int] = field(default_factory=dict)
+    process_bytes: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Report:
         measured = {
             "step_s": step_s,
             "peak_bytes": {str(r): log.peak_bytes.get(r, 0) for r in ranks},
+            "process_bytes": {str(r): log.process_bytes.get(r, 0) for r in ranks},
             "sent_bytes": sum(log.sent_bytes.values()) / max(1, len(log.steps)),
         }
         return Report(

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from flowrun.engine.boxing import Step
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.cost.footprint import memory_of
 from flowrun.engine.graph import BACKWARD, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
@@ -24,6 +25,9 @@ _MARKS = {
     WEIGHT_GRAD: ("W", "cyan"),
     UPDATE: ("U", "magenta"),
 }
+
+
+_KINDS = ("weights", "optimizer", "gradients", "stash", "other registers")
 
 
 def plan_report(job: Job, width: int = 100) -> RenderableType:
@@ -143,36 +147,16 @@ def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
 
 
 def memory(training: Rehearsed) -> Table:
-    """Bytes of one rank of each stage: what stays, what registers may hold, foreseen peak."""
+    """Bytes of one rank of each stage by what they are: what stays, what registers may hold, and
+    the most that is foreseen at once, with what acts hold for themselves.
+    """
     plan, rehearsal = training.plan, training.rehearsal
-    table = _table(
-        "memory of a rank",
-        "stage",
-        "weights",
-        "optimizer",
-        "stash",
-        "other registers",
-        "peak foreseen",
-    )
-    for stage, placement in enumerate(plan.placements):
-        held = {"parameter": 0, "buffer": 0, "state": 0}
-        for v in (v for v in plan.graph.variables if v.stage == stage):
-            tensor = plan.graph.tensors[v.tensor]
-            count = 1
-            for n in largest_shape(tensor.shape, v.nd_sbp, placement.shape):
-                count *= n
-            held[v.kind] += count * tensor.dtype.itemsize
-        registers = [r for r in plan.registers if r.stage == stage and not r.initial]
-        stash = sum(r.slots * r.num_bytes for r in registers if r.stash)
-        other = sum(r.slots * r.num_bytes for r in registers if not r.stash)
-        table.add_row(
-            str(stage),
-            size(held["parameter"] + held["buffer"]),
-            size(held["state"]),
-            size(stash),
-            size(other),
-            size(rehearsal.peak_bytes[stage]),
-        )
+    table = _table("memory of a rank", "stage", *_KINDS, "peak foreseen")
+    for stage, peak in enumerate(rehearsal.peak_bytes):
+        held = memory_of(plan, stage)
+        weights = held["parameter"] + held["buffer"]
+        numbers = (weights, held["state"], held["gradient"], held["stash"], held["other"])
+        table.add_row(str(stage), *map(size, numbers), size(peak))
     return table
 
 
@@ -229,10 +213,7 @@ def _table(title: str, *headings: str) -> Table:
         "times",
         "bytes each",
         "a step",
-        "weights",
-        "optimizer",
-        "stash",
-        "other registers",
+        *_KINDS,
         "peak foreseen",
     }
     for heading in headings:

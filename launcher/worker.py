@@ -88,7 +88,7 @@ class Worker:
         evaluation: DistributedRank | None = None
         for segment in self.job.segments:
             body.run(segment.last, tell.step if body.reports else None, segment.first)
-            peak = memory.peak()
+            peak, process_peak = memory.peak(body), memory.process_peak()
             if segment.evaluate and self.evaluation:
                 evaluation = evaluation or self._evaluator(rank, body, device)
                 results = evaluation.run(self.job.eval_steps)
@@ -102,6 +102,7 @@ class Worker:
             rank,
             {
                 "peak": peak,
+                "process_peak": process_peak,
                 "sent": sum(body.sent_bytes.values()),
                 "acts": acts_by_name(self.training, body.body.acts),
                 "stashed": most_stashed(self.training, body.body.most_live),
@@ -219,20 +220,25 @@ def _device(kind: str) -> torch.device:
 
 
 class _Memory:
-    """What a rank takes for itself: on CUDA what torch allocates, on the CPU anonymous memory.
-
-    Pages of libraries are left out (they come in as code is first run), and so is what the rank
-    inherited from the launcher.
-    """
+    """What a rank takes for itself, of what it did not inherit from the launcher."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.inherited = _status("RssAnon")
 
-    def peak(self) -> int:
-        """Most bytes so far."""
+    def peak(self, rank: DistributedRank) -> int:
+        """Most bytes of tensors at once: on the CPU those of the first steps, counted one by one;
+        on CUDA what torch has handed out.
+        """
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
+        return rank.live_bytes.peak
+
+    def process_peak(self) -> int:
+        """Most bytes of anonymous memory so far: with what allocator and libraries keep.
+
+        Pages of libraries are left out: they come in as code is first run.
+        """
         highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return max(0, highest - _status("RssFile") - _status("RssShmem") - self.inherited)
 

@@ -1,4 +1,4 @@
-"""What one act of an actor costs: seconds, transient bytes, bytes between ranks."""
+"""What one act of an actor costs: seconds, bytes between ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 from flowrun.engine.boxing import path_seconds, route, step_bytes
-from flowrun.engine.cost.op_cost import is_view, op_seconds
+from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.draft import Draft, Layouts
 from flowrun.engine.graph import LogicalGraph, Op
-from flowrun.engine.ops.update import IN_PLACE
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import SEND, BoxWork, PrepareWork, RegionWork, TransferWork
 from flowrun.engine.sbp import NdSbp
@@ -66,29 +65,6 @@ class ActorCost:
                 moved = sum(self.tensor_bytes(made) for _, made in pairs)
                 return hardware.link.latency_s + moved / hardware.link.bytes_per_s
         return hardware.act_s
-
-    def transient_bytes(self, draft: Draft) -> int:
-        """Peak bytes of a region's values that are neither read from nor kept in a register."""
-        if not isinstance(draft.work, RegionWork):
-            return 0
-        ops = draft.work.ops
-        last = {name: k for k, op in enumerate(ops) for name in op.inputs}
-        kept = set(draft.makes) | set(draft.reads)
-        live = peak = 0
-        for k, op in enumerate(ops):
-            if not is_view(op.target) and op.target not in IN_PLACE:
-                live += sum(self.tensor_bytes(n) for n in op.makes if n not in kept)
-            peak = max(peak, live)
-            for name in set(op.inputs):
-                source = self.graph.producer.get(name)
-                if (
-                    last[name] == k
-                    and name not in kept
-                    and source is not None
-                    and not is_view(source.target)
-                ):
-                    live -= self.tensor_bytes(name)
-        return peak
 
     def sent_bytes(self, draft: Draft) -> float:
         """Of all ranks of the stage, in one act: the paper's table 2."""

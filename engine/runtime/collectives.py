@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Step
+from flowrun.engine.cost.staging import EXCHANGE_BYTES
 from flowrun.engine.placement import Shape
 from flowrun.engine.runtime.transport import (
     Layouts,
@@ -33,10 +34,6 @@ from flowrun.engine.runtime.transport import (
     sent_elements,
     unpack,
 )
-
-# On the CPU, two members that exchange what they have send the bytes of an all-reduce in a tenth to
-# two thirds of the time of gloo's (1 kB: 130 us, not 1270; 128 kB: 360, not 580); of 1 MB in more.
-_EXCHANGE_BYTES = 1 << 18
 
 Callback = Callable[[], None]
 Channel = tuple[Any, int, int, bool]  # process group, the other rank, tag, True for sends
@@ -152,7 +149,7 @@ def _begin_all_reduce(
     message = pack(bucket)
     reduce = "max" if message.dtype == torch.bool and step.reduce == "sum" else step.reduce
     shapes = [layout.shape for layout in layouts]
-    if layouts[0].parts == 2 and not message.is_cuda and message.nbytes <= _EXCHANGE_BYTES:
+    if layouts[0].parts == 2 and not message.is_cuda and message.nbytes <= EXCHANGE_BYTES:
         work, inbox = _exchange(message, group, index)
         return work, lambda: unpack(reduced(_ordered(message, inbox, index), reduce), shapes)
     work = dist.all_reduce(message, op=_OPS[reduce], group=group, async_op=True)

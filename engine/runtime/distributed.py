@@ -10,6 +10,7 @@ host never waits for the device in a step.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
@@ -26,9 +27,12 @@ from flowrun.engine.placement import Slices
 from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.runtime import collectives
 from flowrun.engine.runtime.collectives import Pending
+from flowrun.engine.runtime.live_bytes import LiveBytes
 from flowrun.engine.runtime.rank import Batches, Rank, Results
 from flowrun.engine.runtime.transport import cut, join
 from flowrun.engine.scheduler import COMMUNICATION, Scheduler
+
+_METERED_STEPS = 2  # the second runs as all later ones do
 
 
 class LostPeer(RunError):
@@ -66,6 +70,9 @@ class DistributedRank:
         self.sent_bytes: dict[int, int] = {}
         self.routes: dict[int, list[_Leg]] = {}
         self.current: Actor | None = None
+        self.live_bytes = LiveBytes(self.body.variables.values())
+        # evaluation shares groups and is not metered; on CUDA torch counts by itself
+        self.metered = groups is not None or device.type == "cuda"
 
     @property
     def reports(self) -> bool:
@@ -89,8 +96,11 @@ class DistributedRank:
         scheduler = Scheduler(self.plan, self.body.stage, steps, first)
         told, before = first, time.perf_counter()
         try:
+            metered = self._acts_metered(scheduler)
             while not scheduler.finished():
-                self._round(scheduler)
+                with self.live_bytes if metered else contextlib.nullcontext():
+                    self._round(scheduler)
+                metered = {k: n for k, n in metered.items() if scheduler.states[k].acts < n}
                 while on_step and told in self.body.results:
                     now = time.perf_counter()
                     on_step(told, self.body.results[told], now - before)
@@ -98,6 +108,16 @@ class DistributedRank:
         except Exception as error:
             raise self._failure(error) from error
         return [self.body.results[k] for k in range(first, steps) if k in self.body.results]
+
+    def _acts_metered(self, scheduler: Scheduler) -> dict[int, int]:
+        """Actor -> act up to which live bytes are counted: two steps, the second into the first."""
+        if self.metered:
+            return {}
+        self.metered = True
+        return {
+            k: scheduler.states[k].acts + _METERED_STEPS * self.plan.acts_per_step(actor)
+            for k, actor in scheduler.actors.items()
+        }
 
     def _failure(self, error: Exception) -> RunError:
         name, kind = (self.current.name, self.current.kind) if self.current else ("?", "")

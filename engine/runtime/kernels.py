@@ -16,18 +16,20 @@ from flowrun.engine.placement import Shape, Slices, local_slices
 from flowrun.engine.plan import Plan, RegionWork
 from flowrun.engine.runtime.transport import local_step
 
-Kernel = Callable[..., tuple[torch.Tensor, ...]]
+Kernel = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
 
 
 def region_kernel(plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]) -> Kernel:
-    """kernel(*reads) -> makes, then the new values of `updates`; for the rank at a coordinate of a
+    """kernel(reads) -> makes, then the new values of `updates`; for the rank at a coordinate of a
     stage.
 
+    It empties the list, so that what nobody else holds is free behind the op that reads it last.
     An output that is summed over micro-batches comes out as this act's addend.
     """
     graph = torch.fx.Graph()
+    values = graph.placeholder("values")
     nodes: dict[str, torch.fx.Node] = {
-        name: graph.placeholder(f"in{k}") for k, name in enumerate(work.reads)
+        name: graph.call_function(_next, (values,)) for name in work.reads
     }
     grid = plan.placements[stage].shape
     for op in work.ops:
@@ -50,6 +52,10 @@ def region_kernel(plan: Plan, work: RegionWork, stage: int, coordinate: tuple[in
     graph.output(tuple(nodes[name] for name in (*work.makes, *(new for _, new in work.updates))))
     program: Kernel = torch.fx.GraphModule(torch.nn.Module(), graph).forward  # without hooks
     return program
+
+
+def _next(values: list[torch.Tensor]) -> torch.Tensor:
+    return values.pop(0)
 
 
 def _item(values: Any, k: int) -> Any:

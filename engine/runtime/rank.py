@@ -189,12 +189,21 @@ class Rank:
         self.acts[actor.id] = act + 1
 
     def _region(self, actor: Actor, work: RegionWork, act: int) -> None:
-        values = self.kernels[actor.id](*self.inputs(actor, act))
+        inputs = self.inputs(actor, act)
+        self._give_up(actor, act)
+        values = self.kernels[actor.id](inputs)
         made = dict(zip((*work.makes, *(new for _, new in work.updates)), values, strict=True))
         for variable, new in work.updates:
             if made[new] is not self.variables[variable]:
                 self.variables[variable].copy_(made[new])
         self.store(actor, act, made)
+
+    def _give_up(self, actor: Actor, act: int) -> None:
+        """Empty the slots that only this act will still read: its kernel frees them as it goes."""
+        for port in self.read[actor.id]:
+            key = (port.register, act // port.every)
+            if (act + 1) % port.every == 0 and self.left[key] == 1:
+                self.slots[key] = []
 
     def supply(self, actor: Actor, act: int, inputs: Sequence[Any]) -> dict[str, Any]:
         """What an act of a reader makes.  Neither buffers nor variables are touched: it may run in

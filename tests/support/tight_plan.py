@@ -40,11 +40,11 @@ def tight_plan(micro_batches: int, slots: int) -> Plan:
         Actor(WATCH, "watch", REGION, 0, FORWARD, False, work, (0,), (), 1.0),
     )
     registers = (
-        Register(0, "make", 0, ("x",), MAKE, (WATCH, SEND_IT), slots, False),
-        Register(1, "receive it", 1, ("x'",), RECEIVE_IT, (USE,), slots, False),
-        Register(2, "make", 0, ("total",), MAKE, (SUM,), 1, True),
-        Register(3, "sum", 0, ("sum",), SUM, (SEND_SUM,), 1, True),
-        Register(4, "receive sum", 1, ("sum'",), RECEIVE_SUM, (USE,), 1, True),
+        Register(0, "make", 0, (), MAKE, (WATCH, SEND_IT), slots, False),
+        Register(1, "receive it", 1, (), RECEIVE_IT, (USE,), slots, False),
+        Register(2, "make", 0, (), MAKE, (SUM,), 1, True),
+        Register(3, "sum", 0, (), SUM, (SEND_SUM,), 1, True),
+        Register(4, "receive sum", 1, (), RECEIVE_SUM, (USE,), 1, True),
     )
     placements = (Placement((), (0,)), Placement((), (1,)))
     return Plan(placements, (), LogicalGraph((), {}), actors, registers, micro_batches)

@@ -1,0 +1,79 @@
+"""Foreseen beside measured memory, on real processes; `python docs/memory.py` writes memory.md.
+
+A GPT of 13 million parameters is trained for three steps in each layout.  The CPU of one small
+machine will do: 2 processes, half a gigabyte each.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+GPT = (
+    "recipe=gpt_dp model.width=384 model.depth=6 model.heads=6 data.length=256 "
+    "placement.axes.data=1 train.batch_size=16 train.micro_batches=2 train.steps=3 "
+    "train.save=false eval.batches=0"
+)
+AGAIN = "recompute.modules=[blocks.*]"
+DATA = "placement.axes.data=2 zero.axis=data"
+LAYOUTS = {
+    "plain": "",
+    "recompute blocks.*": AGAIN,
+    "recompute blocks.*, keep matmul": f"{AGAIN} recompute.keep=[matmul]",
+    "data 2": "placement.axes.data=2",
+    "data 2, ZeRO 1": f"{DATA} zero.stage=1",
+    "data 2, ZeRO 2": f"{DATA} zero.stage=2",
+    "data 2, ZeRO 3": f"{DATA} zero.stage=3",
+    "data 2, ZeRO 3, recompute blocks.*": f"{DATA} zero.stage=3 {AGAIN}",
+    "stages 2, 1F1B": "placement.stages=2 placement.in_flight=1f1b",
+    "tensor 2": "placement.axes={tensor: 2}",
+    "tensor 2, recompute blocks.*": "placement.axes={tensor: 2} " + AGAIN,
+}
+HEAD = """# Memory: foreseen beside measured
+
+Peak bytes of live tensors of each rank, in MB: what the rehearsal foresees before anything starts,
+and what a run on gloo processes counts, tensor by tensor, in its first two steps.  "process" is the
+process's anonymous memory: it has, beside tensors, what the allocator keeps, gloo's buffers and
+what libraries take.  Made by `python docs/memory.py`; the model is
+
+    flowrun {gpt}
+
+| layout | rank | foreseen | measured | foreseen / measured | process |
+| --- | ---: | ---: | ---: | ---: | ---: |
+"""
+
+
+def main() -> None:
+    """Run every layout; the table beside this file grows with each."""
+    page = Path(__file__).with_suffix(".md")
+    page.write_text(HEAD.format(gpt=GPT))
+    for name, keys in LAYOUTS.items():
+        with page.open("a") as table:
+            table.writelines(f"{line}\n" for line in measured(name, keys))
+    print(page.read_text())
+
+
+def measured(name: str, keys: str) -> list[str]:
+    """Lines of the table: one for each rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "flowrun.launcher.cli", *arguments(f"{GPT} {keys}")]
+        subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, capture_output=True)
+        report = json.loads((Path(folder) / "report.json").read_text())
+    lines = []
+    for rank, foreseen in report["foreseen"]["peak_bytes"].items():
+        found, process = (report["measured"][key][rank] for key in ("peak_bytes", "process_bytes"))
+        numbers = (f"{foreseen / 1e6:.1f}", f"{found / 1e6:.1f}", f"{foreseen / found:.3f}")
+        lines.append(f"| {' | '.join((name, rank, *numbers, f'{process / 1e6:.0f}'))} |")
+    return lines
+
+
+def arguments(text: str) -> list[str]:
+    """Words of a command line; a mapping is one word."""
+    return text.replace(": ", ":").split()
+
+
+if __name__ == "__main__":
+    main()

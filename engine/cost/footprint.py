@@ -1,0 +1,198 @@
+"""Footprint: the bytes that one rank of a stage holds, storage by storage, act by act.
+
+Tensors that are views of one another share a *storage*, named after the tensor that made it; it
+lives as long as any of them.  The rank with the largest shards stands for all.  What kernels take
+inside themselves is not in it, nor is what the allocator and the transport keep for themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from flowrun.engine.cost import staging
+from flowrun.engine.graph import Feed, Op, Variable
+from flowrun.engine.ops.signature import torch_callable
+from flowrun.engine.placement import largest_shape
+from flowrun.engine.plan import (
+    Actor,
+    BoxWork,
+    Plan,
+    PrepareWork,
+    RegionWork,
+    Register,
+    TransferWork,
+)
+from flowrun.engine.sbp import NdSbp
+
+_HANDED_ON = ("flow.after", "flow.pin", "flow.accumulate", "aten._unsafe_view.default")
+_IN_PLACE = ("flow.adamw", "flow.sgd")
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Bytes beyond what was live before.
+
+    begin: most while it runs (of communication: while it is issued).  held: of communication under
+    way.  end: most while what it made is stored.
+    """
+
+    begin: int = 0
+    held: int = 0
+    end: int = 0
+
+
+def shares_memory(op: Op) -> bool:
+    """True if what the op makes is a view of its first input, or that input."""
+    if op.target in _HANDED_ON or op.target.startswith("flow."):
+        return op.target in _HANDED_ON
+    returns = torch_callable(op.target)._schema.returns if "." in op.target else ()
+    return bool(returns and returns[0].alias_info is not None)
+
+
+class Footprint:
+    """What the tensors, registers and acts of one stage of a plan take."""
+
+    def __init__(self, plan: Plan, stage: int) -> None:
+        self.plan = plan
+        self.grid = plan.placements[stage].shape
+        self.layout: dict[str, NdSbp] = {}
+        self.kind_bytes: dict[str, int] = {}  # parameter, buffer, state
+        self.source: dict[str, str] = {}  # tensor -> the one whose memory it shares
+        self.extra: dict[str, int] = {}  # storage of a message -> its bytes
+        sources: tuple[Variable | Feed, ...] = (*plan.graph.variables, *plan.graph.feeds)
+        for source in sources:
+            if source.stage == stage:
+                self.layout[source.tensor] = source.nd_sbp
+        self.variables = {v.tensor for v in plan.graph.variables}
+        for op in (op for op in plan.graph.ops if op.stage == stage):
+            self._add(op)
+        for actor in plan.stage_actors(stage):
+            if isinstance(actor.work, PrepareWork):
+                self.layout[actor.work.made] = actor.work.feeds[0].nd_sbp
+            self._add_message(actor)
+        for v in (v for v in plan.graph.variables if v.stage == stage):
+            self.kind_bytes[v.kind] = self.kind_bytes.get(v.kind, 0) + self.tensor_bytes(v.tensor)
+        self._regions: dict[tuple[int, frozenset[str], bool], Act] = {}
+
+    def _add(self, op: Op) -> None:
+        for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
+            if name is not None:
+                self.layout[name] = nd_sbp
+        sums = op.target == "flow.accumulate" and self.plan.micro_batches > 1  # kept in a copy
+        if not sums and op.target != "flow.transfer" and shares_memory(op):
+            self.source.update(dict.fromkeys(op.makes, op.inputs[0]))
+
+    def _add_message(self, actor: Actor) -> None:
+        """What is received in one message is views of it."""
+        if isinstance(actor.work, BoxWork | TransferWork) and actor.kind != "send":
+            made = [made for _, made in actor.work.pairs]
+            if made and self._staging(actor).shared:
+                self.extra[made[0]] = sum(map(self.tensor_bytes, made))
+                self.source.update(dict.fromkeys(made[1:], made[0]))
+
+    def tensor_bytes(self, name: str) -> int:
+        """Of one tensor on the rank with the largest shard."""
+        tensor = self.plan.graph.tensors[name]
+        shape = largest_shape(tensor.shape, self.layout[name], self.grid)
+        return math.prod(shape) * tensor.dtype.itemsize
+
+    def storage(self, name: str) -> str:
+        """The tensor whose memory this one is."""
+        while name in self.source:
+            name = self.source[name]
+        return name
+
+    def storage_bytes(self, storage: str) -> int:
+        """0 for variables, which are always there."""
+        if storage in self.variables:
+            return 0
+        return self.extra.get(storage) or self.tensor_bytes(storage)
+
+    def slot(self, register: Register) -> frozenset[str]:
+        """Storages of one version."""
+        return frozenset(map(self.storage, register.tensors)) - self.variables
+
+    # ------------------------------------------------------------------ acts
+
+    def act(self, actor: Actor, freed: frozenset[str], first: bool) -> Act:
+        """freed: storages that nobody reads after it.  first: of the step, so that sums over
+        micro-batches get their memory.
+        """
+        if isinstance(actor.work, RegionWork):
+            key = (actor.id, freed, first)
+            if key not in self._regions:
+                self._regions[key] = self._region(actor.work, freed, first)
+            return self._regions[key]
+        if isinstance(actor.work, BoxWork | TransferWork):
+            found = self._staging(actor)
+            return Act(found.begin, found.held, found.end)
+        made = {s for r in actor.outputs for s in self.slot(self.plan.registers[r])}
+        total = sum(map(self.storage_bytes, made))
+        return Act(total, 0, total)
+
+    def _staging(self, actor: Actor) -> staging.Staging:
+        work = actor.work
+        assert isinstance(work, BoxWork | TransferWork)
+        if actor.kind == "send":
+            return staging.send(sum(self.tensor_bytes(sent) for sent, _ in work.pairs))
+        after = [self.tensor_bytes(made) for _, made in work.pairs]
+        if isinstance(work, TransferWork):
+            return staging.receive(sum(after))
+        before = [self.tensor_bytes(read) for read, _ in work.pairs]
+        return staging.collective(work.step.kind, self.grid[work.step.axis], before, after)
+
+    def _region(self, work: RegionWork, freed: frozenset[str], first: bool) -> Act:
+        """The program op by op: a storage is free behind the last op that reads a view of it."""
+        storage = {n: self._within(n, work) for op in work.ops for n in (*op.inputs, *op.makes)}
+        last = {storage[n]: k for k, op in enumerate(work.ops) for n in (*op.inputs, *op.makes)}
+        new = [new for _, new in work.updates]
+        kept = {storage[name] for name in (*work.makes, *new)}
+        dies: dict[int, set[str]] = {}
+        live = {storage[name] for name in work.reads} - freed
+        for name, k in last.items():
+            if name not in kept and name not in live:
+                dies.setdefault(k, set()).add(name)
+        bytes_ = peak = 0
+        made: set[str] = {storage[name] for name in work.reads}
+        for k, op in enumerate(work.ops):
+            fresh = {storage[name] for name in op.makes} - made
+            made |= fresh
+            bytes_ += self._sum(fresh)
+            peak = max(peak, bytes_ + self._workspace(op))
+            bytes_ -= self._sum(dies.get(k, ()))
+        sums = sum(map(self.tensor_bytes, work.accumulates))
+        copies = sums if first and self.plan.micro_batches > 1 else 0
+        return Act(peak, 0, max(0, bytes_ + copies))
+
+    def _within(self, name: str, work: RegionWork) -> str:
+        """Inside of a region, what is summed over micro-batches is not summed yet."""
+        while name in self.source or name in work.accumulates:
+            op = self.plan.graph.producer.get(name)
+            name = self.source[name] if name in self.source else op.inputs[0]  # type: ignore[union-attr]
+        return name
+
+    def _sum(self, storages: Iterable[str]) -> int:
+        return sum(map(self.storage_bytes, storages))
+
+    def _workspace(self, op: Op) -> int:
+        """Bytes inside of one of the engine's own ops: a clipped gradient."""
+        clipped = any(name.startswith("clip_scale") for name in op.inputs)
+        return self.tensor_bytes(op.inputs[1]) if op.target in _IN_PLACE and clipped else 0
+
+
+def memory_of(plan: Plan, stage: int) -> Mapping[str, int]:
+    """Bytes by kind: parameter, buffer, state, gradient, stash, other: what registers may hold."""
+    footprint = Footprint(plan, stage)
+    held = {"parameter": 0, "buffer": 0, "state": 0, **footprint.kind_bytes}
+    counted: set[str] = set()
+    for kind in ("gradient", "stash", "other"):
+        held[kind] = 0
+        for r in (r for r in plan.registers if r.stage == stage and not r.initial):
+            sums = r.per_step and r.producer is not None and not plan.actors[r.producer].per_step
+            if kind == ("gradient" if sums else "stash" if r.stash else "other"):
+                new = footprint.slot(r) - counted
+                counted |= new
+                held[kind] += r.slots * sum(map(footprint.storage_bytes, new))
+    return held

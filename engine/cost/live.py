@@ -1,0 +1,78 @@
+"""Live: the bytes of one rank of a stage while a plan is rehearsed, act by act."""
+
+from __future__ import annotations
+
+from flowrun.engine.cost.footprint import Act, Footprint
+from flowrun.engine.plan import Actor, Plan
+
+
+class Live:
+    """Bytes of one rank while a plan is rehearsed."""
+
+    def __init__(self, plan: Plan, stage: int) -> None:
+        self.plan = plan
+        self.footprint = Footprint(plan, stage)
+        self.live = sum(self.footprint.kind_bytes.values())
+        self.under_way: dict[int, int] = {}
+        self.peak = self.live
+        self.readers_left: dict[tuple[int, int], int] = {}
+        self.holders: dict[tuple[str, int], int] = {}  # storage, version -> register versions
+
+    def begin(self, actor: int, act: int) -> None:
+        """An act starts."""
+        described = self.plan.actors[actor]
+        found = self._act(described, act)
+        most = self.live + sum(self.under_way.values())
+        self.peak = max(self.peak, most + found.begin)
+        self.under_way[actor] = found.held
+
+    def end(self, actor: int, act: int) -> None:
+        """An act ends: what it made is live, what it was the last to read is free."""
+        described = self.plan.actors[actor]
+        del self.under_way[actor]
+        found = self._act(described, act)
+        self.peak = max(self.peak, self.live + sum(self.under_way.values()) + found.end)
+        for r, version in self._versions(described, described.outputs, act, filled=True):
+            self.readers_left[r, version] = len(self.plan.registers[r].readers)
+            for storage in self.footprint.slot(self.plan.registers[r]):
+                held = self.holders.get((storage, version), 0)
+                self.holders[storage, version] = held + 1
+                self.live += 0 if held else self.footprint.storage_bytes(storage)
+        for r, version in self._versions(described, described.inputs, act, filled=False):
+            if (r, version) in self.readers_left:
+                self.readers_left[r, version] -= 1
+                if not self.readers_left[r, version]:
+                    del self.readers_left[r, version]
+                    self._drop(r, version)
+
+    def _drop(self, register: int, version: int) -> None:
+        for storage in self.footprint.slot(self.plan.registers[register]):
+            self.holders[storage, version] -= 1
+            if not self.holders[storage, version]:
+                del self.holders[storage, version]
+                self.live -= self.footprint.storage_bytes(storage)
+
+    def _act(self, actor: Actor, act: int) -> Act:
+        first = act % self.plan.acts_per_step(actor) == 0
+        return self.footprint.act(actor, self._freed(actor, act), first)
+
+    def _versions(
+        self, actor: Actor, registers: tuple[int, ...], act: int, *, filled: bool
+    ) -> list[tuple[int, int]]:
+        """Versions that an act begins to fill, or is the last act to read."""
+        acts = self.plan.acts_per_step(actor)
+        found = []
+        for r in (self.plan.registers[i] for i in registers):
+            every = acts if r.per_step else 1
+            if not r.initial and (act if filled else act + 1) % every == 0:
+                found.append((r.id, act // every))
+        return found
+
+    def _freed(self, actor: Actor, act: int) -> frozenset[str]:
+        """Storages that nobody holds once this act has returned its inputs."""
+        returned: dict[tuple[str, int], int] = {}
+        for r, version in self._versions(actor, actor.inputs, act, filled=False):
+            if self.readers_left.get((r, version)) == 1:
+                for storage in self.footprint.slot(self.plan.registers[r]):
+                    returned[storage, version] = returned.get((storage, version), 0) + 1
+        return frozenset(s for (s, v), n in returned.items() if n == self.holders.get((s, v)))
