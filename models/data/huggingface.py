@@ -1,0 +1,52 @@
+"""Data sets of Hugging Face's `datasets`, from a folder that save_to_disk wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class HuggingFace(Dataset[dict[str, Tensor]]):
+    """Columns of a saved data set as tensors (pip install flowrun[huggingface]).
+
+    path: the folder.  split: one of a DatasetDict.
+    fields: field of the batch -> column; None: every column under its own name.  Columns hold
+    numbers or nested lists of them, equally long in all rows.
+    """
+
+    def __init__(
+        self, path: str, split: str | None = None, fields: Mapping[str, str] | None = None
+    ) -> None:
+        import datasets
+
+        if not Path(path).expanduser().is_dir():
+            raise FileNotFoundError(f"there is no folder {path}")
+        found = datasets.load_from_disk(str(Path(path).expanduser()))
+        if isinstance(found, datasets.DatasetDict):
+            if split not in found:
+                raise ValueError(f"{path}: split is one of {', '.join(found)}, not {split!r}")
+            found = found[split]
+        known = found.column_names
+        self.fields = dict(fields or {name: name for name in known})
+        missing = [column for column in self.fields.values() if column not in known]
+        if missing:
+            raise ValueError(f"{path} has no column {missing[0]!r}; it has {', '.join(known)}")
+        self.rows = found.select_columns(list(dict.fromkeys(self.fields.values())))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = self.rows[index]
+        return {field: _tensor(row[column]) for field, column in self.fields.items()}
+
+
+def _tensor(value: object) -> Tensor:
+    """Fractions as float32, as models take them."""
+    made = torch.from_numpy(np.asarray(value)) if not np.isscalar(value) else torch.tensor(value)
+    return made.float() if made.is_floating_point() else made

@@ -1,0 +1,76 @@
+"""Token files: ids one after the other as 16 or 32 bit numbers, mapped into memory, not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+DTYPES = ("uint16", "uint32")
+
+
+class Tokens(Dataset[dict[str, Tensor]]):
+    """Windows of a token file: {tokens (T,), targets (T,)}, int64, targets one token ahead.
+
+    path: little-endian ids without a header.  length: T; windows do not overlap.
+    dtype: uint16, or uint32 for vocabularies above 65536.
+    """
+
+    def __init__(self, path: str, length: int = 1024, dtype: str = "uint16") -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+        file = Path(path).expanduser()
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no file {path}")
+        if file.stat().st_size % np.dtype(dtype).itemsize:
+            raise ValueError(f"{path}: {file.stat().st_size} bytes are no whole number of {dtype}")
+        count = file.stat().st_size // np.dtype(dtype).itemsize
+        if count <= length:
+            raise ValueError(f"{path}: {count} tokens do not fill a window of {length} + 1")
+        self.length = length
+        self.ids = np.memmap(file, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+
+    def __len__(self) -> int:
+        return (len(self.ids) - 1) // self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start = index * self.length
+        window = torch.from_numpy(self.ids[start : start + self.length + 1].astype(np.int64))
+        return {"tokens": window[:-1], "targets": window[1:]}
+
+
+def write_tokens(path: str | Path, pieces: Iterable[Sequence[int]], dtype: str = "uint16") -> int:
+    """Write pieces of ids one after the other; how many there were.  Raises ValueError for an id
+    that does not fit.
+    """
+    largest, total = np.iinfo(dtype).max, 0
+    with Path(path).open("wb") as file:
+        for piece in pieces:
+            ids = np.asarray(piece, dtype=np.int64)
+            if ids.size and not 0 <= ids.min() <= ids.max() <= largest:
+                raise ValueError(f"an id of {ids.min()} to {ids.max()} does not fit {dtype}")
+            file.write(ids.astype(np.dtype(dtype).newbyteorder("<")).tobytes())
+            total += ids.size
+    return total
+
+
+def tokenise(
+    files: Iterable[str | Path],
+    path: str | Path,
+    encode: Callable[[str], Sequence[int]],
+    end: int | None = None,
+    dtype: str = "uint16",
+) -> int:
+    """Write the tokens of text files; how many there were.
+
+    encode: text -> ids, such as a tokenizer's `encode`.  end: an id put behind each file.
+    """
+    tail = [] if end is None else [end]
+    texts = (Path(file).read_text(encoding="utf-8") for file in files)
+    return write_tokens(path, ([*encode(text), *tail] for text in texts), dtype)

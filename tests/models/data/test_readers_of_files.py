@@ -1,0 +1,152 @@
+"""Token files, image folders, click logs and saved Hugging Face data sets, on files made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flowrun.models.data.click_log import ClickLog
+from flowrun.models.data.huggingface import HuggingFace
+from flowrun.models.data.images import ImageFolder
+from flowrun.models.data.tokens import Tokens, tokenise, write_tokens
+
+# ---- tokens --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_targets_are_one_token_ahead(tmp_path: Path, dtype: str) -> None:
+    assert write_tokens(tmp_path / "t.bin", [[1, 2, 3], [], [4, 60000, 6, 7]], dtype) == 7
+    data = Tokens(str(tmp_path / "t.bin"), length=3, dtype=dtype)
+    assert len(data) == 2
+    assert data[1]["tokens"].tolist() == [4, 60000, 6] and data[1]["targets"].tolist()[-1] == 7
+
+
+def test_texts_are_tokenised_one_after_the_other_with_an_end_between(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("ab")
+    (tmp_path / "b").write_text("c")
+    made = tokenise([tmp_path / "a", tmp_path / "b"], tmp_path / "t", lambda s: [*s.encode()], 256)
+    assert made == 5
+    assert np.fromfile(tmp_path / "t", dtype="<u2").tolist() == [97, 98, 256, 99, 256]
+
+
+def test_an_id_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="70000 does not fit uint16"):
+        write_tokens(tmp_path / "t", [[70000]])
+
+
+def test_files_that_are_no_token_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "odd").write_bytes(b"abc")
+    with pytest.raises(ValueError, match="3 bytes are no whole number of uint16"):
+        Tokens(str(tmp_path / "odd"))
+    with pytest.raises(ValueError, match="'int8' is none of uint16, uint32"):
+        Tokens(str(tmp_path / "odd"), dtype="int8")
+    write_tokens(tmp_path / "short", [[1, 2]])
+    with pytest.raises(ValueError, match=r"2 tokens do not fill a window of 2 \+ 1"):
+        Tokens(str(tmp_path / "short"), length=2)
+
+
+# ---- images --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Three red and three blue images of unlike sizes."""
+    from PIL import Image
+
+    for name, colour in {"red": (255, 0, 0), "blue": (0, 0, 255)}.items():
+        (tmp_path / name).mkdir()
+        for k in range(3):
+            Image.new("RGB", (40 + 9 * k, 50), colour).save(tmp_path / name / f"{k}.png")
+    (tmp_path / "red" / "notes.txt").write_text("no image")
+    return str(tmp_path)
+
+
+def test_a_folder_is_a_class_and_its_images_are_of_one_size(folder: str) -> None:
+    data = ImageFolder(folder, size=28)
+    assert data.classes == ["blue", "red"] and len(data) == 6
+    for item in (data[k] for k in range(6)):
+        assert item["images"].shape == (3, 28, 28) and item["images"].dtype == torch.float32
+        blue, red = item["images"][2].mean(), item["images"][0].mean()
+        assert (red > blue) == bool(item["labels"])
+
+
+def test_augmenting_is_a_function_of_what_is_drawn() -> None:
+    pixels = np.arange(32 * 40 * 3, dtype=np.uint8).reshape(32, 40, 3)
+    data = object.__new__(ImageFolder)
+    data.size = 28
+    one, again, other, plain = (
+        data.augment((pixels, 1), None if seed is None else np.random.default_rng(seed))["images"]
+        for seed in (3, 3, 4, None)
+    )
+    assert torch.equal(one, again) and not torch.equal(one, other)
+    middle = torch.from_numpy(pixels[2:30, 6:34].transpose(2, 0, 1).copy()).float()
+    torch.testing.assert_close(plain, (middle - 114) / 58)
+
+
+def test_folders_without_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        ImageFolder(str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="no folder in it holds an image"):
+        ImageFolder(str(tmp_path))
+
+
+# ---- clicks --------------------------------------------------------------------------------------
+
+CSV = "click,site,user,price\n1,a,7,3\n0,b,7,\n0,a,,-2\n"
+
+
+def test_cells_become_ids_numbers_and_clicks(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(CSV)
+    data = ClickLog(str(tmp_path / "log.csv"), "click", ["site", "user"], ["price"], ids=20)
+    assert len(data) == 3 and [float(data[k]["clicks"]) for k in range(3)] == [1, 0, 0]
+    ids = torch.stack([data[k]["ids"] for k in range(3)])
+    assert ids.shape == (3, 2) and ids[:, 0].max() < 10 <= ids[:, 1].min() and ids.max() < 20
+    assert ids[0, 0] == ids[2, 0] and ids[0, 1] == ids[1, 1]
+    numbers = torch.cat([data[k]["numbers"] for k in range(3)])
+    torch.testing.assert_close(
+        numbers, torch.tensor([1 + 3.0, 1, 1]).log() - torch.tensor([0, 0, 2.0])
+    )
+
+
+def test_parquet_reads_as_csv_does(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
+    import pyarrow.parquet
+
+    (tmp_path / "log.csv").write_text(CSV)
+    columns = {
+        "click": [1, 0, 0],
+        "site": ["a", "b", "a"],
+        "user": [7, 7, None],
+        "price": [3.0, None, -2.0],
+    }
+    pyarrow.parquet.write_table(arrow.table(columns), tmp_path / "log.parquet")
+    found = [
+        ClickLog(str(tmp_path / f"log.{kind}"), "click", ["site", "user"], ["price"])
+        for kind in ("csv", "parquet")
+    ]
+    for k in range(3):
+        one, other = (data[k] for data in found)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(CSV)
+    with pytest.raises(ValueError, match="no column 'sites'; it has click, site, user, price"):
+        ClickLog(str(tmp_path / "log.csv"), "click", ["sites"])
+
+
+# ---- Hugging Face --------------------------------------------------------------------------------
+
+
+def test_columns_of_a_saved_data_set_are_fields(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra `huggingface` is not installed")
+    rows = {"input_ids": [[1, 2], [3, 4]], "label": [0, 1], "score": [0.5, 1.5]}
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows)}).save_to_disk(tmp_path / "d")
+    data = HuggingFace(str(tmp_path / "d"), "train", {"tokens": "input_ids", "score": "score"})
+    assert len(data) == 2 and set(data[0]) == {"tokens", "score"}
+    assert data[1]["tokens"].tolist() == [3, 4] and data[1]["score"].dtype == torch.float32
+    with pytest.raises(ValueError, match="split is one of train, not 'test'"):
+        HuggingFace(str(tmp_path / "d"), "test")
