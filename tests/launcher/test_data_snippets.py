@@ -1,0 +1,61 @@
+"""The recipes of docs/data.md make the data sets that they tell of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flowrun.launcher.build import instantiate_data
+from flowrun.launcher.recipe import load
+from flowrun.models.data.tokens import write_tokens
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
+USUAL = "defaults: [/model: mlp, /optim: sgd, /launch: virtual]\n"
+
+
+def images(folder: Path) -> None:
+    from PIL import Image
+
+    for name in ("cat", "dog"):
+        (folder / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 50)).save(folder / "images" / name / "1.png")
+
+
+def tokens(folder: Path) -> None:
+    write_tokens(folder / "train.bin", [range(3000)])
+
+
+def clicks(folder: Path) -> None:
+    (folder / "log.csv").write_text("clicked,site,user,ad,price\n1,a,b,c,2\n0,a,b,d,3\n")
+
+
+def saved(folder: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra `huggingface` is not installed")
+    made = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4]]})
+    datasets.DatasetDict({"train": made}).save_to_disk(folder / "saved")
+
+
+FIELDS = {
+    "Token files": (tokens, {"tokens", "targets"}),
+    "Image folders": (images, {"images", "labels"}),
+    "Click logs": (clicks, {"ids", "numbers", "clicks"}),
+    "Hugging Face": (saved, {"tokens"}),
+}
+
+
+@pytest.mark.parametrize("section", list(FIELDS))
+def test_a_recipe_of_the_page_makes_its_data(
+    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, fields = FIELDS[section]
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    text = PAGE.split(f"## {section}\n")[1].split("\n## ")[0]
+    found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert found
+    snippet = found[1] if "defaults:" in found[1] else USUAL + found[1]
+    (tmp_path / "snippet.yaml").write_text(snippet)
+    data = instantiate_data(load(["recipe=snippet.yaml"]))
+    assert set(data[0]) == fields
