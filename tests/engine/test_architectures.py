@@ -38,6 +38,7 @@ TESTED = {
     "bart": ("data 2",),
     "vit": ("data 2 x stages 2, ZeRO 2", "tensor 2"),
     "convnext": (PINNED,),
+    "resnet": ("data 2",),
     "mixtral": ("data 2", "tensor 2"),
     "qwen2_moe": ("data 2",),
 }

@@ -43,7 +43,8 @@ class Architecture:
 
     name: the class of transformers.  config: its configuration class, and its arguments, for a
     number of layers.  batch: argument -> tensor, from a generator and a number of samples.
-    split: weight pattern -> dim: Megatron's layout on the axis tensor.
+    split: weight pattern -> dim: Megatron's layout on the axis tensor.  micro_batches: 1 where
+    batch norm takes statistics of each.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Architecture:
     arguments: Callable[[int], dict[str, Any]]
     batch: Callable[[torch.Generator, int], Batch]
     split: Mapping[str, int]
+    micro_batches: int = MICRO_BATCHES
 
     def make(self, layers: int) -> nn.Module:
         """The model, the same at every call."""
@@ -70,7 +72,7 @@ class Architecture:
             own_loss,
             batches,
             SGD,
-            MICRO_BATCHES,
+            self.micro_batches,
             pins(self.split),
         )
 
@@ -434,6 +436,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _resnet,
         images,
         {"classifier.1.*": 0},
+        micro_batches=1,
     ),
 }
 
