@@ -13,6 +13,7 @@ from flowrun.engine.draft import Draft
 from flowrun.engine.graph import (
     FORWARD,
     PHASES,
+    SUMS,
     UPDATE,
     Feed,
     LogicalGraph,
@@ -164,7 +165,7 @@ class _Lowering:
             reads = tuple(
                 dict.fromkeys(n for op in region.ops for n in op.inputs if produced_in.get(n) != k)
             )
-            accumulates = tuple(op.makes[0] for op in region.ops if op.target == "flow.accumulate")
+            accumulates = tuple(n for op in region.ops if op.target in SUMS for n in op.makes)
             updates = tuple((new_of[name], name) for name in made if name in new_of)
             stage, phase_index, run, depth = region.key
             phase = PHASES[phase_index]

@@ -64,6 +64,8 @@ class Optimizer:
     rates: (lr, learning rate of each step, the last holds on) for every lr that a schedule changes.
     clip_value: largest element of a gradient, clip_norm: largest global norm of all; 0 = off.
         Values are clipped first.
+    sparse: "exact": tables of look-ups are updated by rows where that equals the dense update;
+        "lazy": wherever rows suffice for the optimizer; "off".
     ema: decay of an exponential moving average of each trained weight, the state "ema/<name>" that
         starts as the weight; 0 = off.
     """
@@ -75,6 +77,7 @@ class Optimizer:
     groups: tuple[Group, ...] = ()
     rates: tuple[tuple[float, tuple[float, ...]], ...] = ()
     ema: float = 0.0
+    sparse: str = "exact"
     function: Callable[..., Any] | None = None
 
     def settings(self, parameter: str) -> dict[str, float | bool]:

@@ -49,6 +49,7 @@ def optimizer_of(recipe: Recipe) -> Optimizer:
         groups,
         rates(optim, lrs, recipe.train.steps),
         optim.ema,
+        optim.sparse,
         function,
     )
 

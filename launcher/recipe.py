@@ -31,6 +31,7 @@ from flowrun.launcher.schema import (
     MIRRORED,
     OPTIMIZERS,
     PRECISIONS,
+    SPARSE,
     VIEWS,
     Recipe,
     RecipeSchema,
@@ -290,6 +291,12 @@ def _check_optim(recipe: RecipeSchema) -> None:
     for name in ("weight_decay", "clip_norm", "clip_value", "warmup_steps"):
         value = getattr(optim, name)
         _require(value >= 0, f"optim.{name}", f"{name} is 0 (off) or more, not {value}.")
+    _require(
+        optim.sparse in SPARSE,
+        "optim.sparse",
+        f"{optim.sparse!r} is no way to update tables.",
+        f"Write {one_of(SPARSE)}.",
+    )
     _require(0 <= optim.ema < 1, "optim.ema", f"a decay is 0 (off) to below 1, not {optim.ema}.")
     _require(
         0 <= optim.momentum < 1,

@@ -17,6 +17,7 @@ from flowrun.engine.strategy import Pin
 
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, beside its arguments
 
+SPARSE = ("exact", "lazy", "off")
 OPTIMIZERS = ("adagrad", "adamw", "lamb", "lion", "sgd")
 LAUNCHERS = ("local", "virtual", "slurm")
 CLUSTERS = ("slurm", "local")
@@ -68,7 +69,9 @@ class Optim:
     schedule: {name: a class of torch.optim.lr_scheduler, its arguments}, or a list of such with
     `steps`.  warmup_steps: linear rise before it.  groups: pattern over parameter names -> keys
     that replace those above; the later pattern wins, key by key.  ema: decay of a moving average of
-    the weights, 0 = off.  ema_eval: evaluation reads the averages.
+    the weights, 0 = off.  ema_eval: evaluation reads the averages.  sparse: tables of look-ups are
+    updated by rows where that equals the dense update (exact), wherever the recipe's optimizer can
+    (lazy), or not (off).
     """
 
     name: str = "adamw"
@@ -85,6 +88,7 @@ class Optim:
     groups: dict[str, Any] = field(default_factory=dict)
     ema: float = 0.0
     ema_eval: bool = True
+    sparse: str = "exact"
     update: dict[str, Any] = field(default_factory=dict)
 
 

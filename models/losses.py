@@ -25,6 +25,16 @@ def cross_entropy(
     return F.cross_entropy(logits, classes, label_smoothing=label_smoothing)
 
 
+def binary_cross_entropy(
+    output: Tensor, batch: Mapping[str, Tensor], target: str = "targets"
+) -> Tensor:
+    """Mean binary cross entropy of logits (...) against shares of 0 to 1 (...), the batch field
+    `target`.
+    """
+    logits = output.float()
+    return (F.softplus(logits) - logits * batch[target]).mean()
+
+
 def margin_softmax(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
     """Mean cross entropy of the logits (B, K) against the class that each sample hits.
 

@@ -72,6 +72,10 @@ def op_seconds(
     )
     if op.target.startswith("flow.adamw") or op.target.startswith("flow.sgd"):
         moved *= 3  # read, write, and a pass or two of temporaries
+    elif op.target == "aten.embedding.default":
+        moved -= math.prod(in_shapes[0])  # of the table no more than comes out
+    elif op.target == "flow.update_rows":
+        moved = 3 * len(out_shapes) * math.prod(in_shapes[2])
     return (
         max(
             op_flops(op, in_shapes, out_shapes) / hardware.flops,

@@ -27,6 +27,7 @@ from flowrun.engine.ops import (
     reduce,
     scaling,
     shape,
+    sparse,
     update,
 )
 from flowrun.engine.ops.signature import (
@@ -58,6 +59,7 @@ RULES: Mapping[str, Rule] = {
     **random.RULES,
     **update.RULES,
     **scaling.RULES,
+    **sparse.RULES,
 }
 
 LOCALS: Mapping[str, Local] = {
@@ -73,6 +75,7 @@ LOCALS: Mapping[str, Local] = {
     **mirror.LOCALS,
     **update.LOCALS,
     **scaling.LOCALS,
+    **sparse.LOCALS,
 }
 
 _TENSOR = Ref("")

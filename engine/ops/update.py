@@ -18,6 +18,7 @@ from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, S
 from flowrun.engine.sbp import B, P, S, Sbp
 
 Tensor = torch.Tensor
+Changed = Tensor | tuple[Tensor, ...]
 
 
 # ---- functions -----------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ def adamw(
     weight_decay: float,
     coefficient: Tensor | None = None,
     skip: Tensor | None = None,
-) -> tuple[Tensor, ...]:
+) -> Changed:
     """Decoupled weight decay and Adam (torch.optim.AdamW), in place.
 
     lr, step: scalars; step counts this step, from 1.  coefficient: scalar that multiplies the
@@ -106,7 +107,7 @@ def sgd(
     nesterov: bool,
     coefficient: Tensor | None = None,
     skip: Tensor | None = None,
-) -> tuple[Tensor, ...]:
+) -> Changed:
     """Stochastic gradient descent (torch.optim.SGD), in place; arguments as of adamw.
 
     momentum_buffer: one, that starts at zero, or none where momentum is 0.  Dampening is 0.
@@ -132,7 +133,7 @@ def sgd(
 
 def assign(
     changed: Sequence[Tensor], values: Sequence[Tensor], *, skip: Tensor | None = None
-) -> tuple[Tensor, ...] | Tensor:
+) -> Changed:
     """Values become those of weight and states, in place; where `skip` is true, the old ones stay.
 
     A value may be one of the old tensors, so all are looked at before any is written.
@@ -143,7 +144,7 @@ def assign(
         values = [value.clone() if _is_one_of(value, changed) else value for value in values]
     for old, new in zip(changed, values, strict=True):
         old.copy_(new)
-    return tuple(changed) if len(changed) > 1 else changed[0]
+    return one_or_all(changed)
 
 
 def ema(average: Tensor, param: Tensor, *, decay: float, skip: Tensor | None = None) -> Tensor:
@@ -158,7 +159,7 @@ def ema(average: Tensor, param: Tensor, *, decay: float, skip: Tensor | None = N
 
 def _in_place(
     fused: Callable[[Sequence[Tensor], Tensor], None], changed: tuple[Tensor, ...], grad: Tensor
-) -> tuple[Tensor, ...]:
+) -> Changed:
     """Fused kernels take memory as it lies: what is strided is updated in a copy."""
     shapes = {x.shape for x in (*changed, grad)}
     assert len(shapes) == 1, (
@@ -169,7 +170,12 @@ def _in_place(
     for x, new in zip(changed, dense, strict=True):
         if not x.is_contiguous():
             x.copy_(new)
-    return changed
+    return one_or_all(changed)
+
+
+def one_or_all(changed: Sequence[Tensor]) -> Changed:
+    """What an op returns: one tensor by itself, several as a tuple."""
+    return tuple(changed) if len(changed) > 1 else changed[0]
 
 
 def _scaled(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:
@@ -191,7 +197,14 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "flow.assign": assign,
     "flow.ema": ema,
 }
-IN_PLACE = ("flow.accumulate", "flow.adamw", "flow.sgd", "flow.assign", "flow.ema")
+IN_PLACE = (
+    "flow.accumulate",
+    "flow.adamw",
+    "flow.sgd",
+    "flow.assign",
+    "flow.ema",
+    "flow.update_rows",
+)
 
 
 # ---- signatures ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,8 @@ class GraphBuilder:
         self.variables: dict[str, Variable] = {v.name: v for v in graph.variables}
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
         self.added: list[Op] = []
+        self.notes: list[str] = []
+        self.dropped: set[str] = set()
 
     def tensor(self, name: str, like: Tensor | None = None) -> str:
         """A new tensor, shaped as another, or an fp32 scalar; its name."""
@@ -82,10 +85,21 @@ class GraphBuilder:
             del self.feeds[found.tensor]
         return found
 
+    def drop_dead(self, names: Iterable[str]) -> None:
+        """Take ops out, and what reads them."""
+        gone: set[str] = set()
+        wanted = set(names)
+        for op in self.base.ops:
+            if op.name in wanted or gone.intersection(op.inputs):
+                gone.update(op.makes)
+                self.dropped.add(op.name)
+        self.tensors = {name: t for name, t in self.tensors.items() if name not in gone}
+
     def graph(self, results: tuple[tuple[str, str], ...], level: str) -> LogicalGraph:
         """Everything together: forward, backward with its accumulators, update."""
-        forward = [op for op in self.base.ops if op.phase == FORWARD]
-        backward = [op for op in self.base.ops if op.phase == BACKWARD]
+        kept = [op for op in self.base.ops if op.name not in self.dropped]
+        forward = [op for op in kept if op.phase == FORWARD]
+        backward = [op for op in kept if op.phase == BACKWARD]
         micro = [op for op in self.added if op.phase != UPDATE]
         first = [op for op in micro if not any(name in self.base.producer for name in op.inputs)]
         sums = [op for op in micro if op not in first]
@@ -98,17 +112,25 @@ class GraphBuilder:
             feeds=tuple(self.feeds.values()),
             results=results,
             level=level,
+            notes=(*self.base.notes, *self.notes),
         )
 
 
 def _sums_behind(ops: list[Op], sums: list[Op]) -> list[Op]:
-    """Accumulators directly behind the op whose output they sum."""
+    """Accumulators directly behind the op whose output they sum; those of feeds, and of forward's
+    values for backward, at the end.
+    """
     behind: dict[str, list[Op]] = {}
+    late = {name for op in ops if op.phase == FORWARD for name in op.makes}
+    made = {name for op in ops for name in op.makes}
+    last: list[Op] = []
     for op in sums:
-        behind.setdefault(op.inputs[0], []).append(op)
+        source = op.inputs[0]
+        elsewhere = source not in made or (op.phase != FORWARD and source in late)
+        (last if elsewhere else behind.setdefault(source, [])).append(op)
     out: list[Op] = []
     for op in ops:
         out.append(op)
         for name in op.makes:
             out.extend(behind.get(name, ()))
-    return out
+    return out + last

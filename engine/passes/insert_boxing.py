@@ -18,6 +18,7 @@ from flowrun.engine.boxing import Step, path, path_seconds, transfer_sbps
 from flowrun.engine.graph import (
     BACKWARD,
     FORWARD,
+    SUMS,
     UPDATE,
     WEIGHTS,
     Feed,
@@ -89,7 +90,7 @@ class _Boxer:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:
                 self.forms[name] = {((op.stage, nd_sbp), ""): name}
-                if op.phase == UPDATE or op.target == "flow.accumulate":
+                if op.phase == UPDATE or op.target in SUMS:
                     self.per_step.add(name)
                 if op.phase == WEIGHTS:
                     self.weights.add(name)

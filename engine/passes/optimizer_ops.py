@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from flowrun.engine.graph import Ref, Tensor, Variable, map_refs
+from flowrun.engine.ops.sparse import RowUpdate
+from flowrun.engine.ops.update import FUNCTIONS
 from flowrun.engine.passes.graph_builder import GraphBuilder
 from flowrun.engine.strategy import Optimizer
 from flowrun.engine.update_trace import FED, fed_to, states_of, trace
@@ -26,30 +28,37 @@ def update(
     coefficient: str | None,
     skip: str | None = None,
     step: str | None = None,
+    ids: str | None = None,
 ) -> None:
     """Ops that change one parameter and its states.
 
     coefficient: scalar that multiplies the gradient first.  skip: scalar bool; where it is true the
     parameter and its states stay.  step: number of this update; None: of the step of training.
+    ids: the gradient is of these rows alone.
     """
     settings = optimizer.settings(variable.name)
     rate = _rate(builder, optimizer, float(settings.pop("lr")), variable.stage)
-    if optimizer.function is not None:
+    if optimizer.function is not None and ids is None:
         _traced(builder, optimizer, variable, gradient, rate, coefficient, skip, step)
         return
-    states, fed = _fused(optimizer, settings)
-    numbers: dict[str, str] = {"lr": rate}
+    states, fed = _called(optimizer, settings)
+    numbers: dict[str, str] = {"lr": rate} if "lr" in fed else {}
     if "step" in fed:
         numbers["step"] = step or builder.number("@step", variable.stage)
     numbers |= {"coefficient": coefficient} if coefficient else {}
     numbers |= {"skip": skip} if skip else {}
-    changed, new = _changed(builder, variable, tuple((name, 0.0) for name in states))
+    changed, new = _changed(builder, variable, states)
     param, *rest = changed
+    target, gradients = f"flow.{optimizer.name}", [gradient]
+    by: dict[str, Any] = {}
+    if ids is not None:
+        by["by"] = RowUpdate(optimizer.name, optimizer.function or FUNCTIONS[target])
+        target, gradients = "flow.update_rows", [ids, gradient]
     builder.op(
         f"update/{variable.name}",
-        f"flow.{optimizer.name}",
-        (Ref(param), Ref(gradient), *map(Ref, rest)),
-        (*((k, Ref(v)) for k, v in numbers.items()), *settings.items()),
+        target,
+        (Ref(param), *map(Ref, gradients), *map(Ref, rest)),
+        (*by.items(), *((k, Ref(v)) for k, v in numbers.items()), *settings.items()),
         new,
         module=variable.name.rpartition(".")[0],
         stage=variable.stage,
@@ -73,13 +82,18 @@ def average(
     )
 
 
-def _fused(
+States = tuple[tuple[str, float | None], ...]
+
+
+def _called(
     optimizer: Optimizer, settings: dict[str, float | bool]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(states, numbers that are fed) of the engine's own optimizers."""
+) -> tuple[States, tuple[str, ...]]:
+    """(states with their starts, numbers that are fed) of an optimizer that runs as one op."""
+    if optimizer.function is not None:
+        return states_of(optimizer.function), fed_to(optimizer.function)
     if optimizer.name == "adamw":
-        return ("exp_avg", "exp_avg_sq"), FED
-    return (("momentum_buffer",) if settings.get("momentum") else ()), ("lr",)
+        return (("exp_avg", 0.0), ("exp_avg_sq", 0.0)), FED
+    return ((("momentum_buffer", 0.0),) if settings.get("momentum") else ()), ("lr",)
 
 
 def _rate(builder: GraphBuilder, optimizer: Optimizer, lr: float, stage: int) -> str:
@@ -98,7 +112,7 @@ def _state(builder: GraphBuilder, variable: Variable, name: str, start: float | 
 
 
 def _changed(
-    builder: GraphBuilder, variable: Variable, states: tuple[tuple[str, float | None], ...]
+    builder: GraphBuilder, variable: Variable, states: States
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Tensors of the parameter and its states, and what they become."""
     new = builder.tensor(f"{variable.tensor}'", builder.tensors[variable.tensor])

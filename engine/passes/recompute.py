@@ -29,6 +29,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import (
     BACKWARD,
     FORWARD,
+    SUMS,
     WEIGHT_GRAD,
     LogicalGraph,
     Op,
@@ -162,11 +163,7 @@ class _Again:
                 joined.add(op.name)
                 needed.update(op.inputs)
                 made_late.update(op.makes)
-        sums = {
-            op.name
-            for op in self.backward
-            if op.target == "flow.accumulate" and op.inputs[0] in made_late
-        }
+        sums = {op.name for op in self.backward if op.target in SUMS and op.inputs[0] in made_late}
         return joined | sums
 
     def _again(self, name: str | None) -> str:

@@ -9,7 +9,8 @@ weight box S -> B.
     stage 3   forward and backward gather the weight apart, with each micro-batch
 
 i is the first dim that divides evenly and that no other axis splits.  What has none, or is small,
-stays B and is noted.
+stays B and is noted.  So does a table that is updated by rows: to gather it would cost every step
+the whole table; a pin splits it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrun.engine.graph import LogicalGraph, Op, Tensor, Variable, gradient_of
+from flowrun.engine.passes.sparse_ops import sparse_tables
 from flowrun.engine.sbp import Broadcast, NdSbp, S, Split
 from flowrun.engine.strategy import Strategy
 
@@ -28,10 +30,12 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     axis = strategy.axes.index(strategy.zero.axis)
     homes: dict[str, NdSbp] = {}
     kept: list[str] = []
+    tables = sparse_tables(graph)
     for v in graph.variables:
         if v.kind != "parameter" or v.new is None:
             continue
-        home = _sharded(v, graph.tensors[v.tensor], axis, strategy)
+        table = v.tensor in tables
+        home = None if table else _sharded(v, graph.tensors[v.tensor], axis, strategy)
         if home is None:
             kept.append(v.name)
         else:
@@ -42,7 +46,7 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     note = f"ZeRO {strategy.zero.stage} on {strategy.zero.axis}: {len(homes)} parameters sharded"
     if kept:
         names = ", ".join(kept[:4]) + (" …" if len(kept) > 4 else "")
-        note += f", {len(kept)} stay B (small, or no dim divides): {names}"
+        note += f", {len(kept)} stay B (small, or no dim divides, or updated by rows): {names}"
     ops = graph.ops
     if strategy.zero.stage >= 2:
         ops = tuple(_sharded_accumulator(op, homes, axis) for op in ops)

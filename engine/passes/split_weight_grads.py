@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.graph import BACKWARD, SUMS, WEIGHT_GRAD, LogicalGraph, Op
 from flowrun.engine.passes.split_stages import unit_of
 from flowrun.engine.strategy import Strategy
 
@@ -29,8 +29,7 @@ def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
             unit = unit_of(op.module)
             if readers and all(
-                r.target == "flow.accumulate" or (r.name in late and unit_of(r.module) == unit)
-                for r in readers
+                r.target in SUMS or (r.name in late and unit_of(r.module) == unit) for r in readers
             ):
                 late.add(op.name)
                 op = replace(op, phase=WEIGHT_GRAD)
@@ -43,8 +42,8 @@ def _follow(ops: list[Op]) -> list[Op]:
     """An accumulator belongs to the phase of the op that makes what it sums."""
     phase_of = {name: op.phase for op in ops for name in op.makes}
     return [
-        replace(op, phase=phase_of[op.inputs[0]])
-        if op.target == "flow.accumulate" and op.phase == BACKWARD
+        replace(op, phase=WEIGHT_GRAD)
+        if op.target in SUMS and phase_of.get(op.inputs[0]) == WEIGHT_GRAD
         else op
         for op in ops
     ]

@@ -1,10 +1,11 @@
 """update_ops: staged -> trained.  Accumulation, clipping and the optimizer join the graph as ops.
 
-For every parameter: accumulate its gradient over the micro-batches (flow.accumulate), clip it by
-value and all together by their global norm (passes/clip_ops.py), then update (passes/
-optimizer_ops.py).  Their layout follows by the same rules as any other op's; that is all there is
-to ZeRO and to clipping under tensor parallelism and stages. The loss of a step is the mean over its
-micro-batches: each micro-batch's tangent is 1 / micro_batches.
+For every parameter: accumulate its gradient over the micro-batches (flow.accumulate; the rows of
+an embedding table are collected, passes/sparse_ops.py), clip it by value and all together by their
+global norm (passes/clip_ops.py), then update (passes/optimizer_ops.py).  Their layout follows by
+the same rules as any other op's; that is all there is to ZeRO and to clipping under tensor
+parallelism and stages. The loss of a step is the mean over its micro-batches: each micro-batch's
+tangent is 1 / micro_batches.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from flowrun.engine.passes.clip_ops import clip_by_norm, clip_by_value
 from flowrun.engine.passes.graph_builder import GraphBuilder
 from flowrun.engine.passes.optimizer_ops import average, update
 from flowrun.engine.passes.scale_loss import check_gradients, scaled_tangent, unscale
+from flowrun.engine.passes.sparse_ops import by_rows, collect_rows, lookups_of
 from flowrun.engine.strategy import Strategy
 
 
@@ -29,7 +31,16 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     trained = [v for v in graph.variables if v.name in gradients]
     _check_groups(strategy, [v for v in graph.variables if v.kind == "parameter"])
     scales = _tangent(builder, strategy)
-    summed = {v.name: _accumulate(builder, gradients[v.name], v) for v in trained}
+    summed: dict[str, str] = {}
+    ids: dict[str, str] = {}  # of tables that are updated by rows
+    for v in trained:
+        lookups = lookups_of(graph, v, gradients[v.name])
+        sparse, note = by_rows(graph, v, lookups, strategy)
+        builder.notes += [note] if note else []
+        if sparse:
+            ids[v.name], summed[v.name] = collect_rows(builder, v, lookups, strategy.micro_batches)
+        else:
+            summed[v.name] = _accumulate(builder, gradients[v.name], v)
     scaled, coefficient = None, None
     if scales and trained and strategy.loss_scale:
         scaled = check_gradients(builder, trained, summed, strategy.loss_scale)
@@ -43,7 +54,8 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         coefficient = clip_by_norm(builder, trained, summed, optimizer.clip_norm, coefficient)
     skip, step = (scaled.skip, scaled.step) if scaled else (None, None)
     for variable in trained:
-        update(builder, optimizer, variable, summed[variable.name], coefficient, skip, step)
+        gradient, rows = summed[variable.name], ids.get(variable.name)
+        update(builder, optimizer, variable, gradient, coefficient, skip, step, rows)
         if optimizer.ema:
             average(builder, variable, optimizer.ema, skip)
     results = tuple(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol, cast
 
 import torch
@@ -272,21 +273,33 @@ class Rank:
 
     def store(self, actor: Actor, act: int, made: Mapping[str, torch.Tensor]) -> None:
         """Put what an act made into the slots of its registers; sums over micro-batches are added
-        in place.
+        in place, collected rows put one behind the other.
         """
         for port in self.filled[actor.id]:
             key = (port.register, act // port.every)
             if act % port.every == 0:
                 values = [made[name] for name in port.tensors]
                 if port.every > 1:
-                    values = [value.clone() for value in values]
+                    values = list(map(self._begun, port.tensors, values, repeat(port.every)))
                 self.slots[key] = values
                 self.left[key] = port.num_readers
                 live = self.live[port.register] = self.live.get(port.register, 0) + 1
                 self.most_live[port.register] = max(live, self.most_live.get(port.register, 0))
             else:
                 for total, name in zip(self.slots[key], port.tensors, strict=True):
-                    total.add_(made[name])
+                    part = made[name]
+                    if total.shape == part.shape:
+                        total.add_(part)
+                    else:
+                        total.narrow(0, act % port.every * len(part), len(part)).copy_(part)
+
+    def _begun(self, name: str, part: torch.Tensor, acts: int) -> torch.Tensor:
+        """What the first of a step's values begins: a sum, or a row of parts (flow.collect)."""
+        if self.plan.graph.producer[name].target != "flow.collect":
+            return part.clone()
+        total = part.new_empty((acts * len(part), *part.shape[1:]))
+        total.narrow(0, 0, len(part)).copy_(part)
+        return total
 
     def release(self, actor: Actor, act: int) -> None:
         """An act has ended: drop the versions that it was the last to read."""

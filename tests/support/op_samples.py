@@ -12,7 +12,9 @@ from typing import Any
 import torch
 import transformers.integrations.moe  # noqa: F401  (registers the grouped product)
 
+from flowrun.engine.ops.sparse import RowUpdate
 from flowrun.engine.placement import Shape
+from flowrun.models import optimizers
 from support.batch_norm_samples import batch_norm_samples
 from support.kernel_samples import kernel_samples, same_shape
 from support.random_samples import random_samples
@@ -306,8 +308,32 @@ def _update() -> list[Sample]:
     ]
 
 
+def _sparse() -> list[Sample]:
+    ids, more = torch.tensor([6, 2, 6, 0, 3]), torch.tensor([2, 5, 1])
+    unique = torch.tensor([-1, 0, 2, 3, 6])
+    adagrad: dict[str, Any] = {"eps": 1e-3, "weight_decay": 0.0}
+    return [
+        sample("flow.collect", T(5, 4), ids),
+        sample("flow.collect", T(6, 2, 3), shuffled(6, 2)),
+        sample("flow.coalesce", (ids,), (T(5, 3),), (3,)),
+        sample("flow.coalesce", (ids, more), (T(5, 3), T(3, 3)), (-1, -1)),
+        sample(
+            "flow.update_rows",
+            T(7, 4),
+            unique,
+            T(5, 4),
+            positive(7, 4),
+            by=RowUpdate("adagrad", optimizers.adagrad),
+            lr=torch.tensor(0.1),
+            coefficient=positive(),
+            skip=torch.tensor(False),
+            **adagrad,
+        ),
+    ]
+
+
 def all_samples() -> list[Sample]:
     """Every sample, family after family."""
-    families = (_matmul, _pointwise, _reduce, _shape, _create, _update)
+    families = (_matmul, _pointwise, _reduce, _shape, _create, _update, _sparse)
     made = (one for family in families for one in family())
     return [*made, *kernel_samples(), *batch_norm_samples(), *random_samples()]

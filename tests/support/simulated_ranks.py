@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.graph import Op, Ref, Tensor, map_refs
-from flowrun.engine.ops import create, expansions, random, registry, scaling, update
+from flowrun.engine.ops import create, expansions, random, registry, scaling, sparse, update
 from flowrun.engine.ops.signature import Call, LocalView, NdSignature, torch_callable
 from flowrun.engine.placement import Shape, local_slices, split_range
 from flowrun.engine.sbp import NdSbp, Partial, Sbp, Split
@@ -93,8 +93,9 @@ def sample(
 
 OWN_FUNCTIONS = {
     **update.FUNCTIONS,
-    **random.FUNCTIONS,
     **scaling.FUNCTIONS,
+    **sparse.FUNCTIONS,
+    **random.FUNCTIONS,
     "flow.constant": create.constant,
 }
 

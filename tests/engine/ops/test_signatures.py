@@ -158,7 +158,12 @@ ABSENT = (
             lambda given, row: P in row.inputs,
             "it is linear, but a weight that is a partial sum has no home",
         )
-        for target in ("flow.sgd", "flow.snapshot", "flow.assign", "flow.ema")
+        for target in ("flow.sgd", "flow.snapshot", "flow.assign", "flow.ema", "flow.update_rows")
+    ),
+    Absent(
+        "flow.collect",
+        lambda given, row: row.inputs[0] != row.inputs[1] or row.inputs[1] == P,
+        "rows and ids apart would come in two orders, with several micro-batches; ids are no sums",
     ),
 )
 

@@ -54,6 +54,13 @@ def test_updates_are_in_place() -> None:
     assert made[0] is param and made[1] is exp_avg and made[2] is exp_avg_sq
 
 
+def test_sgd_without_momentum_returns_the_weight_alone() -> None:
+    param = torch.ones(3)
+    plain: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.5, "nesterov": False}
+    assert update.sgd(param, torch.ones(3), lr=0.1, **plain) is param
+    torch.testing.assert_close(param, torch.full((3,), 0.85))
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_follows_torch_optim(nesterov: bool) -> None:
     theirs = torch.nn.Parameter(torch.linspace(-1, 1, 6))

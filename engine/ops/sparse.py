@@ -1,0 +1,181 @@
+"""Gradients of embedding tables as rows: `flow.collect`, `flow.coalesce`, `flow.update_rows`.
+
+A look-up touches few rows of a table.  Its gradient is kept as (ids, rows), collected over the
+micro-batches, summed for equal ids, and only those rows of the table and of its states are updated:
+nothing of a step's cost grows with the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flowrun.engine.graph import refs
+from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature, rows
+from flowrun.engine.ops.update import Changed, one_or_all
+from flowrun.engine.sbp import B, P, S
+
+Tensor = torch.Tensor
+NOBODY = -1  # the id of a row that changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class RowUpdate:
+    """An optimizer that is applied to some rows.  Prints, and is compared, by name.
+
+    function: (param, grad, *states, *, lr, …) -> (new param, *new states), on rows.
+    """
+
+    name: str
+    function: Callable[..., Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+
+def collect(grad: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """This micro-batch's ids (…) and rows (…, D), all leading dims as one: (ids (K,), rows (K, D)).
+
+    The runtime puts them behind those of the micro-batches before.
+    """
+    return ids.reshape(-1), grad.reshape(-1, grad.shape[-1])
+
+
+def coalesce(
+    ids: Sequence[Tensor], grads: Sequence[Tensor], paddings: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Rows of equal ids summed: ids (K,), sums (K, D), of several look-ups together.
+
+    Each id comes once, in rising order; what is left over has the id -1 and sum 0.  paddings: of
+    each look-up, an id whose rows count for nothing (-1: none).  The shapes do not depend on the
+    ids, so no device waits for another.
+    """
+    seen = [
+        i if padding < 0 else i.masked_fill(i == padding, NOBODY)
+        for i, padding in zip(ids, paddings, strict=True)
+    ]
+    order = torch.cat(seen) if len(seen) > 1 else seen[0]
+    values = torch.cat(list(grads)) if len(grads) > 1 else grads[0]
+    order, where = order.sort(stable=True)
+    begins = torch.ones_like(order)
+    begins[1:] = order[1:] != order[:-1]
+    place = begins.cumsum(0) - 1
+    sums = torch.zeros_like(values).index_add_(0, place, values[where])
+    unique = torch.full_like(order, NOBODY).scatter_(0, place, order)
+    return unique, sums.masked_fill_((unique == NOBODY).unsqueeze(-1), 0)
+
+
+def update_rows(
+    param: Tensor,
+    ids: Tensor,
+    sums: Tensor,
+    *states: Tensor,
+    by: RowUpdate,
+    start: int = 0,
+    coefficient: Tensor | None = None,
+    skip: Tensor | None = None,
+    **numbers: Any,
+) -> Changed:
+    """The rows `ids` of a table and its states, updated in place by the rows' gradients.
+
+    param, states: rows [start, start + n) of the table.  ids: each once, -1 for nobody.
+    coefficient: scalar that multiplies the gradient first.  skip: where it is true nothing changes.
+    """
+    here = ids - start
+    mine = ((ids != NOBODY) & (here >= 0) & (here < param.shape[0])).nonzero().squeeze(1)
+    here, grad = here[mine], sums[mine]
+    if coefficient is not None:
+        grad = grad * coefficient
+    changed = (param, *states)
+    old = [x[here] for x in changed]
+    copies = [x.clone() for x in old]  # an op that works in place may not spoil what `skip` keeps
+    new = by.function(copies[0], grad.to(param.dtype), *copies[1:], **numbers)
+    new = (new,) if isinstance(new, Tensor) else new
+    for x, before, after in zip(changed, old, new, strict=True):
+        x[here] = after if skip is None else torch.where(skip, before, after)
+    return one_or_all(changed)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "flow.collect": collect,
+    "flow.coalesce": coalesce,
+    "flow.update_rows": update_rows,
+}
+
+
+# ---- signatures ----------------------------------------------------------------------------------
+
+
+def collected(view: OpView) -> tuple[Signature, ...]:
+    """(grad (…, D), ids (…)) -> (ids (K,), rows (K, D)): a split of the samples stays one, for the
+    order of rows means nothing as long as ids have the same; so does one of the columns.
+    """
+    grad, ids = view.in_shapes
+    once = view.out_shapes[0] in (None, (math.prod(ids),))
+    even = bool(ids) and (once or grad[0] % view.parts == 0)  # so that the parts' parts are equal
+    samples = rows("S0,S0 -> S0,S0") if even else ()
+    columns = Signature((S(len(ids)), B), (B, S(1)))
+    return (*samples, columns, Signature((P, B), (B, P)))
+
+
+def coalesced(view: OpView) -> tuple[Signature, ...]:
+    """Columns are apart from one another, and sums are linear in the rows.  Not split by rows: two
+    ranks may hold rows of one id.
+    """
+    count = len(view.op.args[0])
+    return tuple(Signature((B,) * count + (sbp,) * count, (B, sbp)) for sbp in (S(1), P))
+
+
+def updated(view: OpView) -> tuple[Signature, ...]:
+    """(table, ids, sums, states …, scalars …): a table split by rows takes its own ids out of all,
+    one split by columns the columns of every row.
+    """
+    states = sum(1 for _ in refs(view.op.args)) - 3
+    scalars = (B,) * (len(view.in_shapes) - 3 - states)
+    made = 1 + states
+    return tuple(
+        Signature((home, B, sums, *(home,) * states, *scalars), (home,) * made)
+        for home, sums in ((S(0), B), (S(1), S(1)))
+    )
+
+
+def local_collect(view: LocalView) -> Call:
+    """As it is."""
+    return Call(collect, view.op.args)
+
+
+def local_coalesce(view: LocalView) -> Call:
+    """As it is."""
+    return Call(coalesce, view.op.args)
+
+
+def local_update(view: LocalView) -> Call:
+    """The rows that are here."""
+    numbers = dict(view.op.kwargs)
+    by = numbers.pop("by")
+    start = view.in_slices[0][0][0]
+
+    def update(*tensors: Tensor, **fed: Any) -> Changed:
+        return update_rows(*tensors, by=by, start=start, **fed)
+
+    return Call(update, view.op.args, tuple(numbers.items()))
+
+
+RULES: Mapping[str, Rule] = {
+    "flow.collect": collected,
+    "flow.coalesce": coalesced,
+    "flow.update_rows": updated,
+}
+
+LOCALS: Mapping[str, Local] = {
+    "flow.collect": local_collect,
+    "flow.coalesce": local_coalesce,
+    "flow.update_rows": local_update,
+}

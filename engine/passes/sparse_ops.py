@@ -1,0 +1,161 @@
+"""sparse_ops: gradients of embedding tables as rows (part of the pass update_ops).
+
+A table whose gradient comes from look-ups alone has no dense gradient: ids and rows are collected
+over the micro-batches, rows of equal ids are summed, and the update changes those rows.  A step
+then costs the same for any number of rows in the table.  Done where fewer rows are looked up than
+there are, and where (Optimizer.sparse) it is the same as the dense update, or is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import BACKWARD, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.ops.signature import bind
+from flowrun.engine.passes.graph_builder import GraphBuilder
+from flowrun.engine.strategy import Optimizer, Strategy
+from flowrun.engine.update_trace import FED, is_elementwise, rests
+
+LOOKED_UP = "aten.embedding_dense_backward.default"
+_MANY = 4  # a table of so many times the rows of a step is worth a note
+
+
+def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) -> tuple[Op, ...]:
+    """The look-ups whose gradients sum up to a parameter's; empty if the sum has other terms."""
+    found: list[Op] = []
+    pending = list(parts)
+    while pending:
+        op = graph.producer.get(pending.pop())
+        if op is None or op.stage != variable.stage or len(parts) > 1:
+            return ()
+        readers = sum(len(graph.consumers.get(name, ())) for name in op.makes)
+        if readers > (0 if op.makes[0] in parts else 1):
+            return ()
+        if op.target == "aten.add.Tensor" and len(op.inputs) == 2 and not op.kwargs:
+            pending += op.inputs
+        elif op.target == LOOKED_UP and not bind(op)["scale_grad_by_freq"]:
+            found.append(op)
+        else:
+            return ()
+    return tuple(reversed(found))
+
+
+def by_rows(
+    graph: LogicalGraph, variable: Variable, lookups: Sequence[Op], strategy: Strategy
+) -> tuple[bool, str]:
+    """(whether the table is updated by rows, what the plan's notes say).
+
+    Raises RecipeError for optim.sparse=lazy with an optimizer that mixes rows.
+    """
+    optimizer = strategy.optimizer
+    table = graph.tensors[variable.tensor].shape[0]
+    ids = sum(math.prod(graph.tensors[op.inputs[1]].shape) for op in lookups)
+    rows = ids * strategy.micro_batches
+    lazy = optimizer.sparse == "lazy"
+    if optimizer.sparse == "off" or not lookups or (rows >= table and not lazy):
+        return False, ""
+    if lazy:
+        _check_lazy(optimizer, variable)
+        return True, (
+            f"{variable.name}: only rows that a step looks up, at most {rows} of {table}, are "
+            f"updated (optim.sparse=lazy); {optimizer.name} on the whole table may differ"
+        )
+    why = _what_moves(optimizer, variable)
+    if why:
+        note = (
+            f"{variable.name}: all {table} rows are updated every step, though at most {rows} are "
+            f"looked up: {why}; optim.sparse=lazy leaves the others alone"
+        )
+        return False, note if table >= _MANY * rows else ""
+    return True, (
+        f"{variable.name}: at most {rows} of {table} rows are updated a step, those looked up; the "
+        "same as the dense update"
+    )
+
+
+def _what_moves(optimizer: Optimizer, variable: Variable) -> str:
+    """What changes rows without a gradient; "" if nothing does."""
+    settings = optimizer.settings(variable.name)
+    if optimizer.ema:
+        return "a moving average changes with every step"
+    if optimizer.function is not None:
+        numbers = tuple((key, value) for key, value in settings.items() if key not in FED)
+        if not is_elementwise(optimizer.function, numbers):
+            return f"{optimizer.name} mixes rows"
+        return "" if rests(optimizer.function, numbers) else f"{optimizer.name} moves them"
+    if optimizer.name == "sgd":
+        moving = [key for key in ("momentum", "weight_decay") if settings.get(key)]
+        return f"{' and '.join(moving)} moves them" if moving else ""
+    return f"{optimizer.name} moves them"
+
+
+def _check_lazy(optimizer: Optimizer, variable: Variable) -> None:
+    if optimizer.function is None:
+        return
+    settings = optimizer.settings(variable.name).items()
+    numbers = tuple((key, value) for key, value in settings if key not in FED)
+    if not is_elementwise(optimizer.function, numbers):
+        raise RecipeError(
+            "optim.sparse",
+            f"{optimizer.name} mixes the rows of {variable.name}, so that some of them alone "
+            "cannot be updated.",
+            "Write exact or off, or use another optimizer.",
+        )
+
+
+def collect_rows(
+    builder: GraphBuilder, variable: Variable, lookups: Sequence[Op], micro_batches: int
+) -> tuple[str, str]:
+    """Ops that leave (ids, sums of their rows), each id once; the dense gradient's ops go."""
+    table = builder.tensors[variable.tensor]
+    ids: list[str] = []
+    grads: list[str] = []
+    for k, op in enumerate(lookups):
+        made = _collect(builder, op, f"{k}/{variable.name}", micro_batches)
+        ids.append(made[0])
+        grads.append(made[1])
+    builder.drop_dead([op.name for op in lookups])
+    total = sum(int(builder.tensors[name].shape[0]) for name in ids)
+    dtypes = builder.tensors[ids[0]].dtype, builder.tensors[grads[0]].dtype
+    unique = builder.tensor(f"ids'/{variable.name}", Tensor("", (total,), dtypes[0]))
+    sums = builder.tensor(f"sums/{variable.name}", Tensor("", (total, table.shape[1]), dtypes[1]))
+    builder.op(
+        f"coalesce/{variable.name}",
+        "flow.coalesce",
+        (tuple(map(Ref, ids)), tuple(map(Ref, grads)), tuple(_padding(op) for op in lookups)),
+        (),
+        (unique, sums),
+        module=variable.name.rpartition(".")[0],
+        stage=variable.stage,
+    )
+    return unique, sums
+
+
+def _collect(builder: GraphBuilder, op: Op, suffix: str, micro_batches: int) -> tuple[str, str]:
+    """(ids, rows) of one look-up, of all micro-batches of a step."""
+    grad, index = (builder.tensors[name] for name in op.inputs)
+    count = micro_batches * math.prod(index.shape)
+    ids = builder.tensor(f"ids{suffix}", Tensor("", (count,), index.dtype))
+    rows = builder.tensor(f"rows{suffix}", Tensor("", (count, grad.shape[-1]), grad.dtype))
+    builder.op(
+        f"collect{suffix}",
+        "flow.collect",
+        (Ref(grad.name), Ref(index.name)),
+        (),
+        (ids, rows),
+        module=op.module,
+        phase=BACKWARD,
+        stage=op.stage,
+    )
+    return ids, rows
+
+
+def _padding(op: Op) -> int:
+    return int(bind(op)["padding_idx"])
+
+
+def sparse_tables(graph: LogicalGraph) -> frozenset[str]:
+    """Tensors of the tables that are updated by rows."""
+    return frozenset(op.inputs[0] for op in graph.ops if op.target == "flow.update_rows")
