@@ -22,7 +22,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flowrun.engine.cost.op_cost import is_view
-from flowrun.engine.graph import FORWARD, UPDATE, WEIGHTS, LogicalGraph, Op, Tensor, rename_inputs
+from flowrun.engine.graph import (
+    FORWARD,
+    SUMS,
+    UPDATE,
+    WEIGHTS,
+    LogicalGraph,
+    Op,
+    Tensor,
+    rename_inputs,
+)
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Signature, torch_callable
 from flowrun.engine.passes.infer_sbp import left_over
@@ -121,7 +130,7 @@ class _Hoister:
         (source,), (made,) = op.inputs, op.makes
         wider = self.tensors[made].dtype.itemsize > self.tensors[source].dtype.itemsize
         readers = [self.ops[name] for name in self.readers.get(made, ())]
-        return wider and all(reader.target == "flow.accumulate" for reader in readers)
+        return wider and all(reader.target in SUMS for reader in readers)
 
     def _wanted(self, op: Op, made: str, reader: Op) -> tuple[tuple[NdSbp, ...], str]:
         """(SBPs of the outputs, phase) of the twin that a reader of one of them would like best."""

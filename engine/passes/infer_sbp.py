@@ -52,7 +52,7 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         axis_view = _Axis(layout, strategy, axis)
         forward = [op for op in graph.ops if op.phase == FORWARD and op.target != ASSIGN]
         backward = [op for op in graph.ops if op.phase not in (FORWARD, UPDATE)]
-        assigned = [op for op in graph.ops if op.target == ASSIGN]
+        assigned = [op for op in graph.ops if op.target == ASSIGN and op.phase == FORWARD]
         for chunk in (forward, backward, assigned):
             solution = axis_view.decide(chunk)
             if not solution.exact:
