@@ -34,8 +34,9 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     for v in graph.variables:
         if v.kind != "parameter" or v.new is None:
             continue
-        table = v.tensor in tables
-        home = None if table else _sharded(v, graph.tensors[v.tensor], axis, strategy)
+        if v.tensor in tables:
+            continue
+        home = _sharded(v, graph.tensors[v.tensor], axis, strategy)
         if home is None:
             kept.append(v.name)
         else:
@@ -46,7 +47,9 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     note = f"ZeRO {strategy.zero.stage} on {strategy.zero.axis}: {len(homes)} parameters sharded"
     if kept:
         names = ", ".join(kept[:4]) + (" …" if len(kept) > 4 else "")
-        note += f", {len(kept)} stay B (small, or no dim divides, or updated by rows): {names}"
+        note += f", {len(kept)} stay B (small, or no dim divides): {names}"
+    if tables:
+        note += f", {len(tables)} tables stay where they are, for they are updated by rows"
     ops = graph.ops
     if strategy.zero.stage >= 2:
         ops = tuple(_sharded_accumulator(op, homes, axis) for op in ops)

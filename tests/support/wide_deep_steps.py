@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from itertools import pairwise
 
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.launcher.job import Job
@@ -24,7 +25,7 @@ def step_ms(ids: int, *overrides: str, steps: int = 60) -> float:
     ranks = VirtualCluster(job.training.plan, job.sampler, job.initial)
     times = []
     ranks.run(steps, lambda step, results: times.append(time.process_time()))
-    return 1e3 * statistics.median(b - a for a, b in zip(times[10:], times[11:], strict=False))
+    return 1e3 * statistics.median(b - a for a, b in pairwise(times[10:]))
 
 
 if __name__ == "__main__":
