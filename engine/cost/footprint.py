@@ -27,7 +27,8 @@ from flowrun.engine.plan import (
 from flowrun.engine.sbp import NdSbp
 
 _HANDED_ON = ("flow.after", "flow.pin", "flow.accumulate", "aten._unsafe_view.default")
-_IN_PLACE = ("flow.adamw", "flow.sgd")
+# Their new values are the variables, changed in place.
+_IN_PLACE = ("flow.adamw", "flow.sgd", "flow.assign", "flow.update_rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Footprint:
             if source.stage == stage:
                 self.layout[source.tensor] = source.nd_sbp
         self.variables = {v.tensor for v in plan.graph.variables}
+        self.updated = {v.new: v.tensor for v in plan.graph.variables if v.new}
         for op in (op for op in plan.graph.ops if op.stage == stage):
             self._add(op)
         for actor in plan.stage_actors(stage):
@@ -83,6 +85,8 @@ class Footprint:
         sums = op.target == "flow.accumulate" and self.plan.micro_batches > 1  # kept in a copy
         if not sums and op.target != "flow.transfer" and shares_memory(op):
             self.source.update(dict.fromkeys(op.makes, op.inputs[0]))
+        if op.target in _IN_PLACE:
+            self.source.update({n: self.updated[n] for n in op.makes if n in self.updated})
 
     def _add_message(self, actor: Actor) -> None:
         """What is received in one message is views of it."""
@@ -179,7 +183,8 @@ class Footprint:
     def _workspace(self, op: Op) -> int:
         """Bytes inside of one of the engine's own ops: a clipped gradient."""
         clipped = any(name.startswith("clip_scale") for name in op.inputs)
-        return self.tensor_bytes(op.inputs[1]) if op.target in _IN_PLACE and clipped else 0
+        scales = clipped and op.target in ("flow.adamw", "flow.sgd")
+        return self.tensor_bytes(op.inputs[1]) if scales else 0
 
 
 def memory_of(plan: Plan, stage: int) -> Mapping[str, int]:

@@ -20,6 +20,7 @@ CASES = {
     "GPT, clipped": (GPT, Layout(clip_norm=0.5)),
     "GPT, recomputed": (GPT, Layout(recompute=Recompute(("blocks.*",)))),
     "GPT, products kept": (GPT, Layout(recompute=Recompute(("blocks.*",), ("matmul",)))),
+    "GPT of few samples, all of it updated at once": (gpt(1, 64, 1, 1), Layout(clip_norm=0.5)),
     "MLP": (TINY_MLP, Layout()),
     "convnet": (TINY_CONVNET, Layout()),
 }
