@@ -30,12 +30,14 @@ def clip_by_norm(
     gradients: dict[str, str],
     max_norm: float,
     inverse: str | None = None,
+    squares: str | None = None,
 ) -> str:
     """Coefficient min(1, max_norm / norm) of the global norm.
 
     inverse: scalar that the gradients are to be multiplied by first: it is part of the coefficient.
+    squares: the sum of their squares as they are, if there is one.
     """
-    squares = total(builder, "flow.sumsq", "sumsq", variables, gradients)
+    squares = squares or total(builder, "flow.sumsq", "sumsq", variables, gradients)
     if inverse is None:
         return builder.one("clip_scale", "flow.clip_scale", (Ref(squares), max_norm))
     factor = builder.one("unscale_squared", "aten.mul.Tensor", (Ref(inverse), Ref(inverse)))

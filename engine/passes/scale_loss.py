@@ -26,10 +26,12 @@ GROWTH, BACKOFF, INTERVAL = 2.0, 0.5, 2000
 class Scaled:
     """Scalars of the step; all on the stage of the loss.
 
+    squares: sum of the squares of all scaled gradients; it is finite if they are, short of 1e19.
     inverse: 1 / scale.  skip: true if the update is skipped.  step: number of this update, from 1.
     results: what the step reports, name -> tensor.
     """
 
+    squares: str
     inverse: str
     skip: str
     step: str
@@ -67,24 +69,23 @@ def check_gradients(
     stage = scale.stage
     good = _state(builder, "good_steps", stage, 0.0)
     skipped = _state(builder, "skipped_updates", stage, 0.0)
-    nonfinite = total(builder, "flow.count_nonfinite", "nonfinite", variables, gradients, stage)
+    squares = total(builder, "flow.sumsq", "scaled_sumsq", variables, gradients, stage)
     dynamic = loss_scale.dynamic
     new = tuple(builder.variables[name].new or "" for name in (scale.name, good, skipped))
     told = tuple(builder.tensor(f"{name}/told") for name in (scale.name, skipped))
+    skip = builder.tensor("skip", Tensor("skip", (), torch.bool))
     builder.op(
         "next_scale",
         "flow.next_scale",
-        (Ref(scale.tensor), Ref(good), Ref(skipped), Ref(nonfinite)),
+        (Ref(scale.tensor), Ref(good), Ref(skipped), Ref(squares)),
         (
             ("growth", GROWTH if dynamic else 1.0),
             ("backoff", BACKOFF if dynamic else 1.0),
             ("interval", INTERVAL),
         ),
-        (*new, *told),
+        (*new, *told, skip),
         stage=stage,
     )
-    flag = Tensor("skip", (), torch.bool)
-    skip = builder.one("skip", "aten.gt.Scalar", (Ref(nonfinite), 0), like=flag, stage=stage)
     step = builder.one(
         "update_number",
         "aten.sub.Tensor",
@@ -93,7 +94,7 @@ def check_gradients(
     )
     inverse = builder.one("unscale", "aten.reciprocal.default", (Ref(scale.tensor),), stage=stage)
     results = (("loss_scale", told[0]), ("skipped_updates", told[1]))
-    return Scaled(inverse, skip, step, results)
+    return Scaled(squares, inverse, skip, step, results)
 
 
 def unscale(

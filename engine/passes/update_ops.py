@@ -41,17 +41,18 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             ids[v.name], summed[v.name] = collect_rows(builder, v, lookups, strategy.micro_batches)
         else:
             summed[v.name] = _accumulate(builder, gradients[v.name], v)
-    scaled, coefficient = None, None
+    scaled, coefficient, squares = None, None, None
     if scales and trained and strategy.loss_scale:
         scaled = check_gradients(builder, trained, summed, strategy.loss_scale)
-        coefficient = scaled.inverse
+        coefficient, squares = scaled.inverse, scaled.squares
     if optimizer.clip_value:
         if scaled:
             unscale(builder, trained, summed, scaled.inverse)
-            coefficient = None
+            coefficient, squares = None, None
         clip_by_value(builder, trained, summed, optimizer.clip_value)
     if optimizer.clip_norm and trained:
-        coefficient = clip_by_norm(builder, trained, summed, optimizer.clip_norm, coefficient)
+        limit = optimizer.clip_norm
+        coefficient = clip_by_norm(builder, trained, summed, limit, coefficient, squares)
     skip, step = (scaled.skip, scaled.step) if scaled else (None, None)
     for variable in trained:
         gradient, rows = summed[variable.name], ids.get(variable.name)

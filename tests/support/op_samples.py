@@ -303,7 +303,6 @@ def _update() -> list[Sample]:
         sample("flow.assign", (T(5),), (T(5),), skip=no),
         sample("flow.ema", T(5, 3), T(5, 3), decay=0.9),
         sample("flow.ema", T(5), T(5), decay=0.9, skip=no),
-        sample("flow.count_nonfinite", 1 / T(5, 4).round()),
         sample("flow.next_scale", *(T() for _ in range(4)), growth=2.0, backoff=0.5, interval=9),
     ]
 
