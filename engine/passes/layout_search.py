@@ -191,20 +191,30 @@ def _advance(
     made: list[int],
 ) -> list[_State]:
     """All states after op k."""
+    names = op.inputs
+    steps = [
+        (
+            index,
+            row_cost,
+            [
+                (name, position, (op.stage, sbp))
+                for name, position, sbp in zip(names, positions, row.inputs, strict=True)
+                if position >= 0
+            ],
+            [frozenset(((op.stage, row.outputs[j]),)) for j in made],
+        )
+        for index, (row, row_cost) in enumerate(problem.rows[k])
+    ]
     best: dict[tuple[Forms, ...], _State] = {}
     for state in states:
-        for index, (row, row_cost) in enumerate(problem.rows[k]):
+        for index, row_cost, asked, new in steps:
             forms = list(state.forms)
             cost = state.cost + row_cost
-            for name, position, sbp in zip(op.inputs, positions, row.inputs, strict=True):
-                wanted = (op.stage, sbp)
-                if position >= 0 and wanted not in forms[position]:
+            for name, position, wanted in asked:
+                if wanted not in forms[position]:
                     cost += min(_box(problem, name, have, wanted) for have in forms[position])
                     forms[position] = forms[position] | {wanted}
-            key = (
-                *(forms[i] for i in kept),
-                *(frozenset(((op.stage, row.outputs[j]),)) for j in made),
-            )
+            key = (*(forms[i] for i in kept), *new)
             if key not in best or cost < best[key].cost:
                 best[key] = _State(cost, key, index, (), state)
     return list(best.values())
