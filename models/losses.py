@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flowrun.models.insightface import Scores
+from flowrun.models.moe import Routed
 
 
 def cross_entropy(
@@ -42,3 +43,10 @@ def margin_softmax(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
     """
     log_p = output.logits.float().log_softmax(-1)
     return -(log_p * output.hits).sum(-1).mean()
+
+
+def routed_cross_entropy(
+    output: Routed, batch: Mapping[str, Tensor], target: str = "targets", balance: float = 0.01
+) -> Tensor:
+    """Cross entropy of the logits, and `balance` times how unevenly experts are used."""
+    return cross_entropy(output.logits, batch, target) + balance * output.balance

@@ -13,13 +13,17 @@ from torch import Tensor
 
 from flowrun.models.insightface import Scores
 from flowrun.models.losses import cross_entropy
+from flowrun.models.moe import Routed
 
 
-def accuracy(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
+def accuracy(
+    output: Tensor | Routed, batch: Mapping[str, Tensor], target: str = "targets"
+) -> Tensor:
     """Share of positions whose largest logit (..., V) is the class id (...) in the batch field
     `target`.
     """
-    return (output.argmax(dim=-1) == batch[target]).float().mean()
+    logits = output.logits if isinstance(output, Routed) else output
+    return (logits.argmax(dim=-1) == batch[target]).float().mean()
 
 
 def hit_rate(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:

@@ -1,0 +1,168 @@
+"""A GPT in which every other block chooses among experts.  No ranks, no layouts.
+
+Tokens are routed within their group, and a sample is a group (GShard, Lepikhin et al. 2020): each
+expert has the same number of slots for each group.  So what a token gets does not depend on other
+samples, and groups can live on different ranks.  Routing is dense: one product puts tokens into
+slots, another brings them back.
+
+Shapes in names, beside those of gpt.py (B samples, T tokens, D width): E experts, K choices of a
+token, C slots that an expert has for a sample, S = E x C slots, F width inside an expert.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flowrun.models.gpt import Attention, Block, Embed
+
+
+class Routed(NamedTuple):
+    """logits: (B, T, V).  balance: how unevenly experts are used, the mean over the blocks that
+    have some; 1 where all are used alike.
+    """
+
+    logits: Tensor
+    balance: Tensor
+
+
+class Experts(nn.Module):
+    """As many feed-forward layers as there are experts, stacked: (E, N, D) -> (E, N, D)."""
+
+    def __init__(self, experts: int, width: int, inner: int) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(experts, width, inner) * width**-0.5)
+        self.down = nn.Parameter(torch.randn(experts, inner, width) * inner**-0.5)
+
+    def forward(self, x_END: Tensor) -> Tensor:
+        return torch.bmm(F.gelu(torch.bmm(x_END, self.up)), self.down)
+
+
+class Router(nn.Module):
+    """Tokens (B, T, D) -> shares of the slots of each token (B, T, S), and the balance.
+
+    chosen: K.  room: slots of an expert for a sample, as a multiple of an even share; first choices
+    are placed before second ones, earlier tokens before later ones, and who finds no slot is left
+    out.
+    """
+
+    def __init__(self, width: int, experts: int, chosen: int, room: float) -> None:
+        super().__init__()
+        self.experts, self.chosen, self.room = experts, chosen, room
+        self.score = nn.Linear(width, experts, bias=False)
+
+    def slots(self, tokens: int) -> int:
+        """C for samples of so many tokens."""
+        return math.ceil(self.room * tokens * self.chosen / self.experts)
+
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        T, E, K, C = x_BTD.shape[1], self.experts, self.chosen, self.slots(x_BTD.shape[1])
+        numbers_E = torch.arange(E, device=x_BTD.device)
+        slots_S = torch.arange(E * C, device=x_BTD.device)
+        likely_BTE = self.score(x_BTD).float().softmax(-1)
+        share_BTK, expert_BTK = likely_BTE.topk(K)
+        share_BTK = share_BTK / share_BTK.sum(-1, keepdim=True)
+        expert_BKT = expert_BTK.transpose(1, 2)
+        hits_BKTE = expert_BKT.unsqueeze(-1) == numbers_E
+        queue_BNE = hits_BKTE.flatten(1, 2).long()
+        place_BN = (queue_BNE.cumsum(1) * queue_BNE).sum(-1) - 1
+        place_BKT = place_BN.unflatten(1, (K, T))
+        slot_BKT = torch.where(place_BKT < C, expert_BKT * C + place_BKT, -1)
+        taken_BKTS = (slot_BKT.unsqueeze(-1) == slots_S).to(x_BTD.dtype)
+        share_BKT1 = share_BTK.to(x_BTD.dtype).transpose(1, 2).unsqueeze(-1)
+        return (taken_BKTS * share_BKT1).sum(1), self._balance(hits_BKTE, likely_BTE)
+
+    def _balance(self, hits_BKTE: Tensor, likely_BTE: Tensor) -> Tensor:
+        """E x sum over experts of (share of first choices) x (mean likelihood), the mean over
+        samples (Fedus et al. 2021, equation 4).
+        """
+        first_BE = hits_BKTE[:, 0].float().mean(1)
+        return self.experts * (first_BE * likely_BTE.mean(1)).sum(-1).mean()
+
+
+class Mixture(nn.Module):
+    """(B, T, D) -> (B, T, D), and the balance: each token through the experts that it chooses."""
+
+    def __init__(self, width: int, experts: int, chosen: int, room: float) -> None:
+        super().__init__()
+        self.router = Router(width, experts, chosen, room)
+        self.experts = Experts(experts, width, 4 * width)
+
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        B, D, E = x_BTD.shape[0], x_BTD.shape[2], self.router.experts
+        share_BTS, balance = self.router(x_BTD)
+        taken_BTS = (share_BTS > 0).to(x_BTD.dtype)
+        x_BSD = torch.bmm(taken_BTS.transpose(1, 2), x_BTD)
+        y_END = self.experts(x_BSD.view(B, E, -1, D).transpose(0, 1).flatten(1, 2))
+        y_BSD = y_END.view(E, B, -1, D).transpose(0, 1).flatten(1, 2)
+        return torch.bmm(share_BTS, y_BSD), balance
+
+
+class MixtureBlock(nn.Module):
+    """A block of gpt.py with a mixture in place of its feed-forward."""
+
+    def __init__(self, width: int, heads: int, experts: int, chosen: int, room: float) -> None:
+        super().__init__()
+        self.ln1 = nn.LayerNorm(width)
+        self.attn = Attention(width, heads, bias=False, dropout=0.0)
+        self.ln2 = nn.LayerNorm(width)
+        self.mlp = Mixture(width, experts, chosen, room)
+
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        x_BTD = x_BTD + self.attn(self.ln1(x_BTD))
+        y_BTD, balance = self.mlp(self.ln2(x_BTD))
+        return x_BTD + y_BTD, balance
+
+
+class MixtureGPT(nn.Module):
+    """Tokens (B, T) -> Routed.
+
+    vocabulary: number of token ids.  context: longest T.  depth: blocks, the second, fourth, … with
+    experts.  width: a multiple of heads.  experts, chosen, room: see Router.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        context: int,
+        depth: int,
+        heads: int,
+        width: int,
+        experts: int,
+        chosen: int = 2,
+        room: float = 1.25,
+    ) -> None:
+        super().__init__()
+        if depth < 2:
+            raise ValueError(f"depth {depth} leaves no block for experts, the second is the first")
+        if not 1 <= chosen <= experts:
+            raise ValueError(f"a token can not choose {chosen} of {experts} experts")
+        self.embed = Embed(vocabulary, context, width, dropout=0.0)
+        self.blocks = nn.ModuleList(
+            MixtureBlock(width, heads, experts, chosen, room)
+            if number % 2
+            else Block(width, heads, bias=False, dropout=0.0)
+            for number in range(depth)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=width**-0.5)
+            if name.endswith(("proj.weight", "fc2.weight", "experts.down")):
+                parameter.data /= (2 * depth) ** 0.5  # what adds to the residual, as in gpt.py
+
+    def forward(self, tokens_BT: Tensor) -> Routed:
+        x_BTD = self.embed(tokens_BT)
+        balances = []
+        for block in self.blocks:
+            if isinstance(block, MixtureBlock):
+                x_BTD, balance = block(x_BTD)
+                balances.append(balance)
+            else:
+                x_BTD = block(x_BTD)
+        return Routed(self.head(self.norm(x_BTD)), torch.stack(balances).mean())
