@@ -1,9 +1,8 @@
 """Boxing: (from, to) -> steps, bytes, seconds.  The algebra of all communication; moves nothing.
 
-On one grid a boxing is a path of steps, each on one axis (`path`).  Between grids it has three
-parts (`transfer_sbps`): a path on the source grid that leaves no partial values, slices that cross
-point to point (`route`), a path on the target grid.  Bytes are those of the paper's table 2
-(OneFlow, arXiv 2110.15032): totals over all ranks, T = bytes of the logical tensor.
+On one grid a boxing is a path of steps, each on one axis (`path`); between grids: crossing.py.
+Bytes are those of the paper's table 2 (OneFlow, arXiv 2110.15032): totals over all ranks, T = bytes
+of the logical tensor.
 runtime/transport.py does the steps in one process, runtime/collectives.py on torch.distributed.
 """
 
@@ -19,7 +18,7 @@ from functools import lru_cache
 
 from flowrun.engine.cost.hardware import Link
 from flowrun.engine.errors import SbpError
-from flowrun.engine.placement import Placement, Shape, Slices, largest_shape, local_slices
+from flowrun.engine.placement import Shape, largest_shape
 from flowrun.engine.sbp import B, Broadcast, NdSbp, Partial, S, Sbp, Split, format_nd_sbp
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"
@@ -75,30 +74,6 @@ class Step:
         return f"{self.kind} axis {self.axis} {self.source} -> {self.target}"
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A slice of the logical tensor that goes from one rank to another (or stays: a local copy).
-
-    region: (start, length) along every dim, in logical coordinates.
-    """
-
-    source: int
-    target: int
-    region: Slices
-
-    @property
-    def num_elements(self) -> int:
-        """Elements in the slice."""
-        return _volume(self.region)
-
-    def __str__(self) -> str:
-        cut = ", ".join(f"{start}:{start + length}" for start, length in self.region)
-        return f"{self.source} -> {self.target} [{cut}]"
-
-
-# ---- one grid -----------------------------------------------------------------------------------
-
-
 def replaced(state: NdSbp, axis: int, sbp: Sbp) -> NdSbp:
     """The nd-SBP with another SBP on one axis."""
     return (*state[:axis], sbp, *state[axis + 1 :])
@@ -135,7 +110,7 @@ def path(source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape) -> t
         return ()
     for end in (start, target):
         if not fits(end, grid, shape):
-            raise _misfit(end, grid, shape)
+            raise misfit(end, grid, shape)
     order = itertools.count()
     Entry = tuple[Fraction, int, int, NdSbp, tuple[Step, ...]]
     heap: list[Entry] = [(Fraction(0), 0, 0, start, ())]
@@ -167,7 +142,7 @@ def path_bytes(
     source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape, num_bytes: float
 ) -> float:
     """Bytes that cross links, over all ranks, along the path."""
-    return float(_path_tensors(source, target, grid, shape) * Fraction(num_bytes))
+    return float(path_tensors(source, target, grid, shape) * Fraction(num_bytes))
 
 
 def path_seconds(
@@ -216,7 +191,7 @@ def _next_steps(state: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape
     for axis, (sbp, parts) in enumerate(zip(state, grid, strict=True)):
         if parts == 1:
             continue
-        for new in dict.fromkeys((*_unreduced(shape), target[axis])):
+        for new in dict.fromkeys((*unreduced(shape), target[axis])):
             if new == sbp or (type(sbp), type(new)) not in KINDS:
                 continue
             step = Step(axis, sbp, new)
@@ -231,7 +206,7 @@ def _interleaves(step: Step, state: NdSbp, grid: tuple[int, ...]) -> bool:
     return step.source in splits or step.target in splits
 
 
-def _unreduced(shape: Shape) -> tuple[Sbp, ...]:
+def unreduced(shape: Shape) -> tuple[Sbp, ...]:
     """Every SBP without P that a tensor can have on one axis."""
     return (B, *map(S, range(len(shape))))
 
@@ -252,185 +227,26 @@ def _group_tensors(kind: str, parts: int) -> Fraction:
 
 def _tensors_moved(step: Step, state: NdSbp, grid: tuple[int, ...]) -> Fraction:
     """How often the logical tensor crosses: as in one group, times the ranks that hold the same."""
-    replicas = _replicas(replaced(state, step.axis, S(0)), grid)
-    return _group_tensors(step.kind, grid[step.axis]) * replicas
+    alike = replicas(replaced(state, step.axis, S(0)), grid)
+    return _group_tensors(step.kind, grid[step.axis]) * alike
 
 
-def _path_tensors(source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape) -> Fraction:
+def path_tensors(source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape) -> Fraction:
+    """What crosses links on a path, over all ranks, in whole tensors."""
     steps = states(source, target, grid, shape)
     return sum((_tensors_moved(step, state, grid) for step, state in steps), Fraction(0))
 
 
-def _replicas(state: NdSbp, grid: tuple[int, ...]) -> int:
+def replicas(state: NdSbp, grid: tuple[int, ...]) -> int:
     """How many ranks hold (a value or a part of) each element."""
     return math.prod(n for sbp, n in zip(state, grid, strict=True) if not isinstance(sbp, Split))
 
 
-def _misfit(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> SbpError:
+def misfit(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> SbpError:
+    """The error for a tensor that cannot lie so on a grid."""
     return SbpError(
         f"boxing from or to {format_nd_sbp(state)}",
         f"Shape {tuple(shape)} cannot lie so on a grid of {' x '.join(map(str, grid))}: "
         "a rank would hold nothing, or sums and maxima would mix.",
         "Split a dim with at least as many elements as ranks split it, or write B.",
     )
-
-
-# ---- between grids ------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=65536)
-def transfer_sbps(
-    source_placement: Placement,
-    source: NdSbp,
-    target_placement: Placement,
-    target: NdSbp,
-    shape: Shape,
-) -> tuple[NdSbp, NdSbp]:
-    """(what the source grid is boxed to before crossing, what the target grid receives); no P.
-
-    Least bytes in all (table 2, other ranks).  Among equals twins send to twins, else the fewest
-    bytes cross between the grids: what a rank can get from its own grid it gets there.
-    """
-    leaving = _leaving(source_placement.shape, source, target, shape)
-    order: dict[NdSbp, tuple[Fraction, bool, Fraction, int]] = {}
-    for arriving in _arriving(target_placement.shape, target, shape):
-        crossing = _crossing(source_placement, leaving, target_placement, arriving, shape)
-        total = crossing + _path_tensors(arriving, target, target_placement.shape, shape)
-        twins = arriving == leaving == target and source_placement.shape == target_placement.shape
-        foreign = sum(sbp not in leaving for sbp in arriving)
-        order[arriving] = (total, not twins, crossing, foreign)
-    if not order:
-        raise _misfit(target, target_placement.shape, shape)
-    return leaving, min(order, key=order.__getitem__)
-
-
-def transfer_bytes(
-    source_placement: Placement,
-    source: NdSbp,
-    target_placement: Placement,
-    target: NdSbp,
-    shape: Shape,
-    num_bytes: float,
-) -> float:
-    """Bytes that cross links, over all ranks, from one grid to another, all three parts."""
-    leaving, arriving = transfer_sbps(source_placement, source, target_placement, target, shape)
-    tensors = (
-        _path_tensors(source, leaving, source_placement.shape, shape)
-        + _crossing(source_placement, leaving, target_placement, arriving, shape)
-        + _path_tensors(arriving, target, target_placement.shape, shape)
-    )
-    return float(tensors * Fraction(num_bytes))
-
-
-@lru_cache(maxsize=4096)
-def route(
-    source_placement: Placement,
-    source: NdSbp,
-    target_placement: Placement,
-    target: NdSbp,
-    shape: Shape,
-) -> tuple[Send, ...]:
-    """Which slices go where, so that each target rank gets every element of its piece once.
-
-    Neither side holds a P (on axes of size 1 it does not matter).  A rank that holds a slice itself
-    keeps it; else the nearest that holds it sends, while its share is fair; else the idlest.
-    """
-    held = held_by(source_placement, source, shape)
-    holders: dict[Slices, list[int]] = {}
-    for k, region in enumerate(held.values()):
-        holders.setdefault(region, []).append(k)
-    ranks, num_targets = source_placement.ranks, len(target_placement.ranks)
-    fair = math.prod(shape) * _replicas(target, target_placement.shape) / len(ranks)
-    load = [0] * len(ranks)
-    sends = []
-    for k, (rank, wanted) in enumerate(held_by(target_placement, target, shape).items()):
-        nearest = k * len(ranks) // num_targets
-        for region, indices in holders.items():
-            if (part := _overlap(region, wanted)) is None:
-                continue
-            if held.get(rank) == region:
-                sends.append(Send(rank, rank, part))
-                continue
-            sender = _sender(indices, nearest, load, fair - _volume(part))
-            load[sender] += _volume(part)
-            sends.append(Send(ranks[sender], rank, part))
-    return tuple(sends)
-
-
-def _sender(indices: list[int], nearest: int, load: list[int], most: float) -> int:
-    """The source nearest to a target whose load is at most `most` (or nothing), else the idlest."""
-    by_distance = sorted(indices, key=lambda index: abs(index - nearest))
-    fair = (index for index in by_distance if load[index] <= max(most, 0))
-    return next(fair, min(by_distance, key=load.__getitem__))
-
-
-def _leaving(grid: tuple[int, ...], source: NdSbp, target: NdSbp, shape: Shape) -> NdSbp:
-    """The nd-SBP without P that costs least to reach; among equals, split as the target is."""
-    choices = [
-        _unreduced(shape) if isinstance(sbp, Partial) and parts > 1 else (_settled(sbp),)
-        for sbp, parts in zip(source, grid, strict=True)
-    ]
-    order: dict[NdSbp, tuple[Fraction, int, int]] = {}
-    for state in itertools.product(*choices):
-        if state == source:
-            return state
-        if fits(state, grid, shape):
-            foreign = sum(sbp not in target for sbp in state)
-            steps = len(path(source, state, grid, shape))
-            order[state] = (_path_tensors(source, state, grid, shape), foreign, steps)
-    if not order:
-        raise _misfit(source, grid, shape)
-    return min(order, key=order.__getitem__)
-
-
-def _arriving(grid: tuple[int, ...], target: NdSbp, shape: Shape) -> Iterator[NdSbp]:
-    """nd-SBPs without P from which the target is a path away: its B and P may come as pieces."""
-    choices = [
-        (_settled(sbp),) if isinstance(sbp, Split) or parts == 1 else _unreduced(shape)
-        for sbp, parts in zip(target, grid, strict=True)
-    ]
-    for state in itertools.product(*choices):
-        if state == target or fits(state, grid, shape):
-            yield state
-
-
-def _settled(sbp: Sbp) -> Sbp:
-    """On an axis of size 1, P is B."""
-    return B if isinstance(sbp, Partial) else sbp
-
-
-def _crossing(
-    source_placement: Placement,
-    source: NdSbp,
-    target_placement: Placement,
-    target: NdSbp,
-    shape: Shape,
-) -> Fraction:
-    """How often the tensor crosses between the grids; a rank of both keeps what it holds."""
-    if set(source_placement.ranks).isdisjoint(target_placement.ranks):
-        return Fraction(_replicas(target, target_placement.shape))
-    sends = route(source_placement, source, target_placement, target, shape)
-    crossing = sum(send.num_elements for send in sends if send.source != send.target)
-    return Fraction(crossing, max(1, math.prod(shape)))
-
-
-def held_by(placement: Placement, nd_sbp: NdSbp, shape: Shape) -> dict[int, Slices]:
-    """Which slices of a logical tensor each rank of a placement holds."""
-    return {
-        rank: local_slices(shape, nd_sbp, placement.shape, placement.coordinate(rank))
-        for rank in placement.ranks
-    }
-
-
-def _overlap(one: Slices, other: Slices) -> Slices | None:
-    region = []
-    for (start, length), (start2, length2) in zip(one, other, strict=True):
-        low, high = max(start, start2), min(start + length, start2 + length2)
-        if low >= high:
-            return None
-        region.append((low, high - low))
-    return tuple(region)
-
-
-def _volume(region: Slices) -> int:
-    return math.prod(length for _, length in region)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from flowrun.engine.boxing import path_seconds, route, step_bytes
+from flowrun.engine.boxing import path_seconds, step_bytes
 from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.crossing import route
 from flowrun.engine.draft import Draft, Layouts
 from flowrun.engine.graph import LogicalGraph, Op
 from flowrun.engine.placement import largest_shape

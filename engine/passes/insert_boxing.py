@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flowrun.engine.boxing import Step, path, path_seconds, transfer_sbps
+from flowrun.engine.boxing import Step, path, path_seconds
+from flowrun.engine.crossing import transfer_sbps
 from flowrun.engine.graph import (
     BACKWARD,
     FORWARD,

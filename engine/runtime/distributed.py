@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flowrun.engine.boxing import Send, held_by, route
+from flowrun.engine.crossing import Send, held_by, route
 from flowrun.engine.errors import RunError
 from flowrun.engine.placement import Slices
 from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, TransferWork

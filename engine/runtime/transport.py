@@ -20,10 +20,10 @@ from flowrun.engine.boxing import (
     ALL_TO_ALL,
     REDUCE_SCATTER,
     SLICE,
-    Send,
     Step,
     replaced,
 )
+from flowrun.engine.crossing import Send
 from flowrun.engine.placement import (
     Shape,
     Slices,
@@ -263,7 +263,7 @@ def run_route(
 ) -> tuple[dict[int, Tensor], dict[int, int]]:
     """Do a route: pieces by source rank -> (pieces by target rank, bytes sent by source rank).
 
-    held, wanted: slices of each source and each target rank (boxing.held_by).
+    held, wanted: slices of each source and each target rank (crossing.held_by).
     """
     sent = dict.fromkeys(held, 0)
     inbox: dict[int, list[tuple[Slices, Tensor]]] = {rank: [] for rank in wanted}

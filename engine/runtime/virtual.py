@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from flowrun.engine.boxing import held_by, route
+from flowrun.engine.crossing import held_by, route
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.engine.placement import local_slices
 from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork

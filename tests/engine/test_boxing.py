@@ -7,17 +7,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.boxing import (
-    Send,
-    Step,
-    fits,
-    held_by,
-    path,
-    path_seconds,
-    route,
-    transfer_sbps,
-)
+from flowrun.engine.boxing import Step, fits, path, path_seconds
 from flowrun.engine.cost.hardware import Link
+from flowrun.engine.crossing import Send, held_by, route, transfer_sbps
 from flowrun.engine.errors import SbpError
 from flowrun.engine.placement import Placement
 from flowrun.engine.runtime.transport import run_route
