@@ -102,6 +102,23 @@ class Sampler:
         return min(most, max(1, self.held_out // self.batch_size)) if self.held_out else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What speed counts: a unit, tokens or samples, and how many of it a step has."""
+
+    unit: str
+    per_step: int
+
+    def speed(self, step_s: float) -> float:
+        """Units a second."""
+        return self.per_step / step_s if step_s > 0 else 0.0
+
+    @property
+    def key(self) -> str:
+        """Of a speed, in files."""
+        return f"{self.unit}_per_s"
+
+
 class Job:
     """What a recipe stands for.  Built once on each host; workers inherit it.
 
@@ -170,15 +187,18 @@ class Job:
             for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers())
         }
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Samples of a step times the length of a token sequence, where samples are sequences of
-        integers.
+    @cached_property
+    def work(self) -> Work:
+        """Tokens, where the model's first argument or its field is named after tokens or is
+        input_ids, and holds sequences of integers; else samples.
         """
-        first = next(iter(self.task.inputs.values()))
-        value = self.example[first]
-        length = value.shape[1] if value.dim() == 2 and not value.dtype.is_floating_point else 1
-        return self.recipe.train.batch_size * int(length)
+        samples = self.recipe.train.batch_size
+        argument, field = next(iter(self.task.inputs.items()))
+        value = self.example[field]
+        named = any("token" in name or name == "input_ids" for name in (argument, field))
+        if named and value.dim() == 2 and not value.dtype.is_floating_point:
+            return Work("tokens", samples * int(value.shape[1]))
+        return Work("samples", samples)
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 0; of parameters that no group gives another."""

@@ -36,13 +36,17 @@ class Progress:
         self.bar: Bar | None = None
         self.task: Any = None
         self.steps = 0
+        self.unit = ""
 
     def planned(self, job: Job, training: Rehearsed) -> None:
         """What is about to run."""
         plan, rehearsal = training.plan, training.rehearsal
         self.steps = job.recipe.train.steps
         self.console.print(stage_table(job, training))
-        per_step = f"{job.recipe.train.batch_size} samples in {plan.micro_batches} micro-batches"
+        self.unit = job.work.unit
+        per_step = f"{job.recipe.train.batch_size} samples"
+        if plan.micro_batches > 1:
+            per_step += f" in {plan.micro_batches} micro-batches"
         self.console.print(
             f"a step: {per_step}, foreseen {seconds(rehearsal.step_s)}, "
             f"{size(rehearsal.sent_bytes)} between ranks"
@@ -54,7 +58,7 @@ class Progress:
         """A step has ended."""
         if not self.console.is_terminal:
             if record.step % max(1, self.steps // 10) == 0 or record.step == self.steps - 1:
-                speed = f"{record.tokens_per_s:,.0f} tokens/s"
+                speed = f"{record.speed:,.0f} {self.unit}/s"
                 self.console.print(
                     f"step {record.step}  loss {record.loss:.4f}  {speed}", highlight=False
                 )
@@ -65,17 +69,15 @@ class Progress:
                 MofNCompleteColumn(),
                 BarColumn(),
                 TextColumn("loss {task.fields[loss]:.4f}"),
-                TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+                TextColumn(f"{{task.fields[speed]:,.0f}} {self.unit}/s"),
                 TimeRemainingColumn(),
                 console=self.console,
             )
             self.task = self.bar.add_task(
-                "", total=self.steps, loss=record.loss, speed=record.tokens_per_s
+                "", total=self.steps, loss=record.loss, speed=record.speed
             )
             self.bar.start()
-        self.bar.update(
-            self.task, completed=record.step + 1, loss=record.loss, speed=record.tokens_per_s
-        )
+        self.bar.update(self.task, completed=record.step + 1, loss=record.loss, speed=record.speed)
 
     def evaluated(self, step: int, validation: dict[str, float]) -> None:
         """The held-out samples were read after a step; the last time `finished` says."""

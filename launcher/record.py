@@ -46,9 +46,10 @@ class Record:
 
     def step(self, step: int, results: Results, seconds: float) -> None:
         """A step has ended."""
-        tokens_per_s = self.job.tokens_per_step / seconds if seconds > 0 else 0.0
+        work = self.job.work
+        speed = work.speed(seconds)
         skipped = int(results.get("skipped_updates", 0))
-        record = StepRecord(step, results["loss"], seconds, tokens_per_s, skipped)
+        record = StepRecord(step, results["loss"], seconds, speed, skipped)
         self.steps.append(record)
         rate = self.job.rate(step)
         line = {
@@ -56,7 +57,7 @@ class Record:
             **results,
             "lr": rate,
             "step_s": seconds,
-            "tokens_per_s": tokens_per_s,
+            work.key: speed,
         }
         self._line(line)
         if self.progress:
@@ -64,7 +65,7 @@ class Record:
         writer = self._writer()
         writer.add_scalar("loss", record.loss, step)
         writer.add_scalar("lr", rate, step)
-        writer.add_scalar("tokens_per_s", tokens_per_s, step)
+        writer.add_scalar(work.key, speed, step)
 
     def evaluated(self, step: int, validation: dict[str, float]) -> None:
         """The held-out samples were read with the weights after `step`."""

@@ -15,14 +15,14 @@ from flowrun.launcher.job import Job
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step: loss (mean over its samples), seconds since the step before ended, tokens in it,
-    updates skipped so far (loss scaling).
+    """One step: loss (mean over its samples), seconds since the step before ended, units of
+    work a second (Job.work), updates skipped so far (loss scaling).
     """
 
     step: int
     loss: float
     step_s: float
-    tokens_per_s: float
+    speed: float
     skipped_updates: int = 0
 
 
@@ -52,6 +52,7 @@ class Log:
 class Report:
     """foreseen and measured have the same keys: step_s, peak_bytes (by rank), sent_bytes (of all
     ranks, a step).  steps: of this run, from first_step on (0 unless it was resumed).
+    speed: units a second; unit: tokens or samples.
     skipped_updates: by loss scaling, since training began.
     """
 
@@ -61,7 +62,8 @@ class Report:
     first_loss: float
     last_loss: float
     validation: dict[str, float]
-    tokens_per_s: float
+    speed: float
+    unit: str
     foreseen: dict[str, Any]
     measured: dict[str, Any]
     notes: tuple[str, ...] = ()
@@ -94,7 +96,8 @@ class Report:
             log.steps[0].loss,
             log.steps[-1].loss,
             log.validation,
-            job.tokens_per_step / step_s if step_s else 0.0,
+            job.work.speed(step_s),
+            job.work.unit,
             foreseen,
             measured,
             plan.notes,

@@ -163,11 +163,10 @@ def memory(training: Rehearsed) -> Table:
 def times(job: Job, training: Rehearsed) -> Text:
     """Step time and bubble foreseen, on the recipe's hardware profile."""
     rehearsal = training.rehearsal
-    speed = job.tokens_per_step / rehearsal.step_s if rehearsal.step_s else 0.0
     bubble = ", ".join(f"{b:.0%}" for b in rehearsal.bubble)
     return Text(
         f"foreseen on {job.recipe.hardware.name}: {seconds(rehearsal.step_s)} a step, "
-        f"{speed:,.0f} tokens/s, bubble by stage {bubble}"
+        f"{job.work.speed(rehearsal.step_s):,.0f} {job.work.unit}/s, bubble by stage {bubble}"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.job import Job
+from flowrun.launcher.job import Job, Work
 from flowrun.launcher.recipe import load
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
@@ -29,10 +29,27 @@ def test_a_recipe_begins_with_what_it_shows(recipe: Path) -> None:
     assert recipe.read_text().startswith("# ")
 
 
+def small_job(recipe: Path) -> Job:
+    model = recipe.stem.split("_")[0].rstrip("2")
+    return Job(load([f"recipe={recipe}", *SMALLER.get(model, ())]))
+
+
 @ALL
 def test_no_op_of_a_recipe_falls_back(recipe: Path) -> None:
-    model = recipe.stem.split("_")[0].rstrip("2")
-    job = Job(load([f"recipe={recipe}", *SMALLER.get(model, ())]))
+    job = small_job(recipe)
     plans = [job.training, *([job.evaluation] if job.evaluation else [])]
     notes = [note for made in plans for note in made.plan.notes]
     assert [n for n in notes if "signature" in n or "proved" in n] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [
+        ("gpt_dp", Work("tokens", 32 * 64)),
+        ("bert_dp", Work("tokens", 32 * 64)),
+        ("resnet_dp", Work("samples", 32)),
+        ("wide_deep", Work("samples", 256)),  # sets of ids, which have no order
+    ],
+)
+def test_speed_counts_tokens_where_samples_are_sequences_of_them(name: str, work: Work) -> None:
+    assert small_job(RECIPES[0].with_name(f"{name}.yaml")).work == work
