@@ -132,6 +132,7 @@ class Variable:
     start: for a state, the number that fills it before the first step; None: it starts as what `of`
         starts as.
     aliases: other names that the model has for the same tensor (tied weights).
+    own: B means here that each rank has a value of its own (a buffer in the mirrored view).
     """
 
     name: str
@@ -143,6 +144,7 @@ class Variable:
     nd_sbp: NdSbp = ()
     start: float | None = 0.0
     aliases: tuple[str, ...] = ()
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,8 @@ class Plan:
             for variable in (v for v in self.graph.variables if v.stage == stage):
                 sbp = ", ".join(map(str, variable.nd_sbp)) or "whole"
                 shape = self.graph.tensors[variable.tensor].shape
-                yield f"  {variable.kind} {variable.name} {shape} {sbp}"
+                own = ", each rank's own" if variable.own else ""
+                yield f"  {variable.kind} {variable.name} {shape} {sbp}{own}"
             for actor in self.stage_actors(stage):
                 rate = "step" if actor.per_step else "micro-batch"
                 yield f"  actor {actor.id} {actor.kind} {actor.name} [{actor.phase}, each {rate}]"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import Variable
 from flowrun.engine.runtime.checkpoint import contents, read_whole
 from flowrun.launcher.checkpoint import FOLDER, Checkpoint, find_all
 from flowrun.launcher.errors import PlacedError
@@ -17,6 +18,7 @@ from flowrun.launcher.schema import Recipe
 
 # What makes it the same training, by section of the recipe; none named: all.  The rest may change.
 FIXED: Mapping[str, tuple[str, ...]] = {
+    "view": (),
     "model": (),
     "data": (),
     "train": ("seed", "batch_size"),
@@ -80,19 +82,26 @@ def restore(job: Job, start: Checkpoint) -> None:
         found = there.get(v.name)
         if found is None:
             raise RecipeError(
-                "optim" if v.kind == "state" else "model",
+                _key_of(v),
                 f"the checkpoint of step {start.step} has no {v.kind} {v.name}.",
-                "Resume with the optimizer and the model that the run had.",
+                "Resume with the model, the optimizer and the precision that the run had.",
             )
         if found != (tensor.shape, tensor.dtype):
             raise RecipeError(
-                "optim" if v.kind == "state" else "model",
+                _key_of(v),
                 f"{v.kind} {v.name} is {_shown(*found)} in the checkpoint of step {start.step}, "
                 f"and {_shown(tensor.shape, tensor.dtype)} here.",
             )
     unused = job.unused
     for name, value in read_whole(start.folder, unused.keys() & there.keys()).items():
         unused[name].copy_(value)
+
+
+def _key_of(variable: Variable) -> str:
+    """Of the recipe: what a variable comes from.  A state of the step itself is fp16's."""
+    if variable.kind == "state":
+        return "optim" if variable.of else "precision.dtype"
+    return "model"
 
 
 def _shown(shape: tuple[int, ...], dtype: Any) -> str:
@@ -105,7 +114,7 @@ def _first_change(before: Recipe, after: Recipe) -> tuple[str, Any] | None:
         old, new = (_named(getattr(recipe, section)) for recipe in (before, after))
         for name in names or {**old, **new}:
             if old.get(name) != new.get(name):
-                return f"{section}.{name}", old.get(name, "not there")
+                return f"{section}.{name}".rstrip("."), old.get(name, "not there")
     if before.weights != after.weights:
         return "model.weights", before.weights or "not there"
     if bool(before.eval.batches) != bool(after.eval.batches):  # nothing or something is held out
@@ -114,4 +123,7 @@ def _first_change(before: Recipe, after: Recipe) -> tuple[str, Any] | None:
 
 
 def _named(section: Any) -> Mapping[str, Any]:
-    return section if isinstance(section, Mapping) else vars(section)
+    """Its keys; a section that is one value has the key ""."""
+    if isinstance(section, Mapping):
+        return section
+    return vars(section) if is_dataclass(section) else {"": section}

@@ -11,6 +11,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime import checkpoint
 from flowrun.engine.runtime.rank import Results
+from flowrun.engine.runtime.shards import to_write, whole
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
@@ -30,8 +31,7 @@ def execute_virtual(
     cluster = VirtualCluster(training.plan, job.sampler, job.initial, seed)
     if job.start:
         for rank, body in cluster.ranks.items():
-            held = checkpoint.held(training.plan, rank, body.variables)
-            checkpoint.read(job.start.folder, held)
+            checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
     evaluator = evaluation and _evaluator(job, evaluation, cluster)
     before = 0.0
 
@@ -87,9 +87,9 @@ def _checkpoint(
 ) -> None:
     """Write what every rank has to."""
     folder = checkpoints.begin(run_folder, job.about(step), job.recipe.to_yaml())
-    shards = [checkpoint.whole(*item) for item in job.unused.items()]
+    shards = [whole(*item) for item in job.unused.items()]
     for rank, body in cluster.ranks.items():
-        shards += checkpoint.to_write(training.plan, rank, body.variables)
+        shards += to_write(training.plan, rank, body.variables)
     checkpoint.write(folder, shards, alone=True)
     checkpoints.complete(folder, job.recipe.train.keep)
 

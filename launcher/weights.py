@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from flowrun.engine.graph import Variable
 from flowrun.engine.plan import Plan
-from flowrun.engine.runtime.checkpoint import Shard
+from flowrun.engine.runtime.shards import Shard
 from flowrun.launcher.checkpoint import About
 
 FILE = "weights.safetensors"

@@ -25,8 +25,8 @@ import torch
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime import checkpoint
-from flowrun.engine.runtime.checkpoint import Shard
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
+from flowrun.engine.runtime.shards import Shard, to_write, whole
 from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
 from flowrun.launcher.failure import described
@@ -84,7 +84,7 @@ class Worker:
             memory = _Memory(device)
             body = DistributedRank(plan, rank, self.job.sampler, self.job.initial, device)
         if self.job.start:
-            checkpoint.read(self.job.start.folder, checkpoint.held(plan, rank, body.body.variables))
+            checkpoint.restore(self.job.start.folder, plan, rank, body.body.variables)
         evaluation: DistributedRank | None = None
         for segment in self.job.segments:
             body.run(segment.last, tell.step if body.reports else None, segment.first)
@@ -165,9 +165,9 @@ class Worker:
 
     def _shards(self, rank: int, trained: DistributedRank) -> list[Shard]:
         """This rank's part of all variables; the first rank has what forward does not read."""
-        shards = checkpoint.to_write(self.training.plan, rank, trained.body.variables)
+        shards = to_write(self.training.plan, rank, trained.body.variables)
         unused = self.job.unused.items() if rank == 0 else ()
-        return shards + [checkpoint.whole(*item) for item in unused]
+        return shards + [whole(*item) for item in unused]
 
     def _fingerprint(self) -> str:
         """Equal on hosts that run the same thing."""

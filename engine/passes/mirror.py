@@ -9,7 +9,7 @@ which compute nothing, lead in and out of that:
     flow.by_rank  B -> S(0)   a result: one number becomes a list, an entry for each rank
 
 So the gradients' way from P on, and ZeRO with it, is as in the consistent view.  A buffer is each
-rank's own; rank 0's are saved.
+rank's own: a checkpoint has all of them, weights.safetensors rank 0's.
 """
 
 from __future__ import annotations
@@ -103,7 +103,11 @@ class _Mirror:
                 last += listed
                 results += [(name, listed[1].name), (f"{name}_by_rank", listed[0].name)]
         return replace(
-            self.base, ops=(*first, *ops, *last), tensors=self.tensors, results=tuple(results)
+            self.base,
+            ops=(*first, *ops, *last),
+            tensors=self.tensors,
+            variables=tuple(replace(v, own=v.kind == "buffer") for v in self.base.variables),
+            results=tuple(results),
         )
 
     def _op(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -40,73 +40,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.placement import Shape, Slices, local_slices
+from flowrun.engine.placement import Shape
 from flowrun.engine.plan import Plan
 from flowrun.engine.runtime.rank import cut
-
-Offsets = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A region of a logical tensor.  shape: of the whole; value: has the lengths of `slices`."""
-
-    name: str
-    shape: Shape
-    slices: Slices
-    value: torch.Tensor
-
-    @property
-    def chunk(self) -> ChunkStorageMetadata:
-        """The region as the package has it."""
-        return ChunkStorageMetadata(
-            torch.Size(start for start, _ in self.slices),
-            torch.Size(length for _, length in self.slices),
-        )
-
-    @property
-    def place(self) -> tuple[str, Offsets]:
-        """Name and offsets."""
-        return self.name, tuple(start for start, _ in self.slices)
-
-
-def whole(name: str, value: torch.Tensor) -> Shard:
-    """A tensor as the one region of itself."""
-    shape = tuple(value.shape)
-    return Shard(name, shape, tuple((0, size) for size in shape), value)
-
-
-def held(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """What a rank holds of every variable: parameters, buffers and states."""
-    stage = plan.stage_of(rank)
-    placement = plan.placements[stage]
-    grid, coordinate = placement.shape, placement.coordinate(rank)
-    out = []
-    for v in plan.graph.variables:
-        if v.stage == stage:
-            shape = plan.graph.tensors[v.tensor].shape
-            slices = local_slices(shape, v.nd_sbp, grid, coordinate)
-            out.append(Shard(v.name, shape, slices, variables[v.tensor]))
-    return out
-
-
-def to_write(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """What a rank writes of what it holds: of ranks that hold a region alike, one has its turn."""
-    return [shard for shard in held(plan, rank, variables) if _writer(plan, shard) == rank]
-
-
-def _writer(plan: Plan, shard: Shard) -> int:
-    names = list(dict.fromkeys(v.name for v in plan.graph.variables))
-    variable = next(v for v in plan.graph.variables if v.name == shard.name)
-    placement = plan.placements[variable.stage]
-    alike = [
-        rank
-        for rank in placement.ranks
-        if local_slices(shard.shape, variable.nd_sbp, placement.shape, placement.coordinate(rank))
-        == shard.slices
-    ]
-    return alike[names.index(shard.name) % len(alike)] if alike else -1
-
+from flowrun.engine.runtime.shards import Offsets, Shard, held, whole
 
 # ---- disk ----------------------------------------------------------------------------------------
 
@@ -119,6 +56,21 @@ def write(folder: Path, shards: Iterable[Shard], alone: bool) -> None:
     """
     disk, planner = FileSystemWriter(folder), _Saver(shards)
     _checked(folder, lambda: save({}, storage_writer=disk, planner=planner, no_dist=alone))
+
+
+def restore(folder: Path, plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> None:
+    """Fill what a rank holds; every tensor of the plan is there.
+
+    Of what is each rank's own, a rank that the checkpoint does not know takes the first's.
+    """
+    there = contents(folder)
+    read(
+        folder,
+        [
+            shard if shard.name in there else replace(shard, name=v.name)
+            for v, shard in held(plan, rank, variables).items()
+        ],
+    )
 
 
 def read(folder: Path, shards: Iterable[Shard]) -> None:
@@ -218,7 +170,7 @@ class _Loader(LoadPlanner):
         for shard in self.shards.values():
             entry = self.metadata.state_dict_metadata[shard.name]
             assert isinstance(entry, TensorStorageMetadata)
-            items += create_read_items_for_chunk_list(shard.name, entry, [shard.chunk])
+            items += create_read_items_for_chunk_list(shard.name, entry, [_chunk(shard)])
         return LoadPlan(items)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
@@ -243,13 +195,21 @@ class _Loader(LoadPlanner):
 
 
 def _write_item(shard: Shard) -> WriteItem:
-    chunk = shard.chunk
+    chunk = _chunk(shard)
     return WriteItem(
         MetadataIndex(shard.name, chunk.offsets),
         WriteItemType.SHARD,
         tensor_data=TensorWriteData(
             chunk, TensorProperties(shard.value.dtype), torch.Size(shard.shape)
         ),
+    )
+
+
+def _chunk(shard: Shard) -> ChunkStorageMetadata:
+    """The region as the package has it."""
+    return ChunkStorageMetadata(
+        torch.Size(start for start, _ in shard.slices),
+        torch.Size(length for _, length in shard.slices),
     )
 
 

@@ -11,15 +11,8 @@ import pytest
 import torch
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.checkpoint import (
-    contents,
-    held,
-    read,
-    read_whole,
-    to_write,
-    whole,
-    write,
-)
+from flowrun.engine.runtime.checkpoint import contents, read_whole, restore, write
+from flowrun.engine.runtime.shards import held, to_write, whole
 from flowrun.engine.runtime.virtual import VirtualCluster
 from support.layouts import Layout, cluster, compiled
 from support.plain_loop import gpt
@@ -52,7 +45,7 @@ def save(ranks: VirtualCluster, folder: Path) -> None:
 def load(ranks: VirtualCluster, folder: Path) -> None:
     """Each rank reads what it holds."""
     for rank, body in ranks.ranks.items():
-        read(folder, held(ranks.plan, rank, body.variables))
+        restore(folder, ranks.plan, rank, body.variables)
 
 
 def values(ranks: VirtualCluster) -> dict[str, torch.Tensor]:
@@ -119,7 +112,7 @@ def test_every_region_is_written_by_one_rank(layout: Layout) -> None:
     regions = {
         shard.place
         for rank, body in ranks.ranks.items()
-        for shard in held(ranks.plan, rank, body.variables)
+        for shard in held(ranks.plan, rank, body.variables).values()
     }
     assert written == Counter(regions)
 

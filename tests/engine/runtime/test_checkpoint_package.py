@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from flowrun.engine.runtime import checkpoint
-from flowrun.engine.runtime.checkpoint import Shard, read, whole, write
+from flowrun.engine.runtime.checkpoint import read, write
+from flowrun.engine.runtime.shards import Shard, whole
 
 
 def chunk(offset: int, length: int) -> ChunkStorageMetadata:
