@@ -161,7 +161,7 @@ def run(
     ):
         flags += [flag, value] if value is not None else []
     with _errors_shown(given, config_dir):
-        outcomes = _hydra_jobs(given, flags)
+        outcomes = _hydra_jobs(given, flags, config_dir)
         failed = [outcome for outcome in outcomes if isinstance(outcome, FlowrunError)]
         if failed and not multirun:
             raise failed[0]
@@ -290,7 +290,7 @@ def _load(overrides: list[str], config_dir: str | None) -> Any:
     return load(overrides, config_dir)
 
 
-def _hydra_jobs(overrides: list[str], flags: list[str]) -> list[Any]:
+def _hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -> list[Any]:
     """Let Hydra compose and run one job, or many; the outcome of each: its report, or the
     FlowrunError that ended it.
     """
@@ -308,7 +308,7 @@ def _hydra_jobs(overrides: list[str], flags: list[str]) -> list[Any]:
     def train(cfg: Any) -> Any:
         nonlocal started
         started = True
-        outcomes.append(_job(cfg))
+        outcomes.append(_job(cfg, config_dir))
         return outcomes[-1]
 
     job = hydra.main(
@@ -324,14 +324,15 @@ def _hydra_jobs(overrides: list[str], flags: list[str]) -> list[Any]:
     return outcomes
 
 
-def _job(cfg: Any) -> Any:
+def _job(cfg: Any, config_dir: str | None) -> Any:
     """One job, in Hydra's run folder."""
     from hydra.core.hydra_config import HydraConfig
 
-    from flowrun.launcher.recipe import to_recipe
+    from flowrun.launcher.recipe import regrouped, to_recipe
 
     try:
-        recipe = to_recipe(cfg)
+        chosen = list(HydraConfig.get().overrides.task)
+        recipe = to_recipe(regrouped(cfg, chosen, config_dir))
         if recipe.launch.name == "slurm":
             return _submitted(recipe, Path(HydraConfig.get().runtime.output_dir))
         from flowrun.launcher.progress import Progress

@@ -8,6 +8,7 @@ that it leaves out are filled in here.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -56,6 +57,12 @@ def recipe_file(name: str) -> Path | None:
 def is_path(name: str) -> bool:
     """True if `recipe=name` names a file and not one of the recipes."""
     return name.endswith((".yaml", ".yml"))
+
+
+def is_resolved(file: Path, sections: Iterable[str]) -> bool:
+    """True of a recipe that says all sections itself and chooses no group."""
+    config = OmegaConf.load(file)
+    return "defaults" not in config and all(section in config for section in sections)
 
 
 def recipe_names() -> dict[str, Path]:

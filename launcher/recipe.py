@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, cast
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from flowrun.engine.errors import RecipeError
@@ -41,7 +43,7 @@ from flowrun.launcher.schema import (
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
 _WEIGHTS = "weights"  # the one key of `model` that is no argument of it
-GROUPS = ("optim", "launch", "hardware")  # of which a run may be given another when it is resumed
+GROUPS = ("model", "data", "optim", "launch", "hardware")
 _OPEN = re.compile(
     r"(model|data|sbp|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
     r"|launch\.slurm\.extra)(\..+)?"
@@ -54,15 +56,48 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
 
     config_dir: a folder of the user's own groups, searched first.  Raises RecipeError.
     """
+    return regrouped(_composed(overrides, config_dir), overrides, config_dir)
+
+
+def regrouped(cfg: DictConfig, overrides: list[str], config_dir: str | None = None) -> DictConfig:
+    """The same, where a group is chosen beside a resolved recipe, such as the recipe.yaml of a run.
+
+    That says every key, so that it has the last word and the group (launch=virtual) would change
+    nothing: here the group takes the place of the whole section.
+    """
+    chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
+    file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, ""))
+    if file is None or not hydra_source.is_resolved(file, GROUPS):
+        return cfg
+    for group in (group for group in GROUPS if chosen.get(group, "{")[:1] != "{"):
+        told = [text for text in overrides if re.match(rf"\+*{group}[.=]", text)]
+        cfg[group] = _composed(told, config_dir)[group]
+    return cfg
+
+
+def _composed(overrides: list[str], config_dir: str | None) -> DictConfig:
     register()
     arguments = spell(overrides)
     if config_dir is not None:
         arguments.append(f"hydra.searchpath=[file://{Path(config_dir).absolute()}]")
     try:
-        with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="flowrun"):
+        with (
+            _alone(),
+            hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="flowrun"),
+        ):
             return hydra.compose(CONFIG_NAME, arguments)
     except Exception as error:
         raise from_hydra(error, schema()) from error
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Inside a job of hydra.main: there is one Hydra at a time, so that its own is set aside."""
+    held, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = held
 
 
 def to_recipe(cfg: DictConfig) -> Recipe:
@@ -121,24 +156,6 @@ def _zero(recipe: RecipeSchema) -> Zero:
 def load(overrides: list[str], config_dir: str | None = None) -> Recipe:
     """compose, then to_recipe."""
     return to_recipe(compose(overrides, config_dir))
-
-
-def load_again(file: Path, overrides: list[str], config_dir: str | None = None) -> Recipe:
-    """A resolved recipe with overrides.
-
-    It says every key, so that a group (launch=virtual) would be read before it and change nothing:
-    here a group that is chosen takes the place of the whole section.
-    """
-    chosen = {group for text in overrides for group in GROUPS if text.startswith(f"{group}=")}
-    sections = {
-        group: [text for text in overrides if re.match(rf"\+*{group}[.=]", text)]
-        for group in chosen
-    }
-    rest = [text for text in overrides if not any(text in told for told in sections.values())]
-    cfg = compose([f"recipe={file}", *rest], config_dir)
-    for group, told in sections.items():
-        cfg[group] = compose(told, config_dir)[group]
-    return to_recipe(cfg)
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.runtime.rank import Results
+from flowrun.launcher.checkpoint import find_all
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import Progress
 from flowrun.launcher.report import Report, StepRecord
@@ -80,6 +81,11 @@ class Record:
         """Something that a person should know."""
         if self.progress:
             self.progress.console.print(f"note: {text}", style="yellow", soft_wrap=True)
+
+    def stopped(self) -> None:
+        """The run has failed, or was stopped: say how to go on with it, if it can be."""
+        if found := find_all(self.folder):
+            self.note(f"flowrun resume {self.folder} goes on from step {found[-1].step}")
 
     def finished(self, report: Report) -> None:
         """The run has ended well."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Variable
 from flowrun.engine.runtime.checkpoint import contents, read_whole
+from flowrun.engine.runtime.shards import name_of
 from flowrun.launcher.checkpoint import FOLDER, Checkpoint, find_all
 from flowrun.launcher.errors import PlacedError
 from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load_again
+from flowrun.launcher.recipe import load
 from flowrun.launcher.schema import Recipe
 
 # What makes it the same training, by section of the recipe; none named: all.  The rest may change.
@@ -53,8 +56,8 @@ def checkpoint_of(run_folder: Path, step: int | None = None) -> Checkpoint:
 
 def resumed(start: Checkpoint, overrides: list[str], config_dir: str | None = None) -> Recipe:
     """The recipe of the run, with overrides.  Raises RecipeError for what cannot change."""
-    file = start.folder.parents[1] / "recipe.yaml"
-    before, after = load_again(file, []), load_again(file, overrides, config_dir)
+    file = f"recipe={start.folder.parents[1] / 'recipe.yaml'}"
+    before, after = load([file]), load([file, *overrides], config_dir)
     if changed := _first_change(before, after):
         key, old = changed
         raise RecipeError(
@@ -95,6 +98,37 @@ def restore(job: Job, start: Checkpoint) -> None:
     unused = job.unused
     for name, value in read_whole(start.folder, unused.keys() & there.keys()).items():
         unused[name].copy_(value)
+
+
+def notes(job: Job, start: Checkpoint) -> Iterator[str]:
+    """What a person should know who goes on: from where, and what is not as it was."""
+    old = dict(_leaves(yaml.safe_load((start.folder / "recipe.yaml").read_text())))
+    new = dict(_leaves(yaml.safe_load(job.recipe.to_yaml())))
+    changed = [
+        f"{key} {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key)
+    ]
+    yield f"goes on from step {start.step}" + "".join(f"; {text}" for text in changed)
+    plan, there = job.training.plan, contents(start.folder)
+    alone = [v for v in plan.graph.variables if v.own]
+    ranks = [
+        r for r in range(plan.num_ranks) if any(name_of(plan, v, r) not in there for v in alone)
+    ]
+    if ranks:
+        yield (
+            f"ranks {', '.join(map(str, ranks))} are new: their buffers ({alone[0].name} …) start "
+            "as rank 0's"
+        )
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of all that is no mapping."""
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, node
 
 
 def _key_of(variable: Variable) -> str:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flowrun.engine.errors import RunError
 from flowrun.launcher.checkpoint import Checkpoint, prepare
 from flowrun.launcher.elastic import execute_local
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import Progress
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Report
-from flowrun.launcher.resume import restore
+from flowrun.launcher.resume import notes, restore
 from flowrun.launcher.schema import Recipe
 from flowrun.launcher.show import plan_report
 from flowrun.launcher.verify import Difference, compare_layouts
@@ -43,8 +44,14 @@ def run(
         restore(job, start)
     record = Record(folder, job, progress)
     record.planned(training)
+    for text in notes(job, start) if start else ():
+        record.note(text)
     execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
-    log = execute(job, training, evaluation, record)  # actors act, registers fill, credits return
+    try:
+        log = execute(job, training, evaluation, record)  # actors act, credits return
+    except (RunError, KeyboardInterrupt):
+        record.stopped()
+        raise
     report = Report.of(job, training, log)  # what was foreseen beside what was measured
     record.finished(report)
     return report

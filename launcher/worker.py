@@ -87,8 +87,8 @@ class Worker:
             checkpoint.restore(self.job.start.folder, plan, rank, body.body.variables)
         evaluation: DistributedRank | None = None
         for segment in self.job.segments:
-            body.run(segment.last, tell.step if body.reports else None, segment.first)
-            peak, process_peak = memory.peak(body), memory.process_peak()
+            with memory.of_training(body):
+                body.run(segment.last, tell.step if body.reports else None, segment.first)
             if segment.evaluate and self.evaluation:
                 evaluation = evaluation or self._evaluator(rank, body, device)
                 results = evaluation.run(self.job.eval_steps)
@@ -101,8 +101,8 @@ class Worker:
         tell.end(
             rank,
             {
-                "peak": peak,
-                "process_peak": process_peak,
+                "peak": memory.peak,
+                "process_peak": memory.process_peak,
                 "sent": sum(body.sent_bytes.values()),
                 "acts": acts_by_name(self.training, body.body.acts),
                 "stashed": most_stashed(self.training, body.body.most_live),
@@ -220,25 +220,32 @@ def _device(kind: str) -> torch.device:
 
 
 class _Memory:
-    """What a rank takes for itself, of what it did not inherit from the launcher."""
+    """What a rank takes for itself while it trains, of what it did not inherit from the launcher.
+
+    peak: most bytes of tensors at once: on the CPU those of the first steps, counted one by one; on
+    CUDA what torch has handed out.  process_peak: most bytes of anonymous memory, with what
+    allocator and libraries keep, up to the first evaluation or checkpoint: behind it theirs are in
+    the same number.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.inherited = _status("RssAnon")
+        self.peak = self.process_peak = 0
 
-    def peak(self, rank: DistributedRank) -> int:
-        """Most bytes of tensors at once: on the CPU those of the first steps, counted one by one;
-        on CUDA what torch has handed out.
-        """
-        if self.device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self.device))
-        return rank.live_bytes.peak
+    @contextmanager
+    def of_training(self, rank: DistributedRank) -> Iterator[None]:
+        """Around a segment of training: what others take between two of them is left out."""
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        yield
+        here = torch.cuda.max_memory_allocated(self.device) if cuda else rank.live_bytes.peak
+        self.peak = max(self.peak, here)
+        self.process_peak = self.process_peak or self._anonymous()
 
-    def process_peak(self) -> int:
-        """Most bytes of anonymous memory so far: with what allocator and libraries keep.
-
-        Pages of libraries are left out: they come in as code is first run.
-        """
+    def _anonymous(self) -> int:
+        """The most so far; pages of libraries are left out: they come in as code is first run."""
         highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return max(0, highest - _status("RssFile") - _status("RssShmem") - self.inherited)
 

@@ -91,6 +91,16 @@ def test_a_run_has_a_folder_with_what_hydra_composed(
     assert (workplace / "here" / ".hydra" / "config.yaml").is_file()
 
 
+def test_a_run_is_repeated_under_another_launcher(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], workplace: Path
+) -> None:
+    end(capsys, "recipe=gpt_dp", "hydra.run.dir=first")
+    file = workplace / "recipe.yaml"
+    file.write_text(runs[0][0].to_yaml())
+    end(capsys, f"recipe={file}", "launch=virtual")
+    assert [recipe.launch.name for recipe, _ in runs] == ["local", "virtual"]
+
+
 def test_plan_prints_and_runs_nothing(
     capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,26 @@ SHIPPED = sorted(recipe_names())
 def test_a_shipped_recipe_composes_and_says_what_it_shows(name: str) -> None:
     assert load([f"recipe={name}"]).name == name
     assert describe(recipe_names()[name]).endswith(".")
+
+
+def test_a_group_takes_the_place_of_what_a_resolved_recipe_says(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    before = load(["recipe=gpt_dp", "launch.threads=2", "optim.lr=0.5"])
+    file.write_text(before.to_yaml())
+    assert load([f"recipe={file}"]) == before
+    found = load([f"recipe={file}", "launch=virtual", "optim=sgd", "optim.momentum=0.5"])
+    assert found == replace(
+        before,
+        launch=replace(before.launch, name="virtual", threads=1),
+        optim=load(["recipe=gpt_dp", "optim=sgd", "optim.momentum=0.5"]).optim,
+    )
+
+
+def test_a_recipe_of_ones_own_has_the_last_word(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("defaults: [/model: mlp, /data: digits]\noptim: {lr: 0.5}\n")
+    optim = load([f"recipe={file}", "optim=sgd"]).optim
+    assert (optim.name, optim.lr) == ("sgd", 0.5)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 import sys
@@ -11,13 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher import weights
-from flowrun.launcher.checkpoint import FOLDER, find_all
+from flowrun.launcher.checkpoint import FOLDER, Checkpoint, find_all
+from flowrun.launcher.progress import Progress
 from flowrun.launcher.recipe import load
 from flowrun.launcher.resume import checkpoint_of, resumed
 from flowrun.launcher.run import run
+from flowrun.launcher.schema import Recipe
 from support.command import workplace
 
 RUN = ("recipe=small", "launch=virtual", "optim=adamw", "eval.every=4", "train.keep=0")
@@ -122,6 +127,45 @@ def test_a_checkpoint_says_what_it_is(place: Path) -> None:
 def test_what_was_half_written_goes(stopped: Path) -> None:
     resume(stopped, "train.steps=3", "train.save_every=0")
     assert [file.name for file in (stopped / FOLDER).iterdir()] == ["step_00000002"]
+
+
+# ---- told ----------------------------------------------------------------------------------------
+
+
+def told(recipe: Recipe, folder: Path, start: Checkpoint | None = None) -> str:
+    """What a person reads of a run that may fail."""
+    console = Console(file=io.StringIO(), width=300)
+    with contextlib.suppress(RunError):
+        run(recipe, folder, Progress(console), start)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_what_is_not_as_it_was(stopped: Path) -> None:
+    start = checkpoint_of(stopped)
+    changed = resumed(start, ["optim.lr=0.5", "placement.axes={data: 2}", "train.save_every=0"])
+    (line,) = (line for line in told(changed, stopped, start).splitlines() if "step 2;" in line)
+    assert line == (
+        "note: goes on from step 2; optim.lr 0.002 -> 0.5; train.save_every 2 -> 0; "
+        "placement.axes.data not there -> 2"
+    )
+
+
+def test_a_run_that_fails_says_how_to_go_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    failing = load([*RUN, "train.steps=6", "train.save_every=1", "+data.fail=raise"])
+    last = f"note: flowrun resume {tmp_path / 'out'} goes on from step 1\n"
+    assert told(failing, tmp_path / "out").endswith(last)
+
+
+def test_without_a_checkpoint_it_says_nothing(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    failing = load([*RUN, "train.steps=6", "+data.fail=raise"])
+    assert "flowrun resume" not in told(failing, tmp_path / "out")
 
 
 # ---- refused -------------------------------------------------------------------------------------
