@@ -34,7 +34,7 @@ def compile_training(task: Task, batch: Batch, strategy: Strategy) -> Rehearsed:
     """capture -> passes -> plan -> rehearsal.  batch: one micro-batch, whole.
 
     in_flight "auto" takes the most micro-batches in flight, up to zero bubble, that memory allows.
-    Raises PlanError if a rank's foreseen peak is over `hardware.memory_bytes`.
+    Raises PlanError if a rank may need more than `hardware.memory_bytes`.
     """
     graph = compile_graph(capture(task, rows_of_a_rank(batch, strategy)), strategy)
     most = min(2 * strategy.num_stages, strategy.micro_batches)
@@ -48,17 +48,17 @@ def compile_training(task: Task, batch: Batch, strategy: Strategy) -> Rehearsed:
 
 def _fits(found: Rehearsed, strategy: Strategy) -> bool:
     limit = strategy.hardware.memory_bytes
-    return not limit or max(found.rehearsal.peak_bytes) <= limit
+    return not limit or max(found.rehearsal.bound_bytes) <= limit
 
 
 def _too_large(found: Rehearsed, strategy: Strategy) -> PlanError:
-    peaks = found.rehearsal.peak_bytes
-    stage = max(range(len(peaks)), key=peaks.__getitem__)
+    needed = found.rehearsal.bound_bytes
+    stage = max(range(len(needed)), key=needed.__getitem__)
     limit = strategy.hardware.memory_bytes
     return PlanError(
         "hardware.memory_bytes",
-        f"a rank of stage {stage} ({found.plan.placements[stage]}) needs {peaks[stage]:,} bytes; "
-        f"{limit:,} are there: {peaks[stage] - limit:,} are missing.",
+        f"a rank of stage {stage} ({found.plan.placements[stage]}) needs {needed[stage]:,} bytes; "
+        f"{limit:,} are there: {needed[stage] - limit:,} are missing.",
         "Use more micro-batches, a lower placement.in_flight, more stages or ranks, or ZeRO.",
     )
 

@@ -37,7 +37,8 @@ class Rehearsal:
 
     step_s: of a step in the steady state.  first_step_s: of a cold one.
     bubble: share of a step in which a rank of the stage does not compute, by stage.
-    peak_bytes: of one rank, by stage.
+    peak_bytes: of one rank, by stage.  bound_bytes: the same with every stash full, which messages
+        that come early or late may bring about.
     sent_bytes: of all ranks in a step.
     first_step: the timeline of a cold step.
     order: see Plan.order.
@@ -47,6 +48,7 @@ class Rehearsal:
     first_step_s: float
     bubble: tuple[float, ...]
     peak_bytes: tuple[int, ...]
+    bound_bytes: tuple[int, ...]
     sent_bytes: float
     first_step: tuple[Event, ...]
     order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]
@@ -74,7 +76,8 @@ def rehearse(plan: Plan, seconds: Callable[[Actor], float] | None = None) -> Reh
         step_s,
         cold.now,
         tuple(1 - b / step_s if step_s else 0.0 for b in busy),
-        tuple(warm.peaks()),
+        tuple(memory.peak for memory in warm.memory),
+        tuple(memory.bound for memory in warm.memory),
         sent,
         tuple(cold.events),
         order,
@@ -121,10 +124,6 @@ class _Clock:
     def order(self) -> tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]:
         """(stage, axis) -> collectives as they were issued."""
         return tuple((group, tuple(acts)) for group, acts in sorted(self.collectives.items()))
-
-    def peaks(self) -> list[int]:
-        """Peak bytes of a rank of each stage."""
-        return [memory.peak for memory in self.memory]
 
     def _start_all(self) -> None:
         started = True

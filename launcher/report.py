@@ -51,8 +51,8 @@ class Log:
 @dataclass(frozen=True)
 class Report:
     """foreseen and measured have the same keys: step_s, peak_bytes (by rank), sent_bytes (of all
-    ranks, a step).  steps: of this run, from first_step on (0 unless it was resumed).
-    speed: units a second; unit: tokens or samples.
+    ranks, a step); foreseen has bound_bytes too (by rank, see Rehearsal).  steps: of this run, from
+    first_step on (0 unless it was resumed).  speed: units a second; unit: tokens or samples.
     skipped_updates: by loss scaling, since training began.
     """
 
@@ -81,6 +81,7 @@ class Report:
             "step_s": rehearsal.step_s,
             "bubble": list(rehearsal.bubble),
             "peak_bytes": {str(r): rehearsal.peak_bytes[plan.stage_of(r)] for r in ranks},
+            "bound_bytes": {str(r): rehearsal.bound_bytes[plan.stage_of(r)] for r in ranks},
             "sent_bytes": rehearsal.sent_bytes,
         }
         measured = {

@@ -28,6 +28,7 @@ _MARKS = {
 
 
 _KINDS = ("weights", "optimizer", "gradients", "stash", "other registers")
+_PEAKS = ("peak foreseen", "at most")
 
 
 def plan_report(job: Job, width: int = 100) -> RenderableType:
@@ -148,15 +149,16 @@ def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
 
 def memory(training: Rehearsed) -> Table:
     """Bytes of one rank of each stage by what they are: what stays, what registers may hold, and
-    the most that is foreseen at once, with what acts hold for themselves.
+    the most at once, with what acts hold for themselves: as foreseen, and with every stash full.
     """
     plan, rehearsal = training.plan, training.rehearsal
-    table = _table("memory of a rank", "stage", *_KINDS, "peak foreseen")
-    for stage, peak in enumerate(rehearsal.peak_bytes):
+    table = _table("memory of a rank", "stage", *_KINDS, *_PEAKS)
+    peaks = zip(rehearsal.peak_bytes, rehearsal.bound_bytes, strict=True)
+    for stage, (peak, bound) in enumerate(peaks):
         held = memory_of(plan, stage)
         weights = held["parameter"] + held["buffer"]
         numbers = (weights, held["state"], held["gradient"], held["stash"], held["other"])
-        table.add_row(str(stage), *map(size, numbers), size(peak))
+        table.add_row(str(stage), *map(size, numbers), size(peak), size(bound))
     return table
 
 
@@ -213,7 +215,7 @@ def _table(title: str, *headings: str) -> Table:
         "bytes each",
         "a step",
         *_KINDS,
-        "peak foreseen",
+        *_PEAKS,
     }
     for heading in headings:
         table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)

@@ -1,4 +1,9 @@
-"""Live: the bytes of one rank of a stage while a plan is rehearsed, act by act."""
+"""Live: the bytes of one rank of a stage while a plan is rehearsed, act by act.
+
+When each act runs is foreseen, and with it how many micro-batches wait for backward at once.  A run
+may have fewer or more, as messages come: up to the slots of the stash registers, which is what
+`bound` counts.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,22 @@ from flowrun.engine.plan import Actor, Plan
 
 
 class Live:
-    """Bytes of one rank while a plan is rehearsed."""
+    """Bytes of one rank while a plan is rehearsed.
+
+    peak: most at once.  bound: the same, if beside the micro-batch that an act works on as many
+    others wait for backward as stash registers have slots for.
+    """
 
     def __init__(self, plan: Plan, stage: int) -> None:
         self.plan = plan
         self.footprint = Footprint(plan, stage)
         self.live = sum(self.footprint.kind_bytes.values())
+        self.slots = self._stash_slots(stage)
+        self.stashed: dict[int, int] = {}  # micro-batch -> bytes that wait for its backward
+        size = self.footprint.storage_bytes
+        self.others = sum((slots - 1) * size(s) for s, slots in self.slots.items())
         self.under_way: dict[int, int] = {}
-        self.peak = self.live
+        self.peak = self.bound = self.live
         self.readers_left: dict[tuple[int, int], int] = {}
         self.holders: dict[tuple[str, int], int] = {}  # storage, version -> register versions
 
@@ -22,22 +35,21 @@ class Live:
         """An act starts."""
         described = self.plan.actors[actor]
         found = self._act(described, act)
-        most = self.live + sum(self.under_way.values())
-        self.peak = max(self.peak, most + found.begin)
+        self._reach(described, act, found.begin)
         self.under_way[actor] = found.held
 
     def end(self, actor: int, act: int) -> None:
         """An act ends: what it made is live, what it was the last to read is free."""
         described = self.plan.actors[actor]
         del self.under_way[actor]
-        found = self._act(described, act)
-        self.peak = max(self.peak, self.live + sum(self.under_way.values()) + found.end)
+        self._reach(described, act, self._act(described, act).end)
         for r, version in self._versions(described, described.outputs, act, filled=True):
             self.readers_left[r, version] = len(self.plan.registers[r].readers)
             for storage in self.footprint.slot(self.plan.registers[r]):
                 held = self.holders.get((storage, version), 0)
                 self.holders[storage, version] = held + 1
-                self.live += 0 if held else self.footprint.storage_bytes(storage)
+                if not held:
+                    self._add(storage, version, 1)
         for r, version in self._versions(described, described.inputs, act, filled=False):
             if (r, version) in self.readers_left:
                 self.readers_left[r, version] -= 1
@@ -45,12 +57,37 @@ class Live:
                     del self.readers_left[r, version]
                     self._drop(r, version)
 
+    def _stash_slots(self, stage: int) -> dict[str, int]:
+        """Storage that waits for backward -> the most versions of it."""
+        slots: dict[str, int] = {}
+        for r in (r for r in self.plan.registers if r.stash and r.stage == stage):
+            for storage in self.footprint.slot(r):
+                slots[storage] = max(r.slots, slots.get(storage, 0))
+        return slots
+
+    def _reach(self, actor: Actor, act: int, more: int) -> None:
+        """So many bytes more than what is live."""
+        now = self.live + sum(self.under_way.values()) + more
+        self.peak = max(self.peak, now)
+        if not actor.per_step:
+            waiting = sum(self.stashed.values()) - self.stashed.get(act, 0)
+            now += max(0, self.others - waiting)
+        self.bound = max(self.bound, now)
+
+    def _add(self, storage: str, version: int, count: int) -> None:
+        num_bytes = count * self.footprint.storage_bytes(storage)
+        self.live += num_bytes
+        if storage in self.slots:
+            self.stashed[version] = self.stashed.get(version, 0) + num_bytes
+            if not self.stashed[version]:
+                del self.stashed[version]
+
     def _drop(self, register: int, version: int) -> None:
         for storage in self.footprint.slot(self.plan.registers[register]):
             self.holders[storage, version] -= 1
             if not self.holders[storage, version]:
                 del self.holders[storage, version]
-                self.live -= self.footprint.storage_bytes(storage)
+                self._add(storage, version, -1)
 
     def _act(self, actor: Actor, act: int) -> Act:
         first = act % self.plan.acts_per_step(actor) == 0

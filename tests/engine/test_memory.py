@@ -6,13 +6,20 @@ the order in which the bytes of one act come and go.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from flowrun.engine.compile import Rehearsed, compile_training
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.errors import PlanError
+from flowrun.engine.plan import SEND, Actor
+from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.live_bytes import LiveBytes
 from flowrun.engine.strategy import Recompute
-from support.layouts import Layout, cluster, compiled
-from support.plain_loop import TINY_CONVNET, TINY_MLP, Training, gpt
+from support.layouts import Layout, cluster, compiled, example, strategy, task
+from support.plain_loop import TINY_CONVNET, TINY_MLP, Training, gpt, mlp
 
 GPT = gpt(blocks=2, width=32)
 CASES = {
@@ -41,6 +48,55 @@ def measured(training: Training, layout: Layout) -> int:
 def test_foreseen_bytes_are_the_bytes_of_live_tensors(training: Training, layout: Layout) -> None:
     (foreseen,) = compiled(training, layout).rehearsal.peak_bytes
     assert foreseen == pytest.approx(measured(training, layout), rel=0.1)
+
+
+# ---- the bound: stashes that fill up -------------------------------------------------------------
+
+DEEP = mlp(micro_batches=4)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(), Layout(data=2), Layout(stages=2, in_flight="1f1b"), Layout(stages=2, in_flight=1)],
+    ids=lambda layout: f"{layout}, {layout.in_flight}",
+)
+def test_where_nothing_can_wait_longer_the_bound_is_what_is_foreseen(layout: Layout) -> None:
+    found = compiled(DEEP, layout).rehearsal
+    assert found.bound_bytes == found.peak_bytes
+
+
+def test_messages_that_come_late_fill_the_stash_up_to_the_bound() -> None:
+    """Backward of the last stage waits for its gradients to leave; forward goes on."""
+    found = compiled(GPT, Layout(stages=2, in_flight="gpipe"))
+
+    def late(actor: Actor) -> float:
+        return 100.0 if actor.kind == SEND and actor.phase == "backward" else 1.0
+
+    reached = rehearse(found.plan, late).peak_bytes
+    assert found.rehearsal.peak_bytes[1] < reached[1] <= found.rehearsal.bound_bytes[1]
+
+
+def limited(memory_bytes: int, in_flight: int | str) -> Rehearsed:
+    """Two stages of ranks that have so much memory."""
+    plan = strategy(DEEP, Layout(stages=2, in_flight=in_flight))
+    plan = replace(plan, hardware=Hardware(memory_bytes=memory_bytes))
+    return compile_training(task(DEEP), example(DEEP), plan)
+
+
+def test_a_schedule_that_may_need_more_than_there_is_is_refused() -> None:
+    foreseen = compiled(DEEP, Layout(stages=2, in_flight="gpipe")).rehearsal
+    needed = max(foreseen.bound_bytes)
+    assert limited(needed, "gpipe").rehearsal.bound_bytes == foreseen.bound_bytes
+    with pytest.raises(PlanError, match=f"needs {needed:,} bytes; .*: 1 are missing") as error:
+        limited(needed - 1, "gpipe")
+    assert error.value.where == "hardware.memory_bytes"
+
+
+def test_without_a_schedule_as_much_is_in_flight_as_fits() -> None:
+    bounds = {n: max(limited(0, n).rehearsal.bound_bytes) for n in (2, 3, 4)}
+    for most in bounds:
+        stashes = [r.slots for r in limited(bounds[most], "auto").plan.registers if r.stash]
+        assert max(stashes) == most
 
 
 # ---- the meter -----------------------------------------------------------------------------------
