@@ -190,16 +190,11 @@ def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
         chosen = any(text.startswith("launch") for text in given)
         recipe = _load(given if chosen else [*given, "launch=virtual"], config_dir)
         from flowrun.launcher.run import verify as verify_layouts
-        from flowrun.launcher.verify import LOSS_TOLERANCE, WEIGHT_TOLERANCE
 
-        rows = verify_layouts(recipe)
-        _print_rows(rows)
-        typer.echo(
-            "Beside a plain torch loop. Allowed: losses "
-            f"{LOSS_TOLERANCE:g} relative, weights {WEIGHT_TOLERANCE:g} of the way that training "
-            "moved them."
-        )
-        if not all(getattr(row, "ok", True) for row in rows):
+        found = verify_layouts(recipe)
+        _print_rows(found.rows)
+        typer.echo(found.caption)
+        if not all(row.ok for row in found.rows):
             raise typer.Exit(RUN_FAILED)
 
 

@@ -21,7 +21,7 @@ from flowrun.launcher.report import Report
 from flowrun.launcher.resume import notes, restore
 from flowrun.launcher.schema import Recipe
 from flowrun.launcher.show import plan_report
-from flowrun.launcher.verify import Difference, compare_layouts
+from flowrun.launcher.verify import Comparison, compare_layouts
 from flowrun.launcher.virtual import execute_virtual
 
 
@@ -67,6 +67,6 @@ def plan_text(recipe: Recipe) -> str:
     return text.get().rstrip()
 
 
-def verify(recipe: Recipe) -> list[Difference]:
-    """A few steps of the recipe under every layout, each beside a plain torch loop."""
+def verify(recipe: Recipe) -> Comparison:
+    """A few steps of the recipe under every layout, each beside plain torch."""
     return compare_layouts(recipe, run)

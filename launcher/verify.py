@@ -1,7 +1,9 @@
 """`flowrun verify`: does a recipe train alike under every layout?
 
 Each layout trains the recipe for a few steps; its losses and final weights are held beside a plain
-torch loop (autograd and torch.optim, one device, nothing of flowrun's engine).
+torch loop (launcher/plain_loop.py).  Where that would train something else, since a recipe draws
+random numbers or updates some rows of a table alone, they are held beside flowrun's own run on one
+rank.
 """
 
 from __future__ import annotations
@@ -11,32 +13,33 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
-from flowrun.engine.errors import FlowrunError
-from flowrun.engine.strategy import Optimizer
-from flowrun.engine.update_trace import fed_to, states_of
-from flowrun.launcher import build, weights
-from flowrun.launcher.job import Job
+from flowrun.engine.errors import FlowrunError, RecipeError
+from flowrun.engine.passes.sparse_ops import sparse_tables
+from flowrun.launcher import weights
+from flowrun.launcher.job import AUTOCAST, Job
+from flowrun.launcher.plain_loop import Trained, plain_loop
 from flowrun.launcher.recipe import load
-from flowrun.launcher.schema import Recipe
+from flowrun.launcher.schema import MIRRORED, Recipe
 
 LOSS_TOLERANCE = 1e-5  # relative: float32 sums in another order
 # Of the way that training moved the weights: Adam divides rounding by itself at gradients near 0.
 WEIGHT_TOLERANCE = 1e-2
 MOST_STEPS = 20  # a recipe that trains longer is cut to FEW_STEPS
 FEW_STEPS = 5
+SINGLE = "single"
 
 Run = Callable[[Recipe, Path], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One layout beside the plain loop: largest relative difference of the losses, and of the
+    """One layout beside the reference: largest relative difference of the losses, and of the
     weights as a share of the way that training moved them; bytes that all ranks sent in a step.
     """
 
@@ -53,29 +56,20 @@ class Difference:
         return not self.verdict.startswith("DIFFERS")
 
 
-def compare_layouts(recipe: Recipe, run: Run) -> list[Difference]:
-    """The table, a row a layout; one that the recipe cannot take is a row with the reason."""
-    steps = recipe.train.steps if recipe.train.steps <= MOST_STEPS else FEW_STEPS
-    rows: list[Difference] = []
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A row a layout; one that the recipe cannot take is a row with the reason.  caption: what they
+    are held beside, and how far off they may be.
+    """
+
+    rows: tuple[Difference, ...]
+    caption: str
+
+
+def compare_layouts(recipe: Recipe, run: Run) -> Comparison:
+    """Train under every layout.  Raises RecipeError if the recipe has nothing to be held beside."""
     with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "verified.yaml"
-        file.write_text(recipe.to_yaml())
-        always = [f"train.steps={steps}", "eval.batches=0", "train.save=true"]
-        losses, before, after = plain_loop(load([f"recipe={file}", *always]))
-        for name, changes in layouts(recipe):
-            folder = Path(scratch) / name.replace(" ", "_")
-            try:
-                changed = load([f"recipe={file}", *changes, *always])
-                report = run(changed, folder)
-            except FlowrunError as error:
-                if not changes:
-                    raise  # the recipe itself is wrong
-                rows.append(
-                    Difference(name, 0, 0.0, 0.0, 0, f"skipped: {error.problem.splitlines()[0]}")
-                )
-                continue
-            rows.append(_difference(name, report, folder, losses, before, after))
-    return rows
+        return _Layouts(recipe, run, Path(scratch)).compare()
 
 
 def layouts(recipe: Recipe) -> Iterator[tuple[str, list[str]]]:
@@ -84,7 +78,7 @@ def layouts(recipe: Recipe) -> Iterator[tuple[str, list[str]]]:
     axes = dict.fromkeys(["data", "tensor", *(text.get("placement", {}).get("axes") or {})], 1)
     yield "as the recipe says", []
     for name, sizes, stages, zero in (
-        ("single", {}, 1, 0),
+        (SINGLE, {}, 1, 0),
         ("data 2", {"data": 2}, 1, 0),
         ("tensor 2", {"tensor": 2}, 1, 0),
         ("stages 2", {}, 2, 0),
@@ -103,115 +97,125 @@ def layouts(recipe: Recipe) -> Iterator[tuple[str, list[str]]]:
         yield name, changes
 
 
-def plain_loop(
-    recipe: Recipe,
-) -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """(loss of each step, weights before, weights after) of plain torch on one device."""
-    job = Job(recipe)
-    parts = build.build(recipe)
-    model, loss_fn = parts.model.train(), parts.loss
-    update = _Update(job.strategy.optimizer, model)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    losses = []
-    for step in range(recipe.train.steps):
-        model.zero_grad()
-        total = 0.0
-        for micro_batch in range(recipe.train.micro_batches):
-            batch = job.sampler(step, micro_batch, slice(0, recipe.micro_batch_size))
-            output = model(**{argument: batch[name] for argument, name in parts.inputs.items()})
-            loss = (
-                loss_fn(output, batch)
-                if loss_fn
-                else output
-                if isinstance(output, torch.Tensor)
-                else output.loss
+class _Layouts:
+    """The layouts of one recipe, and what they are held beside.
+
+    why_single: why that is not plain torch; empty if it is.  before: the weights that all start
+    from.
+    """
+
+    def __init__(self, recipe: Recipe, run: Run, scratch: Path) -> None:
+        self.recipe, self.run, self.scratch = recipe, run, scratch
+        self.file = scratch / "verified.yaml"
+        self.file.write_text(recipe.to_yaml())
+        steps = recipe.train.steps if recipe.train.steps <= MOST_STEPS else FEW_STEPS
+        self.always = [f"train.steps={steps}", "eval.batches=0", "train.save=true"]
+        self.single = dict(layouts(recipe))[SINGLE]
+        job = Job(self._load([]))
+        self.why_single = _why_single(job)
+        self.before = {name: p.detach() for name, p in job.model.named_parameters()}
+        if self.why_single and recipe.view == MIRRORED:
+            raise RecipeError(
+                "view",
+                f"{self.why_single}, in the mirrored view each rank apart: there is nothing that "
+                "layouts of other ranks could be held beside.",
+                "Verify it with view=consistent.",
             )
-            (loss / recipe.train.micro_batches).backward()
-            total += float(loss.detach()) / recipe.train.micro_batches
-        update.step(step)
-        losses.append(total)
-    return losses, before, {name: p.detach() for name, p in model.named_parameters()}
+        self.reference = cache(self._reference)
 
+    def compare(self) -> Comparison:
+        """Run them all."""
+        rows = tuple(self._row(name, changes) for name, changes in layouts(self.recipe))
+        return Comparison(rows, self._caption())
 
-class _Update:
-    """One step of plain torch: its own AdamW and SGD, or the function that the recipe names."""
+    def _load(self, changes: list[str]) -> Recipe:
+        return load([f"recipe={self.file}", *changes, *self.always])
 
-    def __init__(self, optimizer: Optimizer, model: torch.nn.Module) -> None:
-        self.optimizer = optimizer
-        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.settings = {name: optimizer.settings(name) for name in self.parameters}
-        self.torch = None if optimizer.function else self._torch()
-        self.states: dict[str, list[torch.Tensor]] = {}
+    def _row(self, name: str, changes: list[str]) -> Difference:
+        folder = self.scratch / name.replace(" ", "_")
+        try:
+            changed = self._load(changes)
+            report = self.run(changed, folder)
+        except FlowrunError as error:
+            if not changes:
+                raise  # the recipe itself is wrong
+            return Difference(name, 0, 0.0, 0.0, 0, f"skipped: {error.problem.splitlines()[0]}")
+        replicas = changed.num_ranks if changed.view == MIRRORED else 1
+        loss, weight = _distance(self._trained(folder), self.reference(replicas))
+        most_loss, most_weight = self._allowed(replicas)
+        verdict = "same" if loss <= most_loss and weight <= most_weight else "DIFFERS"
+        sent = round(report.measured["sent_bytes"])
+        return Difference(name, report.ranks, loss, weight, sent, verdict)
 
-    def _torch(self) -> torch.optim.Optimizer:
-        groups = []
-        for name, p in self.parameters.items():
-            settings: dict[str, Any] = {"params": [p], **self.settings[name]}
-            if "beta1" in settings:
-                settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
-            groups.append(settings)
-        kind = torch.optim.AdamW if self.optimizer.name == "adamw" else torch.optim.SGD
-        return kind(groups, lr=1.0)
+    def _reference(self, replicas: int, dtype: str | None = None) -> Trained:
+        """dtype: another precision than the recipe's."""
+        changes = [*self.single] if self.why_single else []
+        if dtype:
+            changes += [f"precision.dtype={dtype}", "precision.loss_scale=null"]
+        recipe = self._load(changes)
+        if not self.why_single:
+            return plain_loop(recipe, replicas)
+        folder = self.scratch / f"reference_{dtype}"
+        self.run(recipe, folder)
+        return self._trained(folder)
 
-    @torch.no_grad()
-    def step(self, step: int) -> None:
-        """step: counted from 0."""
-        optimizer = self.optimizer
-        gradients = [p for p in self.parameters.values() if p.grad is not None]
-        if optimizer.clip_value:
-            torch.nn.utils.clip_grad_value_(gradients, optimizer.clip_value)
-        if optimizer.clip_norm:
-            torch.nn.utils.clip_grad_norm_(gradients, optimizer.clip_norm)
-        rates = {
-            name: optimizer.rate(settings["lr"], step) for name, settings in self.settings.items()
-        }
-        if self.torch is not None:
-            for group, rate in zip(self.torch.param_groups, rates.values(), strict=True):
-                group["lr"] = rate
-            self.torch.step()
-            return
-        for name, p in self.parameters.items():
-            if p.grad is not None:
-                self._call(name, p, rates[name], step)
+    def _trained(self, folder: Path) -> Trained:
+        """What a run left in its folder."""
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        losses = tuple(float(json.loads(line)["loss"]) for line in lines)
+        return Trained(losses, self.before, weights.load(folder))
 
-    def _call(self, name: str, p: torch.Tensor, rate: float, step: int) -> None:
-        function = self.optimizer.function
-        assert function is not None and p.grad is not None, name
-        if name not in self.states:
-            self.states[name] = [
-                p.clone() if start is None else torch.full_like(p, start)
-                for _, start in states_of(function)
-            ]
-        fed = {"lr": torch.tensor(rate), "step": torch.tensor(float(step + 1))}
-        numbers: dict[str, Any] = {k: v for k, v in self.settings[name].items() if k != "lr"}
-        numbers |= {key: fed[key] for key in fed_to(function)}
-        new, *self.states[name] = function(
-            p.detach().clone(), p.grad, *self.states[name], **numbers
+    def _allowed(self, replicas: int) -> tuple[float, float]:
+        """Of (losses, weights).
+
+        In a narrow dtype two sums in another order are each about as far from fp32 as the reference
+        is, so at most twice as far from one another.
+        """
+        if AUTOCAST[self.recipe.precision.dtype] is None:
+            return LOSS_TOLERANCE, WEIGHT_TOLERANCE
+        noise = _distance(self.reference(replicas), self.reference(replicas, "fp32"))
+        return max(LOSS_TOLERANCE, 2 * noise[0]), max(WEIGHT_TOLERANCE, 2 * noise[1])
+
+    def _caption(self) -> str:
+        beside = "a plain torch loop"
+        if self.recipe.view == MIRRORED:
+            beside += " over as many replicas"
+        if self.why_single:
+            beside = f"the layout {SINGLE}, not plain torch: {self.why_single}"
+        loss, weight = LOSS_TOLERANCE, WEIGHT_TOLERANCE
+        dtype = self.recipe.precision.dtype
+        more, of = "", "of the way that training moved them"
+        if AUTOCAST[dtype] is not None:
+            loss, weight = self._allowed(
+                self.recipe.num_ranks if self.recipe.view == MIRRORED else 1
+            )
+            more = f" ({dtype}: twice what it makes of the same recipe in fp32)"
+        return (
+            f"Beside {beside}. Allowed: losses {loss:.1g} relative, weights {weight:.1g} "
+            f"{of}{more}."
         )
-        p.copy_(new)
+
+
+def _why_single(job: Job) -> str:
+    """Why plain torch trains something else; empty if it does not."""
+    graph = job.training.plan.graph
+    if any(feed.field == "@draw" for feed in graph.feeds):
+        return "the model draws random numbers, and torch's own are others"
+    if job.recipe.optim.sparse == "lazy" and sparse_tables(graph):
+        return "optim.sparse=lazy leaves rows alone that torch's optimizers change"
+    return ""
+
+
+def _distance(found: Trained, reference: Trained) -> tuple[float, float]:
+    """Largest difference of (losses, weights), as Difference has them."""
+    loss = max(map(_relative, found.losses, reference.losses))
+    apart, moved = (
+        math.hypot(*(float((one[n] - other[n]).norm()) for n in reference.before))
+        for one, other in ((found.after, reference.after), (reference.after, reference.before))
+    )
+    return loss, apart / moved if moved else apart
 
 
 def _relative(a: float, b: float) -> float:
     """Relative difference; infinite if either is no number."""
     return abs(a - b) / (abs(b) or 1.0) if math.isfinite(a) and math.isfinite(b) else math.inf
-
-
-def _difference(
-    name: str,
-    report: Any,
-    folder: Path,
-    losses: list[float],
-    before: dict[str, torch.Tensor],
-    after: dict[str, torch.Tensor],
-) -> Difference:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    trained = [json.loads(line)["loss"] for line in lines]
-    loss = max(_relative(a, b) for a, b in zip(trained, losses, strict=True))
-    found = weights.load(folder)
-    moved = max(float((after[n] - before[n]).abs().max()) for n in after)
-    weight = max(float((found[n] - after[n]).abs().max()) for n in after) / moved
-    good = loss <= LOSS_TOLERANCE and weight <= WEIGHT_TOLERANCE
-    verdict = "same" if good else "DIFFERS"
-    return Difference(
-        name, report.ranks, loss, weight, round(report.measured["sent_bytes"]), verdict
-    )

@@ -40,12 +40,15 @@ class RowUpdate:
 # ---- functions -----------------------------------------------------------------------------------
 
 
-def collect(grad: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+def collect(
+    grad: Tensor, ids: Tensor, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """This micro-batch's ids (…) and rows (…, D), all leading dims as one: (ids (K,), rows (K, D)).
 
-    The runtime puts them behind those of the micro-batches before.
+    dtype: of the rows, if not the gradient's.  The runtime puts them behind those of the
+    micro-batches before.
     """
-    return ids.reshape(-1), grad.reshape(-1, grad.shape[-1])
+    return ids.reshape(-1), grad.reshape(-1, grad.shape[-1]).to(dtype or grad.dtype)
 
 
 def coalesce(
@@ -148,7 +151,7 @@ def updated(view: OpView) -> tuple[Signature, ...]:
 
 def local_collect(view: LocalView) -> Call:
     """As it is."""
-    return Call(collect, view.op.args)
+    return Call(collect, view.op.args, view.op.kwargs)
 
 
 def local_coalesce(view: LocalView) -> Call:

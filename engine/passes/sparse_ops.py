@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import BACKWARD, LogicalGraph, Op, Ref, Tensor, Variable
 from flowrun.engine.ops.signature import bind
@@ -19,6 +21,7 @@ from flowrun.engine.strategy import Optimizer, Strategy
 from flowrun.engine.update_trace import FED, is_elementwise, rests
 
 LOOKED_UP = "aten.embedding_dense_backward.default"
+_CAST = "aten._to_copy.default"
 _MANY = 4  # a table of so many times the rows of a step is worth a note
 
 
@@ -33,8 +36,9 @@ def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) ->
         readers = sum(len(graph.consumers.get(name, ())) for name in op.makes)
         if readers > (0 if op.makes[0] in parts else 1):
             return ()
-        if op.target == "aten.add.Tensor" and len(op.inputs) == 2 and not op.kwargs:
-            pending += op.inputs
+        added = op.target == "aten.add.Tensor" and len(op.inputs) == 2 and not op.kwargs
+        if added or (op.target == _CAST and [key for key, _ in op.kwargs] == ["dtype"]):
+            pending += op.inputs  # of a table that the model casts, then looks up
         elif op.target == LOOKED_UP and not bind(op)["scale_grad_by_freq"]:
             found.append(op)
         else:
@@ -113,7 +117,7 @@ def collect_rows(
     ids: list[str] = []
     grads: list[str] = []
     for k, op in enumerate(lookups):
-        made = _collect(builder, op, f"{k}/{variable.name}", micro_batches)
+        made = _collect(builder, op, f"{k}/{variable.name}", table.dtype, micro_batches)
         ids.append(made[0])
         grads.append(made[1])
     builder.drop_dead([op.name for op in lookups])
@@ -133,17 +137,21 @@ def collect_rows(
     return unique, sums
 
 
-def _collect(builder: GraphBuilder, op: Op, suffix: str, micro_batches: int) -> tuple[str, str]:
-    """(ids, rows) of one look-up, of all micro-batches of a step."""
+def _collect(
+    builder: GraphBuilder, op: Op, suffix: str, dtype: torch.dtype, micro_batches: int
+) -> tuple[str, str]:
+    """(ids, rows) of one look-up, of all micro-batches of a step, in the table's dtype: so they are
+    summed in it.
+    """
     grad, index = (builder.tensors[name] for name in op.inputs)
     count = micro_batches * math.prod(index.shape)
     ids = builder.tensor(f"ids{suffix}", Tensor("", (count,), index.dtype))
-    rows = builder.tensor(f"rows{suffix}", Tensor("", (count, grad.shape[-1]), grad.dtype))
+    rows = builder.tensor(f"rows{suffix}", Tensor("", (count, grad.shape[-1]), dtype))
     builder.op(
         f"collect{suffix}",
         "flow.collect",
         (Ref(grad.name), Ref(index.name)),
-        (),
+        (("dtype", dtype),) if grad.dtype != dtype else (),
         (ids, rows),
         module=op.module,
         phase=BACKWARD,

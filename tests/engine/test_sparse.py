@@ -17,7 +17,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.engine.sbp import B, S, Sbp
-from flowrun.engine.strategy import Optimizer, Pin
+from flowrun.engine.strategy import LossScale, Optimizer, Pin
 from flowrun.models import optimizers
 from flowrun.models.losses import binary_cross_entropy
 from flowrun.models.wide_deep import WideDeep
@@ -216,6 +216,51 @@ def sparse_adam(given: Training) -> tuple[list[float], Tensor]:
         optimizer.step()
         losses.append(loss.item())
     return losses, model.table.weight.detach()
+
+
+# ---- precision -----------------------------------------------------------------------------------
+
+
+class Cast(WideDeep):
+    """The large table is looked up in bf16."""
+
+    def forward(self, ids_BF: Tensor, numbers_BN: Tensor) -> Tensor:
+        rows_BFD = nn.functional.embedding(ids_BF, self.deep.weight.bfloat16())
+        deep_BX = torch.cat([rows_BFD.flatten(1), numbers_BN], 1)
+        return self.wide(ids_BF).flatten(1).sum(1) + self.head(self.mlp(deep_BX)).flatten()
+
+
+CAST = partial(Cast, ROWS, FIELDS, NUMBERS, WIDTH, (8,))
+NARROW = {
+    "bf16": (WIDE_DEEP, torch.bfloat16, None),
+    "fp16, scaled": (WIDE_DEEP, torch.float16, LossScale(1024.0)),
+    "a table that the model casts": (CAST, None, None),
+}
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(data=2, clip_norm=CLIP)], ids=str)
+@pytest.mark.parametrize(("make", "dtype", "scale"), list(NARROW.values()), ids=list(NARROW))
+def test_rows_in_a_narrow_dtype_train_as_the_whole_table_does(
+    make: Callable[[], nn.Module],
+    dtype: torch.dtype | None,
+    scale: LossScale | None,
+    layout: Layout,
+) -> None:
+    """Both round alike; a last bit of fp32 that differs may turn one of 8 bits: 2^-8 of a row."""
+    given = replace(training(make, ADAGRAD), autocast=dtype, loss_scale=scale)
+    dense = replace(given, optimizer=replace(ADAGRAD, sparse="off"))
+    runs = [
+        VirtualCluster(_plan(each, layout), given.rows, initial(given)) for each in (given, dense)
+    ]
+    losses = [[result["loss"] for result in ranks.run(STEPS)] for ranks in runs]
+    assert [updated_by_rows(ranks.plan.graph) for ranks in runs] == [
+        {"wide.weight", "deep.weight"},
+        set(),
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    for name, before in initial(given).items():
+        by_rows, whole = (ranks.value(name) for ranks in runs)
+        assert (by_rows - whole).norm() <= 2**-8 * (whole - before).norm(), name
 
 
 # ---- nothing as large as the table ---------------------------------------------------------------

@@ -14,9 +14,9 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.strategy import Group
 from flowrun.launcher.job import Job
 from flowrun.launcher.optimizer import optimizer_of
+from flowrun.launcher.plain_loop import plain_loop
 from flowrun.launcher.recipe import load
 from flowrun.launcher.run import run
-from flowrun.launcher.verify import plain_loop
 
 RECIPE = """
 defaults: [/model: mlp, /data: digits, /optim: sgd, /launch: virtual]
@@ -47,12 +47,12 @@ def recipe_file(folder: Path, text: str = RECIPE) -> str:
 def test_schedule_groups_clipping_and_smoothing_train_as_plain_torch(tmp_path: Path) -> None:
     recipe = load([recipe_file(tmp_path)])
     run(recipe, tmp_path)
-    losses, before, after = plain_loop(recipe)
+    plain = plain_loop(recipe)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-5)
+    assert [line["loss"] for line in lines] == pytest.approx(plain.losses, rel=1e-5)
     found = load_file(tmp_path / "weights.safetensors")
-    for name, weight in after.items():
-        moved = (weight - before[name]).norm()
+    for name, weight in plain.after.items():
+        moved = (weight - plain.before[name]).norm()
         assert (found[name] - weight).norm() <= 1e-4 * moved, name
 
 

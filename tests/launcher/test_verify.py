@@ -1,0 +1,119 @@
+"""`flowrun verify` holds every recipe beside the right thing, and tells what that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher import verify
+from flowrun.launcher.recipe import load
+from flowrun.launcher.run import run
+from flowrun.launcher.schema import Recipe
+from flowrun.launcher.verify import Comparison, compare_layouts
+
+NETS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, drop=0.0, normed=False):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 32), nn.Linear(32, 10)
+        self.drop = nn.Dropout(drop)
+        self.norm = nn.BatchNorm1d(32) if normed else nn.Identity()
+
+    def forward(self, images):
+        return self.b(self.drop(torch.relu(self.norm(self.a(images)))))
+"""
+RECIPE = """
+defaults: [/data: digits, /optim: adamw, /launch: virtual]
+model: {_target_: verified_nets.Net}
+task: {loss: {_target_: flowrun.models.losses.cross_entropy, target: labels}}
+placement: {axes: {data: 2}}
+train: {batch_size: 16, micro_batches: 2, steps: 3}
+"""
+CLICKS = """
+defaults: [/model: wide_deep, /data: clicks, /optim: adamw, /launch: virtual]
+placement: {axes: {data: 2}}
+model: {ids: 500, width: 4, hidden: [8]}
+data: {samples: 200}
+optim: {sparse: lazy}
+train: {batch_size: 4, steps: 2}
+"""
+
+
+@pytest.fixture(autouse=True)
+def few_layouts(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are enough here, and the nets are importable."""
+    every = verify.layouts
+    kept = ("as the recipe says", "data 2, ZeRO 2")
+    monkeypatch.setattr(verify, "layouts", lambda recipe: _some(every(recipe), kept))
+    (workplace / "verified_nets.py").write_text(NETS)
+    monkeypatch.syspath_prepend(str(workplace))
+
+
+def _some(named: Any, kept: tuple[str, ...]) -> list[Any]:
+    return [(name, changes) for name, changes in named if name in (*kept, verify.SINGLE)]
+
+
+def recipe(*changes: str, text: str = RECIPE) -> Recipe:
+    """In the working directory."""
+    Path("mine.yaml").write_text(text)
+    return load(["recipe=mine.yaml", *changes])
+
+
+def verdicts(found: Comparison) -> list[str]:
+    return [row.verdict for row in found.rows]
+
+
+CASES = {
+    "dropout": (["model.drop=0.3"], "the layout single, not plain torch: the model draws random"),
+    "batch norm of each rank": (
+        ["view=mirrored", "model.normed=true", "optim=sgd"],
+        "a plain torch loop over as many replicas",
+    ),
+    "bf16": (["precision.dtype=bf16"], "a plain torch loop"),
+    "fp16, the first updates skipped": (
+        ["precision.dtype=fp16", "precision.loss_scale=1e6", "train.steps=4"],
+        "a plain torch loop",
+    ),
+    "a function, its scale constant": (
+        ["precision.dtype=fp16", "precision.loss_scale=64", "optim=lion"],
+        "a plain torch loop",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "beside"), list(CASES.values()), ids=list(CASES))
+def test_every_layout_of_a_recipe_is_the_same(changes: list[str], beside: str) -> None:
+    found = compare_layouts(recipe(*changes), run)
+    assert verdicts(found) == ["same"] * 3, found
+    assert found.caption.startswith(f"Beside {beside}")
+
+
+def test_lazy_tables_are_held_beside_one_rank() -> None:
+    found = compare_layouts(recipe(text=CLICKS), run)
+    assert verdicts(found) == ["same"] * 3, found
+    assert "leaves rows alone that torch's optimizers change" in found.caption
+
+
+@pytest.mark.parametrize("key", ["fp32", "bf16"])
+def test_another_training_differs(key: str) -> None:
+    """Under every layout a rate that is a tenth larger than the recipe's."""
+    asked = recipe(f"precision.dtype={key}")
+
+    def faster(given: Recipe, folder: Path) -> Any:
+        file = Path("faster.yaml")
+        file.write_text(given.to_yaml())
+        return run(load([f"recipe={file}", f"optim.lr={given.optim.lr * 1.1}"]), folder)
+
+    assert verdicts(compare_layouts(asked, faster)) == ["DIFFERS"] * 3
+
+
+def test_dropout_in_the_mirrored_view_has_nothing_to_be_held_beside() -> None:
+    with pytest.raises(RecipeError, match="draws random numbers") as error:
+        compare_layouts(recipe("view=mirrored", "model.drop=0.3"), run)
+    assert error.value.where == "view"
