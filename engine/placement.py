@@ -75,8 +75,10 @@ class Placement:
         return tuple(dict.fromkeys(self.group(rank, axis) for rank in self.ranks))
 
     def __str__(self) -> str:
-        grid = " x ".join(f"{name} {size}" for name, size in self.axes) or "one rank"
         first, last = self.ranks[0], self.ranks[-1]
+        if not self.axes:
+            return f"rank {first}"
+        grid = " x ".join(f"{name} {size}" for name, size in self.axes)
         contiguous = self.ranks == tuple(range(first, last + 1))
         ranks = f"{first}-{last}" if contiguous and last > first else ",".join(map(str, self.ranks))
         return f"{grid} on ranks {ranks}"

@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.table import Table
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.graph import Op
 from flowrun.engine.sbp import format_nd_sbp
 from flowrun.launcher.console import wide_console
 from flowrun.launcher.job import Job
@@ -147,10 +148,20 @@ def stage_table(job: Job, training: Rehearsed) -> Table:
 
 
 def units(training: Rehearsed, stage: int) -> str:
-    """The blocks of the model that a stage computes, in short."""
+    """The blocks of the model that a stage computes, in short.
+
+    Without those of which it has but copies of constants (split_stages.py), such as a mask.
+    """
     from flowrun.engine.passes.split_stages import unit_of
 
     ops = training.plan.graph.ops
+    known = {op.name for op in ops}
+
+    def copied(op: Op) -> bool:
+        """An earlier stage has the same op."""
+        base, at, _ = op.name.rpartition("@")
+        return bool(at) and any(f"{base}@{earlier}" in known for earlier in range(stage))
+
     names = list(
         dict.fromkeys(
             unit_of(op.module)
@@ -159,6 +170,7 @@ def units(training: Rehearsed, stage: int) -> str:
             and op.phase == "forward"
             and op.module not in ("", "loss")
             and op.target.startswith("aten.")
+            and not copied(op)
         )
     )
     return ", ".join(names) if len(names) <= 5 else f"{names[0]} … {names[-1]} ({len(names)})"

@@ -9,15 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.architectures import (
-    LAYOUTS,
-    LOSS_TOLERANCE,
-    PINNED,
-    STEPS,
-    training,
-    unpinned,
-    weights_apart,
-)
+from support.architecture import LAYOUTS, LOSS_TOLERANCE, PINNED, STEPS, weights_apart
+from support.architectures import training, unpinned
 from support.layouts import virtual_run
 from support.plain_loop import loss_difference, plain_loop
 

@@ -53,7 +53,7 @@ def test_a_grid_that_does_not_hold_its_ranks_is_refused() -> None:
     [
         (Placement((("data", 2), ("tensor", 2)), (0, 1, 2, 3)), "data 2 x tensor 2 on ranks 0-3"),
         (Placement((("tensor", 2),), (4, 2)), "tensor 2 on ranks 4,2"),
-        (Placement((), (5,)), "one rank on ranks 5"),
+        (Placement((), (5,)), "rank 5"),
     ],
     ids=["contiguous", "any order", "no axes"],
 )

@@ -5,73 +5,24 @@ batches which reading at once gives.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine.compile import compile_training
 from flowrun.engine.errors import RunError
 from flowrun.engine.plan import READER, FeedWork, Plan, PrepareWork
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.distributed import DistributedRank
 from flowrun.engine.runtime.virtual import VirtualCluster
-from flowrun.engine.strategy import Preparation
-from flowrun.launcher.job import Sampler
-from flowrun.models.data.steps import Step, StepwiseDataset
-from support.layouts import Layout, compiled, example, initial, strategy, task
+from support.layouts import Layout, compiled, initial
 from support.plain_loop import TINY_MLP, Batch, plain_loop
+from support.stepwise import Noisy, plan, sampler
 
 STEPS = 4
 CHAIN = ("read", "decode", "augment")
-
-
-class Noisy(StepwiseDataset):
-    """Digits' shapes; made in three steps, the last random.  done: acts of each step, counted."""
-
-    def __init__(self) -> None:
-        self.steps = (
-            Step("read", 1e-3, 8),
-            Step("decode", 2e-3, 256),
-            Step("augment", 0.0, 256, True),
-        )
-        self.done: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return 40
-
-    def read(self, index: int) -> int:
-        self.done["read"] += 1
-        return index
-
-    def decode(self, index: int) -> tuple[Tensor, int]:
-        self.done["decode"] += 1
-        draws = torch.Generator().manual_seed(index)
-        return torch.rand(64, generator=draws), index % 10
-
-    def augment(
-        self, sample: tuple[Tensor, int], draws: np.random.Generator | None
-    ) -> dict[str, Tensor]:
-        self.done["augment"] += 1
-        noise = 0.0 if draws is None else float(draws.random())
-        return {"images": sample[0] + noise, "labels": torch.tensor(sample[1])}
-
-
-def sampler(data: StepwiseDataset, evaluation: bool = False) -> Sampler:
-    return Sampler(data, 5, 16, TINY_MLP.micro_batches, 8, evaluation)
-
-
-@lru_cache
-def plan(layout: Layout) -> Plan:
-    wanted = strategy(TINY_MLP, layout)
-    steps = tuple(Preparation(s.name, s.seconds, s.num_bytes) for s in Noisy().steps)
-    wanted = replace(wanted, preparation=steps)
-    return compile_training(task(TINY_MLP), example(TINY_MLP), wanted).plan
 
 
 def at_once(layout: Layout) -> Plan:

@@ -4,11 +4,13 @@ least.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from flowrun.launcher.job import Job, Work
+from flowrun.launcher.progress import units
 from flowrun.launcher.recipe import load
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
@@ -29,6 +31,7 @@ def test_a_recipe_begins_with_what_it_shows(recipe: Path) -> None:
     assert recipe.read_text().startswith("# ")
 
 
+@cache
 def small_job(recipe: Path) -> Job:
     model = recipe.stem.split("_")[0].rstrip("2")
     return Job(load([f"recipe={recipe}", *SMALLER.get(model, ())]))
@@ -53,3 +56,13 @@ def test_no_op_of_a_recipe_falls_back(recipe: Path) -> None:
 )
 def test_speed_counts_tokens_where_samples_are_sequences_of_them(name: str, work: Work) -> None:
     assert small_job(RECIPES[0].with_name(f"{name}.yaml")).work == work
+
+
+def test_the_blocks_of_a_stage_are_those_whose_weights_it_has() -> None:
+    """Dropout on attention needs a mask: block 0 makes it, and the second stage has a copy."""
+    job = small_job(RECIPES[0].with_name("gpt2_3d.yaml"))
+    assert any(op.module == "blocks.0.attn" and op.stage for op in job.training.plan.graph.ops)
+    assert [units(job.training, stage) for stage in (0, 1)] == [
+        "embed, blocks.0",
+        "blocks.1, norm, head",
+    ]

@@ -1,97 +1,23 @@
 """Architectures of `transformers`, tiny: each as its authors wrote it, with random weights and no
-dropout.
-
-Every one is called with labels and gives its own loss.  All samples of a batch have as many labels,
-so that the mean over a batch is the mean of its micro-batches' means.
+dropout; and those of the paper (paper_models.py).  Each is called with labels and gives its own
+loss.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.strategy import Optimizer
-from support.layouts import Layout
-from support.plain_loop import Batch, Trained, Training, pins, seeded
+from support.architecture import MICRO_BATCHES, Architecture
+from support.paper_models import PAPER_MODELS
+from support.plain_loop import Batch, Training
 
 VOCABULARY, LENGTH, WIDTH, HEADS, CLASSES = 32, 6, 16, 4, 8
-LOSS_TOLERANCE = 1e-5
-STEPS, SAMPLES, MICRO_BATCHES = 5, 8, 2
-SGD = Optimizer(
-    "sgd", (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 1e-3), ("nesterov", False))
-)
-
-PINNED = "tensor 2, pinned"
-LAYOUTS = {
-    "data 2": Layout(data=2),
-    "tensor 2": Layout(tensor=2),
-    PINNED: Layout(tensor=2),
-    "stages 2": Layout(stages=2),
-    "data 2 x stages 2, ZeRO 2": Layout(data=2, stages=2, zero=2),
-}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """What is built and what it is fed.
-
-    name: the class of transformers.  config: its configuration class, and its arguments, for a
-    number of layers.  batch: argument -> tensor, from a generator and a number of samples.
-    split: weight pattern -> dim: Megatron's layout on the axis tensor.  micro_batches: 1 where
-    batch norm takes statistics of each.
-    """
-
-    name: str
-    config: str
-    arguments: Callable[[int], dict[str, Any]]
-    batch: Callable[[torch.Generator, int], Batch]
-    split: Mapping[str, int]
-    micro_batches: int = MICRO_BATCHES
-
-    def make(self, layers: int) -> nn.Module:
-        """The model, the same at every call."""
-        import transformers
-
-        config = getattr(transformers, self.config)(**self.arguments(layers))
-        model: nn.Module = seeded(partial(getattr(transformers, self.name), config))
-        return model.train()
-
-    def training(self, layers: int = 1) -> Training:
-        """Five steps of SGD in two micro-batches: AdamW would hide a gradient of wrong length."""
-        generator = torch.Generator().manual_seed(3)
-        batches = tuple(self.batch(generator, SAMPLES) for _ in range(STEPS))
-        return Training(
-            partial(self.make, layers),
-            {name: name for name in batches[0]},
-            own_loss,
-            batches,
-            SGD,
-            self.micro_batches,
-            pins(self.split),
-        )
-
-
-def own_loss(output: Any, batch: Batch) -> Tensor:
-    """The loss that the model took from its labels."""
-    loss: Tensor = output.loss
-    return loss
-
-
-def weights_apart(found: Mapping[str, Tensor], plain: Trained) -> float:
-    """Largest difference of a weight, as a share of the way that training moved it.
-
-    Some never move, such as the bias of keys, to which softmax is blind: none counts as having
-    moved less than a thousandth of the way of all together.
-    """
-    moved = {name: float((w - plain.before[name]).norm()) for name, w in plain.after.items()}
-    least = 1e-3 * math.sqrt(sum(way * way for way in moved.values()))
-    return max(float((found[n] - plain.after[n]).norm()) / max(w, least) for n, w in moved.items())
 
 
 # ---- what they are fed ---------------------------------------------------------------------------
@@ -357,43 +283,64 @@ _OPT = {
     "*.fc2.weight": 1,
 }
 
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "gpt2": Architecture(
+
+def published(
+    name: str,
+    config: str,
+    arguments: Callable[[int], dict[str, Any]],
+    batch: Callable[[torch.Generator, int], Batch],
+    split: Mapping[str, int],
+    micro_batches: int = MICRO_BATCHES,
+) -> Architecture:
+    """A class of transformers; its configuration class, and that one's arguments for a number of
+    layers.
+    """
+
+    def make(layers: int) -> nn.Module:
+        import transformers
+
+        configuration = getattr(transformers, config)(**arguments(layers))
+        model: nn.Module = getattr(transformers, name)(configuration)
+        return model
+
+    return Architecture(name, make, batch, split, micro_batches=micro_batches)
+
+
+TRANSFORMERS: Mapping[str, Architecture] = {
+    "gpt2": published(
         "GPT2LMHeadModel",
         "GPT2Config",
         _gpt2,
         tokens,
         {"*.mlp.c_fc.weight": 1, "*.mlp.c_fc.bias": 0, "*.mlp.c_proj.weight": 0},
     ),
-    "llama": Architecture("LlamaForCausalLM", "LlamaConfig", _decoder, padded_tokens, _LLAMA),
-    "qwen2": Architecture("Qwen2ForCausalLM", "Qwen2Config", _decoder, tokens, _LLAMA),
-    "mistral": Architecture("MistralForCausalLM", "MistralConfig", _decoder, tokens, _LLAMA),
-    "gemma": Architecture(
+    "llama": published("LlamaForCausalLM", "LlamaConfig", _decoder, padded_tokens, _LLAMA),
+    "qwen2": published("Qwen2ForCausalLM", "Qwen2Config", _decoder, tokens, _LLAMA),
+    "mistral": published("MistralForCausalLM", "MistralConfig", _decoder, tokens, _LLAMA),
+    "gemma": published(
         "GemmaForCausalLM", "GemmaConfig", partial(_decoder, head_dim=4), tokens, _LLAMA
     ),
-    "neox": Architecture(
+    "neox": published(
         "GPTNeoXForCausalLM",
         "GPTNeoXConfig",
         _neox,
         tokens,
         {"*.dense_h_to_4h.*": 0, "*.dense_4h_to_h.weight": 1},
     ),
-    "opt": Architecture("OPTForCausalLM", "OPTConfig", _opt, padded_tokens, _OPT),
-    "mixtral": Architecture(
-        "MixtralForCausalLM", "MixtralConfig", _mixtral, tokens, _LLAMA_EXPERTS
-    ),
-    "qwen2_moe": Architecture(
+    "opt": published("OPTForCausalLM", "OPTConfig", _opt, padded_tokens, _OPT),
+    "mixtral": published("MixtralForCausalLM", "MixtralConfig", _mixtral, tokens, _LLAMA_EXPERTS),
+    "qwen2_moe": published(
         "Qwen2MoeForCausalLM", "Qwen2MoeConfig", _qwen_moe, tokens, _LLAMA_EXPERTS
     ),
-    "bert": Architecture("BertForMaskedLM", "BertConfig", _encoder, masked_tokens, _BERT),
-    "roberta": Architecture(
+    "bert": published("BertForMaskedLM", "BertConfig", _encoder, masked_tokens, _BERT),
+    "roberta": published(
         "RobertaForMaskedLM",
         "RobertaConfig",
         partial(_encoder, pad_token_id=1),
         masked_tokens,
         _BERT,
     ),
-    "distilbert": Architecture(
+    "distilbert": published(
         "DistilBertForMaskedLM",
         "DistilBertConfig",
         _distilbert,
@@ -407,7 +354,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "*.lin2.weight": 1,
         },
     ),
-    "t5": Architecture(
+    "t5": published(
         "T5ForConditionalGeneration",
         "T5Config",
         _t5,
@@ -421,16 +368,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "*.wo.weight": 1,
         },
     ),
-    "bart": Architecture("BartForConditionalGeneration", "BartConfig", _bart, pairs, _OPT),
-    "vit": Architecture("ViTForImageClassification", "ViTConfig", _vit, images, _BERT),
-    "convnext": Architecture(
+    "bart": published("BartForConditionalGeneration", "BartConfig", _bart, pairs, _OPT),
+    "vit": published("ViTForImageClassification", "ViTConfig", _vit, images, _BERT),
+    "convnext": published(
         "ConvNextForImageClassification",
         "ConvNextConfig",
         _convnext,
         images,
         {"*.pwconv1.*": 0, "*.pwconv2.weight": 1},
     ),
-    "resnet": Architecture(
+    "resnet": published(
         "ResNetForImageClassification",
         "ResNetConfig",
         _resnet,
@@ -439,6 +386,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         micro_batches=1,
     ),
 }
+
+ARCHITECTURES: Mapping[str, Architecture] = {**PAPER_MODELS, **TRANSFORMERS}
 
 
 @cache

@@ -1,0 +1,75 @@
+"""Digits' shapes made in three steps, to be trained on as a chain of actors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrun.engine.compile import compile_training
+from flowrun.engine.plan import Plan
+from flowrun.engine.strategy import Preparation
+from flowrun.launcher.job import Sampler
+from flowrun.models.data.steps import Step, StepwiseDataset
+from support.layouts import Layout, example, strategy, task
+from support.plain_loop import TINY_MLP, Training
+
+
+class Noisy(StepwiseDataset):
+    """The last of the three steps is random.  done: acts of each step, counted."""
+
+    def __init__(self) -> None:
+        self.steps = (
+            Step("read", 1e-3, 8),
+            Step("decode", 2e-3, 256),
+            Step("augment", 0.0, 256, True),
+        )
+        self.done: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return 40
+
+    def read(self, index: int) -> int:
+        self.done["read"] += 1
+        return index
+
+    def decode(self, index: int) -> tuple[Tensor, int]:
+        self.done["decode"] += 1
+        draws = torch.Generator().manual_seed(index)
+        return torch.rand(64, generator=draws), index % 10
+
+    def augment(
+        self, sample: tuple[Tensor, int], draws: np.random.Generator | None
+    ) -> dict[str, Tensor]:
+        self.done["augment"] += 1
+        noise = 0.0 if draws is None else float(draws.random())
+        return {"images": sample[0] + noise, "labels": torch.tensor(sample[1])}
+
+
+def sampler(data: StepwiseDataset, evaluation: bool = False) -> Sampler:
+    return Sampler(data, 5, 16, TINY_MLP.micro_batches, 8, evaluation)
+
+
+@dataclass(frozen=True, eq=False)
+class Stepwise(Training):
+    """A training whose samples come from Noisy."""
+
+    @property
+    def rows(self) -> Sampler:  # type: ignore[override]
+        """What makes the samples of a step, one step after the other."""
+        return sampler(Noisy())
+
+
+STEPWISE_MLP = Stepwise(**{f.name: getattr(TINY_MLP, f.name) for f in fields(TINY_MLP)})
+
+
+@lru_cache
+def plan(layout: Layout) -> Plan:
+    wanted = strategy(TINY_MLP, layout)
+    steps = tuple(Preparation(s.name, s.seconds, s.num_bytes) for s in Noisy().steps)
+    wanted = replace(wanted, preparation=steps)
+    return compile_training(task(TINY_MLP), example(TINY_MLP), wanted).plan
