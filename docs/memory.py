@@ -1,4 +1,5 @@
-"""Foreseen beside measured memory, on real processes; `python docs/memory.py` writes memory.md.
+"""Foreseen beside measured memory, on real processes; `python docs/memory.py` writes the table of
+memory.md.
 
 A GPT of 13 million parameters is trained for three steps in each layout.  The CPU of one small
 machine will do: 2 processes, half a gigabyte each.
@@ -32,24 +33,22 @@ LAYOUTS = {
     "tensor 2": "placement.axes={tensor: 2}",
     "tensor 2, recompute blocks.*": "placement.axes={tensor: 2} " + AGAIN,
 }
-HEAD = """# Memory: foreseen beside measured
-
-Peak bytes of live tensors of each rank, in MB: what the rehearsal foresees before anything starts,
-and what a run on gloo processes counts, tensor by tensor, in its first two steps.  "process" is the
-process's anonymous memory: it has, beside tensors, what the allocator keeps, gloo's buffers and
-what libraries take.  Made by `python docs/memory.py`; the model is
+TABLE = "<!-- table: python docs/memory.py -->\n"
+HEAD = """
+The model, a GPT of 13 million parameters:
 
     flowrun {gpt}
 
-| layout | rank | foreseen | measured | foreseen / measured | process |
-| --- | ---: | ---: | ---: | ---: | ---: |
+| layout | rank | foreseen | at most | measured | foreseen / measured | process |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |
 """
 
 
 def main() -> None:
-    """Run every layout; the table beside this file grows with each."""
+    """Run every layout; the table at the end of the page grows with each."""
     page = Path(__file__).with_suffix(".md")
-    page.write_text(HEAD.format(gpt=GPT))
+    text = page.read_text().partition(TABLE)[0]
+    page.write_text(text + TABLE + HEAD.format(gpt=GPT))
     for name, keys in LAYOUTS.items():
         with page.open("a") as table:
             table.writelines(f"{line}\n" for line in measured(name, keys))
@@ -63,10 +62,12 @@ def measured(name: str, keys: str) -> list[str]:
         subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, capture_output=True)
         report = json.loads((Path(folder) / "report.json").read_text())
     lines = []
-    for rank, foreseen in report["foreseen"]["peak_bytes"].items():
+    for rank in report["foreseen"]["peak_bytes"]:
+        foreseen, bound = (report["foreseen"][key][rank] for key in ("peak_bytes", "bound_bytes"))
         found, process = (report["measured"][key][rank] for key in ("peak_bytes", "process_bytes"))
-        numbers = (f"{foreseen / 1e6:.1f}", f"{found / 1e6:.1f}", f"{foreseen / found:.3f}")
-        lines.append(f"| {' | '.join((name, rank, *numbers, f'{process / 1e6:.0f}'))} |")
+        sizes = [f"{size / 1e6:.1f}" for size in (foreseen, bound, found)]
+        cells = (name, rank, *sizes, f"{foreseen / found:.3f}", f"{process / 1e6:.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -7,7 +7,8 @@ a step; the stage's micro-batches in flight for a stash; engine.register_slots f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from flowrun.engine.cost.actor_cost import ActorCost
 from flowrun.engine.draft import Draft
@@ -15,6 +16,7 @@ from flowrun.engine.errors import PlanError
 from flowrun.engine.graph import BACKWARD, PHASES, UPDATE, WEIGHT_GRAD, LogicalGraph
 from flowrun.engine.plan import BOX, READER, Register
 from flowrun.engine.strategy import Strategy
+from flowrun.engine.throttle import Throttle
 
 Connected = tuple[tuple[Register, ...], list[list[int]], list[list[int]]]
 
@@ -29,7 +31,7 @@ def connect(
     return _Connector(drafts, maker, graph, cost, cost.strategy).connect()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Connector:
     drafts: Sequence[Draft]
     maker: Mapping[str, int]
@@ -39,13 +41,7 @@ class _Connector:
 
     def connect(self) -> Connected:
         """Registers, and the ids that each draft reads and fills."""
-        readers: dict[str, list[int]] = {}
-        new_of = {v.tensor: v.new for v in self.graph.variables if v.new}
-        for k, draft in enumerate(self.drafts):
-            for name in draft.reads:
-                if name in new_of and self.maker[new_of[name] or ""] == k:
-                    continue  # the update reads its own weight in place: it has the credit
-                readers.setdefault(name, []).append(k)
+        readers = self.readers
         groups: dict[tuple[int | None, bool, tuple[int, ...]], list[str]] = {}
         for name in (*(v.tensor for v in self.graph.variables), *self.maker):
             if name in readers:
@@ -61,46 +57,37 @@ class _Connector:
         registers: list[Register] = []
         for (producer, per_step, read_by), names in groups.items():
             register = self._register(len(registers), producer, per_step, read_by, tuple(names))
+            if producer is not None and self.throttle.gathers(producer):
+                register = replace(register, slots=1)
             registers.append(register)
             for reader in read_by:
                 inputs[reader].append(register.id)
             if producer is not None:
                 outputs[producer].append(register.id)
-        self._throttle_gathers(registers, inputs, outputs)
+        for before, behind in self.throttle.pairs(self.strategy.register_slots):
+            name, stage = f"after {self.drafts[before].name}", self.drafts[before].stage
+            empty = Register(len(registers), name, stage, (), before, (behind,), 1, per_step=False)
+            registers.append(empty)
+            outputs[before].append(empty.id)
+            inputs[behind].append(empty.id)
         return tuple(registers), inputs, outputs
 
-    def _throttle_gathers(
-        self, registers: list[Register], inputs: list[list[int]], outputs: list[list[int]]
-    ) -> None:
-        """Gathers of ZeRO 3 run ahead of the regions that read them by register_slots regions.
-
-        Weights are always there to be gathered, so without this every gather of a micro-batch
-        would start at once.  An empty register from an earlier reading region holds the later ones.
-        """
-        readers: dict[tuple[int, str], dict[int, list[int]]] = {}  # stage, phase: region: gathers
+    @cached_property
+    def readers(self) -> Mapping[str, list[int]]:
+        """Tensor -> the drafts that read it."""
+        readers: dict[str, list[int]] = {}
+        new_of = {v.tensor: v.new for v in self.graph.variables if v.new}
         for k, draft in enumerate(self.drafts):
-            if self._gathers_weights(draft):
-                first = min(r for i in outputs[k] for r in registers[i].readers)
-                readers.setdefault((draft.stage, draft.phase), {}).setdefault(first, []).append(k)
-        for (stage, _), gathers in readers.items():
-            order = sorted(gathers)
-            ahead = self.strategy.register_slots
-            for before, region in zip(order, order[ahead:], strict=False):
-                for gather in gathers[region]:
-                    name = f"after {self.drafts[before].name}"
-                    control = Register(
-                        len(registers), name, stage, (), before, (gather,), 1, per_step=False
-                    )
-                    registers.append(control)
-                    outputs[before].append(control.id)
-                    inputs[gather].append(control.id)
+            for name in draft.reads:
+                if name in new_of and self.maker[new_of[name] or ""] == k:
+                    continue  # the update reads its own weight in place: it has the credit
+                readers.setdefault(name, []).append(k)
+        return readers
 
-    def _gathers_weights(self, draft: Draft) -> bool:
-        return draft.kind == BOX and not draft.per_step and all(map(self._lasts, draft.reads))
-
-    def _lasts(self, name: str) -> bool:
-        """A weight, or the copy of one that another stage gets once a step."""
-        return name in self.graph.variable_of or self.drafts[self.maker[name]].per_step
+    @cached_property
+    def throttle(self) -> Throttle:
+        """What would run ahead."""
+        return Throttle(self.drafts, self.maker, self.readers, self.graph.variable_of)
 
     def _producer(self, name: str) -> int | None:
         variable = self.graph.variable_of.get(name)
@@ -128,8 +115,6 @@ class _Connector:
         )
         if producer is not None and self.drafts[producer].kind == READER:
             slots = max(slots, 2)
-        if producer is not None and self._gathers_weights(self.drafts[producer]):
-            slots = 1
         label = self.drafts[producer].name if producer is not None else "constant"
         self._check_rates(label, per_step, readers, names)
         return Register(
@@ -189,5 +174,13 @@ class _Connector:
         return min(credits, m)
 
     def _single_stage_credits(self) -> int:
-        """Two micro-batches in flight where backward waits for collectives, else one."""
-        return 2 if any(d.kind == BOX and d.phase == BACKWARD for d in self.drafts) else 1
+        """Two micro-batches in flight where backward waits for collectives, else one.
+
+        It does not wait for what is gathered ahead, nor for what it leaves to be summed: ZeRO.
+        """
+        ahead = self.throttle
+        waits = (
+            d.kind == BOX and d.phase == BACKWARD and not (ahead.gathers(k) or ahead.reduces(k))
+            for k, d in enumerate(self.drafts)
+        )
+        return 2 if any(waits) else 1

@@ -14,7 +14,7 @@ import torch
 from flowrun.engine.compile import Rehearsed, compile_training
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import PlanError
-from flowrun.engine.plan import SEND, Actor
+from flowrun.engine.plan import BOX, SEND, Actor
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.live_bytes import LiveBytes
 from flowrun.engine.strategy import Recompute
@@ -74,6 +74,20 @@ def test_messages_that_come_late_fill_the_stash_up_to_the_bound() -> None:
 
     reached = rehearse(found.plan, late).peak_bytes
     assert found.rehearsal.peak_bytes[1] < reached[1] <= found.rehearsal.bound_bytes[1]
+
+
+def test_a_rank_ahead_of_the_others_gathers_gradients_of_few_blocks() -> None:
+    """Under ZeRO backward waits for the reductions that are register_slots regions behind."""
+
+    def late(actor: Actor) -> float:
+        return 100.0 if actor.kind == BOX and actor.phase == "backward" else 1.0
+
+    def more(blocks: int) -> int:
+        found = compiled(gpt(blocks, width=32), Layout(data=2, zero=2))
+        assert found.rehearsal.peak_bytes == found.rehearsal.bound_bytes
+        return rehearse(found.plan, late).peak_bytes[0] - found.rehearsal.peak_bytes[0]
+
+    assert more(blocks=4) == more(blocks=2)
 
 
 def limited(memory_bytes: int, in_flight: int | str) -> Rehearsed:
