@@ -26,9 +26,7 @@ def accuracy(
     return (logits.argmax(dim=-1) == batch[target]).float().mean()
 
 
-def binary_accuracy(
-    output: Tensor, batch: Mapping[str, Tensor], target: str = "targets"
-) -> Tensor:
+def binary_accuracy(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
     """Share of logits (...) on the side of 0 that the batch field `target` (...), 0 or 1, says."""
     return ((output > 0) == (batch[target] > 0.5)).float().mean()
 
