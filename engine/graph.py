@@ -25,7 +25,6 @@ from flowrun.engine.sbp import NdSbp, format_nd_sbp
 WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"
 WEIGHT_GRAD, UPDATE = "weight_grad", "update"
 PHASES = (WEIGHTS, FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)
-SUMS = ("flow.accumulate", "flow.collect")  # run with every micro-batch, make one value a step
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from flowrun.engine.draft import Draft
 from flowrun.engine.graph import (
     FORWARD,
     PHASES,
-    SUMS,
     UPDATE,
     Feed,
     LogicalGraph,
@@ -21,6 +20,7 @@ from flowrun.engine.graph import (
     Tensor,
     Variable,
 )
+from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.passes.form_regions import form_regions, moves
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import (
@@ -165,7 +165,9 @@ class _Lowering:
             reads = tuple(
                 dict.fromkeys(n for op in region.ops for n in op.inputs if produced_in.get(n) != k)
             )
-            accumulates = tuple(n for op in region.ops if op.target in SUMS for n in op.makes)
+            accumulates = tuple(
+                n for op in region.ops if has(op.target, Trait.SUM) for n in op.makes
+            )
             updates = tuple((new_of[name], name) for name in made if name in new_of)
             stage, phase_index, run, depth = region.key
             phase = PHASES[phase_index]

@@ -9,6 +9,7 @@ first t mod n are one longer (OneFlow's rule).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -116,3 +117,8 @@ def local_shape(
 def largest_shape(shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...]) -> Shape:
     """Shape of the largest shard: what the rank at coordinate 0 holds."""
     return local_shape(shape, nd_sbp, grid, (0,) * len(grid))
+
+
+def left_over(shape: Shape, nd_sbp: NdSbp, grid: Sequence[int]) -> Shape:
+    """Shape of the largest shard on the first axes of a grid, those that nd_sbp speaks of."""
+    return largest_shape(shape, nd_sbp, tuple(grid[: len(nd_sbp)]))

@@ -15,7 +15,8 @@ import torch
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Feed, LogicalGraph, Op, Ref, Tensor, rename_inputs
-from flowrun.engine.ops.signature import bind, torch_callable
+from flowrun.engine.ops.signature import bind
+from flowrun.engine.ops.traits import is_random
 
 DRAW = "@draw"
 
@@ -31,11 +32,7 @@ def seed_random_ops(graph: LogicalGraph, seed: int) -> LogicalGraph:
 
 def _is_random(op: Op) -> bool:
     """torch says so of its ops; attention without dropout draws nothing."""
-    if not op.target.startswith("aten."):
-        return False
-    if torch.Tag.nondeterministic_seeded not in torch_callable(op.target).tags:
-        return False
-    return bind(op).get("dropout_p") != 0.0
+    return is_random(op.target) and bind(op).get("dropout_p") != 0.0
 
 
 class _Rewriter:

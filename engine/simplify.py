@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from flowrun.engine.graph import LogicalGraph, Op, Ref, rename_inputs
+from flowrun.engine.ops.traits import Trait, has
 
 
 def simplify(graph: LogicalGraph) -> LogicalGraph:
@@ -129,7 +130,7 @@ def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
                 names[op.makes[0]] = source[inner]
                 continue
             source[op.makes[0]] = inner
-        elif op.target in ("aten.view.default", "aten._unsafe_view.default"):
+        elif has(op.target, Trait.RESHAPE):
             inner, made = viewed.get((op.module, op.phase, op.inputs[0]), op.inputs[0]), op.makes[0]
             if graph.tensors[inner].shape == graph.tensors[made].shape:
                 names[made] = inner

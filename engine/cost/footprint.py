@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from flowrun.engine.cost import staging
 from flowrun.engine.graph import Feed, Op, Variable
-from flowrun.engine.ops.signature import torch_callable
+from flowrun.engine.ops.traits import Trait, has, is_view
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import (
     Actor,
@@ -25,10 +25,6 @@ from flowrun.engine.plan import (
     TransferWork,
 )
 from flowrun.engine.sbp import NdSbp
-
-_HANDED_ON = ("flow.after", "flow.pin", "flow.accumulate", "aten._unsafe_view.default")
-# Their new values are the variables, changed in place.
-_IN_PLACE = ("flow.adamw", "flow.sgd", "flow.assign", "flow.update_rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +38,6 @@ class Act:
     begin: int = 0
     held: int = 0
     end: int = 0
-
-
-def shares_memory(op: Op) -> bool:
-    """True if what the op makes is a view of its first input, or that input."""
-    if op.target in _HANDED_ON or op.target.startswith("flow."):
-        return op.target in _HANDED_ON
-    returns = torch_callable(op.target)._schema.returns if "." in op.target else ()
-    return bool(returns and returns[0].alias_info is not None)
 
 
 class Footprint:
@@ -82,10 +70,10 @@ class Footprint:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:
                 self.layout[name] = nd_sbp
-        sums = op.target == "flow.accumulate" and self.plan.micro_batches > 1  # kept in a copy
-        if not sums and op.target != "flow.transfer" and shares_memory(op):
+        only = op.target == "flow.accumulate" and self.plan.micro_batches == 1  # else in a copy
+        if only or is_view(op.target):
             self.source.update(dict.fromkeys(op.makes, op.inputs[0]))
-        if op.target in _IN_PLACE:
+        if has(op.target, Trait.IN_PLACE):
             self.source.update({n: self.updated[n] for n in op.makes if n in self.updated})
 
     def _add_message(self, actor: Actor) -> None:
@@ -183,7 +171,7 @@ class Footprint:
     def _workspace(self, op: Op) -> int:
         """Bytes inside of one of the engine's own ops: a clipped gradient."""
         clipped = any(name.startswith("clip_scale") for name in op.inputs)
-        scales = clipped and op.target in ("flow.adamw", "flow.sgd")
+        scales = clipped and has(op.target, Trait.FUSED)
         return self.tensor_bytes(op.inputs[1]) if scales else 0
 
 

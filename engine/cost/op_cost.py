@@ -11,30 +11,10 @@ from collections.abc import Sequence
 
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.graph import Op
+from flowrun.engine.ops.traits import Trait, has, is_view
 from flowrun.engine.placement import Shape
 
 _OP_S = 4e-6  # of starting one op from Python
-_VIEWS = (
-    "view",
-    "_unsafe_view",
-    "t",
-    "transpose",
-    "permute",
-    "expand",
-    "unsqueeze",
-    "squeeze",
-    "slice",
-    "select",
-    "detach",
-    "alias",
-    "split",
-    "unbind",
-)
-
-
-def is_view(target: str) -> bool:
-    """True if the op makes no new memory."""
-    return target == "flow.after" or (target.startswith("aten.") and target.split(".")[1] in _VIEWS)
 
 
 def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
@@ -70,7 +50,7 @@ def op_seconds(
     moved = sum(math.prod(s) for s in in_shapes) + sum(
         math.prod(s) for s in out_shapes if s is not None
     )
-    if op.target.startswith("flow.adamw") or op.target.startswith("flow.sgd"):
+    if has(op.target, Trait.FUSED):
         moved *= 3  # read, write, and a pass or two of temporaries
     elif op.target == "aten.embedding.default":
         moved -= math.prod(in_shapes[0])  # of the table no more than comes out

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 
 from flowrun.engine.boxing import path_bytes
-from flowrun.engine.cost.op_cost import is_view
 from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.ops.traits import is_view
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.sbp import NdSbp
 from flowrun.engine.strategy import Strategy

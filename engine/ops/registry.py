@@ -18,10 +18,12 @@ from flowrun.engine.ops import (
     create,
     embedding,
     grouped,
+    index,
     loss,
     matmul,
     mirror,
     norm,
+    pieces,
     pointwise,
     random,
     reduce,
@@ -40,7 +42,7 @@ from flowrun.engine.ops.signature import (
     Signature,
     torch_callable,
 )
-from flowrun.engine.placement import Shape, split_range
+from flowrun.engine.placement import Shape, left_over
 from flowrun.engine.sbp import B, Sbp, Split
 
 RULES: Mapping[str, Rule] = {
@@ -49,6 +51,8 @@ RULES: Mapping[str, Rule] = {
     **pointwise.RULES,
     **reduce.RULES,
     **shape.RULES,
+    **pieces.RULES,
+    **index.RULES,
     **norm.RULES,
     **batch_norm.RULES,
     **attention.RULES,
@@ -66,6 +70,7 @@ LOCALS: Mapping[str, Local] = {
     **grouped.LOCALS,
     **reduce.LOCALS,
     **shape.LOCALS,
+    **pieces.LOCALS,
     **norm.LOCALS,
     **embedding.LOCALS,
     **conv.LOCALS,
@@ -146,11 +151,9 @@ def lift(
         return (NdSignature(((),) * len(op.inputs), ((),) * len(op.outputs)),)
     lifted = []
     for row in signatures(op, in_shapes, out_shapes, grid[0]):
-        left_in = [
-            _left_over(s, sbp, grid[0]) for s, sbp in zip(in_shapes, row.inputs, strict=True)
-        ]
+        left_in = [left_over(s, (sbp,), grid) for s, sbp in zip(in_shapes, row.inputs, strict=True)]
         left_out = [
-            None if s is None else _left_over(s, sbp, grid[0])
+            None if s is None else left_over(s, (sbp,), grid)
             for s, sbp in zip(out_shapes, row.outputs, strict=True)
         ]
         for rest in lift(op, left_in, left_out, grid[1:]):
@@ -161,13 +164,6 @@ def lift(
                 )
             )
     return tuple(lifted)
-
-
-def _left_over(shape: Shape, sbp: Sbp, parts: int) -> Shape:
-    if not isinstance(sbp, Split):
-        return shape
-    largest = split_range(shape[sbp.dim], parts, 0)[1]
-    return (*shape[: sbp.dim], largest, *shape[sbp.dim + 1 :])
 
 
 def localize(view: LocalView) -> Call:

@@ -197,14 +197,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "flow.assign": assign,
     "flow.ema": ema,
 }
-IN_PLACE = (
-    "flow.accumulate",
-    "flow.adamw",
-    "flow.sgd",
-    "flow.assign",
-    "flow.ema",
-    "flow.update_rows",
-)
 
 
 # ---- signatures ----------------------------------------------------------------------------------

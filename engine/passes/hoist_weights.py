@@ -21,10 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flowrun.engine.cost.op_cost import is_view
 from flowrun.engine.graph import (
     FORWARD,
-    SUMS,
     UPDATE,
     WEIGHTS,
     LogicalGraph,
@@ -33,9 +31,9 @@ from flowrun.engine.graph import (
     rename_inputs,
 )
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.signature import Signature, torch_callable
-from flowrun.engine.passes.infer_sbp import left_over
-from flowrun.engine.placement import Shape
+from flowrun.engine.ops.signature import Signature
+from flowrun.engine.ops.traits import Trait, has, is_engines, is_view
+from flowrun.engine.placement import Shape, left_over
 from flowrun.engine.sbp import NdSbp, Partial, Sbp, format_nd_sbp
 from flowrun.engine.strategy import Strategy
 
@@ -130,7 +128,7 @@ class _Hoister:
         (source,), (made,) = op.inputs, op.makes
         wider = self.tensors[made].dtype.itemsize > self.tensors[source].dtype.itemsize
         readers = [self.ops[name] for name in self.readers.get(made, ())]
-        return wider and all(reader.target in SUMS for reader in readers)
+        return wider and all(has(reader.target, Trait.SUM) for reader in readers)
 
     def _wanted(self, op: Op, made: str, reader: Op) -> tuple[tuple[NdSbp, ...], str]:
         """(SBPs of the outputs, phase) of the twin that a reader of one of them would like best."""
@@ -235,6 +233,4 @@ def _reduces(row: Signature) -> bool:
 
 def _makes_memory(op: Op) -> bool:
     """False for views: what they make is written when the weight is."""
-    if is_view(op.target) or not op.target.startswith("aten."):
-        return False
-    return all(arg.alias_info is None for arg in torch_callable(op.target)._schema.arguments)
+    return not is_engines(op.target) and not is_view(op.target)

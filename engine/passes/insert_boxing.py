@@ -19,7 +19,6 @@ from flowrun.engine.crossing import transfer_sbps
 from flowrun.engine.graph import (
     BACKWARD,
     FORWARD,
-    SUMS,
     UPDATE,
     WEIGHTS,
     Feed,
@@ -30,6 +29,7 @@ from flowrun.engine.graph import (
     map_refs,
 )
 from flowrun.engine.ops import expansions
+from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.sbp import B, NdSbp, format_nd_sbp
 from flowrun.engine.strategy import Strategy
 
@@ -91,7 +91,7 @@ class _Boxer:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:
                 self.forms[name] = {((op.stage, nd_sbp), ""): name}
-                if op.phase == UPDATE or op.target in SUMS:
+                if op.phase == UPDATE or has(op.target, Trait.SUM):
                     self.per_step.add(name)
                 if op.phase == WEIGHTS:
                     self.weights.add(name)

@@ -23,25 +23,24 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from flowrun.engine.boxing import path
-from flowrun.engine.cost.op_cost import is_view
 from flowrun.engine.cost.stored import moved_bytes, stored_bytes
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import (
     BACKWARD,
     FORWARD,
-    SUMS,
     WEIGHT_GRAD,
     LogicalGraph,
     Op,
     Ref,
     map_refs,
 )
+from flowrun.engine.ops.traits import Trait, has, is_view
 from flowrun.engine.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
 
-KEEP: Mapping[str, tuple[str, ...]] = {  # class of ops -> what their targets contain
-    "matmul": (".mm.", ".addmm.", ".bmm.", ".baddbmm.", "convolution", "scaled_dot_product"),
-    "boxing": (),  # what communication made, to repeat none
+KEEP: Mapping[str, Trait | None] = {  # what a recipe may keep: ops of a trait
+    "matmul": Trait.PRODUCT,
+    "boxing": None,  # what communication made, to repeat none
 }
 Group = tuple[str, int]  # a named module on one stage
 
@@ -95,7 +94,7 @@ class _Again:
         if self.graph.running.intersection(maker.inputs):
             return True  # by then the buffer has changed
         keep = self.strategy.recompute.keep
-        if any(word in maker.target for kind in keep for word in KEEP[kind]):
+        if any(has(maker.target, trait) for kind in keep if (trait := KEEP[kind])):
             return True
         if name in self.graph.of_weights and not is_view(maker.target):
             return True  # it is there all step long: hoist_weights makes it once
@@ -163,7 +162,11 @@ class _Again:
                 joined.add(op.name)
                 needed.update(op.inputs)
                 made_late.update(op.makes)
-        sums = {op.name for op in self.backward if op.target in SUMS and op.inputs[0] in made_late}
+        sums = {
+            op.name
+            for op in self.backward
+            if has(op.target, Trait.SUM) and op.inputs[0] in made_late
+        }
         return joined | sums
 
     def _again(self, name: str | None) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.graph import BACKWARD, SUMS, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.passes.split_stages import unit_of
 from flowrun.engine.strategy import Strategy
 
@@ -29,7 +30,8 @@ def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
             unit = unit_of(op.module)
             if readers and all(
-                r.target in SUMS or (r.name in late and unit_of(r.module) == unit) for r in readers
+                has(r.target, Trait.SUM) or (r.name in late and unit_of(r.module) == unit)
+                for r in readers
             ):
                 late.add(op.name)
                 op = replace(op, phase=WEIGHT_GRAD)
@@ -43,7 +45,7 @@ def _follow(ops: list[Op]) -> list[Op]:
     phase_of = {name: op.phase for op in ops for name in op.makes}
     return [
         replace(op, phase=WEIGHT_GRAD)
-        if op.target in SUMS and phase_of.get(op.inputs[0]) == WEIGHT_GRAD
+        if has(op.target, Trait.SUM) and phase_of.get(op.inputs[0]) == WEIGHT_GRAD
         else op
         for op in ops
     ]

@@ -12,6 +12,7 @@ import torch
 from flowrun.engine.graph import Op, Ref, map_refs
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Call, LocalView
+from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.placement import Shape, Slices, local_slices
 from flowrun.engine.plan import Plan, RegionWork
 from flowrun.engine.runtime.transport import local_step
@@ -65,7 +66,7 @@ def _item(values: Any, k: int) -> Any:
 def _local(plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Call | None:
     """What this rank runs in place of the op; None if it is the identity."""
     tensors = plan.graph.tensors
-    if op.target in ("flow.accumulate", "flow.after", "flow.pin", "flow.own", "flow.share"):
+    if has(op.target, Trait.IDENTITY) or op.target == "flow.accumulate":
         return None
     if op.target == "flow.box":
         (name,) = op.inputs

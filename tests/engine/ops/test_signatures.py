@@ -16,6 +16,7 @@ import torch
 
 from flowrun.engine.graph import Op, Ref
 from flowrun.engine.ops import registry
+from flowrun.engine.ops.mirror import RELABELS
 from flowrun.engine.ops.signature import NdSignature, OpView, Signature, places, rows
 from flowrun.engine.sbp import B, P, Partial, S, Sbp, Split
 from support.op_samples import all_samples
@@ -198,7 +199,7 @@ def test_every_table_has_a_sample() -> None:
 
 
 def test_every_local_program_belongs_to_a_table() -> None:
-    assert set(registry.LOCALS) <= set(registry.RULES)
+    assert set(registry.LOCALS) <= {*registry.RULES, *RELABELS}
 
 
 @pytest.mark.parametrize("absent", ABSENT, ids=lambda absent: absent.targets)

@@ -1,0 +1,61 @@
+"""The table of traits: its targets exist, and what it says of memory is what the ops do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from flowrun.engine.graph import Ref, map_refs
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.signature import torch_callable
+from flowrun.engine.ops.traits import TARGETS, Trait, has, is_engines, is_random, is_view
+from support.op_samples import all_samples
+from support.simulated_ranks import OWN_FUNCTIONS, Sample
+
+SAMPLES: Mapping[str, Sample] = {sample.op.target: sample for sample in all_samples()}
+BY_TARGET = pytest.mark.parametrize("target", sorted(SAMPLES))
+
+
+@pytest.mark.parametrize("trait", Trait, ids=lambda trait: trait.name)
+def test_every_target_of_the_table_exists(trait: Trait) -> None:
+    torchs = [target for target in TARGETS[trait] if not is_engines(target)]
+    assert all(isinstance(torch_callable(target), torch._ops.OpOverload) for target in torchs)
+    known = {*registry.RULES, *TARGETS[Trait.IDENTITY]}
+    assert TARGETS[trait] and [target for target in TARGETS[trait] if target not in known] == []
+
+
+def inputs_and_outputs(sample: Sample) -> tuple[list[int], list[int]]:
+    """Where the memory of inputs, and of outputs with elements, begins."""
+    values = {name: value.clone() for name, value in sample.values.items()}
+
+    def lookup(ref: Ref) -> torch.Tensor:
+        return values[ref.name]
+
+    function = OWN_FUNCTIONS.get(sample.op.target) or torch_callable(sample.op.target)
+    args, kwargs = map_refs(sample.op.args, lookup), map_refs(sample.op.kwargs, lookup)
+    made = function(*args, **dict(kwargs))
+    outputs = [made] if isinstance(made, torch.Tensor) else [x for x in made if x is not None]
+    return (
+        [values[name].untyped_storage().data_ptr() for name in sample.op.inputs],
+        [x.untyped_storage().data_ptr() for x in outputs if x.numel()],
+    )
+
+
+@BY_TARGET
+def test_views_show_their_first_input_and_others_make_memory(target: str) -> None:
+    inputs, outputs = inputs_and_outputs(SAMPLES[target])
+    if is_view(target):
+        assert outputs and set(outputs) == {inputs[0]}
+    elif has(target, Trait.IN_PLACE):
+        assert outputs and set(outputs) <= set(inputs)
+    elif not has(target, Trait.SUM):  # the runtime adds what it hands on
+        assert not set(outputs) & set(inputs)
+
+
+def test_torch_says_which_of_its_ops_draw() -> None:
+    """Attention may: with dropout."""
+    attention = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    assert {target for target in SAMPLES if is_random(target)} == {attention}
+    assert is_random("aten.native_dropout.default") and is_random("aten.rand.default")
