@@ -1,0 +1,94 @@
+"""Seconds that infer_sbp weighs on one axis: of a row itself, and of a boxing between two forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from flowrun.engine.boxing import path_seconds
+from flowrun.engine.cost.hardware import Link
+from flowrun.engine.errors import SbpError
+from flowrun.engine.graph import BACKWARD, Op, gradient_of
+from flowrun.engine.ops.signature import Signature
+from flowrun.engine.passes.layout import Layout
+from flowrun.engine.passes.layout_search import Form, Forms
+from flowrun.engine.placement import Shape
+from flowrun.engine.sbp import B, P, Partial, Sbp, Split
+from flowrun.engine.strategy import Strategy
+
+_ELEMENT_S = 1e-12  # of one element computed: splits win ties, boxing never loses to it
+
+
+class Costs:
+    """On one axis.  forms: of tensors decided before; it grows."""
+
+    def __init__(
+        self, layout: Layout, strategy: Strategy, axis: int, forms: Mapping[str, Forms]
+    ) -> None:
+        self.layout = layout
+        self.strategy = strategy
+        self.axis = axis
+        self.forms = forms
+        self.link = strategy.hardware.link
+        self.variables = {v.name: v.tensor for v in layout.base.variables}
+
+    def row(
+        self,
+        op: Op,
+        row: Signature,
+        in_shapes: Sequence[Shape],
+        out_shapes: Sequence[Shape | None],
+    ) -> float:
+        """Of a row, on shapes that the axes before left over."""
+        cost, parts = 0.0, self.strategy.parts(op.stage, self.axis)
+        for sbps, shapes in ((row.inputs, in_shapes), (row.outputs, out_shapes)):
+            for sbp, shape in zip(sbps, shapes, strict=True):
+                count = math.prod(shape or ())
+                cost += _ELEMENT_S * (count / parts if isinstance(sbp, Split) else count)
+        if row.reduced:
+            cost += _seconds(P, B, parts, (row.reduced,), row.reduced * 4, self.link)
+        if op.target == "flow.accumulate" and op.phase == BACKWARD:
+            cost += self._to_home(op, row, in_shapes[0], parts)
+        return cost
+
+    def _to_home(self, op: Op, row: Signature, shape: Shape, parts: int) -> float:
+        """A gradient ends at its weight's home: the boxing that it will need is part of the row's
+        cost.
+        """
+        name = op.outputs[0] or ""
+        weight = self.variables.get(gradient_of(name))
+        if weight is None or weight not in self.forms:
+            return 0.0
+        home = next(iter(self.forms[weight]))[1]
+        num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
+        once_a_step = 0.99 / self.strategy.micro_batches  # and late rather than early, where m = 1
+        return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, self.link)
+
+    def box(self, name: str, have: Form, wanted: Form) -> float:
+        """Of a tensor from one form to another, on this stage or between two."""
+        if have == wanted:
+            return 0.0
+        (stage, source), (to_stage, target), link = have, wanted, self.link
+        grid = self.strategy.placements[stage].shape
+        shape = self.layout.shape(name, self.layout.decided(name), self.axis, grid)
+        num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
+        parts = self.strategy.parts(stage, self.axis)
+        if stage == to_stage:
+            return _seconds(source, target, parts, shape, num_bytes, link)
+        cost = link.latency_s + num_bytes / link.bytes_per_s
+        if isinstance(source, Partial) and parts > 1:
+            cost += _seconds(source, B, parts, shape, num_bytes, link)
+        if isinstance(source, Split) and not isinstance(target, Split):
+            cost += num_bytes / link.bytes_per_s
+        return cost
+
+
+@lru_cache(maxsize=100_000)
+def _seconds(have: Sbp, wanted: Sbp, parts: int, shape: Shape, num_bytes: int, link: Link) -> float:
+    if have == wanted or parts == 1:
+        return 0.0
+    try:
+        return path_seconds((have,), (wanted,), (parts,), shape, num_bytes, link)
+    except SbpError:
+        return 1e6
