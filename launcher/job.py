@@ -18,6 +18,7 @@ from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_traini
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
+from flowrun.engine.passes.mirror import BY_RANK
 from flowrun.engine.runtime.rank import Results
 from flowrun.engine.strategy import LossScale, Preparation, Recompute, Strategy, Zero
 from flowrun.launcher import build, weights
@@ -204,18 +205,19 @@ class Job:
         """Learning rate of a step, counted from 0; of parameters that no group gives another."""
         return self.strategy.optimizer.rate(self.recipe.optim.lr, step)
 
-    def validation(self, results: Sequence[Results]) -> dict[str, float]:
-        """Mean of each number over batches of equal size; a metric with `of_mean` is that function
-        of the mean (perplexity is no mean of perplexities).
+    def validation(self, results: Sequence[Results]) -> Results:
+        """Mean of each number, and of each rank's, over batches of equal size; a metric with
+        `of_mean` is that function of the mean (perplexity is no mean of perplexities).
         """
-        if not results:
-            return {}
-        means = {
-            name: sum(r[name] for r in results) / len(results)
-            for name in results[0]
-            if not isinstance(results[0][name], list)
-        }
-        return {name: self._of_mean(name)(mean) for name, mean in means.items()}
+        out: Results = {}
+        for name in results[0] if results else ():
+            of_mean, values = self._of_mean(name.removesuffix(BY_RANK)), [r[name] for r in results]
+            if isinstance(values[0], list):
+                ranks = zip(*values, strict=True)
+                out[name] = [of_mean(sum(each) / len(values)) for each in ranks]
+            else:
+                out[name] = of_mean(sum(values) / len(values))
+        return out
 
     def _of_mean(self, name: str) -> Callable[[float], float]:
         metric = dict(self.task.metrics).get(name)

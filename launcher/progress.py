@@ -21,10 +21,11 @@ from rich.table import Table
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.graph import Op
+from flowrun.engine.runtime.rank import Results
 from flowrun.engine.sbp import format_nd_sbp
 from flowrun.launcher.console import wide_console
 from flowrun.launcher.job import Job
-from flowrun.launcher.report import Report, StepRecord
+from flowrun.launcher.report import Report, StepRecord, numbers
 
 
 class Progress:
@@ -80,17 +81,17 @@ class Progress:
             self.bar.start()
         self.bar.update(self.task, completed=record.step + 1, loss=record.loss, speed=record.speed)
 
-    def evaluated(self, step: int, validation: dict[str, float]) -> None:
+    def evaluated(self, step: int, validation: Results) -> None:
         """The held-out samples were read after a step; the last time `finished` says."""
         if step < self.steps - 1:
-            found = ", ".join(f"{name} {value:.4f}" for name, value in validation.items())
+            found = ", ".join(f"{name} {value:.4f}" for name, value in numbers(validation).items())
             self.console.print(f"step {step}  validation {found}", highlight=False)
 
     def finished(self, report: Report, folder: Path) -> None:
         """The end: loss, and what was foreseen beside what was measured."""
         self.close()
         validation = "".join(
-            f", validation {name} {value:.4f}" for name, value in report.validation.items()
+            f", validation {name} {value:.4f}" for name, value in numbers(report.validation).items()
         )
         self.console.print(
             f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}{validation}", highlight=False

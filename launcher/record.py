@@ -16,7 +16,7 @@ from flowrun.engine.runtime.rank import Results
 from flowrun.launcher.checkpoint import find_all
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import Progress
-from flowrun.launcher.report import Report, StepRecord
+from flowrun.launcher.report import Report, StepRecord, numbers
 
 
 class Record:
@@ -27,7 +27,7 @@ class Record:
         self.job = job
         self.progress = progress
         self.steps: list[StepRecord] = []
-        self.validation: dict[str, float] = {}
+        self.validation: Results = {}
         self.first = job.start.step if job.start else 0
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.yaml").write_text(job.recipe.to_yaml())
@@ -68,13 +68,13 @@ class Record:
         writer.add_scalar("lr", rate, step)
         writer.add_scalar(work.key, speed, step)
 
-    def evaluated(self, step: int, validation: dict[str, float]) -> None:
+    def evaluated(self, step: int, validation: Results) -> None:
         """The held-out samples were read with the weights after `step`."""
         self.validation = validation
         self._line({"step": step, "validation": validation})
         if self.progress:
             self.progress.evaluated(step, validation)
-        for name, value in validation.items():
+        for name, value in numbers(validation).items():
             self._writer().add_scalar(f"validation/{name}", value, step)
 
     def note(self, text: str) -> None:

@@ -10,7 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.runtime.rank import Results
 from flowrun.launcher.job import Job
+
+
+def numbers(validation: Results) -> dict[str, float]:
+    """Without the lists of the mirrored view."""
+    return {name: value for name, value in validation.items() if not isinstance(value, list)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,8 @@ class Log:
     """What a run measured.
 
     steps: of the whole run.
-    validation: mean of each result over the held-out samples, at the end.
+    validation: mean of each result over the held-out samples, at the end; mirrored view: of each
+    rank too.
     peak_bytes, sent_bytes: by rank; sent_bytes are of the whole training.
     acts: rank -> actor name -> acts.
     peak_bytes: of live tensors.  process_bytes: of anonymous memory, by rank: with what allocator,
@@ -40,7 +47,7 @@ class Log:
     """
 
     steps: tuple[StepRecord, ...]
-    validation: dict[str, float]
+    validation: Results
     peak_bytes: dict[int, int]
     sent_bytes: dict[int, int]
     acts: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -61,7 +68,7 @@ class Report:
     steps: int
     first_loss: float
     last_loss: float
-    validation: dict[str, float]
+    validation: Results
     speed: float
     unit: str
     foreseen: dict[str, Any]

@@ -34,6 +34,7 @@ from flowrun.engine.ops.mirror import RELABELS
 from flowrun.engine.strategy import Strategy
 
 DRAW, TANGENT = "@draw", "@tangent"
+BY_RANK = "_by_rank"  # ends the name of a result that is a list
 
 
 def rows_of_a_rank(
@@ -47,8 +48,9 @@ def rows_of_a_rank(
     if rows % ranks:
         raise RecipeError(
             "train.batch_size",
-            f"a micro-batch of {rows} samples cannot be divided over {ranks} ranks.",
-            f"batch_size / micro_batches must be a multiple of {ranks}.",
+            f"a micro-batch of {rows} samples cannot be divided over {ranks} ranks, "
+            f"{_grid(strategy)}.",
+            f"batch_size / micro_batches must be a multiple of {ranks}; or change placement.axes.",
         )
     return {name: v[: rows // ranks] if v.dim() else v for name, v in batch.items()}
 
@@ -71,6 +73,12 @@ def own_ops(graph: LogicalGraph, strategy: Strategy) -> frozenset[str]:
         elif op.phase != UPDATE and op.target not in RELABELS:
             own.add(op.name)
     return frozenset(own)
+
+
+def _grid(strategy: Strategy) -> str:
+    """The axes: "data 3"."""
+    sizes = zip(strategy.axes, strategy.placements[0].shape, strict=True)
+    return " x ".join(f"{axis} {size}" for axis, size in sizes)
 
 
 def _num_ranks(strategy: Strategy) -> int:
@@ -101,7 +109,7 @@ class _Mirror:
             else:
                 listed = self._by_rank(name, tensor)
                 last += listed
-                results += [(name, listed[1].name), (f"{name}_by_rank", listed[0].name)]
+                results += [(name, listed[1].name), (f"{name}{BY_RANK}", listed[0].name)]
         return replace(
             self.base,
             ops=(*first, *ops, *last),

@@ -6,6 +6,7 @@ the way that SGD moved them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import cast
 
@@ -19,6 +20,7 @@ from flowrun.engine.compile import compile_training
 from flowrun.engine.ops import random, registry
 from flowrun.engine.plan import Plan
 from flowrun.engine.sbp import B, S
+from flowrun.engine.strategy import Recompute
 from support.layouts import Layout, example, run_plan, strategy, virtual_run
 from support.plain_loop import Training, classifier, pins
 from support.simulated_ranks import coordinates, local_view, run
@@ -139,3 +141,43 @@ def test_evaluation_drops_nothing() -> None:
     graph = capture_evaluation(made, example(DROPPED))
     assert not [op for op in graph.ops if op.target.startswith("flow.")]
     assert "@draw" not in {feed.field for feed in graph.feeds}
+
+
+# ---- activation checkpointing --------------------------------------------------------------------
+
+EVERY_KIND = [Layout(), Layout(tensor=2), Layout(stages=2), Layout(data=2, zero=3)]
+
+
+class Blocks(nn.Module):
+    """Two blocks with dropout inside, so that recomputing one draws again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(64, 12)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Dropout(DROP), nn.Linear(12, 12))
+            for _ in range(2)
+        )
+        self.output = nn.Linear(12, 10)
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        x_BH: Tensor = self.hidden(x_BI)
+        for block in self.blocks:
+            x_BH = x_BH + block(x_BH)
+        out: Tensor = self.output(x_BH)
+        return out
+
+
+BLOCKS = classifier(
+    Blocks, "x_BI", pins({"blocks.*.0.*": 0, "blocks.*.3.weight": 1}), micro_batches=2
+)
+
+
+@pytest.mark.parametrize("layout", EVERY_KIND, ids=str)
+def test_what_is_recomputed_drops_the_same_again(layout: Layout) -> None:
+    checkpointed = replace(layout, recompute=Recompute(("blocks.*",)))
+    plain, again = (virtual_run(BLOCKS, each, STEPS) for each in (layout, checkpointed))
+    masks = [op.name for op in again.plan.graph.ops if op.target == "flow.dropout_mask"]
+    assert len(masks) == 4 and sum(name.endswith("/again") for name in masks) == 2
+    assert again.losses == plain.losses
+    assert all(torch.equal(again.weights[k], value) for k, value in plain.weights.items())

@@ -130,6 +130,8 @@ def test_evaluation_has_results_of_each_rank() -> None:
 
 
 def test_samples_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"8 samples cannot be divided over 3 ranks") as error:
+    with pytest.raises(
+        RecipeError, match=r"8 samples cannot be divided over 3 ranks, data 3"
+    ) as error:
         mirrored(Layout(data=3))
     assert error.value.where == "train.batch_size"

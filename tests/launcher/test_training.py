@@ -170,3 +170,14 @@ def test_what_cannot_be_is_a_located_error(override: str, where: str, problem: s
     with pytest.raises(RecipeError, match=problem) as error:
         optimizer_of(load(["model=mlp", "data=digits", override]))
     assert error.value.where == where
+
+
+def test_the_mirrored_view_reports_the_validation_of_each_rank(tmp_path: Path) -> None:
+    """A function of the mean (perplexity) is of each rank's own."""
+    changes = ["view=mirrored", "train.save=false", "train.steps=2", "task.loss.label_smoothing=0"]
+    run(load([recipe_file(tmp_path), *changes]), tmp_path)
+    found = json.loads((tmp_path / "report.json").read_text())["validation"]
+    one, other = found["loss_by_rank"]
+    assert one != other and (one + other) / 2 == pytest.approx(found["loss"])
+    assert found["perplexity_by_rank"] == pytest.approx([math.exp(one), math.exp(other)])
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))

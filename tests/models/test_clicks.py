@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flowrun.models.clicks import Clicks, zipf_ranks
+from flowrun.models.metrics import binary_accuracy
 
 
 def test_a_sample_has_an_id_of_each_field() -> None:
@@ -42,3 +43,8 @@ def test_clicks_and_their_absence_are_both_there() -> None:
 def test_fewer_ids_than_fields_are_refused() -> None:
     with pytest.raises(ValueError, match="too few for 8 fields"):
         Clicks(ids=7)
+
+
+def test_accuracy_is_the_share_of_clicks_on_the_right_side_of_even_odds() -> None:
+    logits, clicks = torch.tensor([2.0, -0.1, 0.1, -3.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
+    assert binary_accuracy(logits, {"clicks": clicks}, "clicks").item() == 0.5
