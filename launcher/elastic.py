@@ -38,6 +38,7 @@ _TALKERS = (
     "torch.distributed.launcher",
     "torch.multiprocessing.spawn",
 )
+_STOP = signal.SIGQUIT  # to ourselves, or from outside: the run ends, with its workers
 _SHUTDOWN_S = 3  # workers that have not ended by then are killed
 
 
@@ -143,9 +144,11 @@ def _silence_elastic() -> None:
 
 
 def _fatal_signals() -> list[str]:
-    """Signals that end the run with its workers, but for those that are ignored (nohup)."""
-    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    return [s.name for s in signals if signal.getsignal(s) is not signal.SIG_IGN]
+    """Signals that end the run with its workers, but for those that someone has another use for:
+    nohup, and submitit, which lets SIGTERM pass as Slurm sends it with its warning.
+    """
+    others = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+    return [s.name for s in (*others, _STOP)]
 
 
 @contextmanager
@@ -263,7 +266,7 @@ class _Heard:
     def _stop_us(self) -> None:
         with self.lock:
             if self.running:
-                os.kill(os.getpid(), signal.SIGTERM)  # elastic ends the workers, then itself
+                os.kill(os.getpid(), _STOP)  # elastic ends the workers, then itself
 
     def verdict(self, ended: BaseException | None) -> BaseException | None:
         """What the run ended of, if not well.

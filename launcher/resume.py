@@ -75,6 +75,14 @@ def resumed(start: Checkpoint, overrides: list[str], config_dir: str | None = No
     return replace(after, weights="")  # the checkpoint has them
 
 
+def continued(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpoint | None]:
+    """What a run does that was put back into the queue: go on from its newest checkpoint that has
+    steps left, or begin.
+    """
+    left = [c for c in find_all(run_folder) if c.step < recipe.train.steps]
+    return (replace(recipe, weights=""), left[-1]) if left else (recipe, None)
+
+
 def restore(job: Job, start: Checkpoint) -> None:
     """Check that the checkpoint has all that the plan needs; what forward does not read goes into
     the model here, the rest is each rank's to read.

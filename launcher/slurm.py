@@ -1,7 +1,8 @@
 """launch=slurm: the recipe as a batch job, one task a host, each task our own agent (elastic.py).
 
 submitit writes and submits the job (extra `slurm`).  The hosts meet at the first of them.  Slurm's
-warning before the time is up, or a preemption, puts the job back into the queue.
+warning before the time is up, or a preemption, puts the job back into the queue, where it goes on
+from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import RecipeError, RunError
+from flowrun.launcher.checkpoint import prepare
 from flowrun.launcher.job import Job
 from flowrun.launcher.report import Report
+from flowrun.launcher.resume import continued
 from flowrun.launcher.run import run
 from flowrun.launcher.schema import Recipe
 
@@ -28,11 +31,13 @@ class Agent:
     folder: Path
 
     def __call__(self) -> None:
-        """Train; the run's folder is shared by all hosts."""
+        """Train, or go on; the run's folder is shared by all hosts."""
         from submitit import JobEnvironment
 
         where = JobEnvironment()
-        run(self.on_host(where.global_rank, where.hostnames[0], where.job_id), self.folder)
+        recipe = self.on_host(where.global_rank, where.hostnames[0], where.job_id)
+        recipe, start = continued(recipe, self.folder)
+        run(recipe, self.folder, start=start)
 
     def on_host(self, host: int, first: str, job_id: str) -> Recipe:
         """The recipe as host number `host` runs it.  first: name of host 0."""
@@ -45,7 +50,10 @@ class Agent:
         )
 
     def checkpoint(self) -> Any:
-        """submitit calls it when the job must go: what takes its place in the queue."""
+        """submitit calls it when the job must go: what takes its place in the queue.
+
+        The same: what it goes on from, it finds when it starts.
+        """
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -75,6 +83,7 @@ class Submitted:
 def submit(recipe: Recipe, folder: Path) -> Submitted:
     """Plan here, so that what cannot run is refused before it waits in a queue; then submit."""
     executor = _executor(recipe, folder / "slurm")
+    prepare(folder, resumed=False)
     here = replace(recipe.launch, name="local", device="cpu")
     _ = Job(replace(recipe, launch=here)).training
     return Submitted(executor.submit(Agent(recipe, folder.absolute())), folder)

@@ -187,8 +187,12 @@ def _with_peers(rank: int, when: str) -> Iterator[None]:
 
 
 def _end_with(launcher: int) -> None:
-    """Only the launcher ends a worker, and if it is killed itself, the worker ends (Linux)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Only the launcher ends a worker, and if it is killed itself, the worker ends (Linux).
+
+    Slurm's warnings are for the launcher: a worker has inherited what submitit does on them.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     if sys.platform == "linux":

@@ -1,7 +1,8 @@
-"""launch=slurm: what sbatch would be given, and a job of submitit's local executor."""
+"""launch=slurm: what sbatch would be given, and jobs of submitit's local executor."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.checkpoint import FOLDER, Checkpoint
 from flowrun.launcher.recipe import load
+from flowrun.launcher.resume import continued
 from flowrun.launcher.slurm import Agent, submit
 from support.command import Command, losses, run_folder, workplace
 
@@ -17,6 +20,30 @@ from support.command import Command, losses, run_folder, workplace
 SBATCH = """#!/bin/sh
 cp "$1" "$SEEN"
 echo "Submitted batch job 4711"
+"""
+
+
+# In the third step of its first run, rank 1 sends what Slurm sends before the time is up: to all
+# processes of the job, of which only the launcher does something about it.
+REQUEUED = """\
+import os
+import signal
+from pathlib import Path
+
+import samples
+
+
+class Samples(samples.Samples):
+    def __getitem__(self, index):
+        if self.read == 28 and os.environ.get("RANK") == "1" and not Path("warned").exists():
+            Path("warned").touch()
+            while not Path("job/checkpoints/step_00000002").exists():
+                os.sched_yield()
+            os.kill(os.getpid(), signal.SIGUSR2)
+            os.kill(os.getppid(), signal.SIGTERM)
+            os.kill(os.getppid(), signal.SIGUSR2)
+            signal.pause()
+        return super().__getitem__(index)
 """
 
 
@@ -78,6 +105,42 @@ def test_hosts_meet_at_the_first_on_a_port_of_the_job(batch_file: Path, tmp_path
     assert [host.node_rank for host in hosts] == [0, 1]
     assert {host.rdzv_endpoint for host in hosts} == {"node7:24711"}
     assert {host.name for host in hosts} == {"local"}
+
+
+def test_a_folder_with_checkpoints_is_not_submitted_to(batch_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / FOLDER / "step_00000002").mkdir(parents=True)
+    with pytest.raises(RecipeError, match="has checkpoints of another run"):
+        submit(load(["recipe=small", "launch=slurm"]), tmp_path / "out")
+    assert not batch_file.exists()
+
+
+def test_a_requeued_job_goes_on_from_the_last_checkpoint_with_steps_left(
+    batch_file: Path, tmp_path: Path
+) -> None:
+    recipe = load(["recipe=small", "train.steps=6", "model.weights=given.safetensors"])
+    assert continued(recipe, tmp_path) == (recipe, None)
+    for name in ("step_00000002", "step_00000004", "step_00000005.partial", "step_00000006"):
+        (tmp_path / FOLDER / name).mkdir(parents=True)
+    again, start = continued(recipe, tmp_path)
+    assert start == Checkpoint(tmp_path / FOLDER / "step_00000004", 4)
+    assert again.weights == ""  # the checkpoint has them
+
+
+@pytest.mark.processes
+def test_a_job_that_is_put_back_into_the_queue_goes_on(tmp_path: Path) -> None:
+    place = workplace(tmp_path)
+    (place / "requeued.py").write_text(REQUEUED)
+    words = ["launch=slurm", "launch.slurm.cluster=local", "launch.slurm.wait=true"]
+    small = ["recipe=small", "train.steps=6", "train.save_every=1"]
+    data = "data._target_=requeued.Samples"
+    job = Command(place, *small, *words, data, run_folder(place / "job")).end(240)
+    assert job.status == 0, job.err
+    assert (place / "warned").exists()
+    report = json.loads((place / "job" / "report.json").read_text())
+    assert (report["first_step"], report["steps"]) == (2, 4)
+    plain = Command(place, *small, run_folder(place / "plain")).end(120)
+    assert plain.status == 0, plain.err
+    assert losses(place / "job") == losses(place / "plain")
 
 
 @pytest.mark.processes
