@@ -116,10 +116,17 @@ class _Lowering:
                     made = tuple(f.tensor for f in feeds)
                     name = "step" if per_step else "batch"
                     phase = UPDATE if per_step else FORWARD
-                    source = None if per_step else self._prepared(stage, feeds)
+                    chain = not per_step and self._needs_steps(feeds)
+                    source = self._prepared(stage, feeds) if chain else None
                     reads = (source,) if source else ()
-                    work = FeedWork(feeds, source)
+                    unprepared = bool(self.strategy.preparation) and not chain
+                    work = FeedWork(feeds, source, unprepared)
                     self._add(Draft(name, READER, stage, phase, per_step, work, reads, made))
+
+    def _needs_steps(self, feeds: tuple[Feed, ...]) -> bool:
+        """Steps make some of the fields."""
+        fields = {feed.field for feed in feeds if not feed.field.startswith("@")}
+        return bool(self.strategy.preparation) and not fields <= set(self.strategy.unprepared)
 
     def _prepared(self, stage: int, feeds: tuple[Feed, ...]) -> str | None:
         """A chain of actors, one for each step that makes a sample; what the last of them makes.
@@ -128,7 +135,7 @@ class _Lowering:
         """
         fields = [f for f in feeds if not f.field.startswith("@")]
         source: str | None = None
-        for step in self.strategy.preparation if fields else ():
+        for step in self.strategy.preparation:
             widest = max(fields, key=self._num_samples)
             made = f"batch.{step.name}@{stage}"
             samples = self.graph.tensors[widest.tensor].shape[0]

@@ -38,11 +38,13 @@ class FeedWork:
     """Supplies batch fields (or @step) of one micro-batch, cut to what the rank holds, on its
     device.
 
-    source: the samples, where actors before have prepared them.
+    source: the samples, where actors before have prepared them.  unprepared: actors would, but
+    these fields need no step.
     """
 
     feeds: tuple[Feed, ...]
     source: str | None = None
+    unprepared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

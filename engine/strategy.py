@@ -161,6 +161,7 @@ class Strategy:
         "zero_bubble", or "auto", the most that memory allows up to zero bubble.
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
         once.
+    unprepared: fields that need none of these steps: a stage that reads no other has no chain.
     """
 
     axes: tuple[str, ...]
@@ -177,6 +178,7 @@ class Strategy:
     in_flight: int | str = "auto"
     register_slots: int = 2
     preparation: tuple[Preparation, ...] = ()
+    unprepared: tuple[str, ...] = ()
     hardware: Hardware = field(default_factory=Hardware)
 
     @property

@@ -27,7 +27,7 @@ from flowrun.launcher.device import device_type
 from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.schema import MIRRORED, Recipe
 from flowrun.launcher.segments import Segment, segments
-from flowrun.models.data.steps import apply, preparation
+from flowrun.models.data.steps import apply, preparation, unprepared
 from flowrun.models.sampling import sample_indices
 
 Batch = Mapping[str, torch.Tensor]
@@ -72,6 +72,14 @@ class Sampler:
             apply(self.data, name, sample, None if self.evaluation else (self.seed, first + k))
             for k, sample in enumerate(samples)
         ]
+
+    def at_once(self, step: int, micro_batch: int, rows: slice) -> Batch:
+        """The fields that need no step."""
+        chosen = self._chosen(step, micro_batch, rows)
+        return {
+            field: default_collate([getattr(self.data, method)(index) for index in chosen])
+            for field, method in unprepared(self.data).items()
+        }
 
     def collate(self, samples: list[Any]) -> Batch:
         """Samples, made, as one batch."""
@@ -142,7 +150,11 @@ class Job:
         self.evaluation_sampler = Sampler(
             self.data, train.seed, train.batch_size, train.micro_batches, held_out, True
         )
-        self.strategy = replace(strategy_of(recipe), preparation=self._preparation())
+        self.strategy = replace(
+            strategy_of(recipe),
+            preparation=self._preparation(),
+            unprepared=tuple(unprepared(self.data)),
+        )
         self.example = self.sampler(0, 0, slice(0, recipe.micro_batch_size))
         self.task = Task(
             self.model,

@@ -41,6 +41,9 @@ class Samples(Protocol):
     ) -> list[Any]:
         """The samples after the step `name`; None: before the first."""
 
+    def at_once(self, step: int, micro_batch: int, rows: slice) -> Mapping[str, torch.Tensor]:
+        """The fields that need no step (Strategy.unprepared)."""
+
     def collate(self, samples: list[Any]) -> Mapping[str, torch.Tensor]:
         """The batch of samples that are ready."""
 
@@ -216,9 +219,9 @@ class Rank:
                 samples = inputs[0] if inputs else None
                 rows = self._rows(_fields_of(feeds))
                 return {made: self._samples.prepare(name, samples, step, micro_batch, rows)}
-            case FeedWork(feeds):
+            case FeedWork(feeds) as work:
                 own = {f.tensor: self._number(f, actor, act) for f in feeds if _is_own(f)}
-                return {**own, **self._fields(_fields_of(feeds), act, inputs)}
+                return {**own, **self._fields(work, act, inputs)}
         raise AssertionError(actor.work)
 
     @property
@@ -252,16 +255,17 @@ class Rank:
         held = [self._held(feed)[0] for feed in feeds]
         return slice(min(start for start, _ in held), max(map(sum, held)))
 
-    def _fields(
-        self, feeds: Sequence[Feed], act: int, samples: Sequence[Any]
-    ) -> dict[str, torch.Tensor]:
+    def _fields(self, work: FeedWork, act: int, samples: Sequence[Any]) -> dict[str, torch.Tensor]:
         """What this rank holds of the batch's fields.  samples: prepared ones, if any."""
+        feeds = _fields_of(work.feeds)
         if not feeds:
             return {}
         rows = self._rows(feeds)
         step, micro_batch = divmod(act, self.plan.micro_batches)
         if samples:
             batch = self._samples.collate(samples[0])
+        elif work.unprepared:
+            batch = self._samples.at_once(step, micro_batch, rows)
         else:
             batch = self.batches(step, micro_batch, rows)
         out = {}

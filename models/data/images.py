@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ class ImageFolder(StepwiseDataset):
     size: pixels along a side.  The short side of an image is scaled to 8/7 of it; a square is cut
     from that, at random and mirrored or not in training, from the middle in evaluation.
     """
+
+    unprepared: ClassVar = {"labels": "label"}
 
     def __init__(self, path: str, size: int = 224) -> None:
         root = Path(path).expanduser()
@@ -53,6 +55,10 @@ class ImageFolder(StepwiseDataset):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def label(self, index: int) -> Tensor:
+        """Class of a sample."""
+        return torch.tensor(self.files[index][1])
 
     def read(self, index: int) -> tuple[bytes, int]:
         """(the file's bytes, class)."""

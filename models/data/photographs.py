@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ class Photographs(StepwiseDataset):
     """
 
     classes = _CLASSES
+    unprepared: ClassVar = {"labels": "label"}
 
     def __init__(self, samples: int = 4096, size: int = 32) -> None:
         import sklearn.datasets
@@ -42,6 +43,10 @@ class Photographs(StepwiseDataset):
 
     def __len__(self) -> int:
         return self.samples
+
+    def label(self, index: int) -> Tensor:
+        """Class of a sample."""
+        return torch.tensor(index % _CLASSES)
 
     def read(self, index: int) -> tuple[bytes, int]:
         """(the file's bytes, index)."""
@@ -62,7 +67,7 @@ class Photographs(StepwiseDataset):
     ) -> dict[str, Tensor]:
         """The window as the item's tensors."""
         pixels, index = sample
-        label = index % _CLASSES
+        label = int(self.label(index))
         quarter = np.array((_HEIGHT // 2, _WIDTH // 2))
         within = np.random.default_rng(index).integers(0, quarter - self.size + 1)
         top, left = quarter * divmod(label % 4, 2) + within

@@ -7,8 +7,9 @@ registers between one and the next (engine/lower.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -31,9 +32,14 @@ class Step:
 
 
 class StepwiseDataset(Dataset[dict[str, Tensor]]):
-    """A map-style data set whose items are made by `steps`; the last returns a dict of tensors."""
+    """A map-style data set whose items are made by `steps`; the last returns a dict of tensors.
+
+    unprepared: field -> the method that makes it of the index alone, as the steps would.  A
+    pipeline stage that reads no other field does no step.
+    """
 
     steps: tuple[Step, ...]
+    unprepared: ClassVar[Mapping[str, str]] = {}
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         value: Any = index
@@ -45,6 +51,12 @@ class StepwiseDataset(Dataset[dict[str, Tensor]]):
 def preparation(data: Any) -> tuple[Step, ...]:
     """The steps that a data set names; none for one that makes its items at once."""
     return tuple(getattr(data, "steps", ()))
+
+
+def unprepared(data: Any) -> Mapping[str, str]:
+    """Fields that need no step, each with the method that makes it."""
+    found: Mapping[str, str] = getattr(data, "unprepared", {})
+    return found
 
 
 def apply(data: Any, name: str, value: Any, seed: tuple[int, ...] | None) -> Any:

@@ -36,9 +36,9 @@ def losses(plan: Plan, order_seed: int | None = None) -> list[float]:
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(data=2), Layout(stages=2)], ids=str)
-def test_every_stage_that_reads_has_the_chain(layout: Layout) -> None:
+def test_every_stage_that_reads_images_has_the_chain(layout: Layout) -> None:
     made = plan(layout)
-    for stage in {feed.stage for feed in made.graph.feeds if not feed.per_step}:
+    for stage in {feed.stage for feed in made.graph.feeds if feed.field == "images"}:
         readers = [a for a in made.stage_actors(stage) if a.beside]
         assert [a.work.step for a in readers if isinstance(a.work, PrepareWork)] == list(CHAIN)
         assert [a.kind for a in readers] == [READER] * 4
@@ -46,6 +46,14 @@ def test_every_stage_that_reads_has_the_chain(layout: Layout) -> None:
         between = [made.registers[r] for a in readers[:-1] for r in a.outputs]
         assert [r.slots for r in between] == [2, 2, 2]
         assert [r.readers for r in between] == [(a.id,) for a in readers[1:]]
+
+
+def test_a_stage_that_reads_labels_alone_does_no_step() -> None:
+    data, made = Noisy(), plan(Layout(stages=2))
+    (reader,) = [a for a in made.stage_actors(1) if a.beside]
+    assert isinstance(reader.work, FeedWork) and reader.work.unprepared
+    VirtualCluster(made, sampler(data), initial(TINY_MLP)).run(STEPS)
+    assert data.done == dict.fromkeys(CHAIN, 16 * STEPS)
 
 
 def test_bytes_between_the_steps_are_those_of_the_samples_of_a_rank() -> None:

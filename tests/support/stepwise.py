@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from support.plain_loop import TINY_MLP, Training
 class Noisy(StepwiseDataset):
     """The last of the three steps is random.  done: acts of each step, counted."""
 
+    unprepared: ClassVar = {"labels": "label"}
+
     def __init__(self) -> None:
         self.steps = (
             Step("read", 1e-3, 8),
@@ -32,6 +35,9 @@ class Noisy(StepwiseDataset):
 
     def __len__(self) -> int:
         return 40
+
+    def label(self, index: int) -> Tensor:
+        return torch.tensor(index % 10)
 
     def read(self, index: int) -> int:
         self.done["read"] += 1
@@ -71,5 +77,5 @@ STEPWISE_MLP = Stepwise(**{f.name: getattr(TINY_MLP, f.name) for f in fields(TIN
 def plan(layout: Layout) -> Plan:
     wanted = strategy(TINY_MLP, layout)
     steps = tuple(Preparation(s.name, s.seconds, s.num_bytes) for s in Noisy().steps)
-    wanted = replace(wanted, preparation=steps)
+    wanted = replace(wanted, preparation=steps, unprepared=tuple(Noisy.unprepared))
     return compile_training(task(TINY_MLP), example(TINY_MLP), wanted).plan

@@ -53,3 +53,9 @@ def test_photographs_are_windows_of_their_quarter() -> None:
     item = data[9]
     assert item["images"].shape == (3, 32, 32) and int(item["labels"]) == 1
     assert not torch.equal(data[1]["images"], item["images"])
+
+
+def test_labels_of_photographs_need_no_decoding() -> None:
+    data = Photographs(samples=16)
+    method = getattr(data, data.unprepared["labels"])
+    assert [method(k).item() for k in range(16)] == [data[k]["labels"].item() for k in range(16)]

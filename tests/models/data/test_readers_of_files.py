@@ -73,6 +73,12 @@ def test_a_folder_is_a_class_and_its_images_are_of_one_size(folder: str) -> None
         assert (red > blue) == bool(item["labels"])
 
 
+def test_labels_of_a_folder_need_no_decoding(folder: str) -> None:
+    data = ImageFolder(folder, size=28)
+    method = getattr(data, data.unprepared["labels"])
+    assert [method(k).item() for k in range(6)] == [data[k]["labels"].item() for k in range(6)]
+
+
 def test_augmenting_is_a_function_of_what_is_drawn() -> None:
     pixels = np.arange(32 * 40 * 3, dtype=np.uint8).reshape(32, 40, 3)
     data = object.__new__(ImageFolder)
