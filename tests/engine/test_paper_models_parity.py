@@ -5,110 +5,44 @@ Losses within 1e-4 relative; batch normalisation over few values amplifies round
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from flowrun.engine.compile import compile_training
 from flowrun.engine.sbp import S
 from flowrun.engine.strategy import Pin
-from flowrun.models.bert import BERT
-from flowrun.models.gpt import GPT
-from flowrun.models.insightface import InsightFace, MarginClasses, Scores
-from flowrun.models.losses import cross_entropy, margin_softmax
-from flowrun.models.resnet import ResNet
+from flowrun.models.insightface import MarginClasses, Scores
+from flowrun.models.losses import margin_softmax
+from support.architecture import LAYOUTS, PINNED, STEPS
+from support.architectures import unpinned
 from support.layouts import Layout, example, run_plan, strategy, task, virtual_run
+from support.paper_models import PAPER_MODELS
 from support.plain_loop import (
-    ADAMW,
     MOMENTUM,
-    VOCABULARY,
     Training,
     image_batches,
     loss_difference,
     plain_loop,
     seeded,
-    token_batches,
 )
 
-STEPS = 5
-LAYOUTS = [
-    Layout(data=2),
-    Layout(tensor=2),
-    Layout(stages=2),
-    Layout(data=2, stages=2, zero=2),
+BOUND = 1e-4
+CASES = [
+    (name, layout)
+    for name in PAPER_MODELS
+    for layout in LAYOUTS
+    if layout != PINNED and (not PAPER_MODELS[name].zero or layout == "stages 2")
 ]
 
 
-def pictures() -> tuple[Mapping[str, Tensor], ...]:
-    draws = torch.Generator().manual_seed(5)
-    return tuple(
-        {
-            "images": torch.randn(8, 3, 8, 8, generator=draws),
-            "labels": torch.randint(0, 12, (8,), generator=draws),
-        }
-        for _ in range(STEPS)
-    )
-
-
-def masked() -> tuple[Mapping[str, Tensor], ...]:
-    draws = torch.Generator().manual_seed(6)
-    size = (8, 3)
-    return tuple(
-        {
-            "tokens": batch["tokens"],
-            "segments": (batch["tokens"] > 9).long(),
-            "positions": torch.rand(8, 16, generator=draws).argsort(1)[:, :3],
-            "targets": torch.randint(0, VOCABULARY, size, generator=draws),
-        }
-        for batch in token_batches(STEPS, 8)
-    )
-
-
-RESNET = Training(
-    partial(seeded, partial(ResNet, [1, 1], 4, 12, True)),
-    {"images_BCHW": "images"},
-    partial(cross_entropy, target="labels"),
-    pictures(),
-    MOMENTUM,
-    1,
-)
-TRAININGS = {
-    "ResNet": RESNET,
-    "InsightFace": replace(
-        RESNET,
-        model=partial(seeded, partial(InsightFace, [1, 1], 4, 8, 8, 12, scale=8.0, angle=0.2)),
-        inputs={"images_BCHW": "images", "labels_B": "labels"},
-        loss=margin_softmax,
-    ),
-    "BERT": Training(
-        partial(seeded, partial(BERT, VOCABULARY, 16, 2, 2, 16, dropout=0.0)),
-        {"tokens_BT": "tokens", "segments_BT": "segments", "positions_BK": "positions"},
-        cross_entropy,
-        masked(),
-        ADAMW,
-        2,
-    ),
-    "GPT-2": Training(
-        partial(seeded, partial(GPT, VOCABULARY, 16, 2, 2, 16, bias=True, tied=True)),
-        {"tokens_BT": "tokens"},
-        cross_entropy,
-        token_batches(STEPS, 8),
-        ADAMW,
-        2,
-    ),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("name", list(TRAININGS))
-def test_a_model_of_the_paper_trains_as_plain_torch(name: str, layout: Layout) -> None:
-    training = TRAININGS[name]
-    found = virtual_run(training, layout, STEPS)
-    assert loss_difference(found.losses, plain_loop(training, steps=STEPS)) <= 1e-4
+@pytest.mark.parametrize(("name", "layout"), CASES)
+def test_a_model_of_the_paper_trains_as_plain_torch(name: str, layout: str) -> None:
+    given = unpinned(name)
+    found = virtual_run(given, PAPER_MODELS[name].layout(LAYOUTS[layout]), STEPS)
+    assert loss_difference(found.losses, plain_loop(given, steps=STEPS)) <= BOUND
     assert [note for note in found.plan.notes if "signature" in note] == []
 
 
