@@ -317,6 +317,8 @@ def shared_cores(recipe: Recipe) -> Hardware:
     return replace(
         hardware,
         flops=hardware.flops * share,
+        bf16_flops=hardware.bf16_flops * share,
+        fp16_flops=hardware.fp16_flops * share,
         memory_bytes_per_s=hardware.memory_bytes_per_s * share,
         act_s=hardware.act_s / share,
     )

@@ -484,6 +484,9 @@ def _check_rest(recipe: RecipeSchema) -> None:
     for name in ("flops", "memory_bytes_per_s", "link.bytes_per_s"):
         value = OmegaConf.select(OmegaConf.structured(recipe.hardware), name)
         _require(value > 0, f"hardware.{name}", f"{name} is over 0, not {value}.")
+    for name in ("bf16_flops", "fp16_flops"):
+        value = getattr(recipe.hardware, name)
+        _require(value >= 0, f"hardware.{name}", f"{name} is 0 or more, not {value}.")
 
 
 CHECKS = (

@@ -40,7 +40,7 @@ class ActorCost:
             None if n is None else self._shape(n, nd, op.stage)
             for n, nd in zip(op.outputs, op.out_sbp, strict=True)
         ]
-        return op_seconds(op, ins, outs, self.strategy.hardware)
+        return op_seconds(op, ins, outs, self.graph.tensors, self.strategy.hardware)
 
     def seconds(self, draft: Draft) -> float:
         """Of one act, foreseen."""

@@ -21,7 +21,8 @@ class Link:
 class Hardware:
     """A rank's device and its links.
 
-    flops: per second, of large matrix products; a multiply-add counts 2.
+    flops: per second, of large matrix products in fp32; a multiply-add counts 2.
+    bf16_flops, fp16_flops: the same in bf16 and fp16; 0 means as in fp32.
     memory_bytes_per_s: streaming reads plus writes.
     act_s: overhead of one act of an actor.
     memory_bytes: of one rank; 0 means not limited.
@@ -29,6 +30,8 @@ class Hardware:
 
     name: str = "cpu"
     flops: float = 1.1e11
+    bf16_flops: float = 0.0
+    fp16_flops: float = 0.0
     memory_bytes_per_s: float = 2.5e10
     act_s: float = 80e-6
     memory_bytes: int = 0

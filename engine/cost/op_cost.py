@@ -1,16 +1,18 @@
 """Seconds of one op on one rank: the larger of its arithmetic and its memory traffic.
 
-Arithmetic counts 2 for a multiply-add; traffic is every input and output once.  Shapes are what the
-rank holds.
+Arithmetic counts 2 for a multiply-add, at the speed of the first output's dtype; traffic is every
+input and output once, in bytes.  Shapes are what the rank holds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import torch
 
 from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.graph import Op
+from flowrun.engine.graph import Op, Tensor
 from flowrun.engine.ops.traits import Trait, has, is_view
 from flowrun.engine.placement import Shape
 
@@ -41,25 +43,32 @@ def op_seconds(
     op: Op,
     in_shapes: Sequence[Shape],
     out_shapes: Sequence[Shape | None],
+    tensors: Mapping[str, Tensor],
     hardware: Hardware,
-    itemsize: int = 4,
 ) -> float:
-    """Foreseen seconds of the op on shapes that one rank holds."""
+    """Foreseen seconds of the op on shapes that one rank holds.  tensors: by name, for dtypes."""
     if is_view(op.target):
         return 0.0
-    moved = sum(math.prod(s) for s in in_shapes) + sum(
-        math.prod(s) for s in out_shapes if s is not None
-    )
+    sizes = [tensors[name].dtype.itemsize for name in op.inputs]
+    read = [n * math.prod(shape) for n, shape in zip(sizes, in_shapes, strict=True)]
+    made = [
+        tensors[name].dtype.itemsize * math.prod(shape)
+        for name, shape in zip(op.outputs, out_shapes, strict=True)
+        if name is not None and shape is not None
+    ]
+    moved = sum(read) + sum(made)
     if has(op.target, Trait.FUSED):
         moved *= 3  # read, write, and a pass or two of temporaries
     elif op.target == "aten.embedding.default":
-        moved -= math.prod(in_shapes[0])  # of the table no more than comes out
+        moved -= read[0]  # of the table no more than comes out
     elif op.target == "flow.update_rows":
-        moved = 3 * len(out_shapes) * math.prod(in_shapes[2])
-    return (
-        max(
-            op_flops(op, in_shapes, out_shapes) / hardware.flops,
-            moved * itemsize / hardware.memory_bytes_per_s,
-        )
-        + _OP_S
-    )
+        moved = 3 * len(op.outputs) * read[2]
+    flops = op_flops(op, in_shapes, out_shapes)
+    arithmetic_s = flops / _speed(hardware, tensors[op.makes[0]].dtype) if flops else 0.0
+    return max(arithmetic_s, moved / hardware.memory_bytes_per_s) + _OP_S
+
+
+def _speed(hardware: Hardware, dtype: torch.dtype) -> float:
+    """Of products, in operations per second."""
+    narrow = {torch.bfloat16: hardware.bf16_flops, torch.float16: hardware.fp16_flops}
+    return narrow.get(dtype) or hardware.flops

@@ -144,7 +144,8 @@ def _seconds(
     for op in graph.ops:
         shapes = [graph.tensors[name].shape for name in op.inputs]
         outs = [None if name is None else graph.tensors[name].shape for name in op.outputs]
-        seconds[places[op.name][0]] += op_seconds(op, shapes, outs, strategy.hardware)
+        found = op_seconds(op, shapes, outs, graph.tensors, strategy.hardware)
+        seconds[places[op.name][0]] += found
     return seconds
 
 

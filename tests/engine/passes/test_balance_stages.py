@@ -63,7 +63,7 @@ def stage_seconds(graph: LogicalGraph, training: Training) -> list[float]:
     for op in graph.ops:
         ins = [graph.tensors[name].shape for name in op.inputs]
         outs = [None if name is None else graph.tensors[name].shape for name in op.outputs]
-        seconds[op.stage] += op_seconds(op, ins, outs, hardware)
+        seconds[op.stage] += op_seconds(op, ins, outs, graph.tensors, hardware)
     return [seconds[stage] for stage in sorted(seconds)]
 
 

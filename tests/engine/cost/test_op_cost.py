@@ -1,0 +1,53 @@
+"""Foreseen seconds of an op: what is computed, and in which dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.graph import FORWARD, Op, Ref, Tensor
+
+HARDWARE = Hardware(flops=1e9, bf16_flops=4e9, memory_bytes_per_s=1e9)
+START_S = 4e-6
+
+
+def seconds(target: str, side: int, dtype: torch.dtype, out: torch.dtype) -> float:
+    """Of an op on one or two square matrices, without its start."""
+    reads = ("x", "y") if target == "aten.mm.default" else ("x",)
+    shape = (side, side)
+    op = Op("z", target, tuple(map(Ref, reads)), (), ("z",), "net", FORWARD)
+    tensors = {name: Tensor(name, shape, dtype) for name in reads} | {"z": Tensor("z", shape, out)}
+    return op_seconds(op, [shape] * len(reads), [shape], tensors, HARDWARE) - START_S
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flops"),
+    [(torch.float32, 1e9), (torch.bfloat16, 4e9), (torch.float16, 1e9)],
+    ids=["fp32", "bf16", "fp16 as fp32"],
+)
+def test_a_large_product_takes_its_arithmetic_at_the_speed_of_its_dtype(
+    dtype: torch.dtype, flops: float
+) -> None:
+    assert seconds("aten.mm.default", 100, dtype, dtype) == pytest.approx(2 * 100**3 / flops)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out", "num_bytes"),
+    [
+        (torch.float32, torch.float32, 8),
+        (torch.bfloat16, torch.bfloat16, 4),
+        (torch.float32, torch.bfloat16, 6),
+    ],
+    ids=["fp32", "bf16", "a cast"],
+)
+def test_an_elementwise_op_takes_the_bytes_that_it_reads_and_writes(
+    dtype: torch.dtype, out: torch.dtype, num_bytes: int
+) -> None:
+    found = seconds("aten.relu.default", 100, dtype, out)
+    assert found == pytest.approx(num_bytes * 100**2 / 1e9)
+
+
+def test_a_view_takes_nothing() -> None:
+    assert seconds("aten.t.default", 100, torch.float32, torch.float32) == -START_S
