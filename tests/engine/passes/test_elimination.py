@@ -1,0 +1,72 @@
+"""The least sum of tables, against all choices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrun.engine.passes.elimination import Table, minimise
+
+QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+Network = tuple[list[int], list[Table]]
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Network:
+    """Up to 6 variables of up to 3 values, and up to 8 tables over up to 3 of them."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=6))
+    tables = []
+    for _ in range(draw(st.integers(0, 8))):
+        over = draw(st.lists(st.integers(0, len(sizes) - 1), max_size=3, unique=True))
+        shape = [sizes[v] for v in over]
+        cost = st.integers(0, 9) | st.just(math.inf)
+        entries = draw(st.lists(cost, min_size=math.prod(shape), max_size=math.prod(shape)))
+        tables.append(Table(tuple(over), np.array(entries, dtype=float).reshape(shape)))
+    return sizes, tables
+
+
+def total(tables: Sequence[Table], choice: Sequence[int]) -> float:
+    """The sum of all tables at one choice."""
+    return sum(float(table.values[tuple(choice[v] for v in table.over)]) for table in tables)
+
+
+@QUICK
+@given(network=networks())
+def test_elimination_finds_what_brute_force_finds(network: Network) -> None:
+    sizes, tables = network
+    found = minimise(sizes, tables)
+    assert found.exact
+    assert found.cost == min(total(tables, c) for c in itertools.product(*map(range, sizes)))
+    assert found.cost == total(tables, found.choice)
+
+
+@QUICK
+@given(network=networks())
+def test_too_wide_a_network_still_gets_a_choice_and_its_cost(network: Network) -> None:
+    sizes, tables = network
+    found = minimise(sizes, tables, widest=2)
+    assert found.cost == total(tables, found.choice)
+    assert found.cost >= minimise(sizes, tables).cost
+
+
+def test_a_network_wider_than_allowed_is_not_called_exact() -> None:
+    pairs = itertools.combinations(range(5), 2)
+    tables = [Table(pair, np.eye(3)) for pair in pairs]
+    assert minimise([3] * 5, tables).exact
+    assert not minimise([3] * 5, tables, widest=3**4).exact
+
+
+def test_what_everybody_reads_leaves_last() -> None:
+    """Two variables that all links of a long chain read: cut in a bad order, all hangs together."""
+    hubs, links = (0, 1), range(2, 200)
+    tables = [Table((hub, link), np.eye(20, 4)) for hub in hubs for link in links]
+    tables += [Table((link, link + 1), np.eye(4)) for link in links[:-1]]
+    found = minimise([20, 20, *[4] * len(links)], tables, widest=20 * 20 * 4 * 4)
+    assert found.exact
+    assert found.cost == pytest.approx(0.0)
