@@ -122,11 +122,6 @@ class Work:
         """Units a second."""
         return self.per_step / step_s if step_s > 0 else 0.0
 
-    @property
-    def key(self) -> str:
-        """Of a speed, in files."""
-        return f"{self.unit}_per_s"
-
 
 class Job:
     """What a recipe stands for.  Built once on each host; workers inherit it.

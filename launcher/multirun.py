@@ -25,14 +25,14 @@ from flowrun.launcher.console import wide_console
 TABLE, PLOT = "comparison.csv", "comparison.png"
 RAN, SKIPPED, FAILED, SUBMITTED = "ran", "skipped", "failed", "submitted"
 
-# valid.: validation loss.  speed: tokens a second, or samples (Job.work).
+# valid.: validation loss.  tokens/s: samples, where they are no sequences of tokens.
 # peak: memory of the rank that needs most.  sent: by all ranks in a step.
-COLUMNS = ("ranks", "loss", "valid.", "speed", "step", "foreseen", "peak", "foreseen", "sent")
+COLUMNS = ("ranks", "loss", "valid.", "tokens/s", "step", "foreseen", "peak", "foreseen", "sent")
 NUMBERS = (
     "ranks",
     "loss",
     "validation_loss",
-    "speed",
+    "tokens_per_s",
     "step_s",
     "foreseen_step_s",
     "peak_bytes",
@@ -92,7 +92,7 @@ class Row:
             "ranks": report.ranks,
             "loss": report.last_loss,
             "validation_loss": report.validation.get("loss"),
-            "speed": report.speed,
+            "tokens_per_s": report.tokens_per_s,
         }
         for prefix, side in (("", report.measured), ("foreseen_", report.foreseen)):
             values[f"{prefix}step_s"] = side["step_s"]
@@ -152,7 +152,7 @@ def comparison(rows: list[Row]) -> Table:
         "ranks": "{:.0f}".format,
         "loss": "{:.4f}".format,
         "validation_loss": "{:.4f}".format,
-        "speed": "{:,.0f}".format,
+        "tokens_per_s": "{:,.0f}".format,
         "step_s": seconds,
         "foreseen_step_s": seconds,
         "peak_bytes": size,
@@ -208,7 +208,7 @@ def draw(rows: list[Row], file: Path) -> bool:
         return False
     panels = [
         ("step time (ms)", "step_s", 1e3),
-        ("speed (tokens or samples/s)", "speed", 1.0),
+        ("tokens/s, or samples/s", "tokens_per_s", 1.0),
         ("peak memory of a rank (MB)", "peak_bytes", 1e-6),
     ]
     figure = Figure(figsize=(13, 1.4 + 0.45 * len(drawn)), layout="constrained")

@@ -58,7 +58,7 @@ class Record:
             **results,
             "lr": rate,
             "step_s": seconds,
-            work.key: speed,
+            "tokens_per_s": speed,
         }
         self._line(line)
         if self.progress:
@@ -66,7 +66,7 @@ class Record:
         writer = self._writer()
         writer.add_scalar("loss", record.loss, step)
         writer.add_scalar("lr", rate, step)
-        writer.add_scalar(work.key, speed, step)
+        writer.add_scalar("tokens_per_s", speed, step)
 
     def evaluated(self, step: int, validation: Results) -> None:
         """The held-out samples were read with the weights after `step`."""

@@ -43,7 +43,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Path]]:
             ranks=recipe.num_ranks,
             last_loss=1.25,
             validation={"loss": 1.5},
-            speed=1e4,
+            tokens_per_s=1e4,
             measured=measured,
             foreseen={"step_s": 0.001, "sent_bytes": 4096, "peak_bytes": {"0": 2e6}},
         )
@@ -146,7 +146,7 @@ def test_multirun_ends_with_one_table(
         capsys, "-m", "recipe=gpt_dp,gpt_hybrid", "train.steps=2,4", "launch=virtual"
     )
     assert status == 0 and len(runs) == 4
-    assert out.count("speed") == 1
+    assert out.count("tokens/s") == 1
     first = next(line for line in out.splitlines() if line.startswith("  0"))
     numbers = "2 1.2500 1.5000 10,000 0.002 0.001 1e+06 2e+06 4096"
     assert first.split() == ["0", "gpt_dp", "train.steps=2", *numbers.split()]

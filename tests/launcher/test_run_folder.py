@@ -44,7 +44,7 @@ def test_a_line_of_metrics_for_each_step(folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "validation" not in line]
     assert [line["step"] for line in steps] == [0, 1, 2, 3]
-    assert all({"step", "loss", "step_s", "samples_per_s"} <= line.keys() for line in steps)
+    assert all({"step", "loss", "step_s", "tokens_per_s"} <= line.keys() for line in steps)
 
 
 def test_a_line_of_metrics_for_each_evaluation(folder: Path) -> None:
