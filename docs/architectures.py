@@ -89,7 +89,9 @@ def write(rows: dict[str, list[str]]) -> None:
         steps=STEPS,
         bound=LOSS_BOUND,
     )
-    FILE.write_text(f"{head}\n{table}\n")
+    missing = ", ".join(a.name for a in ARCHITECTURES.values() if a.name not in rows)
+    left = f"\nNot run yet: {missing}.\n" if missing else ""
+    FILE.write_text(f"{head}\n{table}\n{left}")
 
 
 def main(names: list[str]) -> None:
