@@ -59,9 +59,8 @@ class Log:
 class Report:
     """foreseen and measured have the same keys: step_s, peak_bytes (by rank), sent_bytes (of all
     ranks, a step); foreseen has bound_bytes too (by rank, see Rehearsal).  steps: of this run, from
-    first_step on (0 unless it was resumed).  tokens_per_s: of `unit`, tokens, or samples where they are
-    no sequences of tokens.
-    skipped_updates: by loss scaling, since training began.
+    first_step on (0 unless it was resumed).  tokens_per_s: of `unit`: tokens, or samples where they
+    are no sequences of tokens.  skipped_updates: by loss scaling, since training began.
     """
 
     name: str
