@@ -1,0 +1,302 @@
+"""What is wrong with a recipe that no single key tells: each check raises RecipeError with the key,
+the facts and what to write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.placement import BATCH_AXES
+from flowrun.launcher import hydra_source
+from flowrun.launcher.errors import PlacedError, did_you_mean, one_of
+from flowrun.launcher.layout import parse_pins
+from flowrun.launcher.schema import (
+    CLUSTERS,
+    DEVICES,
+    KEPT,
+    LAUNCHERS,
+    MIRRORED,
+    OPTIMIZERS,
+    PRECISIONS,
+    SPARSE,
+    VIEWS,
+    RecipeSchema,
+    Zero,
+)
+
+
+def zero_of(recipe: RecipeSchema) -> Zero:
+    """ZeRO shards over the axis that divides the batch, unless the recipe names another."""
+    batch_axis = next((axis for axis in recipe.placement.axes if axis in BATCH_AXES), None)
+    return (
+        replace(recipe.zero, axis=recipe.zero.axis or batch_axis)
+        if recipe.zero.stage
+        else recipe.zero
+    )
+
+
+def _require(holds: bool, where: str, problem: str, instead: str = "") -> None:
+    if not holds:
+        raise RecipeError(where, problem, instead)
+
+
+def _check_named(recipe: RecipeSchema) -> None:
+    if not recipe.name and not recipe.model:
+        raise PlacedError(
+            "command line",
+            "recipe",
+            "no recipe is named.",
+            "Write recipe=NAME or recipe=path/to/file.yaml."
+            f"\nThere is: {', '.join(hydra_source.recipe_names())}.",
+        )
+
+
+def _check_targets(recipe: RecipeSchema) -> None:
+    examples = {
+        "model": "torch.nn.Linear, or model=gpt_tiny",
+        "data": "my_package.MyDataset, or data=text",
+    }
+    targets: dict[str, Any] = {"model": recipe.model, "data": recipe.data}
+    if recipe.task.loss is not None:
+        targets["task.loss"] = recipe.task.loss
+    targets |= {f"task.metrics.{name}": metric for name, metric in recipe.task.metrics.items()}
+    for where, target in targets.items():
+        example = examples.get(where, "flowrun.models.losses.cross_entropy")
+        given = isinstance(target, dict) and bool(target.get("_target_"))
+        _require(
+            given,
+            f"{where}._target_",
+            "nothing says what to build.",
+            f"Write the dotted path of a class or function, such as {example}.",
+        )
+
+
+def _check_train(recipe: RecipeSchema) -> None:
+    train = recipe.train
+    for name in ("batch_size", "micro_batches", "steps"):
+        value = getattr(train, name)
+        _require(value >= 1, f"train.{name}", f"{name} is at least 1, not {value}.")
+    for name in ("save_every", "keep"):
+        value = getattr(train, name)
+        _require(value >= 0, f"train.{name}", f"{name} is 0 or more, not {value}.")
+    _require(train.seed >= 0, "train.seed", f"a seed is 0 or more, not {train.seed}.")
+    near = [n for n in range(1, train.batch_size + 1) if train.batch_size % n == 0]
+    _require(
+        train.batch_size % train.micro_batches == 0,
+        "train.micro_batches",
+        f"{train.batch_size} samples of a step cannot be divided into {train.micro_batches}"
+        " micro-batches.",
+        f"batch_size {train.batch_size} can be divided by {', '.join(map(str, near))}.",
+    )
+
+
+def _check_optim(recipe: RecipeSchema) -> None:
+    optim = recipe.optim
+    _require(
+        optim.name in OPTIMIZERS,
+        "optim.name",
+        f"there is no optimizer {optim.name!r}.",
+        f"{did_you_mean(optim.name, OPTIMIZERS)}",
+    )
+    _require(optim.lr > 0, "optim.lr", f"a learning rate is over 0, not {optim.lr}.")
+    _require(optim.eps > 0, "optim.eps", f"eps is over 0, not {optim.eps}.")
+    for name in ("weight_decay", "clip_norm", "clip_value", "warmup_steps"):
+        value = getattr(optim, name)
+        _require(value >= 0, f"optim.{name}", f"{name} is 0 (off) or more, not {value}.")
+    _require(
+        optim.sparse in SPARSE,
+        "optim.sparse",
+        f"{optim.sparse!r} is no way to update tables.",
+        f"Write {one_of(SPARSE)}.",
+    )
+    _require(0 <= optim.ema < 1, "optim.ema", f"a decay is 0 (off) to below 1, not {optim.ema}.")
+    _require(
+        0 <= optim.momentum < 1,
+        "optim.momentum",
+        f"momentum is from 0 to below 1, not {optim.momentum}.",
+    )
+    betas = optim.betas
+    _require(
+        len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+        "optim.betas",
+        f"betas are two numbers from 0 to below 1, not {list(betas)}.",
+        "Usual are [0.9, 0.95] and [0.9, 0.999].",
+    )
+    _require(
+        optim.momentum > 0 or not optim.nesterov,
+        "optim.nesterov",
+        "nesterov needs momentum, which is 0.",
+        "Set optim.momentum, usually 0.9.",
+    )
+
+
+def _check_zero(recipe: RecipeSchema) -> None:
+    zero, axes = recipe.zero, recipe.placement.axes
+    _require(
+        zero.stage in range(4), "zero.stage", f"ZeRO has stages 0 (off) to 3, not {zero.stage}."
+    )
+    _require(
+        zero.min_size >= 0,
+        "zero.min_size",
+        f"a number of elements is 0 or more, not {zero.min_size}.",
+    )
+    if zero.axis is not None:
+        _require(
+            zero.axis in axes,
+            "zero.axis",
+            f"{zero.axis!r} is no axis of the placement, which has {', '.join(axes) or 'none'}.",
+            did_you_mean(zero.axis, axes) if axes else "Add it: placement: {axes: {data: 2}}.",
+        )
+    _require(
+        zero_of(recipe).stage == 0 or zero_of(recipe).axis is not None,
+        "zero.stage",
+        f"ZeRO {zero.stage} needs an axis to shard over.",
+        "Set zero.axis, or add an axis that divides the batch: placement: {axes: {data: 2}}.",
+    )
+
+
+def _check_view(recipe: RecipeSchema) -> None:
+    _require(
+        recipe.view in VIEWS,
+        "view",
+        f"{recipe.view!r} is no view: a recipe has {' or '.join(VIEWS)}.",
+    )
+    if recipe.view != MIRRORED:
+        return
+    axes = {axis: size for axis, size in recipe.placement.axes.items() if size > 1}
+    others = [axis for axis in axes if axis not in BATCH_AXES]
+    pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
+    pinned = next((pin.key for pin in pins if pin.axis in axes), "")
+    wrong = (
+        (others, f"the axis {', '.join(others)} divides what each rank would have for itself."),
+        (recipe.placement.stages != 1, "placement.stages divides the model over ranks."),
+        (pinned, f"{pinned} lays out one logical batch, and here there is none."),
+    )
+    for here, problem in wrong:
+        _require(
+            not here,
+            "view",
+            f"in the mirrored view each rank has a batch and a model of its own, but {problem}",
+            f"Use axes named {' or '.join(BATCH_AXES)} alone, or view: consistent.",
+        )
+
+
+def _check_recompute(recipe: RecipeSchema) -> None:
+    modules, keep = recipe.recompute.modules, recipe.recompute.keep
+    for name in keep:
+        _require(
+            name in KEPT,
+            "recompute.keep",
+            f"there is no class of ops {name!r}.",
+            f"Write {one_of(KEPT)}; empty keeps what enters the modules, and no more.",
+        )
+    _require(
+        bool(modules) or not keep,
+        "recompute.keep",
+        "nothing is recomputed, so there is nothing to keep of it.",
+        'Name modules: recompute: {modules: ["blocks.*"]}.',
+    )
+
+
+def _check_precision(recipe: RecipeSchema) -> None:
+    dtype, scale = recipe.precision.dtype, recipe.precision.loss_scale
+    _require(
+        dtype in PRECISIONS,
+        "precision.dtype",
+        f"there is no precision {dtype!r}.",
+        f"Write {one_of(PRECISIONS)}.",
+    )
+    if scale is None:
+        return
+    _require(
+        dtype == "fp16",
+        "precision.loss_scale",
+        f"{dtype} has the range of fp32: its gradients need no scale.",
+        "Leave it out, or set precision.dtype=fp16.",
+    )
+    _require(
+        scale == "dynamic" or (not isinstance(scale, str) and scale > 0),
+        "precision.loss_scale",
+        f"a loss scale is dynamic or a number over 0, not {scale}.",
+        "Usual are dynamic, and powers of two such as 1024.",
+    )
+
+
+def _check_launch(recipe: RecipeSchema) -> None:
+    launch = recipe.launch
+    _require(
+        launch.name in LAUNCHERS,
+        "launch.name",
+        f"there is no launcher {launch.name!r}.",
+        f"Write {one_of(LAUNCHERS)}.",
+    )
+    _require(
+        launch.device in DEVICES,
+        "launch.device",
+        f"there is no device {launch.device!r}.",
+        f"Write {one_of(DEVICES)}.",
+    )
+    for name in ("nnodes", "threads"):
+        value = getattr(launch, name)
+        _require(value >= 1, f"launch.{name}", f"{name} is at least 1, not {value}.")
+    slurm = launch.slurm
+    _require(
+        slurm.cluster in CLUSTERS,
+        "launch.slurm.cluster",
+        f"there is no cluster {slurm.cluster!r}.",
+        f"Write {one_of(CLUSTERS)}.",
+    )
+    _require(
+        slurm.minutes >= 1,
+        "launch.slurm.minutes",
+        f"a job lasts at least 1 minute, not {slurm.minutes}.",
+    )
+    _require(
+        launch.nnodes == 1 or bool(launch.rdzv_endpoint) or launch.name == "slurm",
+        "launch.rdzv_endpoint",
+        f"{launch.nnodes} hosts need a place to meet.",
+        "Write launch.rdzv_endpoint=host:port, the same on every host.",
+    )
+    rank = launch.node_rank
+    _require(
+        rank is None or 0 <= rank < launch.nnodes,
+        "launch.node_rank",
+        f"{launch.nnodes} hosts have node ranks 0 to {launch.nnodes - 1}, not {rank}.",
+    )
+
+
+def _check_rest(recipe: RecipeSchema) -> None:
+    fraction, slots = recipe.eval.fraction, recipe.engine.register_slots
+    _require(
+        0 <= fraction < 1,
+        "eval.fraction",
+        f"a fraction of the data set is from 0 to below 1, not {fraction}.",
+    )
+    for name in ("batches", "every"):
+        value = getattr(recipe.eval, name)
+        _require(value >= 0, f"eval.{name}", f"{name} is 0 or more, not {value}.")
+    _require(slots >= 1, "engine.register_slots", f"a register has at least 1 slot, not {slots}.")
+    for name in ("flops", "memory_bytes_per_s", "link.bytes_per_s"):
+        value = OmegaConf.select(OmegaConf.structured(recipe.hardware), name)
+        _require(value > 0, f"hardware.{name}", f"{name} is over 0, not {value}.")
+    for name in ("bf16_flops", "fp16_flops"):
+        value = getattr(recipe.hardware, name)
+        _require(value >= 0, f"hardware.{name}", f"{name} is 0 or more, not {value}.")
+
+
+CHECKS = (
+    _check_named,
+    _check_targets,
+    _check_train,
+    _check_optim,
+    _check_zero,
+    _check_view,
+    _check_recompute,
+    _check_precision,
+    _check_launch,
+    _check_rest,
+)
