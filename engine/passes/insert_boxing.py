@@ -11,7 +11,7 @@ micro-batch, and crosses to another stage sharded, once a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from flowrun.engine.boxing import Step, path, path_seconds
@@ -20,6 +20,7 @@ from flowrun.engine.graph import (
     BACKWARD,
     FORWARD,
     UPDATE,
+    WEIGHT_GRAD,
     WEIGHTS,
     Feed,
     LogicalGraph,
@@ -47,9 +48,24 @@ def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         stage = graph.producer[tensor].stage
         whole = (stage, (B,) * len(strategy.axes))
         results.append((name, boxer.boxed(tensor, whole, UPDATE, "")))
-    return replace(
-        graph, ops=tuple(boxer.ops), tensors=boxer.tensors, results=tuple(results), level="boxed"
-    )
+    ops = _when_first_read(boxer.ops)
+    return replace(graph, ops=ops, tensors=boxer.tensors, results=tuple(results), level="boxed")
+
+
+def _when_first_read(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """A boxing made for a weight gradient, which may run late, and read by backward too, runs with
+    backward.
+    """
+    out: list[Op] = []
+    backward_reads: set[str] = set()
+    for op in reversed(ops):
+        late = op.phase == WEIGHT_GRAD and op.target in ("flow.box", "flow.transfer")
+        if late and backward_reads.intersection(op.makes):
+            op = replace(op, phase=BACKWARD)
+        if op.phase == BACKWARD:
+            backward_reads.update(op.inputs)
+        out.append(op)
+    return tuple(reversed(out))
 
 
 class _Boxer:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import pytest
 from torch import float32
 
-from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHTS, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.graph import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT_GRAD,
+    WEIGHTS,
+    LogicalGraph,
+    Op,
+    Ref,
+    Tensor,
+    Variable,
+)
 from flowrun.engine.passes import PASSES
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.placement import Placement
@@ -80,6 +90,13 @@ def test_a_weight_is_gathered_once_a_step_or_under_zero_3_with_each_pass(
     graph = read_by(S(0), (B, 0, FORWARD), (B, 0, FORWARD), (B, 0, BACKWARD), weight=True)
     found = insert_boxing(graph, one_axis("x", zero=Zero("x", zero, 1)))
     assert [op.phase for op in found.ops if op.target == "flow.box"] == phases
+
+
+def test_a_boxing_for_a_weight_gradient_that_backward_reads_too_does_not_run_late() -> None:
+    graph = read_by(P, (B, 0, WEIGHT_GRAD), (B, 0, BACKWARD), (S(0), 0, WEIGHT_GRAD))
+    found = insert_boxing(graph, one_axis("x")).ops
+    phases = {op.name: op.phase for op in found if op.target == "flow.box"}
+    assert phases == {"t:B": BACKWARD, "t:S(0)": WEIGHT_GRAD}
 
 
 def stages(sizes: Sequence[int]) -> Strategy:
