@@ -54,7 +54,7 @@ class Progress:
             f"{size(rehearsal.sent_bytes)} between ranks"
         )
         for note in plan.notes:
-            self.console.print(f"note: {note}", style="yellow")
+            self.console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
 
     def step(self, record: StepRecord) -> None:
         """A step has ended."""

@@ -80,7 +80,8 @@ class Record:
     def note(self, text: str) -> None:
         """Something that a person should know."""
         if self.progress:
-            self.progress.console.print(f"note: {text}", style="yellow", soft_wrap=True)
+            print_note = self.progress.console.print
+            print_note(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
 
     def stopped(self) -> None:
         """The run has failed, or was stopped: say how to go on with it, if it can be."""
