@@ -80,7 +80,7 @@ class _Boxer:
         # original tensor -> ((stage, nd-SBP), scope) -> name; scope "" is for all readers, else one
         # phase's
         self.forms: dict[str, dict[tuple[Place, str], str]] = {}
-        self.per_step: set[str] = set(graph.variable_of)
+        self.per_step: set[str] = set(self.weights)
         sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
         for source in sources:
             self.forms[source.tensor] = {((source.stage, source.nd_sbp), ""): source.tensor}

@@ -78,9 +78,12 @@ def test_a_block_sends_two_all_reduces_each_way(tensor_2: Run, block: int, phase
 
 
 def test_the_first_block_sends_one_all_reduce_less(tensor_2: Run) -> None:
-    """Below it are weights alone: their gradients are summed once a step instead."""
+    """Below it are weights alone: their gradients are summed once a step instead.  Forward, it
+    reads the embedding too, which is split by rows.
+    """
     all_reduce = 2 * (2 - 1) * T
-    assert sent(tensor_2, 2, FORWARD, "blocks.0") == 2 * all_reduce * TINY_GPT.micro_batches
+    assert sent(tensor_2, 2, FORWARD, "blocks.0") == 3 * all_reduce * TINY_GPT.micro_batches
+    assert sent(tensor_2, 2, FORWARD, "norm") == 0
     assert sent(tensor_2, 2, BACKWARD, "blocks.0") == all_reduce * TINY_GPT.micro_batches
 
 

@@ -37,15 +37,17 @@ def test_norms_split_by_token_train_as_plain_torch(layout: Layout) -> None:
 
 
 def activation_boxings(plan: Plan) -> list[Op]:
-    """Moving boxings of tensors (B, T, D), with every micro-batch."""
+    """Moving boxings of tensors (B, T, D), or (B * T, D), with every micro-batch."""
     tensors = plan.graph.tensors
+    (embedded,) = (op for op in plan.graph.ops if op.name == "embedding")
+    size = tensors[embedded.makes[0]].num_elements
     return [
         op
         for op in plan.graph.ops
         if op.target == "flow.box"
         and op.args[1].moves
         and op.phase != UPDATE
-        and len(tensors[op.makes[0]].shape) == 3
+        and tensors[op.makes[0]].num_elements == size
     ]
 
 

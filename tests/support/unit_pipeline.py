@@ -32,7 +32,7 @@ def unit_seconds(actor: Actor) -> float:
     """
     if not isinstance(actor.work, RegionWork):
         return 0.0
-    return float(sum(op.target == "unit" for op in actor.work.ops))
+    return float(sum(op.target == "flow.unit" for op in actor.work.ops))
 
 
 def _graph(stages: int) -> LogicalGraph:
@@ -63,12 +63,12 @@ def _graph(stages: int) -> LogicalGraph:
     for s in range(stages):
         if s:
             previous = [add(f"x{s}", "flow.transfer", [f"f{s - 1}"], s, FORWARD, (s - 1,))]
-        add(f"f{s}", "unit", previous, s, FORWARD)
+        add(f"f{s}", "flow.unit", previous, s, FORWARD)
     gradient: list[str] = []
     for s in reversed(range(stages)):
         if s < stages - 1:
             gradient = [add(f"g{s}", "flow.transfer", [f"b{s + 1}"], s, BACKWARD, (s + 1,))]
-        add(f"b{s}", "unit", [f"f{s}", *gradient], s, BACKWARD)
-        add(f"w{s}", "unit", [f"f{s}", *gradient] if gradient else [f"b{s}"], s, BACKWARD)
+        add(f"b{s}", "flow.unit", [f"f{s}", *gradient], s, BACKWARD)
+        add(f"w{s}", "flow.unit", [f"f{s}", *gradient] if gradient else [f"b{s}"], s, BACKWARD)
         add(f"acc{s}", "flow.accumulate", [f"w{s}"], s, BACKWARD)
     return LogicalGraph(tuple(ops), tensors, results=(("acc", "acc0"),), level="boxed")
