@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import traceback
@@ -13,7 +14,14 @@ import torch
 from flowrun.engine.errors import FlowrunError
 from flowrun.engine.runtime.distributed import LostPeer
 
-_OURS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
+_OURS = tuple(  # flowrun, torch, and what hands on the error of a reader's thread
+    str(folder) + os.sep
+    for folder in (
+        Path(__file__).parents[1],
+        Path(torch.__file__).parent,
+        Path(concurrent.futures.__file__).parent,
+    )
+)
 _GLOO = re.compile(r"\[/\S+\] | This is typically caused by.*", re.DOTALL)  # paths, guesses
 
 

@@ -15,6 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from flowrun.launcher import weights
 from flowrun.launcher.export import export
@@ -70,15 +71,21 @@ class Trained:
         return dict(job.sampler(step, 0, slice(0, job.recipe.train.batch_size)))
 
 
+OF_THE_LIBRARY = ("architectures", "model_type", "transformers_version", "dtype")
+
+
 def recipe_of(name: str, tied: bool) -> dict[str, Any]:
     """An architecture of one block, with Megatron's pins, as a recipe file says it."""
     architecture = ARCHITECTURES[name]
-    config = {**architecture.arguments(1), "tie_word_embeddings": tied}
+    made = architecture.make(1).config
+    assert isinstance(made, PretrainedConfig)
+    said = {key: value for key, value in made.to_diff_dict().items() if key not in OF_THE_LIBRARY}
+    config = {**said, "tie_word_embeddings": tied}
     return {
         "defaults": [{"/optim": "sgd"}, {"/launch": "virtual"}],
         "model": {
             "_target_": f"transformers.{architecture.name}",
-            "config": {"_target_": f"transformers.{architecture.config}", **config},
+            "config": {"_target_": f"transformers.{type(made).__name__}", **config},
         },
         "data": {"_target_": "tokens.Tokens"},
         "optim": {"lr": LR, "momentum": 0.0, "weight_decay": 0.0},

@@ -35,7 +35,8 @@ def test_two_hosts_train_gpt_hybrid_as_one_does(tmp_path: Path) -> None:
         assert losses(folder) == losses(tmp_path / "one")
         report = json.loads((folder / "report.json").read_text())
         assert report["validation"] == one["validation"]
-        assert report["measured"]["sent_bytes"] == one["measured"]["sent_bytes"]
+        # its ranks share fewer cores than those of one host: layouts of equal loss may differ
+        assert report["measured"]["sent_bytes"] == report["foreseen"]["sent_bytes"]
         assert all(report["measured"]["peak_bytes"].values())
     _check_weights(tmp_path, ends)
 
