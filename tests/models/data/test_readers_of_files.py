@@ -150,7 +150,9 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_columns_of_a_saved_data_set_are_fields(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="the extra `huggingface` is not installed")
     rows = {"input_ids": [[1, 2], [3, 4]], "label": [0, 1], "score": [0.5, 1.5]}
-    datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows)}).save_to_disk(tmp_path / "d")
+    table = datasets.table.InMemoryTable(pytest.importorskip("pyarrow").table(rows))
+    train = datasets.Dataset(table, fingerprint="rows")  # some pairs of libraries can not make one
+    datasets.DatasetDict({"train": train}).save_to_disk(tmp_path / "d")
     data = HuggingFace(str(tmp_path / "d"), "train", {"tokens": "input_ids", "score": "score"})
     assert len(data) == 2 and set(data[0]) == {"tokens", "score"}
     assert data[1]["tokens"].tolist() == [3, 4] and data[1]["score"].dtype == torch.float32
