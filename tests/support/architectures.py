@@ -283,6 +283,15 @@ _OPT = {
     "*.fc2.weight": 1,
 }
 
+_VIT = {
+    "*.q_proj.*": 0,
+    "*.k_proj.*": 0,
+    "*.v_proj.*": 0,
+    "*.o_proj.weight": 1,
+    "*.fc1.*": 0,
+    "*.fc2.weight": 1,
+}
+
 
 def published(
     name: str,
@@ -369,7 +378,7 @@ TRANSFORMERS: Mapping[str, Architecture] = {
         },
     ),
     "bart": published("BartForConditionalGeneration", "BartConfig", _bart, pairs, _OPT),
-    "vit": published("ViTForImageClassification", "ViTConfig", _vit, images, _BERT),
+    "vit": published("ViTForImageClassification", "ViTConfig", _vit, images, _VIT),
     "convnext": published(
         "ConvNextForImageClassification",
         "ConvNextConfig",
