@@ -14,7 +14,7 @@ from functools import cached_property
 from flowrun.engine.boxing import Step
 from flowrun.engine.graph import Feed, LogicalGraph, Op, Variable
 from flowrun.engine.placement import Placement
-from flowrun.engine.protocol import ActorSpec, Input, Output
+from flowrun.engine.protocol import Ring
 
 READER, REGION, BOX, SEND, RECEIVE, REPORT = "reader", "region", "box", "send", "receive", "report"
 
@@ -126,8 +126,16 @@ class Actor:
 
     @property
     def beside(self) -> bool:
-        """True if acts run beside the rank's compute, in a thread: what makes batches ready."""
-        return self.kind == READER and not self.per_step
+        """True if acts run beside the rank's compute, in a thread: what makes batches ready.
+
+        A number of the engine's own is there sooner than a thread.
+        """
+        match self.work:
+            case PrepareWork():
+                return True
+            case FeedWork(feeds):
+                return not all(feed.field.startswith("@") for feed in feeds)
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,32 +203,13 @@ class Plan:
         """The actors that every rank of a stage runs."""
         return tuple(actor for actor in self.actors if actor.stage == stage)
 
-    def spec(self, actor: Actor, steps: int | None) -> ActorSpec:
-        """What the protocol needs to know of an actor.  steps: of the whole run; None: no end."""
-        acts = self.acts_per_step(actor)
-        return ActorSpec(
-            actor.id,
-            tuple(Input(r, acts if self.registers[r].per_step else 1) for r in actor.inputs),
-            tuple(self._output(self.registers[r], acts) for r in actor.outputs),
-            None if steps is None else steps * acts,
+    def rings(self, stage: int) -> tuple[Ring, ...]:
+        """What the protocol needs to know of a stage's registers; constants can always be read."""
+        return tuple(
+            Ring(r.id, r.producer, r.readers, r.slots, r.per_step, r.initial)
+            for r in self.registers
+            if r.stage == stage and r.producer is not None
         )
-
-    @staticmethod
-    def _output(register: Register, acts: int) -> Output:
-        every = acts if register.per_step else 1
-        return Output(register.id, register.slots, register.readers, every, register.initial)
-
-    @cached_property
-    def producers(self) -> dict[int, int]:
-        """Register -> the actor that fills it."""
-        return {r.id: r.producer for r in self.registers if r.producer is not None}
-
-    @cached_property
-    def sources(self) -> dict[int, int]:
-        """Register -> versions that can be read before anything ran."""
-        return {
-            r.id: 1 << 60 if r.producer is None else r.initial for r in self.registers if r.initial
-        }
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

@@ -1,113 +1,72 @@
-"""The actor protocol: a pure state machine over counters.  No I/O, no clock, no tensors (OneFlow,
+"""The actor protocol: a pure state machine over tokens.  No I/O, no clock, no tensors (OneFlow,
 arXiv 2110.15032, section 4).
 
-An actor acts when every input register holds something to read and it has a credit for every
-output.  That is all the scheduling there is.  A register is a ring of `slots` buffers; version v of
-it lies in slot v mod slots.  Every count only grows, so a state is a few integers, and credits are
-differences of counts:
+A register is a ring of `slots` buffers; version v of it lies in slot v mod slots.  Between its
+producer and each of its readers pass as many tokens as it has slots.  A token at the producer is a
+credit: a buffer that this reader does not read any more.  A token at the reader is a version to
+read.  Each end is a port of its actor; one port more, its own, has a token while the actor is idle
+and not at its end.  The one rule is:
 
-    readable(input)   = versions received - versions returned
-    credits(output)   = slots - (versions begun - versions returned by the slowest reader)
+    an actor acts when it has a token at every port;
+    when the act ends, the tokens that it used go to the other ends.
 
-Rates: an actor that acts m times a step may read a register that changes once a step (weights): it
-returns the version after `every` = m acts.  Likewise an accumulator's actor makes one version in m
-acts: it takes the credit with the first act and publishes with the last.  Invariants, checked by
-`violations` after each test step: 0 <= credits <= slots; a reader never returns what it did not
-receive; nothing arrives beyond what was begun.
+That is all the scheduling there is.  Rates: an actor that acts m times a step may read a register
+that changes once a step (weights): its token lasts `every` = m acts.  Likewise an accumulator's
+actor makes one version in m acts: it needs the credit from the first act on, and passes it on, as
+a version, with the last.  Invariants, checked by `violations` after each test step: no port has
+fewer than 0 or more than `slots` tokens; an act that runs has a token at every port but its own.
+
+A state is one integer of 16 bits a port, its own lowest: tokens come and go by one addition, and
+since 0x7fff is added to each count, its highest bit says whether there is a token.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A register that an actor reads: acts until the version read is returned."""
-
-    register: int
-    every: int = 1
+_BITS, _FIELD, _NONE, _OWN = 16, 0xFFFF, 0x7FFF, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """A register that an actor makes: buffers, readers, acts that make one version, versions there
-    before the first act.
+class Ring:
+    """What the protocol needs to know of a register.
+
+    per_step: a version lasts a step, not a micro-batch.  initial: versions there before the first
+    act.
     """
 
     register: int
-    slots: int
+    producer: int
     readers: tuple[int, ...]
-    every: int = 1
+    slots: int
+    per_step: bool = False
     initial: int = 0
 
 
-@dataclass(frozen=True)
-class ActorSpec:
-    """What the protocol needs to know of an actor.  limit: acts until it is done (None: no end)."""
+class Token(NamedTuple):
+    """To an actor: one more token at a port.  tokens: what to add to its state (`one_at`)."""
 
-    actor: int
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
-    limit: int | None = None
-
-    @cached_property
-    def input_at(self) -> dict[int, int]:
-        """Register -> index among the inputs."""
-        return {port.register: k for k, port in enumerate(self.inputs)}
-
-    @cached_property
-    def returned_at(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """(register, reader) -> (index among the outputs, index among its readers)."""
-        return {
-            (port.register, reader): (k, r)
-            for k, port in enumerate(self.outputs)
-            for r, reader in enumerate(port.readers)
-        }
-
-    @cached_property
-    def announced(self) -> tuple[tuple[int, tuple[Ready, ...]], ...]:
-        """For each output the acts that make a version, and the messages that then go out."""
-        return tuple(
-            (port.every, tuple(Ready(reader, port.register) for reader in port.readers))
-            for port in self.outputs
-        )
+    to: int
+    tokens: int
 
 
-class ActorState(NamedTuple):
-    """Counts; every one but `busy` only grows.
+class Port(NamedTuple):
+    """One end of a register.
 
-    acts: finished.  busy: an act is running.
-    received[i]: versions of input i.  returned[o][r]: versions of output o, by its reader r.
+    fills: the producer's end, where tokens are credits; else the reader's, where they are versions.
+    every: acts that one token lasts.  start: tokens before the first act.  other: the other end.
     """
 
-    acts: int
-    busy: bool
-    received: tuple[int, ...]
-    returned: tuple[tuple[int, ...], ...]
-
-
-class Ready(NamedTuple):
-    """To a reader: one more version of `register` can be read."""
-
-    to: int
     register: int
-
-
-class Returned(NamedTuple):
-    """To a producer: `reader` has finished with one more version of `register`."""
-
-    to: int
-    register: int
-    reader: int
-
-
-class Done(NamedTuple):
-    """To an actor: the act that was launched has ended."""
-
-    to: int
+    fills: bool
+    slots: int
+    every: int
+    start: int
+    other: Token
 
 
 class Launch(NamedTuple):
@@ -117,118 +76,128 @@ class Launch(NamedTuple):
     act: int
 
 
-Message = Ready | Returned | Done
+def one_at(port: int) -> int:
+    """One token at a port, numbered from 0; -1 is the actor's own."""
+    return 1 << _BITS * (port + 1)
 
 
-def initial_state(
-    spec: ActorSpec, sources: dict[int, int] | None = None, acts: int = 0
-) -> ActorState:
-    """The state before anything ran, or at rest: after `acts` acts, when every reader has returned
-    all that was made.
+@dataclass(frozen=True)
+class ActorSpec:
+    """An actor's ports, those that it reads first; limit: acts until it is done."""
 
-    sources: register -> versions already there (initial weights).
+    actor: int
+    ports: tuple[Port, ...]
+    limit: int
+
+    @cached_property
+    def some(self) -> int:
+        """The bits that are all set if there is a token at every port."""
+        return sum(one_at(k) << _BITS - 1 for k in range(-1, len(self.ports)))
+
+    @cached_property
+    def passed(self) -> tuple[tuple[int, tuple[Token, ...]], ...]:
+        """By finished acts modulo the length: tokens that leave, and where they go, versions first:
+        their readers are behind in the step.
+        """
+        found = []
+        ports = sorted(range(len(self.ports)), key=lambda k: not self.ports[k].fills)
+        for act in range(math.lcm(*(port.every for port in self.ports))):
+            gone = [k for k in ports if act % self.ports[k].every == 0]
+            found.append((sum(map(one_at, gone)), tuple(self.ports[k].other for k in gone)))
+        return tuple(found)
+
+
+def wire(acts: Mapping[int, int], rings: Iterable[Ring], steps: int) -> dict[int, ActorSpec]:
+    """The actors of a rank.  acts: of each, in a step.
+
+    Registers between the same two actors whose tokens would always move together share the tokens
+    of the one with the fewest slots.
     """
-    there = sources or {}
-    return ActorState(
-        acts,
-        False,
-        tuple(there.get(port.register, 0) + acts // port.every for port in spec.inputs),
-        tuple((acts // port.every,) * len(port.readers) for port in spec.outputs),
+    edges: dict[tuple[int, int, bool, int], Ring] = {}
+    for ring in rings:
+        for reader in ring.readers:
+            key = (ring.producer, reader, ring.per_step, ring.initial)
+            if key not in edges or ring.slots < edges[key].slots:
+                edges[key] = ring
+    read: dict[int, list[tuple[Ring, int]]] = {actor: [] for actor in acts}
+    filled: dict[int, list[tuple[Ring, int]]] = {actor: [] for actor in acts}
+    for (producer, reader, *_), ring in edges.items():
+        read[reader].append((ring, producer))
+        filled[producer].append((ring, reader))
+    at = {
+        (ring.register, actor, other): k
+        for actor in acts
+        for k, (ring, other) in enumerate(read[actor] + filled[actor])
+    }
+    specs = {}
+    for actor, count in acts.items():
+        ports = []
+        for fills, ends in ((False, read[actor]), (True, filled[actor])):
+            for ring, other in ends:
+                every = count if ring.per_step else 1
+                start = ring.slots - ring.initial if fills else ring.initial
+                there = Token(other, one_at(at[ring.register, other, actor]))
+                ports.append(Port(ring.register, fills, ring.slots, every, start, there))
+        specs[actor] = ActorSpec(actor, tuple(ports), steps * count)
+    return specs
+
+
+def state_of(own: int, counts: Sequence[int]) -> int:
+    """The state with so many tokens at the actor's own port and at the others."""
+    return sum((n + _NONE) * one_at(k - 1) for k, n in enumerate((own, *counts)))
+
+
+def counts(spec: ActorSpec, state: int) -> tuple[int, ...]:
+    """Tokens at each port but the actor's own."""
+    return tuple((state >> _BITS * (k + 1) & _FIELD) - _NONE for k in range(len(spec.ports)))
+
+
+def initial_state(spec: ActorSpec, acts: int = 0) -> int:
+    """The state before anything ran, or at rest: after `acts` acts, when all that was made has been
+    read.
+    """
+    return state_of(acts < spec.limit, [port.start for port in spec.ports])
+
+
+def can_act(spec: ActorSpec, state: int) -> bool:
+    """True if the actor is idle, not at its end, and has a token at every port."""
+    return state & spec.some == spec.some
+
+
+def idle(state: int) -> bool:
+    """True if no act is running and the actor is not at its end."""
+    return state & _FIELD > _NONE
+
+
+def missing(spec: ActorSpec, state: int) -> tuple[tuple[str, int], ...]:
+    """What an idle actor waits for: ("input" | "credit", register)."""
+    return tuple(
+        ("credit" if port.fills else "input", port.register)
+        for port, tokens in zip(spec.ports, counts(spec, state), strict=True)
+        if not tokens
     )
 
 
-def credits(spec: ActorSpec, state: ActorState, index: int) -> int:
-    """Free slots of output `index`; one that is being filled over several acts is not free."""
-    port = spec.outputs[index]
-    begun = port.initial + -(-(state.acts + state.busy) // port.every)
-    done = min(state.returned[index], default=port.initial + state.acts // port.every)
-    return port.slots - (begun - done)
+def receive(state: int, message: Token) -> int:
+    """A token has come."""
+    return state + message.tokens
 
 
-def can_act(spec: ActorSpec, state: ActorState) -> bool:
-    """True if the actor is idle, not at its end, can read all inputs and has a credit for every
-    output.
-
-    The same as `missing` without its reasons: it is asked after every message.
-    """
-    acts, busy, received, returned = state
-    if busy or (spec.limit is not None and acts >= spec.limit):
-        return False
-    for port, count in zip(spec.inputs, received, strict=True):
-        if count <= acts // port.every:
-            return False
-    for out, counts in zip(spec.outputs, returned, strict=True):
-        if counts and out.initial + acts // out.every - min(counts) >= out.slots:
-            return False
-    return True
+def begin(state: int) -> int:
+    """An act begins: its tokens are in use."""
+    return state - _OWN
 
 
-def missing(spec: ActorSpec, state: ActorState) -> tuple[tuple[str, int], ...]:
-    """What an idle actor waits for: ("input" | "credit", register)."""
-    acts = state.acts
-    waits: list[tuple[str, int]] = []
-    for port, received in zip(spec.inputs, state.received, strict=True):
-        if received <= acts // port.every:
-            waits.append(("input", port.register))
-    for out, returned in zip(spec.outputs, state.returned, strict=True):
-        version = out.initial + acts // out.every
-        finished = min(returned, default=version)
-        if version - finished >= out.slots:
-            waits.append(("credit", out.register))
-    return tuple(waits)
+def end(spec: ActorSpec, state: int, acts: int) -> tuple[int, tuple[Token, ...]]:
+    """An act has ended, the last of so many: the state, and messages to others."""
+    gone, sent = spec.passed[acts % len(spec.passed)]
+    return state - gone + (_OWN if acts < spec.limit else 0), sent
 
 
-def launch(state: ActorState) -> ActorState:
-    """Begin an act: the credits are taken."""
-    return state._replace(busy=True)
-
-
-def step(
-    spec: ActorSpec, state: ActorState, message: Message, producers: dict[int, int]
-) -> tuple[ActorState, tuple[Message, ...]]:
-    """(state, message) -> (state, messages to others).
-
-    producers: register -> the actor that makes it.
-    """
-    acts, busy, received, returned = state
-    match message:
-        case Ready(_, register):
-            return ActorState(
-                acts, busy, _one_more(received, spec.input_at[register]), returned
-            ), ()
-        case Returned(_, register, reader):
-            k, r = spec.returned_at[register, reader]
-            counts = _one_more(returned[k], r)
-            return ActorState(acts, busy, received, (*returned[:k], counts, *returned[k + 1 :])), ()
-        case Done():
-            acts += 1
-            sent: list[Message] = []
-            for every, messages in spec.announced:
-                if acts % every == 0:
-                    sent += messages
-            for port in spec.inputs:
-                if acts % port.every == 0 and port.register in producers:
-                    sent.append(Returned(producers[port.register], port.register, spec.actor))
-            return ActorState(acts, False, received, returned), tuple(sent)
-    raise AssertionError(message)
-
-
-def _one_more(counts: tuple[int, ...], index: int) -> tuple[int, ...]:
-    return (*counts[:index], counts[index] + 1, *counts[index + 1 :])
-
-
-def violations(spec: ActorSpec, state: ActorState) -> tuple[str, ...]:
+def violations(spec: ActorSpec, state: int, *, running: bool) -> tuple[str, ...]:
     """Which invariants a state breaks; empty for every state that the protocol can reach."""
-    found: list[str] = []
-    for index, port in enumerate(spec.outputs):
-        free = credits(spec, state, index)
-        if not 0 <= free <= port.slots:
-            found.append(
-                f"actor {spec.actor}: {free} credits of {port.slots} for register {port.register}"
-            )
-    for port_in, received in zip(spec.inputs, state.received, strict=True):
-        if state.acts // port_in.every > received:
-            found.append(
-                f"actor {spec.actor}: returned more of register {port_in.register} than it received"
-            )
-    return tuple(found)
+    return tuple(
+        f"actor {spec.actor}: {tokens} tokens of {port.slots} for register {port.register}"
+        for port, tokens in zip(spec.ports, counts(spec, state), strict=True)
+        if not running <= tokens <= port.slots
+    )

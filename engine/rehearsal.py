@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from flowrun.engine.cost.live import Live
 from flowrun.engine.errors import PlanError
 from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan, TransferWork
+from flowrun.engine.protocol import counts
 from flowrun.engine.scheduler import Scheduler
 
 
@@ -176,7 +177,7 @@ class _Clock:
         rank = self.ranks[described.stage]
         if _computes(described):
             self.computing[described.stage] = False
-        act = rank.states[actor].acts
+        act = rank.acts[actor]
         self.memory[described.stage].end(actor, act)
         rank.done(actor)
         step = act // self.plan.acts_per_step(described)
@@ -207,8 +208,7 @@ def _cycle(plan: Plan, ranks: Sequence[Scheduler]) -> list[tuple[int, Wait]]:
     """From an actor that waits to the one it waits for, until one repeats."""
     waits: dict[int, Wait] = {a: why[0] for rank in ranks for a, why in rank.waits().items()}
     for rank in ranks:
-        busy = [actor for actor, state in rank.states.items() if state.busy]
-        waits.update({actor: ("peer", _channel(plan, actor)) for actor in busy})
+        waits.update({actor: ("peer", _channel(plan, actor)) for actor in rank.busy()})
     seen: dict[int, Wait] = {}
     actor = next(iter(waits), None)
     while actor in waits and actor not in seen:
@@ -234,13 +234,14 @@ def _blamed(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: 
 
 
 def _holder(plan: Plan, ranks: Sequence[Scheduler], register: int) -> int:
-    """The reader that has returned the fewest versions of a register: it holds the oldest slot."""
+    """The reader that has given the fewest credits of a register back: it holds the oldest slot."""
     maker = plan.registers[register].producer
     assert maker is not None, f"register {register} is constant: nobody waits for a slot of it"
     rank = ranks[plan.actors[maker].stage]
-    ports = [port.register for port in rank.specs[maker].outputs]
-    returned = rank.states[maker].returned[ports.index(register)]
-    return min(zip(returned, plan.registers[register].readers, strict=True))[1]
+    spec = rank.specs[maker]
+    ports = zip(counts(spec, rank.states[maker]), spec.ports, strict=True)
+    ends = ((n, port.other.to) for n, port in ports if port.fills and port.register == register)
+    return min(ends)[1]
 
 
 def _story(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int) -> str:

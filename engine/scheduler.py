@@ -9,22 +9,20 @@ fixed for each group.
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterable
 
 from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, BoxWork, Plan
 from flowrun.engine.protocol import (
     ActorSpec,
-    ActorState,
-    Done,
     Launch,
-    Message,
+    begin,
     can_act,
+    end,
+    idle,
     initial_state,
-    launch,
     missing,
-    step,
+    receive,
+    wire,
 )
 
 PRIORITY = {WEIGHTS: 0, UPDATE: 0, BACKWARD: 0, FORWARD: 1, WEIGHT_GRAD: 2}
@@ -37,47 +35,52 @@ class Scheduler:
     They act from step `first` until `steps` have been done; acts are counted from step 0.
     """
 
-    def __init__(self, plan: Plan, stage: int, steps: int | None, first: int = 0) -> None:
+    def __init__(self, plan: Plan, stage: int, steps: int, first: int = 0) -> None:
         self.plan = plan
         self.actors: dict[int, Actor] = {actor.id: actor for actor in plan.stage_actors(stage)}
-        self.specs: dict[int, ActorSpec] = {
-            k: plan.spec(actor, steps) for k, actor in self.actors.items()
-        }
-        self.states: dict[int, ActorState] = {
-            k: initial_state(spec, plan.sources, first * plan.acts_per_step(self.actors[k]))
-            for k, spec in self.specs.items()
-        }
-        self.producers: dict[int, int] = plan.producers
+        self.per_step = {k: plan.acts_per_step(actor) for k, actor in self.actors.items()}
+        self.specs: dict[int, ActorSpec] = wire(self.per_step, plan.rings(stage), steps)
+        self.acts = {k: first * n for k, n in self.per_step.items()}  # finished ones
+        self.states = {k: initial_state(spec, self.acts[k]) for k, spec in self.specs.items()}
         self.order = {axis: acts for (where, axis), acts in plan.order if where == stage}
         self.issued = dict.fromkeys(self.order, 0)
         self._axes = {k: _axis(actor) for k, actor in self.actors.items()}
+        self._priority = {
+            k: PRIORITY[actor.phase]
+            for k, actor in self.actors.items()
+            if actor.kind not in COMMUNICATION and not actor.beside
+        }
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, micro-batch, actor)
         self._communicate: list[int] = []
         self._supply: list[int] = []
-        self._queued: set[int] = set()
+        self._unfinished = sum(map(idle, self.states.values()))
         for actor in self.actors:
-            self._consider(actor)
-
-    def deliver(self, messages: Iterable[Message]) -> None:
-        """Take messages, and all that follow from them on this rank."""
-        pending = deque(messages)
-        while pending:
-            message = pending.popleft()
-            to = message.to
-            self.states[to], sent = step(self.specs[to], self.states[to], message, self.producers)
-            pending += sent
-            self._consider(to)
+            if can_act(self.specs[actor], self.states[actor]):
+                self._queue(actor)
 
     def done(self, actor: int) -> None:
-        """An act has ended."""
-        self.deliver((Done(actor),))
+        """An act has ended: take all messages that follow from it on this rank.
+
+        An actor is queued by the token that was the last to come; tokens leave by its acts alone.
+        """
+        specs, states = self.specs, self.states
+        acts = self.acts[actor] = self.acts[actor] + 1
+        state, sent = end(specs[actor], states[actor], acts)
+        states[actor] = state
+        if acts == specs[actor].limit:
+            self._unfinished -= 1
+        elif can_act(specs[actor], state):
+            self._queue(actor)
+        for message in sent:
+            to = message.to
+            before, spec = states[to], specs[to]
+            after = states[to] = receive(before, message)
+            if can_act(spec, after) and not can_act(spec, before):
+                self._queue(to)
 
     def next_compute(self) -> Launch | None:
         """Take the ready computing actor of highest priority."""
-        if not self._compute:
-            return None
-        _, _, actor = heapq.heappop(self._compute)
-        return self._launch(actor)
+        return self._launch(heapq.heappop(self._compute)[2]) if self._compute else None
 
     def next_communication(self) -> Launch | None:
         """Take a collective or transfer that may be issued now."""
@@ -93,9 +96,7 @@ class Scheduler:
 
     def finished(self) -> bool:
         """True if every actor has done its last act."""
-        return all(
-            s.limit is not None and self.states[k].acts >= s.limit for k, s in self.specs.items()
-        )
+        return not self._unfinished
 
     def waits(self) -> dict[int, tuple[tuple[str, int], ...]]:
         """What each unfinished idle actor waits for; ("turn", axis) if it waits for its place in a
@@ -103,41 +104,37 @@ class Scheduler:
         """
         out: dict[int, tuple[tuple[str, int], ...]] = {}
         for k, spec in self.specs.items():
-            state = self.states[k]
-            if not state.busy and not (spec.limit is not None and state.acts >= spec.limit):
-                out[k] = missing(spec, state) or (("turn", self._axes[k]),)
+            if idle(self.states[k]):
+                out[k] = missing(spec, self.states[k]) or (("turn", self._axes[k]),)
         return out
 
+    def busy(self) -> list[int]:
+        """The actors whose act has begun."""
+        done = {k for k, spec in self.specs.items() if self.acts[k] == spec.limit}
+        return [k for k, state in self.states.items() if not idle(state) and k not in done]
+
     def _launch(self, actor: int) -> Launch:
-        self._queued.discard(actor)
-        act = self.states[actor].acts
-        self.states[actor] = launch(self.states[actor])
+        self.states[actor] = begin(self.states[actor])
         axis = self._axes[actor]
         if axis in self.issued:
             self.issued[axis] += 1
-        return Launch(actor, act)
+        return Launch(actor, self.acts[actor])
 
     def _in_turn(self, actor: int) -> bool:
         axis = self._axes[actor]
         if axis not in self.order:
             return True
-        acts = self.plan.acts_per_step(self.actors[actor])
         order = self.order[axis]
-        return order[self.issued[axis] % len(order)] == (actor, self.states[actor].acts % acts)
+        turn = (actor, self.acts[actor] % self.per_step[actor])
+        return order[self.issued[axis] % len(order)] == turn
 
-    def _consider(self, actor: int) -> None:
-        if actor in self._queued or not can_act(self.specs[actor], self.states[actor]):
-            return
-        self._queued.add(actor)
-        described = self.actors[actor]
-        if described.kind in COMMUNICATION:
+    def _queue(self, actor: int) -> None:
+        if actor in self._priority:
+            heapq.heappush(self._compute, (self._priority[actor], self.acts[actor], actor))
+        elif self.actors[actor].kind in COMMUNICATION:
             self._communicate.append(actor)
-        elif described.beside:
-            self._supply.append(actor)
         else:
-            heapq.heappush(
-                self._compute, (PRIORITY[described.phase], self.states[actor].acts, actor)
-            )
+            self._supply.append(actor)
 
 
 def _axis(actor: Actor) -> int:

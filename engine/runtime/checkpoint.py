@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from flowrun.engine.errors import RunError
 from flowrun.engine.placement import Shape
 from flowrun.engine.plan import Plan
-from flowrun.engine.runtime.rank import cut
+from flowrun.engine.runtime.readers import cut
 from flowrun.engine.runtime.shards import Offsets, Shard, held, whole
 
 # ---- disk ----------------------------------------------------------------------------------------

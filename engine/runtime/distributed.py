@@ -10,7 +10,6 @@ host never waits for the device in a step.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +27,8 @@ from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.runtime import collectives
 from flowrun.engine.runtime.collectives import Pending
 from flowrun.engine.runtime.live_bytes import LiveBytes
-from flowrun.engine.runtime.rank import Batches, Rank, Results
+from flowrun.engine.runtime.rank import Rank, Results
+from flowrun.engine.runtime.readers import Batches
 from flowrun.engine.runtime.transport import cut, join
 from flowrun.engine.scheduler import COMMUNICATION, Scheduler
 
@@ -98,9 +98,12 @@ class DistributedRank:
         try:
             metered = self._acts_metered(scheduler)
             while not scheduler.finished():
-                with self.live_bytes if metered else contextlib.nullcontext():
+                if metered:
+                    with self.live_bytes:
+                        self._round(scheduler)
+                    metered = {k: n for k, n in metered.items() if scheduler.acts[k] < n}
+                else:
                     self._round(scheduler)
-                metered = {k: n for k, n in metered.items() if scheduler.states[k].acts < n}
                 while on_step and told in self.body.results:
                     now = time.perf_counter()
                     on_step(told, self.body.results[told], now - before)
@@ -115,7 +118,7 @@ class DistributedRank:
             return {}
         self.metered = True
         return {
-            k: scheduler.states[k].acts + _METERED_STEPS * self.plan.acts_per_step(actor)
+            k: scheduler.acts[k] + _METERED_STEPS * self.plan.acts_per_step(actor)
             for k, actor in scheduler.actors.items()
         }
 
@@ -151,7 +154,7 @@ class DistributedRank:
     def _supply(self, actor: Actor, act: int) -> None:
         """Start an act of a reader in a thread."""
         inputs = self.body.inputs(actor, act)
-        supply = _Supply(self.readers.submit(self.body.supply, actor, act, inputs))
+        supply = _Supply(self.readers.submit(self.body.readers.supply, actor, act, inputs))
         self.under_way[actor.id, act] = supply
         supply.future.add_done_callback(lambda _: self.inbox.put((actor.id, act)))
 
@@ -190,8 +193,7 @@ class DistributedRank:
             ranks,
             self.body.coordinate[axis],
         )
-        names = [made for _, made in work.pairs]
-        return _Flight([pending], lambda: dict(zip(names, pending.wait(), strict=True)))
+        return _Flight([pending], pending.wait)
 
     def _transfer(self, actor: Actor, act: int) -> _Flight:
         legs = self.routes.get(actor.id)
@@ -207,7 +209,7 @@ class DistributedRank:
                 )
                 for leg in legs
             ]
-            return _Flight(sends, dict)
+            return _Flight(sends, list)
         received = [
             collectives.receive(
                 [tuple(n for _, n in region) for _, _, region in leg.pieces],
@@ -218,18 +220,7 @@ class DistributedRank:
             )
             for leg in legs
         ]
-        return _Flight(received, lambda: self._joined(actor, legs, received))
-
-    def _joined(
-        self, actor: Actor, legs: list[_Leg], received: list[Pending]
-    ) -> dict[str, torch.Tensor]:
-        parts: dict[int, list[tuple[Slices, torch.Tensor]]] = {}
-        held: dict[int, Slices] = {}
-        for leg, pending in zip(legs, received, strict=True):
-            for (k, mine, region), value in zip(leg.pieces, pending.wait(), strict=True):
-                parts.setdefault(k, []).append((region, value))
-                held[k] = mine
-        return {self._pair(actor, k)[1]: join(pieces, held[k]) for k, pieces in parts.items()}
+        return _Flight(received, lambda: _joined(legs, received))
 
     @staticmethod
     def _pair(actor: Actor, k: int) -> tuple[str, str]:
@@ -273,13 +264,24 @@ class _Leg:
         self.pieces = pieces
 
 
+def _joined(legs: list[_Leg], received: list[Pending]) -> list[torch.Tensor]:
+    """What the messages of a transfer make, tensor by tensor."""
+    parts: dict[int, list[tuple[Slices, torch.Tensor]]] = {}
+    held: dict[int, Slices] = {}
+    for leg, pending in zip(legs, received, strict=True):
+        for (k, mine, region), value in zip(leg.pieces, pending.wait(), strict=True):
+            parts.setdefault(k, []).append((region, value))
+            held[k] = mine
+    return [join(parts[k], held[k]) for k in sorted(parts)]
+
+
 class _Supply:
     """An act of a reader, in its thread."""
 
-    def __init__(self, future: Future[dict[str, Any]]) -> None:
+    def __init__(self, future: Future[list[Any]]) -> None:
         self.future = future
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> list[Any]:
         """What it made; raises what it failed with."""
         return self.future.result()
 
@@ -287,9 +289,7 @@ class _Supply:
 class _Flight:
     """Messages under way for one act; done when all are."""
 
-    def __init__(
-        self, pendings: list[Pending], finish: Callable[[], dict[str, torch.Tensor]]
-    ) -> None:
+    def __init__(self, pendings: list[Pending], finish: Callable[[], list[torch.Tensor]]) -> None:
         self.pendings = pendings
         self.finish_made = finish
 
@@ -315,7 +315,7 @@ class _Flight:
         for pending in self.pendings:
             pending.on_done(one)
 
-    def finish(self) -> dict[str, torch.Tensor]:
+    def finish(self) -> list[torch.Tensor]:
         """Unpack; raises what a message failed with."""
         for pending in self.pendings:
             pending.wait()

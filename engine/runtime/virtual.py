@@ -18,7 +18,8 @@ from flowrun.engine.placement import local_slices
 from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.protocol import Launch, violations
 from flowrun.engine.rehearsal import deadlock
-from flowrun.engine.runtime.rank import Batches, Rank, Results
+from flowrun.engine.runtime.rank import Rank, Results
+from flowrun.engine.runtime.readers import Batches
 from flowrun.engine.runtime.transport import run_group, run_route
 from flowrun.engine.scheduler import Scheduler
 
@@ -144,10 +145,11 @@ class VirtualCluster:
         self.schedulers[rank].done(actor.id)
         if self.check:
             scheduler = self.schedulers[rank]
+            busy = scheduler.busy()
             broken = [
-                v
+                violation
                 for k, spec in scheduler.specs.items()
-                for v in violations(spec, scheduler.states[k])
+                for violation in violations(spec, scheduler.states[k], running=k in busy)
             ]
             assert not broken, broken
 
@@ -185,9 +187,7 @@ class VirtualCluster:
         made, sent = run_group(work.step, pieces, self.ranks[group[0]].layouts(actor))
         self._count(actor.id, sum(sent))
         for rank, values in zip(group, made, strict=True):
-            self.ranks[rank].store(
-                actor, act, dict(zip((m for _, m in work.pairs), values, strict=True))
-            )
+            self.ranks[rank].store(actor, act, values)
             self.ranks[rank].acts[actor.id] = act + 1
 
     def _transfer(self, work: TransferWork, here: list[tuple[int, int]], act: int) -> None:
@@ -199,7 +199,7 @@ class VirtualCluster:
         }
         source, target = (self.plan.placements[s] for s in (work.source_stage, work.target_stage))
         inputs = {rank: self.ranks[rank].inputs(actor, act) for rank, actor in senders.items()}
-        made: dict[int, dict[str, torch.Tensor]] = {rank: {} for rank in receivers}
+        made: dict[int, list[torch.Tensor]] = {rank: [] for rank in receivers}
         for k, (sent, received) in enumerate(work.pairs):
             op = self.plan.graph.producer[received]
             shape = self.plan.graph.tensors[sent].shape
@@ -213,7 +213,7 @@ class VirtualCluster:
             )
             self._count(next(iter(senders.values())).id, sum(counts.values()))
             for rank, value in out.items():
-                made[rank][received] = value
+                made[rank].append(value)
         for rank, actor in receivers.items():
             self.ranks[rank].store(actor, act, made[rank])
             self.ranks[rank].acts[actor.id] = act + 1

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.plan import READER, FeedWork, Plan, PrepareWork
+from flowrun.engine.graph import FORWARD, Feed
+from flowrun.engine.plan import READER, Actor, FeedWork, Plan, PrepareWork
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.distributed import DistributedRank
 from flowrun.engine.runtime.virtual import VirtualCluster
@@ -46,6 +47,12 @@ def test_every_stage_that_reads_images_has_the_chain(layout: Layout) -> None:
         between = [made.registers[r] for a in readers[:-1] for r in a.outputs]
         assert [r.slots for r in between] == [2, 2, 2]
         assert [r.readers for r in between] == [(a.id,) for a in readers[1:]]
+
+
+@pytest.mark.parametrize(("fields", "beside"), [("@draw", False), ("@draw images", True)])
+def test_a_number_of_the_engines_own_needs_no_thread(fields: str, beside: bool) -> None:
+    work = FeedWork(tuple(Feed(field, field) for field in fields.split()))
+    assert Actor(0, "batch", READER, 0, FORWARD, False, work).beside == beside
 
 
 def test_a_stage_that_reads_labels_alone_does_no_step() -> None:

@@ -165,7 +165,7 @@ def test_a_slow_last_stage_is_felt_through_the_stages_between(
 class _Recording(Scheduler):
     """Remembers which collectives were issued, by axis."""
 
-    def __init__(self, plan: Plan, stage: int, steps: int | None, first: int = 0) -> None:
+    def __init__(self, plan: Plan, stage: int, steps: int, first: int = 0) -> None:
         self.told: dict[int, list[tuple[int, int]]] = {}
         super().__init__(plan, stage, steps, first)
 

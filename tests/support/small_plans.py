@@ -8,7 +8,7 @@ finds another version there has lost a register.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,23 +16,20 @@ from hypothesis import strategies as st
 
 from flowrun.engine.protocol import (
     ActorSpec,
-    ActorState,
-    Done,
-    Input,
-    Message,
-    Output,
+    Ring,
+    Token,
+    begin,
     can_act,
-    credits,
+    end,
+    idle,
     initial_state,
-    launch,
     missing,
-    step,
+    receive,
     violations,
+    wire,
 )
 
-Steps = Callable[
-    [ActorSpec, ActorState, Message, dict[int, int]], tuple[ActorState, tuple[Message, ...]]
-]
+Fault = Callable[[Sequence[Token]], Sequence[Token]]  # what is sent -> what is sent instead
 
 
 @dataclass(frozen=True)
@@ -69,19 +66,26 @@ class SmallPlan:
         """Acts of an actor, producer or reader, to a version of a register."""
         return self.acts(actor) if edge.per_step else 1
 
-    def spec(self, actor: int) -> ActorSpec:
-        """As plan.Plan.spec does it."""
-        ports = list(enumerate(self.edges))
-        return ActorSpec(
-            actor,
-            tuple(Input(k, self.every(actor, e)) for k, e in ports if actor in e.readers),
-            tuple(
-                Output(k, e.slots, e.readers, self.every(actor, e), e.initial)
-                for k, e in ports
-                if e.producer == actor
-            ),
-            self.steps * self.acts(actor),
+    def specs(self) -> dict[int, ActorSpec]:
+        """As the scheduler makes them of a plan."""
+        acts = {actor: self.acts(actor) for actor in range(self.num_actors)}
+        rings = (
+            Ring(k, e.producer, e.readers, e.slots, e.per_step, e.initial)
+            for k, e in enumerate(self.edges)
         )
+        return wire(acts, rings, self.steps)
+
+    def reads(self, actor: int) -> list[tuple[int, int]]:
+        """(register, acts that a version lasts) of what an actor reads."""
+        return [(k, self.every(actor, e)) for k, e in enumerate(self.edges) if actor in e.readers]
+
+    def fills(self, actor: int) -> list[tuple[int, Edge, int]]:
+        """(register, edge, acts that a version takes) of what an actor fills."""
+        return [
+            (k, e, self.every(actor, e))
+            for k, e in enumerate(self.edges)
+            if e.producer == actor and e.readers
+        ]
 
     def value(self, register: int, version: int) -> int:
         """What a version must hold: a recursion over what its acts read."""
@@ -133,19 +137,20 @@ def small_plans(draw: st.DrawFn) -> SmallPlan:
 class Simulation:
     """Actors, rings, acts under way and messages under way; whoever drives it chooses the order."""
 
-    def __init__(self, plan: SmallPlan, step_: Steps = step) -> None:
+    def __init__(self, plan: SmallPlan, fault: Fault = tuple) -> None:
         self.plan = plan
-        self.step = step_
-        self.specs = [plan.spec(actor) for actor in range(plan.num_actors)]
-        self.there = {k: edge.initial for k, edge in enumerate(plan.edges) if edge.initial}
-        self.states = [initial_state(spec, self.there) for spec in self.specs]
-        self.producers = {k: edge.producer for k, edge in enumerate(plan.edges)}
+        self.fault = fault
+        specs = plan.specs()
+        self.specs = [specs[actor] for actor in range(plan.num_actors)]
+        self.states = [initial_state(spec) for spec in self.specs]
+        self.acts = [0] * plan.num_actors
+        self.running: list[int] = []
         # (register, slot) -> (version, value)
         self.rings: dict[tuple[int, int], tuple[int, int]] = {}
         for k, edge in enumerate(plan.edges):
             if edge.initial:
                 self.rings[k, 0] = (0, plan.value(k, 0))
-        self.messages: list[Message] = []
+        self.messages: list[Token] = []
         self.results: dict[tuple[int, int], int] = {}  # (actor, act) -> addend
 
     def ready(self) -> list[int]:
@@ -153,46 +158,51 @@ class Simulation:
         pairs = zip(self.specs, self.states, strict=True)
         return [spec.actor for spec, state in pairs if can_act(spec, state)]
 
-    def running(self) -> list[int]:
-        """Actors whose act has begun."""
-        return [actor for actor, state in enumerate(self.states) if state.busy]
-
     def begin(self, actor: int) -> None:
         """Take the credits; a version that is begun overwrites its slot at once."""
-        act, spec = self.states[actor].acts, self.specs[actor]
-        reads = [self._read(port.register, act // port.every) for port in spec.inputs]
+        act = self.acts[actor]
+        reads = [self._read(k, act // every) for k, every in self.plan.reads(actor)]
         self.results[actor, act] = hash((actor, act, tuple(reads)))
-        for out in spec.outputs:
-            if act % out.every == 0:
-                version = out.initial + act // out.every
-                self.rings[out.register, version % out.slots] = (version, 0)
-        self.states[actor] = launch(self.states[actor])
+        for k, edge, every in self.plan.fills(actor):
+            if act % every == 0:
+                version = edge.initial + act // every
+                self.rings[k, version % edge.slots] = (version, 0)
+        self.states[actor] = begin(self.states[actor])
+        self.running.append(actor)
 
     def end(self, actor: int) -> None:
         """Fill the slots, then tell."""
-        act, spec = self.states[actor].acts, self.specs[actor]
-        for port in spec.inputs:  # nobody may have written what an act still reads
-            self._read(port.register, act // port.every)
-        for out in spec.outputs:
-            version = out.initial + act // out.every
-            key = (out.register, version % out.slots)
+        act = self.acts[actor]
+        for k, every in self.plan.reads(actor):  # nobody may have written what an act still reads
+            self._read(k, act // every)
+        for k, edge, every in self.plan.fills(actor):
+            version = edge.initial + act // every
+            key = (k, version % edge.slots)
             self.rings[key] = (version, self.rings[key][1] + self.results[actor, act])
-        self._tell(Done(actor))
+        self.running.remove(actor)
+        self.acts[actor] += 1
+        self.states[actor], sent = end(self.specs[actor], self.states[actor], self.acts[actor])
+        self.messages.extend(self.fault(sent))
 
     def deliver(self, index: int) -> None:
         """Any message under way may arrive next."""
-        self._tell(self.messages.pop(index))
+        message = self.messages.pop(index)
+        self.states[message.to] = receive(self.states[message.to], message)
 
     def broken(self) -> list[str]:
         """Invariants that do not hold."""
         pairs = zip(self.specs, self.states, strict=True)
-        return [fact for spec, state in pairs for fact in violations(spec, state)]
+        return [
+            fact
+            for spec, state in pairs
+            for fact in violations(spec, state, running=spec.actor in self.running)
+        ]
 
     def drain(self, choose: Callable[[int], int]) -> None:
         """To the end: choose(n) picks among n things that can happen."""
-        while count := len(self.ready()) + len(self.running()) + len(self.messages):
+        while count := len(self.ready()) + len(self.running) + len(self.messages):
             k = choose(count)
-            ready, running = self.ready(), self.running()
+            ready, running = self.ready(), self.running
             if k < len(ready):
                 self.begin(ready[k])
             elif k < len(ready) + len(running):
@@ -206,7 +216,7 @@ class Simulation:
         return [
             spec.actor
             for spec, state in zip(self.specs, self.states, strict=True)
-            if not state.busy and state.acts < (spec.limit or 0)
+            if idle(state)
             if can_act(spec, state) == bool(missing(spec, state))
         ]
 
@@ -215,10 +225,9 @@ class Simulation:
         same plan can begin where this one has come to rest.
         """
         for spec, state in zip(self.specs, self.states, strict=True):
-            assert state.acts == spec.limit, f"{spec.actor} waits for {missing(spec, state)}"
-            for index, port in enumerate(spec.outputs):
-                assert credits(spec, state, index) == port.slots - port.initial
-            assert state == initial_state(spec, self.there, state.acts)
+            acts = self.acts[spec.actor]
+            assert acts == spec.limit, f"{spec.actor} waits for {missing(spec, state)}"
+            assert state == initial_state(spec, acts)
         for (actor, act), found in self.results.items():
             assert found == _addend(self.plan, actor, act)
 
@@ -227,10 +236,3 @@ class Simulation:
         found, value = self.rings[register, version % slots]
         assert found == version, f"register {register}: version {version} lost, {found} is there"
         return value
-
-    def _tell(self, message: Message) -> None:
-        actor = message.to
-        self.states[actor], sent = self.step(
-            self.specs[actor], self.states[actor], message, self.producers
-        )
-        self.messages.extend(sent)

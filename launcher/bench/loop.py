@@ -1,0 +1,131 @@
+"""What the loop itself takes: a recipe's plan whose actors compute nothing and send nothing.
+
+    python -m flowrun.launcher.bench.loop recipe=gpt_hybrid
+
+Actors, registers, order of collectives and the loop are those of a run; the programs of the regions
+return at once, and every message is there when it is issued.  What is left is the engine's Python.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from flowrun.engine.plan import Actor, Plan, RegionWork
+from flowrun.engine.rehearsal import rehearse
+from flowrun.engine.runtime.distributed import DistributedRank
+from flowrun.engine.runtime.kernels import Kernel
+from flowrun.engine.runtime.rank import makes_of
+from flowrun.engine.runtime.readers import Readers
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load
+
+_STEPS, _TRIALS = 20, 5
+
+
+@dataclass(frozen=True, slots=True)
+class LoopTime:
+    """Of one rank of a stage.  acts: in a step; act_s: thread CPU seconds of one, at best."""
+
+    stage: int
+    acts: int
+    act_s: float
+
+
+class _Nothing:
+    """In place of every tensor."""
+
+    shape = ()
+
+    def add_(self, other: object) -> None:
+        """A sum over micro-batches."""
+
+    def clone(self) -> _Nothing:
+        """The first of a sum."""
+        return self
+
+    def tolist(self) -> float:
+        """A result."""
+        return 0.0
+
+
+class _Arrived:
+    """A message that is there when it is issued."""
+
+    sent_bytes = 0
+
+    def __init__(self, made: list[Any]) -> None:
+        self.finish = lambda: made
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        """At once."""
+        callback()
+
+
+class _EmptyReaders:
+    """Batches of nothing."""
+
+    def supply(self, actor: Actor, act: int, inputs: Sequence[Any]) -> list[Any]:
+        """As many as there are fields."""
+        return [_Nothing() for _ in makes_of(actor)]
+
+
+class EmptyRank(DistributedRank):
+    """A rank that does all that its plan asks of the engine, and nothing else."""
+
+    def __init__(self, job: Job, plan: Plan, rank: int) -> None:
+        axes = range(len(plan.axes))
+        groups = [group for p in plan.placements for axis in axes for group in p.groups(axis)]
+        cpu = torch.device("cpu")
+        super().__init__(plan, rank, job.sampler, job.initial, cpu, dict.fromkeys(groups))
+        self.body.readers = cast(Readers, _EmptyReaders())
+        self.body.kernels = {k: self._kernel(plan.actors[k]) for k in self.body.kernels}
+        self.arrived = {a.id: _Arrived([_Nothing() for _ in makes_of(a)]) for a in plan.actors}
+
+    def _kernel(self, actor: Actor) -> Kernel:
+        assert isinstance(actor.work, RegionWork)
+        made = tuple(_Nothing() for _ in actor.work.makes)
+        updated = tuple(self.body.variables[tensor] for tensor, _ in actor.work.updates)
+        return lambda _: cast(tuple[torch.Tensor, ...], (*made, *updated))
+
+    def _collective(self, actor: Actor, act: int) -> Any:
+        self.body.inputs(actor, act)
+        return self.arrived[actor.id]
+
+    _transfer = _collective
+
+
+def loop_times(job: Job) -> Iterator[LoopTime]:
+    """Of the first rank of each stage."""
+    plan = job.training.plan
+    for stage, placement in enumerate(plan.placements):
+        rank = EmptyRank(job, plan, placement.ranks[0])
+        acts = sum(plan.acts_per_step(actor) for actor in plan.stage_actors(stage))
+        trials = [_seconds(rank, k * _STEPS) for k in range(_TRIALS)]
+        yield LoopTime(stage, acts, min(trials) / (_STEPS * acts))
+
+
+def _seconds(rank: EmptyRank, first: int) -> float:
+    start = time.thread_time()
+    rank.run(first + _STEPS, first=first)
+    return time.thread_time() - start
+
+
+def main() -> None:
+    """The recipe of the command line."""
+    job = Job(load(sys.argv[1:]))
+    for found in loop_times(job):
+        print(f"stage {found.stage}: {found.acts} acts a step, {found.act_s * 1e6:.1f} us each")
+    start, plan = time.process_time(), job.training.plan
+    rehearse(plan)
+    acts = sum(map(plan.acts_per_step, plan.actors)) * 5  # a cold step and four more
+    print(f"rehearsal: {(time.process_time() - start) / acts * 1e6:.1f} us for an act")
+
+
+if __name__ == "__main__":
+    main()
