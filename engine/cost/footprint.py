@@ -47,6 +47,8 @@ class Footprint:
         self.plan = plan
         self.grid = plan.placements[stage].shape
         self.layout: dict[str, NdSbp] = {}
+        self._bytes: dict[str, int] = {}
+        self._slots: dict[int, frozenset[str]] = {}
         self.kind_bytes: dict[str, int] = {}  # parameter, buffer, state
         self.source: dict[str, str] = {}  # tensor -> the one whose memory it shares
         self.extra: dict[str, int] = {}  # storage of a message -> its bytes
@@ -86,9 +88,11 @@ class Footprint:
 
     def tensor_bytes(self, name: str) -> int:
         """Of one tensor on the rank with the largest shard."""
-        tensor = self.plan.graph.tensors[name]
-        shape = largest_shape(tensor.shape, self.layout[name], self.grid)
-        return math.prod(shape) * tensor.dtype.itemsize
+        if name not in self._bytes:
+            tensor = self.plan.graph.tensors[name]
+            shape = largest_shape(tensor.shape, self.layout[name], self.grid)
+            self._bytes[name] = math.prod(shape) * tensor.dtype.itemsize
+        return self._bytes[name]
 
     def storage(self, name: str) -> str:
         """The tensor whose memory this one is."""
@@ -104,7 +108,10 @@ class Footprint:
 
     def slot(self, register: Register) -> frozenset[str]:
         """Storages of one version."""
-        return frozenset(map(self.storage, register.tensors)) - self.variables
+        if register.id not in self._slots:
+            found = frozenset(map(self.storage, register.tensors)) - self.variables
+            self._slots[register.id] = found
+        return self._slots[register.id]
 
     # ------------------------------------------------------------------ acts
 

@@ -97,11 +97,11 @@ class Live:
         self, actor: Actor, registers: tuple[int, ...], act: int, *, filled: bool
     ) -> list[tuple[int, int]]:
         """Versions that an act begins to fill, or is the last act to read."""
-        acts = self.plan.acts_per_step(actor)
+        acts, at = self.plan.acts_per_step(actor), act if filled else act + 1
         found = []
-        for r in (self.plan.registers[i] for i in registers):
+        for r in map(self.plan.registers.__getitem__, registers):
             every = acts if r.per_step else 1
-            if not r.initial and (act if filled else act + 1) % every == 0:
+            if not r.initial and at % every == 0:
                 found.append((r.id, act // every))
         return found
 
