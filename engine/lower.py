@@ -22,6 +22,7 @@ from flowrun.engine.graph import (
 )
 from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.passes.form_regions import form_regions, moves
+from flowrun.engine.passes.merge_chains import merge_chains
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import (
     BOX,
@@ -156,7 +157,8 @@ class _Lowering:
 
     def _regions(self) -> None:
         produced_in: dict[str, int] = {}
-        regions = form_regions(self.graph)
+        found = form_regions(self.graph)
+        regions = merge_chains(self.graph, found, self.strategy.micro_batches)
         for k, region in enumerate(regions):
             produced_in.update({name: k for op in region.ops for name in op.makes})
         wanted = {tensor for _, tensor in self.graph.results}
