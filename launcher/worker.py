@@ -24,7 +24,7 @@ import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime import checkpoint
+from flowrun.engine.runtime import checkpoint, heap
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.shards import Shard, to_write, whole
 from flowrun.launcher import checkpoint as checkpoints
@@ -36,7 +36,6 @@ from flowrun.launcher.virtual import acts_by_name, most_stashed
 
 _LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
 _SILENCE_S = 1800  # a message that takes longer has no peer any more
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 1 << 25  # mallopt(3)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Worker:
     def live(self) -> None:
         """From fork to exit."""
         _end_with(self.launcher)
-        _keep_pages()
+        heap.keep_pages()
         rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         for k, pipe in enumerate(self.pipes):
             if k != local:
@@ -82,6 +81,8 @@ class Worker:
             tell.start(self._fingerprint(), self.folder)
             dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_S))
             memory = _Memory(device)
+            if device.type == "cpu":
+                heap.touch(self.training.rehearsal.peak_bytes[plan.stage_of(rank)])
             body = DistributedRank(plan, rank, self.job.sampler, self.job.initial, device)
         if self.job.start:
             checkpoint.restore(self.job.start.folder, plan, rank, body.body.variables)
@@ -199,15 +200,6 @@ def _end_with(launcher: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != launcher:
             os._exit(1)
-
-
-def _keep_pages() -> None:
-    """glibc keeps freed pages, so that a step does not fault in its buffers again."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-            libc.mallopt(_M_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
 
 
 def _device(kind: str) -> torch.device:
