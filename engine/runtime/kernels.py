@@ -15,6 +15,7 @@ from flowrun.engine.ops.signature import Call, LocalView
 from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.placement import Shape, Slices, local_slices
 from flowrun.engine.plan import Plan, RegionWork
+from flowrun.engine.runtime.products import kernel_of
 from flowrun.engine.runtime.transport import local_step
 
 Kernel = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
@@ -40,7 +41,7 @@ def region_kernel(plan: Plan, work: RegionWork, stage: int, coordinate: tuple[in
             continue
         lookup = lambda ref: nodes[ref.name]  # noqa: E731
         node = graph.call_function(
-            call.function,
+            kernel_of(call.function),
             map_refs(call.args, lookup),
             {k: map_refs(v, lookup) for k, v in call.kwargs},
         )

@@ -1,0 +1,67 @@
+"""engine/runtime/products.py: oneDNN's products are torch's, and only they are replaced.
+
+Relied on of torch: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None) is
+x @ weight.t() + bias, for strided weights too.
+"""
+
+import pytest
+import torch
+
+from flowrun.engine.runtime import products
+
+aten = torch.ops.aten
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"
+)
+SHAPES = [(512, 128, 256), (96, 1000, 104), (4096, 64, 33), (1, 4096, 2100)]  # m, k, n
+
+
+def _matrices(m: int, k: int, n: int, strided: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(m, k, generator=generator)
+    second = torch.randn(n, k, generator=generator).t() if strided else torch.randn(k, n)
+    return first, second
+
+
+@needs_onednn
+@pytest.mark.parametrize("strided", [True, False], ids=["transposed", "as it lies"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_is_torchs_within_rounding(shape: tuple[int, int, int], strided: bool) -> None:
+    first, second = _matrices(*shape, strided)
+    bias = torch.randn(shape[2])
+    assert products._is_for_onednn(first, second)
+    exact = first.double() @ second.double()
+    # fp32 sums of k products of numbers of size 1
+    tolerance = {"rtol": 0.0, "atol": 1e-5 * shape[1] ** 0.5}
+    made, added = products.mm(first, second), products.addmm(bias, first, second)
+    assert made.is_contiguous() and added.is_contiguous()
+    torch.testing.assert_close(made.double(), exact, **tolerance)
+    torch.testing.assert_close(added.double(), exact + bias.double(), **tolerance)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [torch.ones(300, 300).t().contiguous()[::2], torch.ones(4, 4), torch.ones(400, 300).t()],
+    ids=["strided", "small", "transposed"],
+)
+def test_what_gains_nothing_is_torchs_to_the_bit(first: torch.Tensor) -> None:
+    second = torch.linspace(-1, 1, first.shape[1] * 300).view(first.shape[1], 300)
+    assert not products._is_for_onednn(first, second)
+    assert torch.equal(products.mm(first, second), aten.mm.default(first, second))
+
+
+@needs_onednn
+def test_factors_and_a_matrix_that_is_added_are_torchs() -> None:
+    first, second = _matrices(512, 128, 256, True)
+    added = torch.randn(512, 256)
+    for bias, factors in ((added, {}), (added[0], {"beta": 0.5}), (added[:, :1], {})):
+        expected = aten.addmm.default(bias, first, second, **factors)
+        assert torch.equal(products.addmm(bias, first, second, **factors), expected)
+
+
+def test_other_ops_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    assert products.kernel_of(aten.add.Tensor) is aten.add.Tensor
+    assert products.kernel_of(aten.mm.default) is products.mm
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
+    assert products.kernel_of(aten.mm.default) is aten.mm.default
