@@ -8,6 +8,7 @@ from flowrun.engine.capture import Batch, Task, capture, capture_evaluation
 from flowrun.engine.errors import PlanError
 from flowrun.engine.graph import LogicalGraph, Variable
 from flowrun.engine.lower import lower
+from flowrun.engine.overwrite import overwrite
 from flowrun.engine.passes import compile_graph
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
@@ -76,7 +77,7 @@ def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: P
 
 
 def _rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
-    plan = lower(graph, strategy)
+    plan = overwrite(lower(graph, strategy))
     rehearsal = rehearse(plan)
     return Rehearsed(replace(plan, order=rehearsal.order), rehearsal)
 

@@ -54,6 +54,7 @@ class RegionWork:
     reads, makes: tensors from and for registers.
     accumulates: those made that are summed over the acts of a step.
     updates: (variable's tensor, tensor that it becomes).
+    overwrites: (tensor made, tensor read in whose memory it is written): overwrite.py.
     """
 
     ops: tuple[Op, ...]
@@ -61,6 +62,7 @@ class RegionWork:
     makes: tuple[str, ...]
     accumulates: tuple[str, ...] = ()
     updates: tuple[tuple[str, str], ...] = ()
+    overwrites: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class Footprint:
         for actor in plan.stage_actors(stage):
             if isinstance(actor.work, PrepareWork):
                 self.layout[actor.work.made] = actor.work.feeds[0].nd_sbp
+            if isinstance(actor.work, RegionWork):
+                self.source.update(actor.work.overwrites)
             self._add_message(actor)
         for v in (v for v in plan.graph.variables if v.stage == stage):
             self.kind_bytes[v.kind] = self.kind_bytes.get(v.kind, 0) + self.tensor_bytes(v.tensor)

@@ -5,16 +5,18 @@ GraphModule.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from flowrun.engine.graph import Op, Ref, map_refs
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.signature import Call, LocalView
+from flowrun.engine.ops.signature import Call, LocalView, torch_callable
 from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.placement import Shape, Slices, local_slices
 from flowrun.engine.plan import Plan, RegionWork
+from flowrun.engine.runtime.in_place import in_place
 from flowrun.engine.runtime.products import kernel_of
 from flowrun.engine.runtime.transport import local_step
 
@@ -34,11 +36,15 @@ def region_kernel(plan: Plan, work: RegionWork, stage: int, coordinate: tuple[in
         name: graph.call_function(_next, (values,)) for name in work.reads
     }
     grid = plan.placements[stage].shape
+    over = dict(work.overwrites)
     for op in work.ops:
         call = _local(plan, op, grid, coordinate)
         if call is None:  # the op hands its input on
             nodes[op.makes[0]] = nodes[op.inputs[0]]
             continue
+        if op.makes[0] in over and call.function is torch_callable(op.target):
+            argument = op.args.index(Ref(over[op.makes[0]]))
+            call = replace(call, function=in_place(op.target, argument))
         lookup = lambda ref: nodes[ref.name]  # noqa: E731
         node = graph.call_function(
             kernel_of(call.function),

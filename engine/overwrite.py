@@ -1,0 +1,137 @@
+"""overwrite: Plan -> Plan.  Which op of a region may write its result over one that it reads, since
+nobody reads that any more: no new memory, and a third of the bytes less to move.
+
+Seldom worth its time, always worth its memory: logits and the gradients of a loss are among the
+largest tensors of a step.  What an op makes is memory of its own only where FRESH says so.  All
+else counts as another name of what it reads, to which nothing is written unless SAME has the op.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from flowrun.engine.graph import Op, Ref
+from flowrun.engine.ops.traits import TARGETS, Trait
+from flowrun.engine.plan import Actor, Plan, RegionWork
+
+# op -> the arguments that its result may be written over (runtime/in_place.py does it)
+OVER: Mapping[str, tuple[int, ...]] = {
+    "aten.add.Tensor": (0, 1),
+    "aten.sub.Tensor": (0,),
+    "aten.mul.Tensor": (0, 1),
+    "aten.div.Tensor": (0,),
+    "aten.exp.default": (0,),
+    "aten.relu.default": (0,),
+    "aten.threshold_backward.default": (0,),
+    "aten.gelu_backward.default": (0,),
+    "aten._log_softmax.default": (0,),
+    "aten._log_softmax_backward_data.default": (0,),
+}
+FRESH = frozenset(OVER) | {
+    "aten.mm.default",
+    "aten.addmm.default",
+    "aten.bmm.default",
+    "aten.gelu.default",
+    "aten.convolution.default",
+    "aten.convolution_backward.default",
+    "aten.native_layer_norm.default",
+    "aten.native_layer_norm_backward.default",
+    "aten.native_batch_norm.default",
+    "aten.native_batch_norm_backward.default",
+    "aten.nll_loss_forward.default",
+    "aten.nll_loss_backward.default",
+    "aten._to_copy.default",
+    "aten.sum.dim_IntList",
+    "aten.amax.default",
+    "aten.log.default",
+}
+# they show all that they read, each element once
+SAME = frozenset(TARGETS[Trait.IDENTITY]) | {
+    *TARGETS[Trait.RESHAPE],
+    "flow.accumulate",
+    "aten.t.default",
+    "aten.transpose.int",
+    "aten.permute.default",
+    "aten.unsqueeze.default",
+}
+
+
+def overwrite(plan: Plan) -> Plan:
+    """Fills `overwrites` of every region."""
+    found: dict[int, tuple[tuple[str, str], ...]] = {}
+    for stage in range(len(plan.placements)):
+        names = _Names(plan, stage)
+        for actor in plan.stage_actors(stage):
+            if isinstance(actor.work, RegionWork):
+                found[actor.id] = tuple(_of_region(plan, actor, actor.work, names))
+    return replace(plan, actors=tuple(_with(a, found.get(a.id, ())) for a in plan.actors))
+
+
+def _with(actor: Actor, overwrites: tuple[tuple[str, str], ...]) -> Actor:
+    if not isinstance(actor.work, RegionWork):
+        return actor
+    return replace(actor, work=replace(actor.work, overwrites=overwrites))
+
+
+class _Names:
+    """Tensors of a stage that may be one memory."""
+
+    def __init__(self, plan: Plan, stage: int) -> None:
+        self._first: dict[str, str] = {}
+        fixed = [v.tensor for v in plan.graph.variables] + [f.tensor for f in plan.graph.feeds]
+        for op in (op for op in plan.graph.ops if op.stage == stage and op.target not in FRESH):
+            names = (*op.inputs, *op.makes)
+            for name in names[1:]:
+                self._first[self.memory(name)] = self.memory(names[0])
+            fixed += names if op.target not in SAME else ()
+        self.fixed = {self.memory(name) for name in fixed}  # nothing is written there
+        self.readers: dict[str, set[int]] = {}  # memory -> actors, by the registers that hold it
+        self.lasting: set[str] = set()  # its registers outlive an act of their reader
+        for r in plan.registers:
+            for memory in map(self.memory, r.tensors):
+                self.readers.setdefault(memory, set()).update(r.readers)
+                if r.initial or any(plan.actors[k].per_step != r.per_step for k in r.readers):
+                    self.lasting.add(memory)
+
+    def memory(self, name: str) -> str:
+        """One of the names stands for all."""
+        first = self._first.get(name, name)
+        if first == name:
+            return name
+        found = self._first[name] = self.memory(first)
+        return found
+
+
+def _of_region(
+    plan: Plan, actor: Actor, work: RegionWork, names: _Names
+) -> Iterable[tuple[str, str]]:
+    """(made, what it is written over)."""
+    kept = {names.memory(n) for n in (*work.makes, *(new for _, new in work.updates))}
+    last = {names.memory(n): k for k, op in enumerate(work.ops) for n in op.inputs}
+    for k, op in enumerate(work.ops):
+        reads = Counter(map(names.memory, _tensors(op)))
+        for argument in OVER.get(op.target, ()):
+            ref = op.args[argument]
+            if not isinstance(ref, Ref) or not _alike(plan, op, ref.name):
+                continue
+            memory = names.memory(ref.name)
+            unread = last[memory] == k and reads[memory] == 1 and memory not in kept
+            ours = names.readers.get(memory, set()) <= {actor.id} and memory not in names.lasting
+            if unread and ours and memory not in names.fixed:
+                yield op.makes[0], ref.name
+                break
+
+
+def _tensors(op: Op) -> Iterable[str]:
+    """Every tensor among the arguments, as often as it is there."""
+    return (arg.name for arg in (*op.args, *(v for _, v in op.kwargs)) if isinstance(arg, Ref))
+
+
+def _alike(plan: Plan, op: Op, name: str) -> bool:
+    """Of one shape, dtype and layout."""
+    read, made = plan.graph.tensors[name], plan.graph.tensors[op.makes[0]]
+    layouts = {op.in_sbp[k] for k, other in enumerate(op.inputs) if other == name}
+    same = (read.shape, read.dtype) == (made.shape, made.dtype)
+    return same and len(op.makes) == 1 and layouts == {op.out_sbp[0]}

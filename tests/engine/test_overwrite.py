@@ -1,0 +1,113 @@
+"""overwrite: a result goes over what nobody reads any more, and over nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowrun.engine.lower import lower
+from flowrun.engine.overwrite import FRESH, OVER, overwrite
+from flowrun.engine.passes import PASSES
+from flowrun.engine.plan import RegionWork
+from flowrun.engine.runtime.in_place import in_place
+from support.graph_text import graph_of, one_axis, rewritten
+
+BEGIN = """
+    feed x = %x: float32[6, 4]
+    parameter w = %w: float32[6, 4]
+    %a = aten.exp.default(%x)  # forward m stage 0
+"""
+END = """
+    %loss = aten.sum.default(%end)  # forward m stage 0
+    result loss = %loss
+"""
+
+
+def overwrites(lines: str) -> dict[str, str]:
+    """Made -> what it is written over, of the ops between BEGIN and END."""
+    text = BEGIN + "\n".join(f"{line}  # forward m stage 0" for line in lines.split("; ")) + END
+    graph = rewritten(PASSES, one_axis("data", 1), graph_of(text))
+    works = [actor.work for actor in overwrite(lower(graph, one_axis("data", 1))).actors]
+    pairs = [pair for work in works if isinstance(work, RegionWork) for pair in work.overwrites]
+    return {made: read for made, read in pairs if made in text}
+
+
+CASES = {
+    "the last reader": ("%end = aten.exp.default(%a)", {"end": "a"}),
+    "a reader before the last": (
+        "%b = aten.exp.default(%a); %end = aten.mul.Tensor(%b, %a)",
+        {"end": "b"},
+    ),
+    "the second argument": (
+        "%b = aten.exp.default(%a); %end = aten.add.Tensor(%w, %b)",
+        {"b": "a", "end": "b"},
+    ),
+    "the second argument of an op with an order": ("%end = aten.sub.Tensor(%w, %a)", {}),
+    "through a view": (
+        "%v = aten.t.default(%a); %end = aten.exp.default(%v)",
+        {"end": "v"},
+    ),
+    "a view of it is read later": (
+        "%v = aten.t.default(%a); %b = aten.exp.default(%a); %c = aten.t.default(%b); "
+        "%end = aten.mul.Tensor(%v, %c)",
+        {"end": "v"},
+    ),
+    "expanded": (
+        "%s = aten.sum.dim_IntList(%a, [0], True); %e = aten.expand.default(%s, [6, 4]); "
+        "%end = aten.exp.default(%e)",
+        {},
+    ),
+    "a smaller one": (
+        "%s = aten.sum.dim_IntList(%a, [0], True); %end = aten.mul.Tensor(%s, %w)",
+        {},
+    ),
+    "twice": ("%end = aten.add.Tensor(%a, %a)", {}),
+    "a field of the batch": ("%end = aten.exp.default(%x)", {}),
+    "a weight": ("%end = aten.add.Tensor(%w, %a)", {"end": "a"}),
+    "what is made of weights alone, for a whole step": (
+        "%b = aten.exp.default(%w); %end = aten.mul.Tensor(%b, %a)",
+        {"end": "a"},
+    ),
+    "what an op of unknown memory read": (
+        "%c = aten.clone.default(%a); %end = aten.exp.default(%c)",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("lines", "expected"), list(CASES.values()), ids=list(CASES))
+def test_a_result_goes_over_what_nobody_reads_later(lines: str, expected: dict[str, str]) -> None:
+    assert overwrites(lines) == expected
+
+
+def _arguments(target: str) -> list[object]:
+    x, y = (torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
+    return {
+        "aten.exp.default": [x],
+        "aten.relu.default": [x],
+        "aten.threshold_backward.default": [x, y, 0.0],
+        "aten._log_softmax.default": [x, -1, False],
+        "aten._log_softmax_backward_data.default": [x, y.log_softmax(-1), 2, torch.float32],
+    }.get(target, [x, y])
+
+
+@pytest.mark.parametrize("target", OVER)
+def test_an_op_over_its_argument_makes_what_the_op_makes(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrun.engine.runtime.in_place._PIECE_BYTES", 7 * 8 * 4)  # 7 rows of 30
+    namespace, name, overload = target.split(".")
+    function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    assert target in FRESH
+    for argument in OVER[target]:
+        expected, given = function(*_arguments(target)), _arguments(target)
+        made = in_place(target, argument)(*given)
+        assert made is given[argument]
+        assert torch.equal(made, expected)
+
+
+def test_rows_that_do_not_lie_one_behind_the_other_are_left_alone() -> None:
+    x = torch.randn(8, 6).t()
+    before = x.clone()
+    made = in_place("aten._log_softmax.default", 0)(x, 1, False)
+    assert torch.equal(x, before) and torch.equal(made, x.log_softmax(1))
