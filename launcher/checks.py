@@ -280,6 +280,11 @@ def _check_rest(recipe: RecipeSchema) -> None:
         value = getattr(recipe.eval, name)
         _require(value >= 0, f"eval.{name}", f"{name} is 0 or more, not {value}.")
     _require(slots >= 1, "engine.register_slots", f"a register has at least 1 slot, not {slots}.")
+    _require(
+        recipe.engine.traced_steps >= 0,
+        "engine.trace",
+        f"it is true, false or a number of steps, not {recipe.engine.trace}.",
+    )
     for name in ("flops", "memory_bytes_per_s", "link.bytes_per_s"):
         value = OmegaConf.select(OmegaConf.structured(recipe.hardware), name)
         _require(value > 0, f"hardware.{name}", f"{name} is over 0, not {value}.")

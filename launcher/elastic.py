@@ -23,6 +23,7 @@ from typing import Any
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError, RunError
+from flowrun.engine.trace import Note
 from flowrun.launcher import weights
 from flowrun.launcher.checkpoint import complete
 from flowrun.launcher.hosts import Meeting
@@ -297,7 +298,12 @@ class _Heard:
         keys = ("peak", "sent", "acts", "stashed", "process_peak")
         ends = sorted(self.ends.items())
         by_rank = [{rank: measured[key] for rank, measured in ends} for key in keys]
-        return Log(tuple(self.record.steps), self.record.validation, *by_rank)
+        notes = {
+            rank: [Note(*note) for note in measured["notes"]]
+            for rank, measured in ends
+            if measured["notes"]
+        }
+        return Log(tuple(self.record.steps), self.record.validation, *by_rank, notes)
 
 
 def _join_weights(heard: _Heard, record: Record, num_ranks: int) -> None:

@@ -4,6 +4,7 @@ at the end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.graph import Op
 from flowrun.engine.runtime.rank import Results
 from flowrun.engine.sbp import format_nd_sbp
+from flowrun.engine.step_time import StepTime
 from flowrun.launcher.console import wide_console
 from flowrun.launcher.job import Job
 from flowrun.launcher.report import Report, StepRecord, numbers
@@ -112,6 +114,8 @@ class Progress:
             )
             table.add_row("all of its process", "", size(max(measured["process_bytes"].values())))
         self.console.print(table)
+        if report.step_times:
+            self.console.print(step_time_table(report.step_times))
         self.console.print(f"everything of this run: {folder}", highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -119,6 +123,34 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+def step_time_table(times: Sequence[StepTime]) -> Table:
+    """Where a step went, a line a rank (engine.trace)."""
+    table = Table(
+        title=f"where a step went, mean of {times[0].steps}",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+    )
+    columns = ("rank", "step", "compute", "packing", "bytes under way", "ranks not there", "data")
+    for heading in (*columns, "engine"):
+        table.add_column(heading, justify="right")
+    table.add_column("waited longest for")
+    for time in times:
+        spent = (
+            time.step_s,
+            time.compute_s,
+            time.handling_s,
+            time.communication_s,
+            time.ranks_s,
+            time.data_s,
+            time.engine_s,
+        )
+        longest = next((f"{name} {seconds(s)}" for name, s in time.reasons.items()), "")
+        table.add_row(str(time.rank), *map(seconds, spent), longest)
+    return table
 
 
 def stage_table(job: Job, training: Rehearsed) -> Table:

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.runtime.rank import Results
+from flowrun.engine.step_time import StepTime, step_times
+from flowrun.engine.trace import Note
 from flowrun.launcher.job import Job
 
 
@@ -44,6 +47,7 @@ class Log:
     peak_bytes: of live tensors.  process_bytes: of anonymous memory, by rank: with what allocator,
     transport and libraries keep.
     most_stashed: rank -> most versions of one stash register that were live at once.
+    notes: what each rank did in its last steps (engine.trace), on the first rank's clock.
     """
 
     steps: tuple[StepRecord, ...]
@@ -53,6 +57,7 @@ class Log:
     acts: dict[int, dict[str, int]] = field(default_factory=dict)
     most_stashed: dict[int, int] = field(default_factory=dict)
     process_bytes: dict[int, int] = field(default_factory=dict)
+    notes: Mapping[int, Sequence[Note]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Report:
     ranks, a step); foreseen has bound_bytes too (by rank, see Rehearsal).  steps: of this run, from
     first_step on (0 unless it was resumed).  tokens_per_s: of `unit`: tokens, or samples where they
     are no sequences of tokens.  skipped_updates: by loss scaling, since training began.
+    step_times: where a step went, by rank (engine.trace, processes only).
     """
 
     name: str
@@ -76,6 +82,7 @@ class Report:
     notes: tuple[str, ...] = ()
     first_step: int = 0
     skipped_updates: int = 0
+    step_times: tuple[StepTime, ...] = ()
 
     @staticmethod
     def of(job: Job, training: Rehearsed, log: Log) -> Report:
@@ -111,6 +118,7 @@ class Report:
             plan.notes,
             log.steps[0].step,
             log.steps[-1].skipped_updates,
+            step_times(plan, log.notes),
         )
 
     def to_json(self) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flowrun.engine.errors import RunError
+from flowrun.launcher import trace
 from flowrun.launcher.checkpoint import Checkpoint, prepare
 from flowrun.launcher.elastic import execute_local
 from flowrun.launcher.job import Job
@@ -52,6 +53,8 @@ def run(
     except (RunError, KeyboardInterrupt):
         record.stopped()
         raise
+    if log.notes:
+        trace.write(record.folder / trace.NAME, training, log.notes)
     report = Report.of(job, training, log)  # what was foreseen beside what was measured
     record.finished(report)
     return report

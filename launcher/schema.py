@@ -215,9 +215,16 @@ class Engine:
     """How the plan is made and run.
 
     register_slots: of what readers and boxings make, 2 = one ahead.
+    trace: write trace.json, what every rank did in the last 10 steps, or in so many; false: none.
     """
 
     register_slots: int = 2
+    trace: bool | int = False
+
+    @property
+    def traced_steps(self) -> int:
+        """Steps that are recorded."""
+        return 10 if self.trace is True else int(self.trace)
 
 
 @dataclass(frozen=True)

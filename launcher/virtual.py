@@ -11,6 +11,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime import checkpoint
 from flowrun.engine.runtime.rank import Results
+from flowrun.engine.runtime.recorder import RecordedCluster
 from flowrun.engine.runtime.shards import to_write, whole
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.launcher import checkpoint as checkpoints
@@ -28,7 +29,9 @@ def execute_virtual(
     recipe = job.recipe
     torch.set_num_threads(recipe.launch.threads)
     seed = recipe.launch.message_order_seed
-    cluster = VirtualCluster(training.plan, job.sampler, job.initial, seed)
+    arguments = (training.plan, job.sampler, job.initial, seed)
+    traced = recipe.engine.traced_steps
+    cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
     if job.start:
         for rank, body in cluster.ranks.items():
             checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
@@ -71,6 +74,7 @@ def execute_virtual(
         sent,
         {rank: acts_by_name(training, body.acts) for rank, body in cluster.ranks.items()},
         {rank: most_stashed(training, body.most_live) for rank, body in cluster.ranks.items()},
+        notes=cluster.recorded() if isinstance(cluster, RecordedCluster) else {},
     )
 
 

@@ -26,6 +26,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime import checkpoint, heap
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
+from flowrun.engine.runtime.recorder import RecordedRank
 from flowrun.engine.runtime.shards import Shard, to_write, whole
 from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
@@ -83,7 +84,8 @@ class Worker:
             memory = _Memory(device)
             if device.type == "cpu":
                 heap.touch(self.training.rehearsal.peak_bytes[plan.stage_of(rank)])
-            body = DistributedRank(plan, rank, self.job.sampler, self.job.initial, device)
+            body = self._body(rank, device)
+            zero_ns = _same_time() if recipe.launch.nnodes > 1 else 0
         if self.job.start:
             checkpoint.restore(self.job.start.folder, plan, rank, body.body.variables)
         evaluation: DistributedRank | None = None
@@ -107,12 +109,21 @@ class Worker:
                 "sent": sum(body.sent_bytes.values()),
                 "acts": acts_by_name(self.training, body.body.acts),
                 "stashed": most_stashed(self.training, body.body.most_live),
+                "notes": [
+                    (note.what, note.actor, note.act, note.begin - zero_ns, note.end - zero_ns)
+                    for note in (body.recorded() if isinstance(body, RecordedRank) else ())
+                ],
             },
         )
         with _with_peers(rank, "at the end"):
             dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
             close_channels()
             dist.destroy_process_group()
+
+    def _body(self, rank: int, device: torch.device) -> DistributedRank:
+        job, steps = self.job, self.job.recipe.engine.traced_steps
+        arguments = (self.training.plan, rank, job.sampler, job.initial, device)
+        return RecordedRank(*arguments, trace=steps) if steps else DistributedRank(*arguments)
 
     def _save(self, rank: int, trained: DistributedRank, tell: Teller) -> None:
         """Write this rank's shards, and say whether this disk has those of all ranks."""
@@ -185,6 +196,15 @@ def _with_peers(rank: int, when: str) -> Iterator[None]:
     except RuntimeError as error:
         what = f"{type(error).__name__}: {error}"
         raise LostPeer(f"rank {rank}", f"lost another rank {when}: {what}") from error
+
+
+def _same_time() -> int:
+    """The clock of this host, in ns, at a moment that is the same on all (to about 0.1 ms)."""
+    import torch.distributed as dist
+
+    dist.barrier()  # the first one connects
+    dist.barrier()
+    return time.perf_counter_ns()
 
 
 def _end_with(launcher: int) -> None:

@@ -139,13 +139,25 @@ class DistributedRank:
             self._arrived(scheduler, *self.inbox.get())
             return
         if launched := scheduler.next_compute():
-            self.current = actor = self.plan.actors[launched.actor]
-            self.body.compute(actor, launched.act)
+            actor = self.plan.actors[launched.actor]
+            self._compute(actor, launched.act)
             self._ended(scheduler, actor, launched.act)
         elif not scheduler.finished():
             if not self.under_way:
                 raise RuntimeError(f"nothing can act and nothing is under way: {scheduler.waits()}")
-            self._arrived(scheduler, *self.inbox.get())
+            self._arrived(scheduler, *self._sleep())
+
+    def _compute(self, actor: Actor, act: int) -> None:
+        self.current = actor
+        self.body.compute(actor, act)
+
+    def _sleep(self) -> tuple[int, int]:
+        """Until something under way is done: which act."""
+        return self.inbox.get()
+
+    def _landed(self, actor: int, act: int) -> None:
+        """What was under way is done; called from any thread."""
+        self.inbox.put((actor, act))
 
     def _ended(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         self.body.release(actor, act)
@@ -156,7 +168,7 @@ class DistributedRank:
         inputs = self.body.inputs(actor, act)
         supply = _Supply(self.readers.submit(self.body.readers.supply, actor, act, inputs))
         self.under_way[actor.id, act] = supply
-        supply.future.add_done_callback(lambda _: self.inbox.put((actor.id, act)))
+        supply.future.add_done_callback(lambda _: self._landed(actor.id, act))
 
     # ------------------------------------------------------------------ communication
 
@@ -169,7 +181,7 @@ class DistributedRank:
         )
         self.under_way[actor.id, act] = flight
         self.sent_bytes[actor.id] = self.sent_bytes.get(actor.id, 0) + flight.sent_bytes
-        flight.on_done(lambda: self.inbox.put((actor.id, act)))
+        flight.on_done(lambda: self._landed(actor.id, act))
 
     def _arrived(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
         actor = self.plan.actors[actor_id]

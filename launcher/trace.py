@@ -1,0 +1,183 @@
+"""trace.json: what every rank did, for a person to look at (ui.perfetto.dev, chrome://tracing).
+
+The Trace Event Format of Chrome: a process a rank and, beside it, one a stage with what the
+rehearsal foresaw of a step, drawn where the last step began; a row an actor, times in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.plan import Actor, Plan
+from flowrun.engine.step_time import first_whole_step
+from flowrun.engine.trace import (
+    COMPUTE,
+    CREDIT,
+    FLIGHT,
+    INPUT,
+    RUN,
+    TURN,
+    Need,
+    Note,
+    Slice,
+    slices_of,
+    step_of,
+)
+
+NAME = "trace.json"
+_FORESEEN = 1 << 16  # process of a stage: above that of any rank
+
+
+def write(file: Path, training: Rehearsed, notes: Mapping[int, Sequence[Note]]) -> None:
+    """Write the measured and the foreseen timeline; with no notes the foreseen one alone."""
+    file.write_text(json.dumps({"traceEvents": list(events(training, notes))}))
+
+
+def events(training: Rehearsed, notes: Mapping[int, Sequence[Note]]) -> Iterator[dict[str, Any]]:
+    """Every event of the file."""
+    plan = training.plan
+    traced = {rank: slices_of(plan, rank, own) for rank, own in notes.items()}
+    zero = min((s.begin for slices in traced.values() for s in slices), default=0)
+    for rank, slices in traced.items():
+        stage = plan.stage_of(rank)
+        yield from _named(rank, f"rank {rank}, stage {stage}", plan.stage_actors(stage))
+        yield from (_measured(plan, s, zero) for s in slices)
+        yield from _thread(plan, rank, notes[rank], zero)
+        yield from _credits(plan, rank, slices, zero)
+    yield from _foreseen(training, _last_step_begins(plan, traced, zero))
+
+
+def _named(process: int, name: str, actors: Iterable[Actor]) -> Iterator[dict[str, Any]]:
+    """Names of a process and its rows; rows stand in the order of the plan."""
+    yield _meta(process, 0, "process_name", name=name)
+    yield _meta(process, 0, "process_sort_index", sort_index=process)
+    for actor in actors:
+        yield _meta(process, actor.id + 1, "thread_name", name=f"{actor.id} {actor.name}")
+        yield _meta(process, actor.id + 1, "thread_sort_index", sort_index=actor.id + 1)
+
+
+def _meta(process: int, row: int, what: str, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": process, "tid": row, "name": what, "args": args}
+
+
+def _slice(
+    process: int, row: int, name: str, kind: str, begin: float, end: float, **args: Any
+) -> dict[str, Any]:
+    """begin, end: microseconds."""
+    timed = {"ts": round(begin, 3), "dur": round(end - begin, 3)}
+    return {"ph": "X", "pid": process, "tid": row, "name": name, "cat": kind, **timed, "args": args}
+
+
+def _measured(plan: Plan, s: Slice, zero: int) -> dict[str, Any]:
+    actor = plan.actors[s.actor]
+    waited = {}
+    if s.waited_for is not None and s.ready is not None:
+        waited = {
+            "waited_for": in_words(plan, s.waited_for),
+            "then_us": max(0, s.begin - s.ready) / 1e3,  # for the rank's thread
+        }
+    moved = {"bytes_of_all_ranks": int(actor.sent_bytes)} if actor.sent_bytes else {}
+    return _slice(
+        s.rank,
+        s.actor + 1,
+        actor.name,
+        actor.kind,
+        (s.begin - zero) / 1e3,
+        (s.end - zero) / 1e3,
+        **_when(plan, actor, s.act),
+        **moved,
+        **waited,
+    )
+
+
+def _when(plan: Plan, actor: Actor, act: int) -> dict[str, Any]:
+    step, within = divmod(act, plan.acts_per_step(actor))
+    micro_batch = {} if actor.per_step else {"micro_batch": within}
+    return {"step": step, **micro_batch, "phase": actor.phase}
+
+
+def in_words(plan: Plan, need: Need) -> str:
+    """What an act needed: of whom, in which step."""
+    actor = plan.actors[need.of[0]]
+    when = _when(plan, actor, need.of[1])
+    micro_batch = f", micro-batch {when['micro_batch']}" if "micro_batch" in when else ""
+    whose = f"actor {actor.id} {actor.name} (step {when['step']}{micro_batch})"
+    if need.why == INPUT:
+        return f"to read register {need.register} from {whose}"
+    if need.why == CREDIT:
+        return f"a free slot of register {need.register} from {whose}"
+    if need.why == TURN:
+        return f"its turn on {plan.axes[need.register]} behind {whose}"
+    return "the end of its act before"
+
+
+def _thread(plan: Plan, rank: int, notes: Iterable[Note], zero: int) -> Iterator[dict[str, Any]]:
+    """The first row of a rank: what its thread did, one after the other."""
+    yield _meta(rank, 0, "thread_name", name="the rank's thread")
+    for what, actor, act, begin, end in notes:
+        if what not in (FLIGHT, RUN):
+            told = plan.actors[actor]
+            name = told.name if what == COMPUTE else f"{what} {told.name}"
+            times = (begin - zero) / 1e3, (end - zero) / 1e3
+            yield _slice(rank, 0, name, what, *times, **_when(plan, told, act))
+
+
+def _credits(plan: Plan, rank: int, slices: Sequence[Slice], zero: int) -> Iterator[dict[str, Any]]:
+    """Slots in use of every stash register, whenever that changes."""
+    at: dict[int, list[tuple[int, int]]] = {}
+    registers = [r for r in plan.registers if r.stash and r.producer is not None]
+    by_actor: dict[int, list[Slice]] = {}
+    for s in slices:
+        by_actor.setdefault(s.actor, []).append(s)
+    for r in registers:
+        assert r.producer is not None
+        filled = {s.act: s.begin for s in by_actor.get(r.producer, ())}
+        for act, begin in filled.items():
+            ends = [s.done for k in r.readers for s in by_actor.get(k, ()) if s.act == act]
+            if len(ends) == len(r.readers):
+                at.setdefault(r.id, []).extend(((begin, 1), (max(ends), -1)))
+    for register, changes in at.items():
+        used = 0
+        for time, change in sorted(changes):
+            used += change
+            yield {
+                "ph": "C",
+                "pid": rank,
+                "ts": (time - zero) / 1e3,
+                "name": f"stash register {register} of {plan.registers[register].slots}",
+                "args": {"in use": used},
+            }
+
+
+def _last_step_begins(
+    plan: Plan, traced: Mapping[int, Sequence[Slice]], zero: int
+) -> tuple[int, float]:
+    """The last step that was recorded whole, and the microsecond in which it began to compute."""
+    if first_whole_step(plan, traced) is None:
+        return 0, 0.0
+    everything = [s for slices in traced.values() for s in slices]
+    last = max(step_of(plan, s.actor, s.act) for s in everything)
+    begin = min(
+        s.begin
+        for s in everything
+        if step_of(plan, s.actor, s.act) == last and not plan.actors[s.actor].beside
+    )
+    return last, (begin - zero) / 1e3
+
+
+def _foreseen(training: Rehearsed, at: tuple[int, float]) -> Iterator[dict[str, Any]]:
+    """The rehearsed step, a process a stage."""
+    plan, (step, begin) = training.plan, at
+    for stage, placement in enumerate(plan.placements):
+        process = _FORESEEN + stage
+        name = f"foreseen of stage {stage} ({placement}), drawn at step {step}"
+        yield from _named(process, name, plan.stage_actors(stage))
+    for event in training.rehearsal.first_step:
+        actor = plan.actors[event.actor]
+        times = begin + event.start * 1e6, begin + event.end * 1e6
+        when = _when(plan, actor, event.act) | {"step": step}
+        yield _slice(_FORESEEN + event.stage, actor.id + 1, actor.name, actor.kind, *times, **when)

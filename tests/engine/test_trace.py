@@ -1,0 +1,84 @@
+"""What acts waited for, told from the plan: never something that ended later than they began, and
+in the rehearsal, where time is exact, always what they began with.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from flowrun.engine.plan import BOX, RECEIVE, SEND
+from flowrun.engine.runtime.recorder import RecordedCluster
+from flowrun.engine.trace import COMPUTE, TURN, Needs, Note, of_last_steps, slices_of, step_of
+from support.layouts import Layout, compiled, initial
+from support.plain_loop import mlp
+
+STEPS, TRACED = 6, 3
+LAYOUTS = [
+    Layout(),
+    Layout(data=2, zero=3),
+    Layout(tensor=2, stages=2),
+    Layout(stages=2, in_flight="gpipe"),
+    Layout(data=2, stages=2, register_slots=1),
+]
+TRAINING = mlp(micro_batches=4)
+
+
+def recorded(layout: Layout, seed: int | None) -> RecordedCluster:
+    """A cluster that has trained."""
+    plan = compiled(TRAINING, layout).plan
+    cluster = RecordedCluster(plan, TRAINING.rows, initial(TRAINING), seed, trace=TRACED)
+    cluster.run(STEPS)
+    return cluster
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2], ids=lambda seed: f"seed {seed}")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_an_act_begins_when_all_that_it_needs_has_ended(layout: Layout, seed: int | None) -> None:
+    cluster = recorded(layout, seed)
+    needs = Needs(cluster.plan)
+    for rank, notes in cluster.recorded().items():
+        slices = {(s.actor, s.act): s for s in slices_of(cluster.plan, rank, notes)}
+        for s in slices.values():
+            for need in needs.of(s.actor, s.act):
+                if (other := slices.get(need.of)) is not None:
+                    assert (other.begin if need.why == TURN else other.end) <= s.begin, (s, need)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_rehearsed_act_begins_with_what_it_waited_for_or_with_the_end_of_another(
+    layout: Layout,
+) -> None:
+    found = compiled(TRAINING, layout)
+    notes = defaultdict(list)
+    ends = defaultdict(set)
+    for e in found.rehearsal.first_step:
+        times = round(e.start * 1e12), round(e.end * 1e12)
+        notes[e.stage].append(Note(COMPUTE, e.actor, e.act, *times))
+        ends[e.stage].add(times[1])
+    for stage, own in notes.items():
+        for s in slices_of(found.plan, stage, own):
+            communicates = found.plan.actors[s.actor].kind in (BOX, SEND, RECEIVE)
+            if s.begin and not communicates:  # that may wait for the link or its other end
+                assert s.begin == s.ready or s.begin in ends[stage], s
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_act_of_the_last_steps_is_recorded_once(layout: Layout) -> None:
+    cluster = recorded(layout, None)
+    for rank, notes in cluster.recorded().items():
+        acts = [(s.actor, s.act) for s in slices_of(cluster.plan, rank, notes)]
+        assert len(acts) == len(set(acts))
+        assert set(acts) == {
+            (actor.id, act)
+            for actor in cluster.plan.stage_actors(cluster.plan.stage_of(rank))
+            for act in range(STEPS * cluster.plan.acts_per_step(actor))
+            if step_of(cluster.plan, actor.id, act) >= STEPS - TRACED
+        }
+
+
+def test_a_trace_of_more_steps_than_there_are_is_of_all() -> None:
+    plan = compiled(TRAINING, Layout()).plan
+    notes = [Note(COMPUTE, plan.actors[-1].id, 0, 5, 6)]
+    assert of_last_steps(plan, notes, 100) == notes

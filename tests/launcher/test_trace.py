@@ -1,0 +1,96 @@
+"""trace.json: loads, tells every act by its name in the plan; slices of a row do not overlap."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe import load
+from flowrun.launcher.run import run
+from support.command import Command, run_folder, workplace
+
+TRACED = 2
+
+
+def traced(folder: Path) -> list[dict[str, Any]]:
+    """The events of a run's trace."""
+    events: list[dict[str, Any]] = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    return events
+
+
+def check(folder: Path, ranks: int) -> None:
+    """What every trace of the recipe `small` must be."""
+    events = traced(folder)
+    plan = (folder / "plan.txt").read_text().splitlines()
+    named = {
+        f"{words[1]} {words[3]}"
+        for words in (line.split() for line in plan)
+        if words and words[0] == "actor"
+    }
+    rows: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            rows[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+        if event["name"] == "thread_name" and event["tid"]:
+            assert event["args"]["name"] in named
+    for slices in rows.values():
+        for (_, end), (begin, _) in pairwise(sorted(slices)):
+            assert end <= begin + 0.01  # the last digit that is written
+    acts = [e for e in events if e["ph"] == "X" and e["tid"] and e["pid"] < ranks]
+    assert {e["args"]["step"] for e in acts} == {2, 3}
+    first = [e for e in acts if e["args"]["step"] == 3 and e["pid"] == 0]
+    assert {f"{e['tid'] - 1} {e['name']}" for e in first} == named
+    assert any("waited_for" in e["args"] for e in acts)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the recipe `small`: two ranks of one stage, four steps of two micro-batches."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return workplace(tmp_path)
+
+
+def test_the_trace_of_a_virtual_cluster(place: Path) -> None:
+    run(load(["recipe=small", "launch=virtual", f"engine.trace={TRACED}"]), place / "out")
+    check(place / "out", ranks=2)
+
+
+def test_the_foreseen_step_stands_beside_the_measured(place: Path) -> None:
+    run(load(["recipe=small", "launch=virtual", f"engine.trace={TRACED}"]), place / "out")
+    events = [e for e in traced(place / "out") if e["ph"] == "X" and e["tid"]]
+    measured = [e for e in events if e["pid"] == 0 and e["args"]["step"] == 3]
+    foreseen = [e for e in events if e["pid"] > 1]
+    assert {e["name"] for e in foreseen} == {e["name"] for e in measured}
+    assert min(e["ts"] for e in foreseen) >= min(e["ts"] for e in measured)
+
+
+def test_without_a_trace_nothing_is_written(place: Path) -> None:
+    run(load(["recipe=small", "launch=virtual"]), place / "out")
+    assert not (place / "out" / "trace.json").exists()
+
+
+def test_a_negative_number_of_steps_is_refused(place: Path) -> None:
+    with pytest.raises(RecipeError, match=r"true, false or a number of steps, not -1"):
+        load(["recipe=small", "engine.trace=-1"])
+
+
+@pytest.mark.processes
+def test_processes_write_one_trace_and_where_a_step_went(place: Path) -> None:
+    ended = Command(
+        place, "recipe=small", f"engine.trace={TRACED}", run_folder(place / "out")
+    ).end()
+    assert (ended.status, ended.err) == (0, "")
+    assert "where a step went" in ended.out
+    check(place / "out", ranks=2)
+    report = json.loads((place / "out" / "report.json").read_text())
+    for time in report["step_times"]:
+        parts = [value for key, value in time.items() if key.endswith("_s") and key != "step_s"]
+        assert sum(parts) == pytest.approx(time["step_s"])
+        assert min(parts) >= 0
+    assert [time["rank"] for time in report["step_times"]] == [0, 1]
