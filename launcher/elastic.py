@@ -298,12 +298,10 @@ class _Heard:
         keys = ("peak", "sent", "acts", "stashed", "process_peak")
         ends = sorted(self.ends.items())
         by_rank = [{rank: measured[key] for rank, measured in ends} for key in keys]
-        notes = {
-            rank: [Note(*note) for note in measured["notes"]]
-            for rank, measured in ends
-            if measured["notes"]
-        }
-        return Log(tuple(self.record.steps), self.record.validation, *by_rank, notes)
+        by_rank.append(
+            {rank: [Note(*note) for note in told["notes"]] for rank, told in ends if told["notes"]}
+        )
+        return Log(tuple(self.record.steps), self.record.validation, *by_rank)
 
 
 def _join_weights(heard: _Heard, record: Record, num_ranks: int) -> None:

@@ -34,7 +34,8 @@ _FORESEEN = 1 << 16  # process of a stage: above that of any rank
 
 def write(file: Path, training: Rehearsed, notes: Mapping[int, Sequence[Note]]) -> None:
     """Write the measured and the foreseen timeline; with no notes the foreseen one alone."""
-    file.write_text(json.dumps({"traceEvents": list(events(training, notes))}))
+    text = json.dumps({"traceEvents": list(events(training, notes))}, separators=(",", ":"))
+    file.write_text(text)
 
 
 def events(training: Rehearsed, notes: Mapping[int, Sequence[Note]]) -> Iterator[dict[str, Any]]:

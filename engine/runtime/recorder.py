@@ -31,8 +31,8 @@ def room_for(plan: Plan, stage: int, steps: int) -> deque[Note]:
 class RecordedRank(DistributedRank):
     """A rank that notes what it does.  trace: the number of last steps to tell of."""
 
-    def __init__(self, plan: Plan, rank: int, *arguments: Any, trace: int) -> None:
-        super().__init__(plan, rank, *arguments)
+    def __init__(self, plan: Plan, rank: int, *arguments: Any, trace: int, **options: Any) -> None:
+        super().__init__(plan, rank, *arguments, **options)
         self.trace = trace
         self.notes = room_for(plan, self.body.stage, trace)
 
