@@ -51,15 +51,16 @@ class StepTime:
 
 
 def step_times(plan: Plan, notes: Mapping[int, Sequence[Note]]) -> tuple[StepTime, ...]:
-    """One of each rank that recorded; empty if no step was recorded whole."""
+    """One of each rank that recorded; empty if no step was recorded whole, with one before it."""
     traced = {rank: slices_of(plan, rank, own) for rank, own in notes.items()}
     first = first_whole_step(plan, traced)
     begun = {(s.rank, s.actor, s.act): s.begin for slices in traced.values() for s in slices}
-    return tuple(
+    times = (
         _Rank(plan, rank, notes[rank], traced[rank], begun).time(first)
         for rank in sorted(notes)
         if first is not None and any(note.what == RUN for note in notes[rank])
     )
+    return tuple(time for time in times if time is not None)
 
 
 def first_whole_step(plan: Plan, traced: Mapping[int, Sequence[Slice]]) -> int | None:
@@ -95,11 +96,16 @@ class _Rank:
         self.computed = [n for n in self.thread if n.what == COMPUTE]
         self.begun = begun
 
-    def time(self, first: int) -> StepTime:
-        """The mean over all steps from `first` on."""
-        own = [s for s in self.slices.values() if step_of(self.plan, s.actor, s.act) >= first]
-        steps = 1 + max(step_of(self.plan, s.actor, s.act) for s in own) - first
-        start = min(s.begin for s in own if not self.plan.actors[s.actor].beside)
+    def time(self, first: int) -> StepTime | None:
+        """The mean over the steps behind the end of `first`, or from it on if it began the run:
+        else what runs ahead of a step would stand for a step whose notes are gone.
+        """
+        steps_of = {step_of(self.plan, *act) for act in self.slices}
+        steps = max(steps_of) - first + (first == 0)
+        if not steps:
+            return None
+        ends = [s.done for act, s in self.slices.items() if step_of(self.plan, *act) == first]
+        start = max(ends) if first else min(run.begin for run in self.runs)
         spent: Counter[str] = Counter()
         reasons: Counter[str] = Counter()
         for note in (n for n in self.thread if n.begin >= start):
