@@ -26,6 +26,11 @@ class LiveBytes(TorchDispatchMode):
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self._add(known)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks: True would import the compiler with the first op of each rank, 0.8 s."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
