@@ -25,6 +25,7 @@ from flowrun.launcher import build, weights
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type
 from flowrun.launcher.optimizer import optimizer_of
+from flowrun.launcher.plan_cache import PlanCache
 from flowrun.launcher.schema import MIRRORED, Recipe
 from flowrun.launcher.segments import Segment, segments
 from flowrun.models.data.steps import apply, preparation, unprepared
@@ -161,6 +162,13 @@ class Job:
             seed=train.seed,
         )
 
+        self.plans = PlanCache(
+            recipe.engine.cache,
+            self.task,
+            self.strategy,
+            {name: (tuple(value.shape), value.dtype) for name, value in self.example.items()},
+        )
+
     def _preparation(self) -> tuple[Preparation, ...]:
         steps = preparation(self.data)
         return tuple(Preparation(step.name, step.seconds, step.num_bytes) for step in steps)
@@ -168,14 +176,19 @@ class Job:
     @cached_property
     def training(self) -> Rehearsed:
         """The training plan and its rehearsal."""
-        return compile_training(self.task, self.example, self.strategy)
+        return self.plans.get(
+            "training", lambda: compile_training(self.task, self.example, self.strategy)
+        )
 
     @cached_property
     def evaluation(self) -> Rehearsed | None:
         """The evaluation plan; None if nothing is held out."""
         if not self.sampler.held_out:
             return None
-        return compile_evaluation(self.task, self.example, self.strategy, self.training.plan)
+        return self.plans.get(
+            "evaluation",
+            lambda: compile_evaluation(self.task, self.example, self.strategy, self.training.plan),
+        )
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -19,7 +19,6 @@ from flowrun.launcher.job import Job
 from flowrun.launcher.progress import Progress
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Report
-from flowrun.launcher.resume import notes, restore
 from flowrun.launcher.schema import Recipe
 from flowrun.launcher.show import plan_report
 from flowrun.launcher.verify import Comparison, compare_layouts
@@ -41,11 +40,10 @@ def run(
     training = job.training  # capture, passes, plan, rehearsal (engine/compile.py)
     evaluation = job.evaluation
     prepare(folder, resumed=start is not None)
-    if start:
-        restore(job, start)
+    resumed = _resumed(job, start) if start else ()
     record = Record(folder, job, progress)
     record.planned(training)
-    for text in notes(job, start) if start else ():
+    for text in (*job.plans.notes, *resumed):
         record.note(text)
     execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
     try:
@@ -58,6 +56,14 @@ def run(
     report = Report.of(job, training, log)  # what was foreseen beside what was measured
     record.finished(report)
     return report
+
+
+def _resumed(job: Job, start: Checkpoint) -> tuple[str, ...]:
+    """Put the job where the checkpoint left it; what a person should know."""
+    from flowrun.launcher.resume import notes, restore  # imports what few runs need: 0.8 s
+
+    restore(job, start)
+    return tuple(notes(job, start))
 
 
 def plan_text(recipe: Recipe) -> str:

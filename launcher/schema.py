@@ -216,9 +216,11 @@ class Engine:
 
     register_slots: of what readers and boxings make, 2 = one ahead.
     trace: write trace.json, what every rank did in the last 10 steps, or in so many; false: none.
+    cache: keep plans, and take one that was made before from the same recipe, code and torch.
     """
 
     register_slots: int = 2
+    cache: bool = True
     trace: bool | int = False
 
     @property

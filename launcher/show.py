@@ -46,7 +46,8 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
         times(job, training),
         timeline(training, width),
     ]
-    parts += [Text(f"note: {note}", style="yellow") for note in training.plan.notes]
+    notes = (*training.plan.notes, *job.plans.notes)
+    parts += [Text(f"note: {note}", style="yellow") for note in notes]
     return Group(*parts)
 
 

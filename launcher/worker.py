@@ -24,7 +24,7 @@ import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime import checkpoint, heap
+from flowrun.engine.runtime import heap
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.recorder import RecordedRank
 from flowrun.engine.runtime.shards import Shard, to_write, whole
@@ -87,6 +87,8 @@ class Worker:
             body = self._body(rank, device)
             zero_ns = _same_time() if recipe.launch.nnodes > 1 else 0
         if self.job.start:
+            from flowrun.engine.runtime import checkpoint  # 0.8 s, which few runs need
+
             checkpoint.restore(self.job.start.folder, plan, rank, body.body.variables)
         evaluation: DistributedRank | None = None
         for segment in self.job.segments:
@@ -157,6 +159,8 @@ class Worker:
         The rank that tells the steps also tells, after them, that all have written.
         """
         import torch.distributed as dist
+
+        from flowrun.engine.runtime import checkpoint
 
         job, first = self.job, rank == 0
         with _with_peers(rank, "saving a checkpoint"):

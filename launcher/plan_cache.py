@@ -1,0 +1,129 @@
+"""Plans that were made before: the same job, code and torch need no capture and no compiler.
+
+A plan is a function of what `Job` hands to the compiler (its digest is the file's name) and of the
+source files of all that was imported to make it (listed in the file).  Nothing in it depends on
+the values of weights or data.  The files are pickles of our own types, in a folder that only the
+user can write: $XDG_CACHE_HOME/flowrun, or ~/.cache/flowrun.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.launcher.digest import Undigested, digest
+
+MOST_FILES, MOST_BYTES = 100, 1 << 29  # what the folder may hold; the longest unused goes first
+_SUFFIX = ".plan"
+
+Stamp = tuple[str, int, int]  # a source file: path, bytes, ns when it was changed
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a file holds."""
+
+    sources: tuple[Stamp, ...]
+    rehearsed: Rehearsed
+
+
+class PlanCache:
+    """The plans of one job.  used: False makes each anew, and keeps none.  parts: all that they are
+    made of.  notes: what went otherwise than a user expects.
+    """
+
+    def __init__(self, used: bool, *parts: Any) -> None:
+        self.notes: list[str] = []
+        self._key: str | None = None
+        if not used:
+            return
+        try:
+            self._key = digest(parts, torch.__version__, torch.version.git_version, sys.version)
+        except Undigested as error:
+            self.notes.append(f"no plan is kept: a {error} does not show what it is made of")
+
+    def get(self, kind: str, make: Callable[[], Rehearsed]) -> Rehearsed:
+        """The plan of a kind (training, evaluation), from disk or made, and then kept."""
+        if self._key is None:
+            return make()
+        file = folder() / f"{kind}-{self._key[:32]}{_SUFFIX}"
+        return self._read(file) or self._made(file, make)
+
+    def _read(self, file: Path) -> Rehearsed | None:
+        try:
+            if not file.exists():
+                return None
+            with file.open("rb") as opened:
+                kept = pickle.load(opened)
+            assert isinstance(kept, Kept)
+            changed = next((stamp for stamp in kept.sources if _stamp(stamp[0]) != stamp), None)
+            if changed is None:
+                os.utime(file)
+                return kept.rehearsed
+            self.notes.append(f"the plan is made anew: {changed[0]} has changed")
+        except Exception as error:  # whatever a pickle of another time may raise
+            self.notes.append(f"the plan is made anew: {file} is broken ({_told(error)})")
+        return None
+
+    def _made(self, file: Path, make: Callable[[], Rehearsed]) -> Rehearsed:
+        made = make()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as opened:
+                pickle.dump(Kept(sources(), made), opened, protocol=pickle.HIGHEST_PROTOCOL)
+            os.replace(opened.name, file)
+            _tidy(file.parent)
+        except OSError as error:
+            self.notes.append(f"no plan is kept in {file.parent}: {_told(error)}")
+        return made
+
+
+def folder() -> Path:
+    """Where plans are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowrun"
+
+
+def sources() -> tuple[Stamp, ...]:
+    """All Python files imported so far, but for torch's and Python's own."""
+    torchs, pythons = f"{Path(torch.__file__).parent}/", sysconfig.get_path("stdlib")
+    packages = sysconfig.get_path("purelib")
+    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    return tuple(
+        _stamp(path)
+        for path in sorted(files)
+        if path.endswith(".py") and not path.startswith(torchs)
+        if path.startswith(packages) or not path.startswith(pythons)
+    )
+
+
+def _stamp(path: str) -> Stamp:
+    """Zeros if there is no such file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return path, 0, 0
+    return path, found.st_size, found.st_mtime_ns
+
+
+def _tidy(where: Path) -> None:
+    """Keep within the limits."""
+    kept = sorted(where.glob(f"*{_SUFFIX}"), key=lambda file: -file.stat().st_mtime)
+    total = 0
+    for k, file in enumerate(kept):
+        total += file.stat().st_size
+        if k >= MOST_FILES or (k and total > MOST_BYTES):
+            file.unlink(missing_ok=True)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
