@@ -82,8 +82,6 @@ class Worker:
             tell.start(self._fingerprint(), self.folder)
             dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_S))
             memory = _Memory(device)
-            if device.type == "cpu":
-                heap.touch(self.training.rehearsal.peak_bytes[plan.stage_of(rank)])
             body = self._body(rank, device)
             zero_ns = _same_time() if recipe.launch.nnodes > 1 else 0
         if self.job.start:

@@ -47,8 +47,3 @@ def test_kept_pages_are_faulted_in_once() -> None:
     begin, end = _faults("assert heap.keep_pages()")
     assert _PAGES * 0.9 < begin < 1.1 * _PAGES
     assert end < _PAGES * 0.01
-
-
-def test_touched_pages_are_there_before_the_first_buffer() -> None:
-    begin, _ = _faults(f"assert heap.keep_pages(); heap.touch({_SIZE} + (1 << 20))")
-    assert begin < _PAGES * 0.01

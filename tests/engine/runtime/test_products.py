@@ -13,27 +13,30 @@ aten = torch.ops.aten
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"
 )
-SHAPES = [(512, 128, 256), (96, 1000, 104), (4096, 64, 33), (1, 4096, 2100)]  # m, k, n
+SHAPES = [(512, 128, 256), (96, 1000, 104), (4096, 64, 33), (33, 600, 1000), (1, 4096, 2100)]
 
 
-def _matrices(m: int, k: int, n: int, strided: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    first = torch.randn(m, k, generator=generator)
-    second = torch.randn(n, k, generator=generator).t() if strided else torch.randn(k, n)
-    return first, second
+def _matrix(rows: int, columns: int, transposed: bool) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rows)
+    if transposed:
+        return torch.randn(columns, rows, generator=generator).t()
+    return torch.randn(rows, columns, generator=generator)
 
 
 @needs_onednn
-@pytest.mark.parametrize("strided", [True, False], ids=["transposed", "as it lies"])
+@pytest.mark.parametrize("second", [True, False], ids=["second transposed", "second as it lies"])
+@pytest.mark.parametrize("first", [True, False], ids=["first transposed", "first as it lies"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_product_is_torchs_within_rounding(shape: tuple[int, int, int], strided: bool) -> None:
-    first, second = _matrices(*shape, strided)
-    bias = torch.randn(shape[2])
-    assert products._is_for_onednn(first, second)
-    exact = first.double() @ second.double()
+def test_a_product_is_torchs_within_rounding(
+    shape: tuple[int, int, int], first: bool, second: bool
+) -> None:
+    m, k, n = shape
+    x, y, bias = _matrix(m, k, first), _matrix(k, n, second), torch.linspace(-1, 1, n)
+    assert products._is_large(x, y)
+    exact = x.double() @ y.double()
     # fp32 sums of k products of numbers of size 1
-    tolerance = {"rtol": 0.0, "atol": 1e-5 * shape[1] ** 0.5}
-    made, added = products.mm(first, second), products.addmm(bias, first, second)
+    tolerance = {"rtol": 0.0, "atol": 1e-5 * k**0.5}
+    made, added = products.mm(x, y), products.addmm(bias, x, y)
     assert made.is_contiguous() and added.is_contiguous()
     torch.testing.assert_close(made.double(), exact, **tolerance)
     torch.testing.assert_close(added.double(), exact + bias.double(), **tolerance)
@@ -41,18 +44,17 @@ def test_a_product_is_torchs_within_rounding(shape: tuple[int, int, int], stride
 
 @pytest.mark.parametrize(
     "first",
-    [torch.ones(300, 300).t().contiguous()[::2], torch.ones(4, 4), torch.ones(400, 300).t()],
-    ids=["strided", "small", "transposed"],
+    [torch.ones(300, 600)[:, ::2], torch.ones(4, 4), torch.ones(400, 300).t()],
+    ids=["strided", "small", "transposed, nearly square"],
 )
 def test_what_gains_nothing_is_torchs_to_the_bit(first: torch.Tensor) -> None:
     second = torch.linspace(-1, 1, first.shape[1] * 300).view(first.shape[1], 300)
-    assert not products._is_for_onednn(first, second)
     assert torch.equal(products.mm(first, second), aten.mm.default(first, second))
 
 
 @needs_onednn
 def test_factors_and_a_matrix_that_is_added_are_torchs() -> None:
-    first, second = _matrices(512, 128, 256, True)
+    first, second = _matrix(512, 128, False), _matrix(128, 256, True)
     added = torch.randn(512, 256)
     for bias, factors in ((added, {}), (added[0], {"beta": 0.5}), (added[:, :1], {})):
         expected = aten.addmm.default(bias, first, second, **factors)
