@@ -38,7 +38,7 @@ FRESH = frozenset(OVER) | {
     "aten.convolution_backward.default",
     "aten.native_layer_norm.default",
     "aten.native_layer_norm_backward.default",
-    "aten.native_batch_norm.default",
+    "aten._native_batch_norm_legit_functional.default",
     "aten.native_batch_norm_backward.default",
     "aten.nll_loss_forward.default",
     "aten.nll_loss_backward.default",
