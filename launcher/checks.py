@@ -4,6 +4,7 @@ the facts and what to write.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from flowrun.launcher.schema import (
     OPTIMIZERS,
     PRECISIONS,
     SPARSE,
+    TRANSPORTS,
     VIEWS,
     RecipeSchema,
     Zero,
@@ -239,6 +241,19 @@ def _check_launch(recipe: RecipeSchema) -> None:
         "launch.device",
         f"there is no device {launch.device!r}.",
         f"Write {one_of(DEVICES)}.",
+    )
+    _require(
+        launch.transport in TRANSPORTS,
+        "launch.transport",
+        f"there is no transport {launch.transport!r}.",
+        f"Write {one_of(TRANSPORTS)}.",
+    )
+    _require(
+        launch.transport != "shared"
+        or (sys.platform == "linux" and launch.nnodes == 1 and launch.device != "cuda"),
+        "launch.transport",
+        "memory is shared by CPU ranks of one host, and on Linux alone.",
+        "Write auto: shared memory where it can be, gloo elsewhere.",
     )
     for name in ("nnodes", "threads"):
         value = getattr(launch, name)

@@ -22,6 +22,7 @@ OPTIMIZERS = ("adagrad", "adamw", "lamb", "lion", "sgd")
 LAUNCHERS = ("local", "virtual", "slurm")
 CLUSTERS = ("slurm", "local")
 DEVICES = ("auto", "cpu", "cuda")
+TRANSPORTS = ("auto", "shared", "gloo")
 KEPT = ("matmul", "boxing")
 MIRRORED = "mirrored"
 VIEWS = ("consistent", MIRRORED)
@@ -197,6 +198,8 @@ class Launch:
     threads: of one rank's compute.
     nnodes, node_rank, rdzv_endpoint: several hosts; the same command on each, rdzv_endpoint =
     host:port of one of them.  device: cpu, cuda, or auto (cuda where there is one).
+    transport: between ranks on CPUs: gloo, shared (memory, on one host), or auto (shared within a
+    host, gloo between hosts).
     message_order_seed: virtual only; deliver messages in random order.
     """
 
@@ -206,6 +209,7 @@ class Launch:
     rdzv_endpoint: str = ""
     device: str = "auto"
     threads: int = 1
+    transport: str = "auto"
     message_order_seed: int | None = None
     slurm: Slurm = field(default_factory=Slurm)
 

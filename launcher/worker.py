@@ -26,6 +26,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime import heap
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
+from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.recorder import RecordedRank
 from flowrun.engine.runtime.shards import Shard, to_write, whole
 from flowrun.launcher import checkpoint as checkpoints
@@ -72,8 +73,6 @@ class Worker:
     def _run(self, rank: int, tell: Teller) -> None:
         import torch.distributed as dist
 
-        from flowrun.engine.runtime.collectives import close_channels
-
         recipe, plan = self.job.recipe, self.training.plan
         torch.set_num_threads(recipe.launch.threads)
         device = _device(self.job.device_type)
@@ -82,7 +81,8 @@ class Worker:
             tell.start(self._fingerprint(), self.folder)
             dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_S))
             memory = _Memory(device)
-            body = self._body(rank, device)
+            links = Links(rank, device, os.environ["GROUP_RANK"], recipe.launch.transport != "gloo")
+            body = self._body(rank, device, links)
             zero_ns = _same_time() if recipe.launch.nnodes > 1 else 0
         if self.job.start:
             from flowrun.engine.runtime import checkpoint  # 0.8 s, which few runs need
@@ -117,13 +117,16 @@ class Worker:
         )
         with _with_peers(rank, "at the end"):
             dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
-            close_channels()
+            links.close()
             dist.destroy_process_group()
 
-    def _body(self, rank: int, device: torch.device) -> DistributedRank:
+    def _body(self, rank: int, device: torch.device, links: Links) -> DistributedRank:
         job, steps = self.job, self.job.recipe.engine.traced_steps
-        arguments = (self.training.plan, rank, job.sampler, job.initial, device)
-        return RecordedRank(*arguments, trace=steps) if steps else DistributedRank(*arguments)
+        arguments = (self.training.plan, rank, job.sampler, job.initial, device, links)
+        metered = device.type == "cpu"  # on CUDA torch counts by itself
+        if steps:
+            return RecordedRank(*arguments, metered=metered, trace=steps)
+        return DistributedRank(*arguments, metered=metered)
 
     def _save(self, rank: int, trained: DistributedRank, tell: Teller) -> None:
         """Write this rank's shards, and say whether this disk has those of all ranks."""
@@ -147,7 +150,7 @@ class Worker:
         assert self.evaluation is not None
         plan, sampler = self.evaluation.plan, self.job.evaluation_sampler
         with _with_peers(rank, "while the ranks meet for evaluation"):
-            body = DistributedRank(plan, rank, sampler, self.job.initial, device, trained.groups)
+            body = DistributedRank(plan, rank, sampler, self.job.initial, device, trained.links)
         body.body.share_variables(trained.body, self.job.evaluated)
         return body
 

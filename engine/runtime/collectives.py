@@ -1,4 +1,4 @@
-"""The transport of real processes: every collective and message of torch.distributed is here.
+"""The transport of torch.distributed: every collective and message of it is here.
 
 `start` begins one step of a boxing for a bucket of tensors, `send` and `receive` one message
 between grids; each answers with a Pending and never blocks.  On CUDA nothing here makes the host
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,6 +24,14 @@ from torch import Tensor
 from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Step
 from flowrun.engine.cost.staging import EXCHANGE_BYTES
 from flowrun.engine.placement import Shape
+from flowrun.engine.runtime.pending import (
+    Callback,
+    Pending,
+    Settled,
+    num_bytes,
+    put_tensors,
+    tensors_in,
+)
 from flowrun.engine.runtime.transport import (
     Layouts,
     incoming,
@@ -35,7 +43,6 @@ from flowrun.engine.runtime.transport import (
     unpack,
 )
 
-Callback = Callable[[], None]
 Channel = tuple[Any, int, int, bool]  # process group, the other rank, tag, True for sends
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -45,7 +52,7 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Pending:
+class TorchPending:
     """Communication under way.
 
     sent_bytes: what this rank puts on the wire for it; 0 for a receive.
@@ -136,11 +143,11 @@ def start(
     assert step.moves and all(layout.parts == parts for layout in layouts), f"{step}, {parts} ranks"
     if not any(math.prod(layout.shape) for layout in layouts):
         empty = [bucket[0].new_empty(layout.after(coordinate)) for layout in layouts]
-        return Pending(None, lambda: empty)
+        return Settled(empty)
     sent_bytes = sent_elements(step, layouts, coordinate) * bucket[0].element_size()
     begin = _BEGIN.get(step.kind, _begin_all_to_all)
     work, finish = begin(step, bucket, layouts, group, coordinate)
-    return Pending(work, finish, sent_bytes, on_stream=bucket[0].is_cuda)
+    return TorchPending(work, finish, sent_bytes, on_stream=bucket[0].is_cuda)
 
 
 def _begin_all_reduce(
@@ -232,13 +239,14 @@ def send(tensors: Sequence[Tensor], target_rank: int, tag: int, group: Any = Non
     Messages of one tag arrive in the order sent.  The tensors must not change before it is done.
     tag: one for each channel of the plan, not for each message (a thread waits for each).
     """
-    flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
-    message = torch.cat([flat[k] for k in _widest_first(t.dtype for t in tensors)])
-    if not message.numel():
-        return Pending(None, list)
+    size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
+    if not size:
+        return Settled([])
+    message = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
+    put_tensors(message, tensors)
     work = dist.isend(message, dst=target_rank, group=group, tag=tag)
     channel = (group, target_rank, tag, True)
-    return Pending(work, list, message.numel(), message.is_cuda, channel, holds=message)
+    return TorchPending(work, list, size, message.is_cuda, channel, holds=message)
 
 
 def receive(
@@ -250,27 +258,15 @@ def receive(
     device: torch.device | str = "cpu",
 ) -> Pending:
     """Post the slot for one message of `send`, of which both sides know the shapes and dtypes."""
-    sizes = [math.prod(s) * dtype.itemsize for s, dtype in zip(shapes, dtypes, strict=True)]
-    message = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    message = torch.empty(num_bytes(shapes, dtypes), dtype=torch.uint8, device=device)
 
     def finish() -> list[Tensor]:
-        out, start = [message] * len(sizes), 0
-        for k in _widest_first(dtypes):
-            raw = message[start : start + sizes[k]]
-            out[k] = raw.view(dtypes[k]).view(shapes[k])
-            start += sizes[k]
-        return out
+        return tensors_in(message, shapes, dtypes)
 
     if not message.numel():
-        return Pending(None, finish)
+        return Settled(finish())
     work = dist.irecv(message, src=source_rank, group=group, tag=tag)
-    return Pending(work, finish, 0, message.is_cuda, (group, source_rank, tag, False))
-
-
-def _widest_first(dtypes: Iterable[torch.dtype]) -> list[int]:
-    """Order of tensors inside a message: each then starts where its dtype may start."""
-    sizes = [dtype.itemsize for dtype in dtypes]
-    return sorted(range(len(sizes)), key=lambda k: -sizes[k])
+    return TorchPending(work, finish, 0, message.is_cuda, (group, source_rank, tag, False))
 
 
 # ---- threads that wait for messages --------------------------------------------------------------
@@ -282,7 +278,9 @@ class _Watcher:
     def __init__(self, channel: Channel) -> None:
         _, other, tag, sends = channel
         way = "to" if sends else "from"
-        self.inbox: SimpleQueue[tuple[Pending, threading.Event, Callback] | None] = SimpleQueue()
+        self.inbox: SimpleQueue[tuple[TorchPending, threading.Event, Callback] | None] = (
+            SimpleQueue()
+        )
         self.thread = threading.Thread(
             target=self._run, name=f"message {way} rank {other} tag {tag}", daemon=True
         )

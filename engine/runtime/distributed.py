@@ -1,11 +1,10 @@
-"""The real driver: one rank of a plan in its own process, on torch.distributed (gloo on CPU, NCCL
-on CUDA).
+"""The real driver: one rank of a plan in its own process, joined to the others by links.py.
 
 One thread computes and delivers messages.  Communication is asynchronous: it is issued when the
 protocol allows, and answers with a message in the inbox when it is done.  What makes batches ready
-does the same, from a thread of each reader.  Nothing polls; with
-nothing to do the thread sleeps on the inbox. On CUDA "done" means enqueued behind an event: the
-host never waits for the device in a step.
+does the same, from a thread of each reader.  Nothing polls; with nothing to do the thread sleeps on
+the inbox, where the other ranks of its host wake it.  On CUDA "done" means enqueued behind an
+event: the host never waits for the device in a step.
 """
 
 from __future__ import annotations
@@ -14,19 +13,17 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from flowrun.engine.crossing import Send, held_by, route
 from flowrun.engine.errors import RunError
 from flowrun.engine.placement import Slices
 from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, TransferWork
-from flowrun.engine.runtime import collectives
-from flowrun.engine.runtime.collectives import Pending
+from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.live_bytes import LiveBytes
+from flowrun.engine.runtime.pending import Pending
 from flowrun.engine.runtime.rank import Rank, Results
 from flowrun.engine.runtime.readers import Batches
 from flowrun.engine.runtime.transport import cut, join
@@ -43,8 +40,8 @@ class DistributedRank:
     """One rank of a plan, in a process that has called init_process_group.  sent_bytes: by actor,
     by this rank.
 
-    groups: the process groups of a plan already running in this process, to be shared (evaluation
-    after training).
+    links: may serve other plans of this process too (evaluation after training).  metered:
+    count live bytes in the first steps.
     """
 
     def __init__(
@@ -54,16 +51,18 @@ class DistributedRank:
         batches: Batches,
         initial: Mapping[str, torch.Tensor],
         device: torch.device,
-        groups: dict[tuple[int, ...], Any] | None = None,
+        links: Links,
+        metered: bool = False,
     ) -> None:
         self.plan = plan
         self.body = Rank(plan, rank, batches, initial, device)
         self.rank = rank
         self.device = device
-        self.groups = make_groups(plan, groups or {})
+        self.links = links
+        self.links.join(plan)
         placement = self.body.placement
         self.members = [placement.group(rank, axis) for axis in range(len(placement.axes))]
-        self.inbox: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self.inbox = self.links.inbox
         self.under_way: dict[tuple[int, int], _Flight | _Supply] = {}
         readers = sum(actor.beside for actor in plan.stage_actors(self.body.stage))
         self.readers = ThreadPoolExecutor(max(readers, 1), "reader")
@@ -71,8 +70,7 @@ class DistributedRank:
         self.routes: dict[int, list[_Leg]] = {}
         self.current: Actor | None = None
         self.live_bytes = LiveBytes(self.body.variables.values())
-        # evaluation shares groups and is not metered; on CUDA torch counts by itself
-        self.metered = groups is not None or device.type == "cuda"
+        self.to_meter = metered
 
     @property
     def reports(self) -> bool:
@@ -114,9 +112,9 @@ class DistributedRank:
 
     def _acts_metered(self, scheduler: Scheduler) -> dict[int, int]:
         """Actor -> act up to which live bytes are counted: two steps, the second into the first."""
-        if self.metered:
+        if not self.to_meter:
             return {}
-        self.metered = True
+        self.to_meter = False
         return {
             k: scheduler.acts[k] + _METERED_STEPS * self.plan.acts_per_step(actor)
             for k, actor in scheduler.actors.items()
@@ -197,11 +195,10 @@ class DistributedRank:
         assert isinstance(work, BoxWork)
         axis = work.step.axis
         ranks = self.members[axis]
-        pending = collectives.start(
+        pending = self.links.start(
             work.step,
             self.body.inputs(actor, act),
             self.body.layouts(actor),
-            self.groups[ranks],
             ranks,
             self.body.coordinate[axis],
         )
@@ -214,7 +211,7 @@ class DistributedRank:
         if actor.kind == SEND:
             values = self.body.inputs(actor, act)
             sends = [
-                collectives.send(
+                self.links.send(
                     [cut(values[k], held, region) for k, held, region in leg.pieces],
                     leg.other,
                     leg.tag,
@@ -223,12 +220,11 @@ class DistributedRank:
             ]
             return _Flight(sends, list)
         received = [
-            collectives.receive(
+            self.links.receive(
                 [tuple(n for _, n in region) for _, _, region in leg.pieces],
                 [self.plan.graph.tensors[self._pair(actor, k)[0]].dtype for k, _, _ in leg.pieces],
                 leg.other,
                 leg.tag,
-                device=self.device,
             )
             for leg in legs
         ]
@@ -332,21 +328,3 @@ class _Flight:
         for pending in self.pendings:
             pending.wait()
         return self.finish_made()
-
-
-def make_groups(plan: Plan, known: Mapping[tuple[int, ...], Any]) -> dict[tuple[int, ...], Any]:
-    """A process group for every group of ranks that a collective of the plan runs over; all ranks
-    make all, in one order.
-
-    known: groups that all ranks have already.
-    """
-    wanted = {
-        ranks
-        for actor in plan.actors
-        if isinstance(actor.work, BoxWork)
-        for ranks in plan.placements[actor.stage].groups(actor.work.step.axis)
-    }
-    return {
-        **known,
-        **{ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted - known.keys())},
-    }

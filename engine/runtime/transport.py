@@ -138,18 +138,30 @@ def unpack(message: Tensor, shapes: Iterable[Shape]) -> list[Tensor]:
     return out
 
 
-def outgoing(bucket: Sequence[Tensor], layouts: Layouts, receiver: int) -> Tensor:
-    """What a member sends to another one: of each tensor, the piece that the other wants."""
+def pieces_for(bucket: Sequence[Tensor], layouts: Layouts, receiver: int) -> list[Tensor]:
+    """What another member wants of each tensor, as views."""
     pairs = zip(bucket, layouts, strict=True)
-    return pack(_cut(tensor, layout.target, layout.parts, receiver) for tensor, layout in pairs)
+    return [_cut(tensor, layout.target, layout.parts, receiver) for tensor, layout in pairs]
+
+
+def outgoing(bucket: Sequence[Tensor], layouts: Layouts, receiver: int) -> Tensor:
+    """What a member sends to another one, as one message."""
+    return pack(pieces_for(bucket, layouts, receiver))
 
 
 def incoming(messages: Sequence[Tensor], layouts: Layouts, receiver: int) -> list[Tensor]:
     """A member's tensors after an all-gather or all-to-all; a message of each member, own too."""
-    columns = [
-        unpack(message, [layout.message(sender, receiver) for layout in layouts])
-        for sender, message in enumerate(messages)
-    ]
+    return joined(
+        [
+            unpack(message, message_shapes(layouts, sender, receiver))
+            for sender, message in enumerate(messages)
+        ],
+        layouts,
+    )
+
+
+def joined(columns: Sequence[Sequence[Tensor]], layouts: Layouts) -> list[Tensor]:
+    """The same, of the pieces that each member has sent."""
     out = []
     for layout, pieces in zip(layouts, zip(*columns, strict=True), strict=True):
         assert isinstance(layout.source, Split)
@@ -157,15 +169,23 @@ def incoming(messages: Sequence[Tensor], layouts: Layouts, receiver: int) -> lis
     return out
 
 
+def message_shapes(layouts: Layouts, sender: int, receiver: int) -> list[Shape]:
+    """Shapes of the pieces in the message from one member to another."""
+    return [layout.message(sender, receiver) for layout in layouts]
+
+
 def message_size(layouts: Layouts, sender: int, receiver: int) -> int:
     """Elements in the message from one member to another."""
-    return sum(math.prod(layout.message(sender, receiver)) for layout in layouts)
+    return sum(map(math.prod, message_shapes(layouts, sender, receiver)))
 
 
 def reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
-    """The messages of all members made one, in order of the members; new memory."""
-    total = messages[0].clone()
-    for message in messages[1:]:
+    """The messages of all members (two or more) made one, in order of the members; new memory,
+    contiguous.
+    """
+    total = messages[0].new_empty(messages[0].shape)
+    REDUCTIONS[reduce](messages[0], messages[1], out=total)
+    for message in messages[2:]:
         REDUCTIONS[reduce](total, message, out=total)
     return total
 
@@ -236,10 +256,12 @@ def _all_reduce(
 
 
 def cut(piece: Tensor, held: Slices, region: Slices) -> Tensor:
-    """The values of a region, in logical coordinates, of a piece that holds the slices `held`."""
+    """The values of a region, in logical coordinates, of a piece that holds the slices `held`; a
+    view.
+    """
     for dim, ((start, _), (low, length)) in enumerate(zip(held, region, strict=True)):
         piece = piece.narrow(dim, low - start, length)
-    return piece.clone(memory_format=torch.contiguous_format)
+    return piece
 
 
 def join(parts: Sequence[tuple[Slices, Tensor]], held: Slices) -> Tensor:

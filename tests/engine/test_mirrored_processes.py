@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flowrun.engine.compile import compile_training
 from flowrun.engine.plan import Plan
-from flowrun.engine.runtime.collectives import close_channels
-from flowrun.engine.runtime.distributed import DistributedRank, make_groups
+from flowrun.engine.runtime.distributed import DistributedRank
+from flowrun.engine.runtime.links import Links
 from support.layouts import Layout, example, initial, strategy, task
 from support.normed_net import NORMED
 from support.plain_loop import torch_optimizer
@@ -39,7 +39,6 @@ def _process(rank: int, folder: str) -> None:
     )
     torch.save({"ddp": _ddp(rank), "flowrun": _flowrun(rank, plan)}, f"{folder}/{rank}.pt")
     dist.barrier()
-    close_channels()
     dist.destroy_process_group()
 
 
@@ -67,8 +66,10 @@ def _ddp(rank: int) -> dict[str, Any]:
 
 def _flowrun(rank: int, plan: Plan) -> dict[str, Any]:
     device = torch.device("cpu")
-    body = DistributedRank(plan, rank, NORMED.rows, initial(NORMED), device, make_groups(plan, {}))
+    links = Links(rank, device)
+    body = DistributedRank(plan, rank, NORMED.rows, initial(NORMED), device, links)
     losses = [result["loss_by_rank"] for result in body.run(STEPS)]
+    links.close()
     state = {v.name: body.body.variables[v.tensor] for v in plan.graph.variables}
     return {"losses": losses, "state": state}
 

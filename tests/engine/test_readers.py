@@ -5,6 +5,7 @@ batches which reading at once gives.
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,14 @@ from flowrun.engine.graph import FORWARD, Feed
 from flowrun.engine.plan import READER, Actor, FeedWork, Plan, PrepareWork
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.distributed import DistributedRank
+from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.virtual import VirtualCluster
 from support.layouts import Layout, compiled, initial
 from support.plain_loop import TINY_MLP, Batch, plain_loop
 from support.stepwise import Noisy, plan, sampler
 
 STEPS = 4
+CPU = torch.device("cpu")
 CHAIN = ("read", "decode", "augment")
 
 
@@ -170,15 +173,15 @@ def rows_of(batch: Batch) -> Tensor:
 
 def test_a_process_prepares_in_threads_beside_compute() -> None:
     made, rows = plan(Layout()), Rows()
-    body = DistributedRank(made, 0, rows, initial(TINY_MLP), torch.device("cpu"))
-    found = [result["loss"] for result in body.run(STEPS)]
+    with closing(Links(0, CPU)) as links:
+        body = DistributedRank(made, 0, rows, initial(TINY_MLP), CPU, links)
+        found = [result["loss"] for result in body.run(STEPS)]
     assert found == pytest.approx(plain_loop(TINY_MLP, steps=STEPS).losses, rel=1e-5)
     assert rows.threads and threading.main_thread().name not in rows.threads
 
 
 def test_a_step_that_fails_is_told_with_rank_and_actor() -> None:
-    body = DistributedRank(
-        plan(Layout()), 0, Rows(broken=True), initial(TINY_MLP), torch.device("cpu")
-    )
-    with pytest.raises(RunError, match=r"rank 0, actor batch.decode\n.*ValueError: not an image"):
-        body.run(STEPS)
+    told = r"rank 0, actor batch.decode\n.*ValueError: not an image"
+    rows = Rows(broken=True)
+    with closing(Links(0, CPU)) as links, pytest.raises(RunError, match=told):
+        DistributedRank(plan(Layout()), 0, rows, initial(TINY_MLP), CPU, links).run(STEPS)

@@ -1,4 +1,4 @@
-"""Real processes on gloo that train plan after plan, so that starting them is paid once."""
+"""Real processes that train plan after plan, so that starting them is paid once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from flowrun.engine.plan import Plan
-from flowrun.engine.runtime.collectives import close_channels
-from flowrun.engine.runtime.distributed import DistributedRank, make_groups
+from flowrun.engine.runtime.distributed import DistributedRank
+from flowrun.engine.runtime.links import Links
 from support.layouts import Run, initial, logical_weights
 from support.plain_loop import Training
 
-Groups = dict[tuple[int, ...], Any]
 Jobs = Mapping[str, tuple[Training, Plan]]
 
 
@@ -36,22 +35,22 @@ def _process(rank: int, world: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=world
     )
-    groups: Groups = {}
+    links = Links(rank, torch.device("cpu"))
     out = {}
     for name, (training, plan) in jobs.items():
-        groups = make_groups(plan, groups)  # every process makes every group
-        out[name] = _train(rank, training, plan, steps, groups)
+        links.join(plan)  # every process joins every plan
+        out[name] = _train(rank, training, plan, steps, links)
     torch.save(out, f"{folder}/{rank}.pt")
     dist.barrier()
-    close_channels()
+    links.close()
     dist.destroy_process_group()
 
 
-def _train(rank: int, training: Training, plan: Plan, steps: int, groups: Groups) -> dict[str, Any]:
+def _train(rank: int, training: Training, plan: Plan, steps: int, links: Links) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if any(rank in placement for placement in plan.placements):
         device = torch.device("cpu")
-        body = DistributedRank(plan, rank, training.rows, initial(training), device, groups)
+        body = DistributedRank(plan, rank, training.rows, initial(training), device, links)
         losses = [result["loss"] for result in body.run(steps)]
         out = {
             "losses": losses if body.reports else [],

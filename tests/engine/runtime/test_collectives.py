@@ -1,11 +1,14 @@
-"""torch.distributed against the virtual transport: same values, and the bytes of the table.
+"""torch.distributed and shared memory against the virtual transport: same values, and the bytes of
+the table.
 
-Each number of ranks starts its processes once; they run every case and leave what they got.
+Each number of ranks starts its processes once for each of the two; they run every case and leave
+what they got.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from flowrun.engine.boxing import Step, step_bytes
-from flowrun.engine.runtime import collectives
+from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.transport import Layout, layout_of, run_group
 from flowrun.engine.sbp import P_MAX, P_MIN, B, P, S
 from support.logical import lay_out, line, whole_numbers
@@ -69,44 +72,52 @@ def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], list[Layou
     return [[pieces[rank] for pieces in laid] for rank in range(parts)], layouts
 
 
-def _rank(rank: int, parts: int, folder: str) -> None:
+def _rank(rank: int, parts: int, shared: bool, folder: str) -> None:
     """One process: every case, then messages; leaves its results in a file."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=parts
     )
     out: dict[str, Any] = {}
+    links = Links(rank, torch.device("cpu"), shared=shared)
+    links.join_groups([tuple(range(parts))])
     for name, (steps, _, _) in CASES.items():
         pieces, layouts = _bucket(name, parts)
         done = threading.Event()
-        pending = collectives.start(
-            steps[0], pieces[rank], layouts, dist.group.WORLD, range(parts), rank
-        )
+        pending = links.start(steps[0], pieces[rank], layouts, tuple(range(parts)), rank)
         pending.on_done(done.set)
-        assert done.wait(30), f"{name} never called back"
+        _await(links, done, name)
         out[name] = ([tensor.clone() for tensor in pending.wait()], pending.sent_bytes)
         untouched, _ = _bucket(name, parts)
         assert all(map(torch.equal, pieces[rank], untouched[rank])), f"{name} wrote to its input"
-    out["messages"] = _messages(rank, parts)
-    collectives.close_channels()
+    out["messages"] = _messages(links, rank, parts)
     torch.save(out, f"{folder}/{rank}.pt")
     dist.barrier()
+    links.close()
     dist.destroy_process_group()
 
 
-def _messages(rank: int, parts: int) -> dict[str, Any]:
+def _await(links: Links, done: threading.Event, what: str) -> None:
+    """As the loop does: sleep where other processes and other threads wake it."""
+    until = time.monotonic() + 30
+    while not done.is_set() and time.monotonic() < until:
+        links.inbox.empty()
+    assert done.is_set(), f"{what} never called back"
+
+
+def _messages(links: Links, rank: int, parts: int) -> dict[str, Any]:
     """Around the ring, on two tags; the later tag is received first."""
     ahead, behind = (rank + 1) % parts, (rank - 1) % parts
     shapes, dtypes = [t.shape for t in _MESSAGE], [t.dtype for t in _MESSAGE]
-    sends = [collectives.send(_MESSAGE, ahead, tag) for tag in (1, 2)]
-    sends.append(collectives.send([torch.tensor([rank])], ahead, 2))
+    sends = [links.send(_MESSAGE, ahead, tag) for tag in (1, 2)]
+    sends.append(links.send([torch.tensor([rank])], ahead, 2))
     done = threading.Event()
-    second = collectives.receive(shapes, dtypes, behind, 2)
-    third = collectives.receive([(1,)], [torch.int64], behind, 2)
+    second = links.receive(shapes, dtypes, behind, 2)
+    third = links.receive([(1,)], [torch.int64], behind, 2)
     third.on_done(done.set)
     got = [second.wait()]
-    assert done.wait(30), "a message never called back"
-    got.append(collectives.receive(shapes, dtypes, behind, 1).wait())
+    _await(links, done, "a message")
+    got.append(links.receive(shapes, dtypes, behind, 1).wait())
     nothing = [pending.wait() for pending in sends]
     return {
         "whole": [[tensor.clone() for tensor in tensors] for tensors in got],
@@ -116,12 +127,17 @@ def _messages(rank: int, parts: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids=["2 ranks", "3 ranks", "4 ranks"])
+SETUPS = [(parts, shared) for shared in (False, True) for parts in (2, 3, 4)]
+IDS = [f"{parts} ranks{', shared memory' if shared else ''}" for parts, shared in SETUPS]
+
+
+@pytest.fixture(scope="module", params=SETUPS, ids=IDS)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank got, for every case."""
     folder = str(tmp_path_factory.mktemp("ranks"))
-    spawn(_rank, (request.param, folder), nprocs=request.param)  # type: ignore[no-untyped-call]
-    return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(request.param)]
+    parts, shared = request.param
+    spawn(_rank, (parts, shared, folder), nprocs=parts)  # type: ignore[no-untyped-call]
+    return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(parts)]
 
 
 @pytest.mark.parametrize("name", list(CASES))

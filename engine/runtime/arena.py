@@ -1,0 +1,70 @@
+"""Arena: memory of one rank that the other ranks of its host read.
+
+An anonymous file in memory: it has no name that could be left behind, and goes when the last
+process that maps it ends.  It is as large as the machine's memory and takes what has been touched:
+pages come into being when first written.  Messages lie as low as they fit, so what is touched is
+the most that was ever under way at once, and a small loop of messages stays in the caches.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 4096  # of messages, in bytes: no two share a page
+
+
+class Arena:
+    """The memory behind a descriptor, as tensors."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+
+    def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """A flat view.  start: in bytes.  count: elements, at least one."""
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
+
+
+class OwnArena(Arena):
+    """The arena that this rank writes: who wants to write takes a piece first.
+
+    touched: bytes that were ever in use.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("flowrun", os.MFD_CLOEXEC)
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        os.ftruncate(self.descriptor, size)
+        super().__init__(self.descriptor)
+        self.touched = 0
+        self._free = [(0, size)]  # (start, end), in order, never adjacent
+        self._taken: dict[int, int] = {}  # start -> end
+
+    def take(self, num_bytes: int) -> int:
+        """The start of a piece that nobody uses: the lowest that fits."""
+        size = max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
+        for k, (start, end) in enumerate(self._free):
+            if end - start >= size:
+                self._free[k : k + 1] = [(start + size, end)] if end - start > size else []
+                self._taken[start] = start + size
+                self.touched = max(self.touched, start + size)
+                return start
+        raise MemoryError(f"messages under way hold more than this machine's memory: {num_bytes}")
+
+    def give(self, start: int) -> None:
+        """The piece is free again."""
+        end = self._taken.pop(start)
+        k = next((k for k, (low, _) in enumerate(self._free) if low > start), len(self._free))
+        if k < len(self._free) and self._free[k][0] == end:
+            end = self._free.pop(k)[1]
+        if k and self._free[k - 1][1] == start:
+            k -= 1
+            start = self._free.pop(k)[0]
+        self._free.insert(k, (start, end))
+
+    def close(self) -> None:
+        """Let go of the descriptor; the memory stays as long as it is mapped."""
+        os.close(self.descriptor)

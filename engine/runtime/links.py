@@ -1,0 +1,108 @@
+"""Links: what joins one rank to the others, and which transport carries what.
+
+Ranks of one host share memory (shared_memory.py): no byte goes through a socket, which on a CPU
+would take its time from compute.  Between hosts, and on CUDA, torch.distributed does it
+(collectives.py: gloo, NCCL).  A group that spans hosts goes by torch.distributed as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flowrun.engine.boxing import Step
+from flowrun.engine.placement import Shape
+from flowrun.engine.plan import BoxWork, Plan
+from flowrun.engine.runtime import collectives, neighbours, shared_memory
+from flowrun.engine.runtime.inbox import Inbox
+from flowrun.engine.runtime.neighbours import Neighbours
+from flowrun.engine.runtime.pending import Pending
+from flowrun.engine.runtime.transport import Layouts
+
+Ranks = tuple[int, ...]
+
+
+class Links:
+    """Made by every rank, once; for all plans that it runs.
+
+    inbox: of the rank's loop: it sleeps there on whatever comes.
+    """
+
+    def __init__(
+        self, rank: int, device: torch.device, host: str = "", shared: bool = True
+    ) -> None:
+        """Where there are several ranks, init_process_group has been called.
+
+        host: ranks share memory if they are on one machine and name the same.  shared: False to
+        leave all to torch.distributed.
+        """
+        self.device = device
+        self.inbox: Inbox[tuple[int, int]] = Inbox()
+        self._neighbours = Neighbours(self.inbox)
+        self._groups: dict[Ranks, Any] = {}  # that torch carries
+        self._streams: dict[Ranks, int] = {}  # of the others: those of messages are tags, >= 0
+        if shared and neighbours.AVAILABLE and device.type == "cpu" and dist.is_initialized():
+            self._neighbours.meet(rank, host)
+
+    def join(self, plan: Plan) -> None:
+        """Make the groups that the collectives of a plan run over; all ranks join all plans, in
+        one order.
+        """
+        wanted = {
+            ranks
+            for actor in plan.actors
+            if isinstance(actor.work, BoxWork)
+            for ranks in plan.placements[actor.stage].groups(actor.work.step.axis)
+        }
+        self.join_groups(wanted)
+
+    def join_groups(self, wanted: Iterable[Ranks]) -> None:
+        """The same, by their ranks."""
+        for ranks in sorted(set(wanted) - self._groups.keys() - self._streams.keys()):
+            if self._neighbours.are_together(ranks):
+                self._streams[ranks] = -1 - len(self._streams)
+            else:
+                self._groups[ranks] = dist.new_group(list(ranks))
+
+    def start(
+        self,
+        step: Step,
+        bucket: Sequence[Tensor],
+        layouts: Layouts,
+        ranks: Ranks,
+        index: int,
+    ) -> Pending:
+        """Begin a collective; see collectives.start."""
+        if (stream := self._streams.get(ranks)) is not None:
+            return shared_memory.start(
+                step, bucket, layouts, self._neighbours, stream, ranks, index
+            )
+        return collectives.start(step, bucket, layouts, self._groups[ranks], ranks, index)
+
+    def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
+        """Begin one message; see collectives.send."""
+        if target_rank in self._neighbours:
+            return shared_memory.send(self._neighbours, tensors, target_rank, tag)
+        return collectives.send(tensors, target_rank, tag)
+
+    def receive(
+        self,
+        shapes: Sequence[Shape],
+        dtypes: Sequence[torch.dtype],
+        source_rank: int,
+        tag: int,
+    ) -> Pending:
+        """Post the slot for one message; see collectives.receive."""
+        if source_rank in self._neighbours:
+            return shared_memory.receive(self._neighbours, shapes, dtypes, source_rank, tag)
+        return collectives.receive(shapes, dtypes, source_rank, tag, device=self.device)
+
+    def close(self) -> None:
+        """Every message must be done."""
+        collectives.close_channels()
+        self._neighbours.close()
+        self.inbox.close()

@@ -1,0 +1,226 @@
+"""Neighbours: the ranks of one host, joined by shared memory and a socket a pair.
+
+The bytes of a message are written once, into the arena of the rank that sends, and read there.
+What goes through the sockets are notes of 16 bytes: a message is written, a slot for one is
+posted, a message has been read.  They wake the loop of the other rank, which sleeps on its sockets
+itself (inbox.py), not on a thread; and they end when the other rank does, whatever ended it.
+
+Only Linux has what this needs: anonymous files in memory, and sockets with names on no disk.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flowrun.engine.runtime.arena import Arena, OwnArena
+from flowrun.engine.runtime.inbox import Inbox
+
+WRITTEN, POSTED, _READ = range(3)  # what a note says of a message of a stream
+
+Note = Callable[[int | None], None]  # where the message starts; None: the peer has gone
+
+_NOTE = struct.Struct("<iiq")  # what, stream, start
+_RANK = struct.Struct("<i")
+
+AVAILABLE = sys.platform == "linux"
+
+
+class PeerGone(RuntimeError):
+    """A rank of this host has ended while something was expected of it."""
+
+
+class Neighbours:
+    """What one rank knows of the other ranks of its host."""
+
+    def __init__(self, inbox: Inbox[Any]) -> None:
+        """inbox: of the rank's loop; it handles what comes."""
+        self.inbox = inbox
+        self.arena: OwnArena | None = None
+        self._hosts: dict[tuple[str, ...], list[int]] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._readers: dict[int, int] = {}  # start -> peers that have yet to read what lies there
+
+    def meet(self, rank: int, host: str) -> None:
+        """Get to know those that name the same host; every rank of every host has to call it.
+
+        host: ranks of one machine may still name different ones.
+        """
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("")  # the kernel finds a name; it is on no disk
+            listener.listen(dist.get_world_size())
+            met: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(met, ((host, *_machine()), listener.getsockname()))
+            for k, (where, _) in enumerate(met):
+                self._hosts.setdefault(where, []).append(k)
+            here = self._hosts[met[rank][0]]
+            if len(here) < 2:
+                return
+            self.arena = OwnArena()
+            sockets = []
+            for other in (k for k in here if k < rank):
+                sockets.append(socket.socket(socket.AF_UNIX))
+                sockets[-1].connect(met[other][1])
+            sockets += [listener.accept()[0] for other in here if other > rank]
+        for one in sockets:
+            socket.send_fds(one, [_RANK.pack(rank)], [self.arena.descriptor])
+        for one in sockets:
+            said, (descriptor,), _, _ = socket.recv_fds(one, _RANK.size, 1)
+            (other,) = _RANK.unpack(said)
+            self._peers[other] = _Peer(other, one, Arena(descriptor), self.inbox, self._read)
+            os.close(descriptor)
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._peers
+
+    def are_together(self, ranks: Sequence[int]) -> bool:
+        """True if these ranks are on one host, whichever: all ranks answer alike."""
+        return any(set(ranks).issubset(here) for here in self._hosts.values())
+
+    def write(self, num_bytes: int, peers: int = 1) -> int:
+        """The start of a piece of this rank's arena, which so many peers will read."""
+        assert self.arena is not None
+        start = self.arena.take(num_bytes)
+        self._readers[start] = peers
+        return start
+
+    def written(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """What lies in this rank's arena."""
+        assert self.arena is not None
+        return self.arena.tensor(start, count, dtype)
+
+    def message(self, peer: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """What lies in the arena of another rank: to be read, before `read` is told."""
+        return self._peers[peer].arena.tensor(start, count, dtype)
+
+    def tell(self, peer: int, what: int, stream: int, start: int = 0) -> None:
+        """WRITTEN or POSTED.  stream: notes of one stream and kind are taken in the order told."""
+        self._peers[peer].tell(what, stream, start)
+
+    def read(self, peer: int, start: int) -> None:
+        """Tell the other rank that it may write there again."""
+        self._peers[peer].tell(_READ, 0, start)
+
+    def expect(self, peer: int, what: int, stream: int, note: Note) -> None:
+        """Take the next note of a stream: at once, or in the loop when it comes."""
+        self._peers[peer].expect(what, stream, note)
+
+    def _read(self, start: int) -> None:
+        self._readers[start] -= 1
+        if not self._readers[start]:
+            assert self.arena is not None
+            del self._readers[start]
+            self.arena.give(start)
+
+    def close(self) -> None:
+        """Leave; the others find this rank gone, if they still expect something."""
+        for peer in self._peers.values():
+            peer.close()
+        if self.arena is not None:
+            self.arena.close()
+
+
+class _Peer:
+    """The other end of one socket."""
+
+    def __init__(
+        self,
+        rank: int,
+        link: socket.socket,
+        arena: Arena,
+        inbox: Inbox[Any],
+        read: Callable[[int], None],
+    ) -> None:
+        self.rank = rank
+        self.arena = arena
+        self._link = link
+        self._inbox = inbox
+        self._read = read
+        self._gone = False
+        self._rest = b""  # of a note that came in two pieces
+        self._behind = b""  # notes for which the socket had no room
+        self._full = False
+        self._came: dict[tuple[int, int], deque[int]] = {}
+        self._expected: dict[tuple[int, int], deque[Note]] = {}
+        link.setblocking(False)
+        inbox.watch(link.fileno(), self._handle)
+
+    def tell(self, what: int, stream: int, start: int) -> None:
+        if not self._gone:
+            self._behind += _NOTE.pack(what, stream, start)
+            self._flush()
+
+    def expect(self, what: int, stream: int, note: Note) -> None:
+        came = self._came.get((what, stream))
+        if came:
+            note(came.popleft())
+        elif self._gone:
+            note(None)
+        else:
+            self._expected.setdefault((what, stream), deque()).append(note)
+
+    def _handle(self) -> None:
+        if self._behind:
+            self._flush()
+        try:
+            data = self._link.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        data = self._rest + data
+        whole = len(data) // _NOTE.size * _NOTE.size
+        self._rest = data[whole:]
+        for what, stream, start in _NOTE.iter_unpack(data[:whole]):
+            self._take(what, stream, start)
+
+    def _take(self, what: int, stream: int, start: int) -> None:
+        if what == _READ:
+            self._read(start)
+        elif expected := self._expected.get((what, stream)):
+            expected.popleft()(start)
+        else:
+            self._came.setdefault((what, stream), deque()).append(start)
+
+    def _flush(self) -> None:
+        """Send what can be sent; with a full socket, the rest when it has room."""
+        try:
+            self._behind = self._behind[self._link.send(self._behind) :]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._behind = b""  # what the other said before it went can still be read
+        if self._full != bool(self._behind):
+            self._full = bool(self._behind)
+            self._inbox.watch(self._link.fileno(), self._handle, write=self._full)
+
+    def _lose(self) -> None:
+        self._gone = True
+        self._inbox.forget(self._link.fileno())
+        expected, self._expected = self._expected, {}
+        for notes in expected.values():
+            for note in notes:
+                note(None)
+
+    def close(self) -> None:
+        if not self._gone:
+            self._lose()
+        self._link.close()
+
+
+def _machine() -> tuple[str, ...]:
+    """Equal for processes that can reach each other's sockets by name."""
+    with open("/proc/sys/kernel/random/boot_id") as boot:
+        return boot.read().strip(), os.readlink("/proc/self/ns/net")

@@ -1,0 +1,195 @@
+"""The transport between ranks of one host: messages lie in shared memory (neighbours.py).
+
+The same three functions as collectives.py.  A rank writes what others want of its tensors once, and
+each of the others adds or joins it straight from there: no copy beside, no thread, no socket that
+bytes go through.  All of it is done by the loop's own thread, where it picks the message up.  Sums
+run in order of the members, so all get the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Step
+from flowrun.engine.placement import Shape
+from flowrun.engine.runtime.neighbours import POSTED, WRITTEN, Neighbours, PeerGone
+from flowrun.engine.runtime.pending import (
+    Callback,
+    Pending,
+    Settled,
+    num_bytes,
+    put_tensors,
+    tensors_in,
+)
+from flowrun.engine.runtime.transport import (
+    Layouts,
+    joined,
+    message_shapes,
+    message_size,
+    pieces_for,
+    reduced,
+    sent_elements,
+    unpack,
+)
+
+Starts = Mapping[int, int]  # peer -> where its message starts, in its arena
+
+
+class Exchange:
+    """Notes of other ranks under way."""
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        wanted: tuple[int, int],
+        peers: Sequence[int],
+        finish: Callable[[Starts], list[Tensor]],
+        sent_bytes: int,
+    ) -> None:
+        """wanted: what note of what stream, of each peer.  finish: reads what they wrote."""
+        self.sent_bytes = sent_bytes
+        self._inbox = neighbours.inbox
+        self._finish: Callable[[Starts], list[Tensor]] | None = finish
+        self._missing = len(peers)
+        self._starts: dict[int, int] = {}
+        self._gone: int | None = None
+        self._callback: Callback | None = None
+        self._result: list[Tensor] = []
+        for peer in peers:
+            neighbours.expect(peer, *wanted, lambda start, peer=peer: self._take(peer, start))  # type: ignore[misc]
+
+    @property
+    def _done(self) -> bool:
+        return not self._missing or self._gone is not None
+
+    def _take(self, peer: int, start: int | None) -> None:
+        if start is None:
+            self._gone = peer if self._gone is None else self._gone
+        else:
+            self._starts[peer] = start
+            self._missing -= 1
+        if self._done and self._callback:
+            callback, self._callback = self._callback, None
+            callback()
+
+    def wait(self) -> list[Tensor]:
+        """The tensors after the step (of a send: none), again at every call.
+
+        Raises PeerGone if a rank that takes part has ended.
+        """
+        while not self._done:
+            self._inbox.turn()
+        if self._missing:
+            raise PeerGone(f"rank {self._gone} has ended")
+        if self._finish is not None:
+            self._result = self._finish(self._starts)
+            self._finish = None  # what it holds may go
+        return self._result
+
+    def on_done(self, callback: Callback) -> None:
+        """Call back, once, when `wait` will not block: at once, or in the loop's thread."""
+        if self._done:
+            callback()
+        else:
+            self._callback = callback
+
+
+# ---- collectives ---------------------------------------------------------------------------------
+
+
+def start(
+    step: Step,
+    bucket: Sequence[Tensor],
+    layouts: Layouts,
+    neighbours: Neighbours,
+    stream: int,
+    ranks: Sequence[int],
+    index: int,
+) -> Pending:
+    """Begin a step that moves bytes, for a bucket of tensors of one dtype and kind of step.
+
+    layouts: one for each tensor (transport.layout_of).  ranks: the group, in order of their
+    coordinate on the axis.  index: this rank's.  stream: of this group alone; all members begin the
+    steps of a group in one order.  The bucket must not change before it is done; what `wait`
+    returns is new memory.
+    """
+    dtype = bucket[0].dtype
+    if not any(math.prod(layout.shape) for layout in layouts):
+        return Settled([bucket[0].new_empty(layout.after(index)) for layout in layouts])
+    others = {rank: k for k, rank in enumerate(ranks) if k != index}
+    alike = step.kind in (ALL_REDUCE, ALL_GATHER)  # all want the same of this rank
+    messages = [list(others)] if alike else [[rank] for rank in others]
+    for readers in messages:
+        begin = _write(neighbours, pieces_for(bucket, layouts, others[readers[0]]), len(readers))
+        for rank in readers:
+            neighbours.tell(rank, WRITTEN, stream, begin)
+
+    def finish(starts: Starts) -> list[Tensor]:
+        columns = [pieces_for(bucket, layouts, index)] * len(ranks)
+        for rank, k in others.items():
+            size = message_size(layouts, k, index)
+            message = neighbours.message(rank, starts[rank], size, dtype)
+            columns[k] = unpack(message, message_shapes(layouts, k, index))
+        out = (
+            [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
+            if step.kind in (ALL_REDUCE, REDUCE_SCATTER)
+            else joined(columns, layouts)
+        )
+        for rank in others:
+            neighbours.read(rank, starts[rank])
+        return out
+
+    sent_bytes = sent_elements(step, layouts, index) * dtype.itemsize
+    return Exchange(neighbours, (WRITTEN, stream), list(others), finish, sent_bytes)
+
+
+def _write(neighbours: Neighbours, pieces: Sequence[Tensor], readers: int) -> int:
+    """Tensors of one dtype, as one message; where it starts."""
+    size, dtype = sum(piece.numel() for piece in pieces), pieces[0].dtype
+    begin = neighbours.write(size * dtype.itemsize, readers)
+    message = neighbours.written(begin, size, dtype)
+    for view, piece in zip(unpack(message, [p.shape for p in pieces]), pieces, strict=True):
+        view.copy_(piece)
+    return begin
+
+
+# ---- messages between grids ----------------------------------------------------------------------
+
+
+def send(neighbours: Neighbours, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
+    """Begin one message of tensors of any dtypes; done when the other rank has posted its slot.
+
+    Messages of one tag arrive in the order sent.  The tensors may change at once.
+    """
+    size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
+    if not size:
+        return Settled([])
+    begin = neighbours.write(size)
+    put_tensors(neighbours.written(begin, size, torch.uint8), tensors)
+    neighbours.tell(target_rank, WRITTEN, tag, begin)
+    return Exchange(neighbours, (POSTED, tag), [target_rank], lambda _: [], size)
+
+
+def receive(
+    neighbours: Neighbours,
+    shapes: Sequence[Shape],
+    dtypes: Sequence[torch.dtype],
+    source_rank: int,
+    tag: int,
+) -> Pending:
+    """Post the slot for one message of `send`, of which both sides know the shapes and dtypes."""
+    size = num_bytes(shapes, dtypes)
+    if not size:
+        return Settled(tensors_in(torch.empty(0, dtype=torch.uint8), shapes, dtypes))
+
+    def finish(starts: Starts) -> list[Tensor]:
+        message = neighbours.message(source_rank, starts[source_rank], size, torch.uint8).clone()
+        neighbours.read(source_rank, starts[source_rank])
+        return tensors_in(message, shapes, dtypes)
+
+    neighbours.tell(source_rank, POSTED, tag)
+    return Exchange(neighbours, (WRITTEN, tag), [source_rank], finish, 0)

@@ -1,0 +1,93 @@
+"""Ranks of one host: who is one, what a rank that ends leaves behind, and that nothing stays."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from flowrun.engine.boxing import Step
+from flowrun.engine.runtime.inbox import Inbox
+from flowrun.engine.runtime.links import Links
+from flowrun.engine.runtime.neighbours import Neighbours, PeerGone
+from flowrun.engine.runtime.transport import Layout
+from flowrun.engine.sbp import B, P
+
+pytestmark = pytest.mark.processes
+
+CPU = torch.device("cpu")
+RANKS = 4
+ALL, PAIR, ACROSS = (0, 1, 2, 3), (0, 1), (1, 2)
+
+
+def _meet(rank: int, folder: str) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=RANKS
+    )
+
+
+def _rank(rank: int, folder: str) -> None:
+    """Ranks 0 and 1 are on one host, 2 and 3 on another; then rank 3 ends without a word."""
+    torch.set_num_threads(1)
+    _meet(rank, folder)
+    neighbours = Neighbours(Inbox())
+    neighbours.meet(rank, host=f"host {rank // 2}")
+    said: dict[str, Any] = {
+        "beside": [other for other in range(RANKS) if other in neighbours],
+        "together": [neighbours.are_together(ranks) for ranks in (ALL, PAIR, ACROSS)],
+    }
+    neighbours.close()
+    links = Links(rank, CPU)
+    links.join_groups([ALL])
+    step, layout = Step(0, P, B), Layout((5,), RANKS, P, B)
+    many = [links.start(step, [torch.full((5,), 1.0)], [layout], ALL, rank) for _ in range(1000)]
+    last = [pending.wait() for pending in many][-1]
+    said["sum"] = last[0].tolist()
+    dist.barrier()
+    if rank == 3:
+        links.send([torch.tensor([3.0])], 0, 7)
+        os._exit(0)
+    late = links.start(step, [torch.ones(5)], [layout], ALL, rank)
+    with pytest.raises(PeerGone, match="rank 3 has ended"):
+        late.wait()
+    if rank == 0:
+        said["message"] = links.receive([(1,)], [torch.float32], 3, 7).wait()[0].tolist()
+        with pytest.raises(PeerGone, match="rank 3 has ended"):
+            links.receive([(1,)], [torch.float32], 3, 7).wait()
+        with pytest.raises(PeerGone, match="rank 3 has ended"):
+            links.send([torch.ones(3)], 3, 8).wait()
+    Path(folder, f"{rank}.json").write_text(json.dumps(said))
+    os._exit(0)  # a regular end would wait for rank 3
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    before = set(os.listdir("/dev/shm"))
+    spawn(_rank, (str(folder),), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    assert set(os.listdir("/dev/shm")) <= before, "memory was left behind"
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS - 1)]
+
+
+def test_ranks_that_name_one_host_share_memory(told: list[dict[str, Any]]) -> None:
+    assert [said["beside"] for said in told] == [[1], [0], [3]]
+
+
+def test_all_ranks_know_which_groups_are_on_one_host(told: list[dict[str, Any]]) -> None:
+    assert [said["together"] for said in told] == [[False, True, False]] * 3
+
+
+def test_more_messages_can_be_under_way_than_a_socket_has_room_for(
+    told: list[dict[str, Any]],
+) -> None:
+    assert [said["sum"] for said in told] == [[4.0] * 5] * 3
+
+
+def test_what_a_rank_said_before_it_ended_is_still_heard(told: list[dict[str, Any]]) -> None:
+    assert told[0]["message"] == [3.0]
