@@ -97,6 +97,7 @@ class _Lowering:
             registers,
             self.strategy.micro_batches,
             notes=self.graph.notes,
+            shared_memory=self.strategy.shared_memory,
         )
 
     # ------------------------------------------------------------------ drafts

@@ -171,7 +171,8 @@ class Plan:
 
     graph: the boxed logical graph, for shapes and layouts of tensors.  order: (stage, axis) -> the
     order in which collectives of that group are issued within a step, as (actor, act of the step);
-    found by the rehearsal, the same on all ranks of the group.
+    found by the rehearsal, the same on all ranks of the group.  shared_memory: messages lie in
+    memory that the ranks share; what they take of it is counted so.
     """
 
     placements: tuple[Placement, ...]
@@ -182,6 +183,7 @@ class Plan:
     micro_batches: int
     order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...] = ()
     notes: tuple[str, ...] = ()
+    shared_memory: bool = False
 
     @property
     def num_ranks(self) -> int:

@@ -162,6 +162,7 @@ class Strategy:
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
         once.
     unprepared: fields that need none of these steps: a stage that reads no other has no chain.
+    shared_memory: all ranks exchange their messages there; hardware.link is that of such ranks.
     """
 
     axes: tuple[str, ...]
@@ -180,6 +181,7 @@ class Strategy:
     preparation: tuple[Preparation, ...] = ()
     unprepared: tuple[str, ...] = ()
     hardware: Hardware = field(default_factory=Hardware)
+    shared_memory: bool = False
 
     @property
     def num_stages(self) -> int:

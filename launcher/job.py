@@ -5,6 +5,7 @@ started here.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -302,6 +303,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         in_flight=recipe.in_flight,
         register_slots=recipe.engine.register_slots,
         hardware=shared_cores(recipe),
+        shared_memory=shares_memory(recipe),
     )
 
 
@@ -316,8 +318,12 @@ def loss_scale_of(recipe: Recipe) -> LossScale | None:
 
 
 def shared_cores(recipe: Recipe) -> Hardware:
-    """The hardware profile of one rank.  On CPUs the ranks of a host share its cores."""
+    """The hardware profile of one rank.  On CPUs the ranks of a host share its cores, and may share
+    its memory.
+    """
     hardware = recipe.hardware
+    if shares_memory(recipe):
+        hardware = replace(hardware, link=hardware.shared_link)
     if hardware.name != "cpu" or recipe.launch.name != "local":
         return hardware
     ranks = recipe.num_ranks / recipe.launch.nnodes
@@ -330,6 +336,13 @@ def shared_cores(recipe: Recipe) -> Hardware:
         memory_bytes_per_s=hardware.memory_bytes_per_s * share,
         act_s=hardware.act_s / share,
     )
+
+
+def shares_memory(recipe: Recipe) -> bool:
+    """All ranks exchange their messages in the memory of one host (engine/runtime/links.py)."""
+    launch = recipe.launch
+    there = launch.name == "local" and launch.nnodes == 1 and sys.platform == "linux"
+    return there and launch.transport != "gloo" and device_type(recipe) == "cpu"
 
 
 def _length(data: Dataset[Any]) -> int:

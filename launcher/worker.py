@@ -104,8 +104,8 @@ class Worker:
         tell.end(
             rank,
             {
-                "peak": memory.peak,
-                "process_peak": memory.process_peak,
+                "peak": memory.peak + links.shared_bytes,
+                "process_peak": memory.process_peak + links.shared_bytes,
                 "sent": sum(body.sent_bytes.values()),
                 "acts": acts_by_name(self.training, body.body.acts),
                 "stashed": most_stashed(self.training, body.body.most_live),
@@ -246,7 +246,7 @@ class _Memory:
     peak: most bytes of tensors at once: on the CPU those of the first steps, counted one by one; on
     CUDA what torch has handed out.  process_peak: most bytes of anonymous memory, with what
     allocator and libraries keep, up to the first evaluation or checkpoint: behind it theirs are in
-    the same number.
+    the same number.  What the rank shares with others comes on top of both (Links.shared_bytes).
     """
 
     def __init__(self, device: torch.device) -> None:

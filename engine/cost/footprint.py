@@ -136,13 +136,17 @@ class Footprint:
     def _staging(self, actor: Actor) -> staging.Staging:
         work = actor.work
         assert isinstance(work, BoxWork | TransferWork)
+        shared = self.plan.shared_memory
         if actor.kind == "send":
             return staging.send(sum(self.tensor_bytes(sent) for sent, _ in work.pairs))
         after = [self.tensor_bytes(made) for _, made in work.pairs]
         if isinstance(work, TransferWork):
-            return staging.receive(sum(after))
+            return staging.receive(sum(after), shared)
         before = [self.tensor_bytes(read) for read, _ in work.pairs]
-        return staging.collective(work.step.kind, self.grid[work.step.axis], before, after)
+        parts = self.grid[work.step.axis]
+        if shared:
+            return staging.shared_collective(work.step.kind, parts, sum(before), sum(after))
+        return staging.collective(work.step.kind, parts, before, after)
 
     def _region(self, work: RegionWork, freed: frozenset[str], first: bool) -> Act:
         """The program op by op: a storage is free behind the last op that reads a view of it."""

@@ -26,6 +26,7 @@ class Hardware:
     memory_bytes_per_s: streaming reads plus writes.
     act_s: overhead of one act of an actor.
     memory_bytes: of one rank; 0 means not limited.
+    link: of ranks that torch.distributed joins.  shared_link: of ranks that share memory.
     """
 
     name: str = "cpu"
@@ -36,3 +37,4 @@ class Hardware:
     act_s: float = 80e-6
     memory_bytes: int = 0
     link: Link = Link()
+    shared_link: Link = Link(70e-6, 4e9)

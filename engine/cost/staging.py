@@ -1,7 +1,8 @@
 """Bytes that communication holds on one rank beside the tensors it reads.
 
 What runtime/collectives.py allocates, kind by kind: packed messages, what arrives, and what is
-made of it.  Memory of the transport's own (gloo, NCCL) is not in it.
+made of it; and what runtime/shared_memory.py writes for others.  Memory of gloo's or NCCL's own is
+not in it.
 """
 
 from __future__ import annotations
@@ -45,11 +46,19 @@ def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int
     return Staging(max(own + 2 * leaves, held), held, held + made, kind == REDUCE_SCATTER)
 
 
+def shared_collective(kind: str, parts: int, read: int, made: int) -> Staging:
+    """A rank writes what others want, and makes its tensors of what lies there."""
+    alike = kind in (ALL_REDUCE, ALL_GATHER)
+    written = read if alike else round((parts - 1) / parts * read)
+    return Staging(written, written, written + made, shared=False)
+
+
 def send(num_bytes: int) -> Staging:
-    """Pieces are cut, then packed into the message."""
-    return Staging(2 * num_bytes, num_bytes, num_bytes, shared=True)
-
-
-def receive(num_bytes: int) -> Staging:
-    """What arrives is the message, as views."""
+    """Pieces are copied into the message."""
     return Staging(num_bytes, num_bytes, num_bytes, shared=True)
+
+
+def receive(num_bytes: int, shared_memory: bool = False) -> Staging:
+    """What arrives is the message, as views; in shared memory it is the sender's until copied."""
+    held = 0 if shared_memory else num_bytes
+    return Staging(held, held, num_bytes, shared=True)

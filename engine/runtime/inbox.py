@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-Handler = Callable[[], None]
+Handler = Callable[[], object]
 
 
 class Inbox(Generic[T]):

@@ -101,6 +101,11 @@ class Links:
             return shared_memory.receive(self._neighbours, shapes, dtypes, source_rank, tag)
         return collectives.receive(shapes, dtypes, source_rank, tag, device=self.device)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Most bytes of this rank's messages in shared memory at once."""
+        return self._neighbours.arena.touched if self._neighbours.arena else 0
+
     def close(self) -> None:
         """Every message must be done."""
         collectives.close_channels()

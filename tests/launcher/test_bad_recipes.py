@@ -200,6 +200,16 @@ ARGUMENTS = {
         "command line  launch.device = tpu",
         "auto, cpu or cuda",
     ),
+    "transport": (
+        "recipe=gpt_dp launch.transport=tcp",
+        "command line  launch.transport = tcp",
+        "auto, shared or gloo",
+    ),
+    "memory of two hosts": (
+        "recipe=gpt_dp launch.transport=shared launch.nnodes=2",
+        "command line  launch.transport = shared",
+        "CPU ranks of one host",
+    ),
     "meeting place": ("recipe=gpt_dp launch.nnodes=2", "conf/launch", "host:port"),
     "held out": ("recipe=gpt_dp eval.fraction=1", "command line  eval.fraction = 1", "below 1"),
     "interpolation": ("recipe=gpt_dp data=digits", "gpt_tiny.yaml", "'data.length' not found"),

@@ -12,6 +12,7 @@ from support.command import Command, losses, run_folder, workplace
 pytestmark = pytest.mark.processes
 
 ENDLESS = "train.steps=1000000"
+RUNS = {"shared": "launch=local", "gloo": "launch.transport=gloo", "virtual": "launch=virtual"}
 
 
 @pytest.fixture
@@ -27,11 +28,13 @@ def test_a_run_ends_with_status_0_and_no_word_on_stderr(place: Path, attempt: in
 
 
 def test_processes_train_like_the_virtual_cluster(place: Path) -> None:
-    for launch in ("local", "virtual"):
-        Command(place, "recipe=small", f"launch={launch}", run_folder(place / launch)).end()
-    local, virtual = losses(place / "local"), losses(place / "virtual")
+    """Bit for bit through shared memory: both sum in order of the members."""
+    for run, launch in RUNS.items():
+        Command(place, "recipe=small", launch, run_folder(place / run)).end()
+    local, gloo, virtual = (losses(place / run) for run in RUNS)
     assert len(local) == 4
-    assert local == pytest.approx(virtual, rel=1e-6)
+    assert local == virtual
+    assert gloo == pytest.approx(virtual, rel=1e-6)
 
 
 def test_threads_of_compute_survive_the_fork(place: Path) -> None:
