@@ -63,21 +63,28 @@ class Neighbours:
             for k, (where, _) in enumerate(met):
                 self._hosts.setdefault(where, []).append(k)
             here = self._hosts[met[rank][0]]
-            if len(here) < 2:
-                return
-            self.arena = OwnArena()
-            sockets = []
-            for other in (k for k in here if k < rank):
-                sockets.append(socket.socket(socket.AF_UNIX))
-                sockets[-1].connect(met[other][1])
-            sockets += [listener.accept()[0] for other in here if other > rank]
+            if len(here) > 1:
+                try:
+                    self._shake_hands(rank, here, listener, [name for _, name in met])
+                except (OSError, struct.error) as error:
+                    raise PeerGone(f"a rank of this host has ended: {error}") from error
+
+    def _shake_hands(
+        self, rank: int, here: list[int], listener: socket.socket, names: list[bytes]
+    ) -> None:
+        """A socket to each of the others; through it goes the descriptor of the arena."""
+        self.arena = OwnArena()
+        sockets = [socket.socket(socket.AF_UNIX) for other in here if other < rank]
+        for one, other in zip(sockets, here, strict=False):
+            one.connect(names[other])
+        sockets += [listener.accept()[0] for other in here if other > rank]
         for one in sockets:
             socket.send_fds(one, [_RANK.pack(rank)], [self.arena.descriptor])
         for one in sockets:
-            said, (descriptor,), _, _ = socket.recv_fds(one, _RANK.size, 1)
+            said, descriptors, _, _ = socket.recv_fds(one, _RANK.size, 1)
             (other,) = _RANK.unpack(said)
-            self._peers[other] = _Peer(other, one, Arena(descriptor), self.inbox, self._read)
-            os.close(descriptor)
+            self._peers[other] = _Peer(other, one, Arena(descriptors[0]), self.inbox, self._read)
+            os.close(descriptors[0])
 
     def __contains__(self, rank: int) -> bool:
         return rank in self._peers
