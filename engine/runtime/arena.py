@@ -1,9 +1,10 @@
 """Arena: memory of one rank that the other ranks of its host read.
 
 An anonymous file in memory: it has no name that could be left behind, and goes when the last
-process that maps it ends.  It is as large as the machine's memory and takes what has been touched:
-pages come into being when first written.  Messages lie as low as they fit, so what is touched is
-the most that was ever under way at once, and a small loop of messages stays in the caches.
+process that maps it ends.  It is as large as the rank's share of the machine's memory and takes
+what has been touched: pages come into being when first written.  Messages lie as low as they fit,
+so what is touched is the most that was ever under way at once, and a small loop of messages stays
+in the caches.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ class OwnArena(Arena):
     touched: bytes that were ever in use.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
+        """ranks: of this host; each maps the arenas of all."""
         self.descriptor = os.memfd_create("flowrun", os.MFD_CLOEXEC)
-        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        size = os.sysconf("SC_PHYS_PAGES") // ranks * os.sysconf("SC_PAGE_SIZE")
         os.ftruncate(self.descriptor, size)
         super().__init__(self.descriptor)
         self.touched = 0
@@ -52,7 +54,9 @@ class OwnArena(Arena):
                 self._taken[start] = start + size
                 self.touched = max(self.touched, start + size)
                 return start
-        raise MemoryError(f"messages under way hold more than this machine's memory: {num_bytes}")
+        raise MemoryError(
+            f"messages under way hold more than this rank's share of memory: {num_bytes:,} bytes"
+        )
 
     def give(self, start: int) -> None:
         """The piece is free again."""

@@ -73,7 +73,7 @@ class Neighbours:
         self, rank: int, here: list[int], listener: socket.socket, names: list[bytes]
     ) -> None:
         """A socket to each of the others; through it goes the descriptor of the arena."""
-        self.arena = OwnArena()
+        self.arena = OwnArena(len(here))
         sockets = [socket.socket(socket.AF_UNIX) for other in here if other < rank]
         for one, other in zip(sockets, here, strict=False):
             one.connect(names[other])
