@@ -6,6 +6,7 @@
     flowrun verify recipe=R …             compare layouts, step by step
     flowrun resume RUN_DIR …              go on with a run from its last checkpoint
     flowrun export RUN_DIR                its weights as one file, by the model's own names
+    flowrun bench suite=S …               beside torch's own layouts, in turn
     flowrun recipes                       what there is
 
 Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 130 Ctrl-C.
@@ -26,7 +27,7 @@ import typer
 
 from flowrun.engine.errors import FlowrunError, RunError
 
-COMMANDS = ("run", "plan", "verify", "resume", "export", "recipes")
+COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "recipes")
 OK, RUN_FAILED, RECIPE_WRONG, INTERRUPTED = 0, 1, 2, 130
 TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
 
@@ -74,6 +75,16 @@ model.weights of another recipe.
 
   flowrun export outputs/2026-01-31/12-00-00_gpt_tiny --to gpt.safetensors
   flowrun export RUN_DIR --step 200
+"""
+
+_BENCH_HELP = """Train beside torch's own layouts, in turn, and compare.
+
+[bold]suite=NAME[/] names what is compared (peers, paper …), [bold]suite.key=value[/] changes how;
+every other argument changes the recipes, of flowrun and of the peers.
+
+  flowrun bench suite=peers
+  flowrun bench suite=peers suite.rows=[zero3,tensor] suite.rounds=5
+  flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
 """
 
 RunFolder = Annotated[
@@ -238,6 +249,27 @@ def export(
         from flowrun.launcher.export import export as export_weights
 
         typer.echo(export_weights(run_folder, step, to))
+
+
+@app.command(help=_BENCH_HELP)
+def bench(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[suite=NAME] [suite.key=value] [key=value]…", show_default=False),
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Compare with torch's own layouts (see _BENCH_HELP)."""
+    given = overrides or []
+    with _errors_shown(given, config_dir):
+        from flowrun.launcher.bench.story import bench as run_suite
+        from flowrun.launcher.bench.suite import load_suite
+        from flowrun.launcher.console import wide_console
+
+        suite, folder = load_suite(given, config_dir)
+        found = run_suite(suite, folder, wide_console(), config_dir)
+        if any(line.problem or line.agree is False for line in found):
+            raise typer.Exit(RUN_FAILED)
 
 
 @app.command()

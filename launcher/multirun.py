@@ -21,6 +21,7 @@ from rich.table import Table
 
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.console import wide_console
+from flowrun.launcher.quantities import seconds, size
 
 TABLE, PLOT = "comparison.csv", "comparison.png"
 RAN, SKIPPED, FAILED, SUBMITTED = "ran", "skipped", "failed", "submitted"
@@ -141,8 +142,6 @@ class Comparison(Callback):
 
 def comparison(rows: list[Row]) -> Table:
     """A line a job: what differs between the jobs, then numbers, or the reason why not."""
-    from flowrun.launcher.progress import seconds, size
-
     table = Table(title="jobs", title_justify="left", box=None, pad_edge=False)
     table.add_column("job", justify="right", no_wrap=True)
     table.add_column("recipe and changes", overflow="fold", min_width=24)

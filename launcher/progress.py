@@ -27,6 +27,7 @@ from flowrun.engine.sbp import format_nd_sbp
 from flowrun.engine.step_time import StepTime
 from flowrun.launcher.console import wide_console
 from flowrun.launcher.job import Job
+from flowrun.launcher.quantities import seconds, size
 from flowrun.launcher.report import Report, StepRecord, numbers
 
 
@@ -207,22 +208,6 @@ def units(training: Rehearsed, stage: int) -> str:
         )
     )
     return ", ".join(names) if len(names) <= 5 else f"{names[0]} … {names[-1]} ({len(names)})"
-
-
-def size(count: float) -> str:
-    """Bytes for a person: 1.5 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def seconds(value: float) -> str:
-    """Seconds for a person: 12.3 ms."""
-    if value >= 1:
-        return f"{value:.2f} s"
-    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"
 
 
 def layout(nd_sbp: Any) -> str:

@@ -16,7 +16,8 @@ from flowrun.engine.graph import BACKWARD, FORWARD, PHASES, UPDATE, WEIGHT_GRAD,
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
 from flowrun.launcher.job import Job
-from flowrun.launcher.progress import layout, seconds, size, stage_table
+from flowrun.launcher.progress import layout, stage_table
+from flowrun.launcher.quantities import seconds, size
 
 _MARKS = {
     WEIGHTS: ("P", "yellow"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import sys
 import time
@@ -34,6 +33,7 @@ from flowrun.launcher import weights
 from flowrun.launcher.failure import described
 from flowrun.launcher.hosts import Teller
 from flowrun.launcher.job import Job
+from flowrun.launcher.process_memory import anonymous, most_anonymous
 from flowrun.launcher.virtual import acts_by_name, most_stashed
 
 _LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
@@ -251,7 +251,7 @@ class _Memory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.inherited = _status("RssAnon")
+        self.inherited = anonymous()
         self.peak = self.process_peak = 0
 
     @contextmanager
@@ -263,17 +263,4 @@ class _Memory:
         yield
         here = torch.cuda.max_memory_allocated(self.device) if cuda else rank.live_bytes.peak
         self.peak = max(self.peak, here)
-        self.process_peak = self.process_peak or self._anonymous()
-
-    def _anonymous(self) -> int:
-        """The most so far; pages of libraries are left out: they come in as code is first run."""
-        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return max(0, highest - _status("RssFile") - _status("RssShmem") - self.inherited)
-
-
-def _status(key: str) -> int:
-    """A line of /proc/self/status in bytes; 0 where there is none."""
-    if sys.platform != "linux":
-        return 0
-    with open("/proc/self/status") as file:
-        return next((int(row.split()[1]) * 1024 for row in file if row.startswith(f"{key}:")), 0)
+        self.process_peak = self.process_peak or max(0, most_anonymous() - self.inherited)

@@ -1,0 +1,32 @@
+"""What a rank of a peer is told, as a file.  It imports no torch: the bench itself stays small."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from flowrun.launcher.bench.suite import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """overrides, config_dir: of the recipe.  compiled: torch.compile is to be used.  meet: a file
+    that does not exist yet, by which the ranks meet.
+    """
+
+    overrides: tuple[str, ...]
+    peer: Peer
+    compiled: bool
+    meet: str
+    config_dir: str | None = None
+
+    def to_json(self) -> str:
+        """As from_json reads it."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Order:
+        """What to_json wrote."""
+        tree = json.loads(text)
+        peer = {key: tuple(v) if isinstance(v, list) else v for key, v in tree["peer"].items()}
+        return Order(**{**tree, "overrides": tuple(tree["overrides"]), "peer": Peer(**peer)})

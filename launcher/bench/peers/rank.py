@@ -1,0 +1,79 @@
+"""One rank of a peer, a process of its own: `python -m flowrun.launcher.bench.peers.rank ORDER`.
+
+ORDER is a file of an Order; what was measured goes to ORDER's folder, a file a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flowrun.launcher.bench.order import Order
+from flowrun.launcher.bench.peers.data_parallel import ddp, fsdp2, single, zero1
+from flowrun.launcher.bench.peers.pipeline import pipeline
+from flowrun.launcher.bench.peers.setting import Setting, Step
+from flowrun.launcher.bench.peers.tensor import tensor
+from flowrun.launcher.job import Job
+from flowrun.launcher.process_memory import anonymous, most_anonymous
+from flowrun.launcher.recipe import load
+
+LAYOUTS: Mapping[str, Callable[[Setting], Step]] = {
+    "single": single,
+    "ddp": ddp,
+    "zero1": zero1,
+    "fsdp2": fsdp2,
+    "tensor": tensor,
+    "pipeline": pipeline,
+}
+
+
+def main(file: Path) -> None:
+    """Train, and write what was measured."""
+    order = Order.from_json(file.read_text())
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    job = Job(load(list(order.overrides), order.config_dir))
+    torch.set_num_threads(job.recipe.launch.threads)
+    device = torch.device("cpu")
+    if job.device_type == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    if world > 1:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, init_method=f"file://{order.meet}", rank=rank, world_size=world
+        )
+    before = anonymous() - sum(t.nbytes for t in job.initial.values())  # weights are training's
+    step = LAYOUTS[order.peer.kind](Setting(job, order.peer, rank, world, device, order.compiled))
+    losses, seconds = _measured(step, job.recipe.train.steps)
+    told: dict[str, Any] = {"losses": losses, "step_s": seconds}
+    told["peak_bytes"] = most_anonymous() - before
+    if device.type == "cuda":
+        told["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    file.with_name(f"rank{rank}.json").write_text(json.dumps(told))
+    if world > 1:
+        dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
+        dist.destroy_process_group()
+
+
+def _measured(step: Step, steps: int) -> tuple[list[float | None], list[float]]:
+    """Losses, and seconds from the end of one step to the end of the next."""
+    losses, seconds = [], []
+    ended = time.perf_counter()
+    for _ in range(steps):
+        losses.append(step())
+        now = time.perf_counter()
+        seconds.append(now - ended)
+        ended = now
+    return losses, seconds
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

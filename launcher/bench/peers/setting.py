@@ -1,0 +1,100 @@
+"""What every layout starts from: the recipe made concrete, and where this rank stands."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from flowrun.launcher.bench.suite import Peer
+from flowrun.launcher.job import AUTOCAST, Job
+
+Batch = Mapping[str, Tensor]
+Step = Callable[[], float | None]  # one training step -> its loss, None where this rank has none
+
+
+@dataclass(frozen=True)
+class Setting:
+    """job: model, data, loss and numbers.  rank, world: of all processes.  compiled: torch.compile
+    is to be used.
+    """
+
+    job: Job
+    peer: Peer
+    rank: int
+    world: int
+    device: torch.device
+    compiled: bool
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step."""
+        return self.job.recipe.train.micro_batches
+
+    def batches(self, parts: int = 1, part: int = 0) -> Iterator[Batch]:
+        """Micro-batches, one after the other; of each, one of so many equal parts.
+
+        Raises ValueError if it cannot be divided so.
+        """
+        size = self.job.recipe.micro_batch_size
+        if size % parts:
+            raise ValueError(f"{size} samples cannot be divided over {parts} ranks")
+        share = size // parts
+        data = _Batches(self.job, slice(part * share, (part + 1) * share))
+        for batch in DataLoader(data, batch_size=None, num_workers=self.peer.workers):
+            yield {name: value.to(self.device) for name, value in batch.items()}
+
+    def output(self, model: nn.Module, batch: Batch) -> Any:
+        """What the model makes of a batch."""
+        return model(**{argument: batch[name] for argument, name in self.job.task.inputs.items()})
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """The mean over the batch: of the recipe's loss, or the model's own."""
+        if self.job.task.loss is not None:
+            return self.job.task.loss(output, batch)
+        return output if isinstance(output, Tensor) else output.loss  # type: ignore[no-any-return]
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Around forward and loss."""
+        dtype = AUTOCAST[self.job.recipe.precision.dtype]
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+
+
+class _Batches(Dataset[Batch]):
+    """Item k is micro-batch k of the run: `rows` of it."""
+
+    def __init__(self, job: Job, rows: slice) -> None:
+        self.sampler, self.rows = job.sampler, rows
+        self.micro_batches = job.recipe.train.micro_batches
+        self.steps = job.recipe.train.steps
+
+    def __len__(self) -> int:
+        return self.steps * self.micro_batches
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.sampler(*divmod(index, self.micro_batches), self.rows)
+
+
+def chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+    """Modules by name, in the order of the patterns; `*` stands for one part of a name.
+
+    Raises ValueError for a pattern that names nothing.
+    """
+    found: dict[str, nn.Module] = {}
+    for pattern in patterns:
+        depth = pattern.count(".")
+        hits = {
+            name: module
+            for name, module in model.named_modules()
+            if name.count(".") == depth and fnmatch.fnmatchcase(name, pattern)
+        }
+        if not hits:
+            raise ValueError(f"the model has no module {pattern!r}")
+        found |= hits
+    return found

@@ -1,0 +1,189 @@
+"""One run in processes of its own -> Sample: what was measured, or why there is nothing.
+
+A run that fails is a Sample with its reason.  Its processes are gone when `execute` returns or
+raises, after Ctrl-C too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrun.launcher.bench.runs import Run
+
+_LOOK_S = 0.05  # between two looks at the processes
+_END_S = 5.0  # from a request to end to the end
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one run measured.
+
+    step_s: of every step.  losses: of every step, over all samples of it.  peak_bytes: of the
+    process that took most, beside what it had before training began.  sent_bytes: of all ranks, a
+    step; None where nothing counts them.  problem: why there is none of it; empty if there is.
+    """
+
+    step_s: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    peak_bytes: int = 0
+    sent_bytes: float | None = None
+    problem: str = ""
+
+
+def execute(run: Run, folder: Path, timeout_s: float, config_dir: str | None = None) -> Sample:
+    """Train in `folder`, which keeps what the processes print."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if run.peer is None:
+            return _flowrun(run, folder, timeout_s, config_dir)
+        return _peer(run, folder, timeout_s, config_dir)
+    except _Failed as error:
+        return Sample(problem=str(error))
+
+
+class _Failed(Exception):
+    """Why a run measured nothing, in a line."""
+
+
+def _flowrun(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> Sample:
+    """The command that a user would type."""
+    given = ["--config-dir", config_dir] if config_dir else []
+    command = [*_module("flowrun.launcher.cli"), "run", *run.overrides, *given]
+    _run([([*command, f"hydra.run.dir={folder}"], {})], run, folder, timeout_s)
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    measured = json.loads((folder / "report.json").read_text())["measured"]
+    return Sample(
+        tuple(step["step_s"] for step in steps),
+        tuple(_mean(step["loss"]) for step in steps),
+        max(measured["process_bytes"].values()),
+        measured["sent_bytes"],
+    )
+
+
+def _peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> Sample:
+    """A process a rank; the loss of a step is the mean over the ranks that have one."""
+    from flowrun.launcher.bench.order import Order
+
+    assert run.peer is not None
+    order, meet = folder / "order.json", folder / "meet"
+    meet.unlink(missing_ok=True)
+    compiled = run.mode == "compiled"
+    told = Order(run.overrides, run.peer, compiled, str(meet.absolute()), config_dir)
+    order.write_text(told.to_json())
+    command = [*_module("flowrun.launcher.bench.peers.rank"), str(order)]
+    ranks = range(run.ranks)
+    place = [{"RANK": str(rank), "WORLD_SIZE": str(run.ranks)} for rank in ranks]
+    _run([(command, variables) for variables in place], run, folder, timeout_s)
+    files = [folder / f"rank{rank}.json" for rank in ranks]
+    heard: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
+    losses = [each["losses"] for each in heard if each["losses"][0] is not None]
+    return Sample(
+        tuple(heard[-1]["step_s"]),
+        tuple(sum(step) / len(step) for step in zip(*losses, strict=True)),
+        max(each["peak_bytes"] for each in heard),
+    )
+
+
+def _module(name: str) -> list[str]:
+    return [sys.executable, "-m", name]
+
+
+def _mean(loss: float | list[float]) -> float:
+    return sum(loss) / len(loss) if isinstance(loss, list) else loss
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+def _run(
+    commands: Sequence[tuple[list[str], Mapping[str, str]]],
+    run: Run,
+    folder: Path,
+    timeout_s: float,
+) -> None:
+    """Start them all and wait for all.  Raises _Failed, by the one that failed first."""
+    until = time.monotonic() + timeout_s
+    started: list[tuple[subprocess.Popen[bytes], Path]] = []
+    try:
+        for k, (command, variables) in enumerate(commands):
+            log = folder / f"process{k}.log"
+            with log.open("wb") as stream:
+                started.append((_start(command, {**run.environment, **variables}, stream), log))
+        left = list(started)
+        while left:
+            for process, log in list(left):
+                status = process.poll()
+                if status:
+                    raise _Failed(_reason(log, status))
+                if status == 0:
+                    left.remove((process, log))
+            if time.monotonic() > until:
+                raise _Failed(f"no end within {timeout_s:.0f} s (suite.timeout_s)")
+            time.sleep(_LOOK_S)
+    finally:
+        _end([process for process, _ in started])
+
+
+def _start(command: list[str], variables: Mapping[str, str], log: Any) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that Ctrl-C on the terminal is ours, and that all of it can be
+    ended at once.
+    """
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_end_with_us if sys.platform == "linux" else None,
+    )
+
+
+def _end_with_us() -> None:
+    """If we are killed ourselves, so is the process (Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask those that still run to end, then end them and all that they started."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.terminate()
+    until = time.monotonic() + _END_S
+    for process in running:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _reason(log: Path, status: int) -> str:
+    """The last line that says something, of an error of Python the line that names it."""
+    lines = [line.rstrip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    named = [line for line in lines if _names_an_error(line)]
+    if status < 0 and not named:
+        return f"was killed by {signal.Signals(-status).name} ({log})"
+    told = named or lines[-1:] or [f"exit status {status}"]
+    return f"{told[-1]} ({log})"
+
+
+def _names_an_error(line: str) -> bool:
+    """`torch.distributed.DistError: …`, at the beginning of a line."""
+    name, colon, _ = line.partition(": ")
+    return (
+        bool(colon)
+        and name.replace(".", "").isidentifier()
+        and name.endswith(("Error", "Exception"))
+    )

@@ -1,0 +1,167 @@
+"""Samples -> Lines: medians, minima, ratios pair by pair, bounds.  Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from flowrun.launcher.bench.process import Sample
+from flowrun.launcher.bench.runs import FLOWRUN, Run, round_of
+from flowrun.launcher.bench.suite import Experiment, Suite
+
+Key = tuple[str, str, str, str]  # experiment, side, mode, setting
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run that has ended.  round: from 0.  wall_s: with its start."""
+
+    round: int
+    key: Key
+    sample: Sample
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One side of an experiment, over all rounds.
+
+    median_s, min_s: of a step; None if no run ended well, problem then says why.
+    ratio: flowrun's time over the peer's, round by round, then the median; at_most: its bound.
+    efficiency (of flowrun): time of one rank over ranks x time, in the same way; at_least: its
+    bound.
+    peak_bytes: of the process that took most.  sent_bytes: of all ranks, a step; flowrun's alone.
+    losses_apart: largest relative difference between the peer's and flowrun's.
+    agree: whether that is within the suite's tolerance; None where there is nothing to compare.
+    """
+
+    experiment: str
+    title: str
+    side: str
+    mode: str
+    setting: str
+    rounds: int = 0
+    median_s: float | None = None
+    min_s: float | None = None
+    ratio: float | None = None
+    at_most: float | None = None
+    efficiency: float | None = None
+    at_least: float | None = None
+    peak_bytes: int | None = None
+    sent_bytes: float | None = None
+    losses_apart: float | None = None
+    agree: bool | None = None
+    problem: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the bound of this line holds; None where there is none, or nothing measured."""
+        if self.ratio is not None and self.at_most is not None:
+            return self.ratio <= self.at_most
+        if self.efficiency is not None and self.at_least is not None:
+            return self.efficiency >= self.at_least
+        return None
+
+
+def key_of(run: Run) -> Key:
+    """What the runs of all rounds have in common."""
+    return run.experiment, run.side, run.mode, run.setting
+
+
+def lines(suite: Suite, records: Sequence[Record]) -> tuple[Line, ...]:
+    """A line for each run of a round that was asked for, in order."""
+    return tuple(_lines(suite, records))
+
+
+def _lines(suite: Suite, records: Sequence[Record]) -> Iterator[Line]:
+    by_key: dict[Key, dict[int, Sample]] = {}
+    for record in records:
+        by_key.setdefault(record.key, {})[record.round] = record.sample
+    for run in round_of(suite):
+        if run.experiment not in suite.rows:
+            continue  # ran for efficiency alone
+        experiment, found = suite.experiments[run.experiment], by_key.get(key_of(run), {})
+        well = {number: sample for number, sample in found.items() if not sample.problem}
+        reasons = [sample.problem for sample in found.values() if sample.problem]
+        ours = by_key.get((run.experiment, FLOWRUN, run.mode, ""), {})
+        alone = by_key.get((suite.efficiency_of, FLOWRUN, run.mode, ""), {})
+        of_one = experiment.efficiency is not None
+        compared = _compared(suite, experiment, run, ours, well, alone if of_one else {})
+        yield Line(
+            run.experiment,
+            experiment.title or run.experiment,
+            run.side,
+            run.mode,
+            run.setting,
+            rounds=len(well),
+            **_times(suite, list(well.values())),
+            **compared,
+            problem=(reasons or [""])[-1],
+        )
+
+
+def _times(suite: Suite, samples: Sequence[Sample]) -> dict[str, float | int | None]:
+    """Over the steps of all rounds but for the first of each."""
+    if not samples:
+        return {}
+    steps = [seconds for sample in samples for seconds in settled(suite, sample)]
+    sent = [sample.sent_bytes for sample in samples if sample.sent_bytes is not None]
+    return {
+        "median_s": statistics.median(steps),
+        "min_s": min(steps),
+        "peak_bytes": round(statistics.median(sample.peak_bytes for sample in samples)),
+        "sent_bytes": statistics.median(sent) if sent else None,
+    }
+
+
+def _compared(
+    suite: Suite,
+    experiment: Experiment,
+    run: Run,
+    ours: dict[int, Sample],
+    theirs: dict[int, Sample],
+    alone: dict[int, Sample],
+) -> dict[str, float | bool | None]:
+    """Efficiency of flowrun, or a peer's ratio and how far its losses are off."""
+    if run.peer is None:
+        each = pairs(suite, alone, theirs)
+        return {
+            "efficiency": statistics.median(each) / run.ranks if each else None,
+            "at_least": experiment.efficiency or None,
+        }
+    ratios = pairs(suite, ours, theirs)
+    both = [k for k in theirs if k in ours and not ours[k].problem]
+    apart = [distance(ours[k].losses, theirs[k].losses) for k in both]
+    allowed = experiment.loss_tolerance
+    allowed = suite.loss_tolerance if allowed is None else allowed
+    return {
+        "ratio": statistics.median(ratios) if ratios else None,
+        "at_most": experiment.at_most.get(run.setting),
+        "losses_apart": max(apart, default=None),
+        "agree": max(apart) <= allowed if apart else None,
+    }
+
+
+def pairs(suite: Suite, over: dict[int, Sample], under: dict[int, Sample]) -> list[float]:
+    """Time over time, of each round that both have."""
+    both = [k for k in over if k in under and not over[k].problem and not under[k].problem]
+    return [
+        statistics.median(settled(suite, over[k])) / statistics.median(settled(suite, under[k]))
+        for k in both
+    ]
+
+
+def settled(suite: Suite, sample: Sample) -> tuple[float, ...]:
+    """Seconds of the steps that count."""
+    return sample.step_s[suite.warmup :]
+
+
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Largest relative difference of two runs' losses; infinite if they have not as many, or if one
+    is no number.
+    """
+    if len(one) != len(other) or not all(map(math.isfinite, (*one, *other))):
+        return math.inf
+    return max((abs(a - b) / (abs(b) or 1.0) for a, b in zip(one, other, strict=True)), default=0.0)

@@ -1,0 +1,105 @@
+"""Lines -> what a person sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from flowrun.launcher.bench.results import Line
+from flowrun.launcher.bench.runs import FLOWRUN
+from flowrun.launcher.bench.suite import MODES, Suite
+
+# A ratio and an efficiency share a column, and so do their bounds.
+COLUMNS = (("ms", 6), ("least", 6), ("share", 5), ("bound", 11), ("MB", 5), ("sent MB", 7))
+APART = ("losses", 6)
+
+
+def table(suite: Suite, found: Sequence[Line]) -> RenderableType:
+    """A block an experiment: flowrun with its efficiency, its peers with flowrun's share of their
+    time.  100 columns are enough.
+    """
+    names = max((len(_name(line)) for line in found), default=0)
+    head = _grid(names)
+    head.add_row("", *(Text(heading, "bold") for heading, _ in (*COLUMNS, APART)))
+    title = Text(f"{suite.name}: {suite.note}" if suite.note else suite.name, "bold")
+    parts: list[RenderableType] = [title, head]
+    blocks = groupby(found, key=lambda line: (line.title, line.mode))
+    for (about, mode), block in blocks:
+        parts.append(Text(f"{about}, {mode}" if mode != MODES[0] else about, "bold"))
+        for line in block:
+            grid = _grid(names)
+            grid.add_row(*_cells(line))
+            parts.append(grid)
+            if line.problem:
+                parts.append(Padding(Text(line.problem, "yellow"), (0, 0, 0, 4)))
+    return Group(*parts, Text(), Text(legend(suite), "dim"))
+
+
+def legend(suite: Suite) -> str:
+    """How to read the table."""
+    return (
+        f"ms: of a step, the median of {suite.rounds} rounds of {suite.steps - suite.warmup}; "
+        "least: of all. share: flowrun's part of the peer's time, the median of the rounds' own; "
+        "of flowrun, its efficiency: one rank / (ranks x time). MB: of the rank that takes most, "
+        "beside what it had before training. sent MB: of all ranks in a step. losses: how far the "
+        f"peer's are off in any step, relative; allowed is {suite.loss_tolerance:.0e}."
+    )
+
+
+def _grid(names: int) -> Table:
+    """One row of the table: all have the same widths."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=names)
+    for _, width in (*COLUMNS, APART):
+        grid.add_column(width=width, justify="right", no_wrap=True)
+    return grid
+
+
+def _name(line: Line) -> str:
+    return f"  {line.side}, {line.setting}" if line.setting else f"  {line.side}"
+
+
+def _cells(line: Line) -> list[RenderableType]:
+    bold = "bold" if line.side == FLOWRUN else ""
+    name = Text(_name(line), bold)
+    if line.median_s is None or line.min_s is None:
+        return [name, Text("failed", "yellow") if line.problem else Text("-", "dim")]
+    share = f"{line.efficiency:.0%}" if line.efficiency is not None else ""
+    share = f"{line.ratio:.2f}" if line.ratio is not None else share
+    return [
+        name,
+        Text(_short(line.median_s * 1e3), bold),
+        _short(line.min_s * 1e3),
+        Text(share, {True: "green", False: "red", None: ""}[line.holds]),
+        _bound(line),
+        _short((line.peak_bytes or 0) / 1e6),
+        _short(line.sent_bytes / 1e6) if line.sent_bytes is not None else "",
+        _apart(line),
+    ]
+
+
+def _short(value: float) -> str:
+    """Three digits, or all in front of the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _bound(line: Line) -> str:
+    """The bound, and whether it holds, for those who see no colours too."""
+    if line.at_most is not None:
+        text = f"<= {line.at_most:.2f}"
+    elif line.at_least is not None:
+        text = f">= {line.at_least:.0%}"
+    else:
+        return ""
+    return text + {True: " yes", False: " no ", None: "    "}[line.holds]
+
+
+def _apart(line: Line) -> Text:
+    if line.losses_apart is None:
+        return Text()
+    return Text(f"{line.losses_apart:.0e}", "" if line.agree else "bold red")

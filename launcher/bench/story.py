@@ -1,0 +1,123 @@
+"""The story of a bench: rounds of runs, one after the other; then lines, a table, files.
+
+After every run `bench.json` holds all that was measured, so that Ctrl-C loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flowrun.launcher.bench.plot import draw
+from flowrun.launcher.bench.process import execute
+from flowrun.launcher.bench.results import Line, Record, key_of, lines, settled
+from flowrun.launcher.bench.runs import round_of
+from flowrun.launcher.bench.show import table
+from flowrun.launcher.bench.suite import Suite
+from flowrun.launcher.quantities import seconds
+from flowrun.launcher.recipe import compose
+
+FILE, PLOT = "bench.json", "bench.svg"
+
+
+def bench(
+    suite: Suite, folder: Path, console: Console, config_dir: str | None = None
+) -> tuple[Line, ...]:
+    """Run the suite, print its table, fill `folder`.
+
+    Raises RecipeError if a recipe cannot be composed (nothing was started), KeyboardInterrupt after
+    the table of what is done.
+    """
+    for name in suite.rows:
+        compose(suite.recipe_of(suite.experiments[name]), config_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    records: list[Record] = []
+    try:
+        _rounds(suite, folder, console, config_dir, records)
+    finally:
+        found = lines(suite, records)
+        if records:
+            console.print()
+            console.print(table(suite, found))
+            plotted = draw(suite, found, folder / PLOT)
+            files = f"{FILE}, {PLOT}" if plotted else FILE
+            console.print(f"the same in {folder}: {files}", highlight=False, soft_wrap=True)
+            if not plotted:
+                console.print("no plot: it needs matplotlib (pip install 'flowrun[plot]')")
+    return found
+
+
+def _rounds(
+    suite: Suite, folder: Path, console: Console, config_dir: str | None, records: list[Record]
+) -> None:
+    """What failed once is not tried again."""
+    runs = list(round_of(suite))
+    failed: set[Any] = set()
+    for number in range(suite.rounds):
+        for place, run in enumerate(runs):
+            if key_of(run) in failed:
+                continue
+            console.print(
+                f"round {number + 1}/{suite.rounds}  run {place + 1}/{len(runs)}  {run} …",
+                end=" ",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+            begun = time.monotonic()
+            where = folder / "runs" / f"{number}_{place:02}_{run.experiment}"
+            sample = execute(run, where, suite.timeout_s, config_dir)
+            records.append(Record(number, key_of(run), sample, time.monotonic() - begun))
+            _write(suite, records, folder / FILE)
+            if sample.problem:
+                failed.add(key_of(run))
+                console.print("failed", style="yellow")
+                console.print(f"  {sample.problem}", style="yellow", markup=False, soft_wrap=True)
+                continue
+            left = time_left(suite.rounds * len(runs), records, len(failed) * suite.rounds)
+            console.print(
+                f"{seconds(statistics.median(settled(suite, sample)))} a step; "
+                f"{seconds(left) if left < 60 else f'{left / 60:.0f} min'} left",
+                highlight=False,
+            )
+
+
+def time_left(planned: int, records: Sequence[Record], dropped: int = 0) -> float:
+    """Seconds that the other runs will take if they take as long as those before, each its start
+    included.
+
+    dropped: of those planned, how many will not run at all.
+    """
+    usual = statistics.mean(record.wall_s for record in records)
+    return max(0, planned - dropped - len(records)) * usual
+
+
+def _write(suite: Suite, records: Sequence[Record], file: Path) -> None:
+    """All that was measured, and what it comes to."""
+    text = {
+        "suite": asdict(suite),
+        "machine": machine(),
+        "lines": [asdict(line) for line in lines(suite, records)],
+        "records": [asdict(record) for record in records],
+    }
+    file.write_text(json.dumps(text, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Where it was measured."""
+    return {
+        "cores": os.cpu_count(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    }

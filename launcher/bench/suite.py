@@ -1,0 +1,222 @@
+"""conf/suite + command line -> Suite: what is compared, how often, and what is to come out.
+
+Overrides that begin with `suite` or `hydra` are the suite's; all others go to every recipe, of
+flowrun and of the peers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher import hydra_source
+from flowrun.launcher.errors import did_you_mean, from_hydra
+from flowrun.launcher.recipe import CONFIG_MODULE
+
+CONFIG_NAME = "bench"
+MODES = ("eager", "compiled")
+KINDS = ("single", "ddp", "zero1", "fsdp2", "tensor", "pipeline")
+_OURS = re.compile(r"[+~]*(suite|hydra)[.=/]")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """How torch alone trains the recipe.
+
+    kind: one of KINDS.  units: patterns of modules in order, which fsdp2 wraps and pipeline cuts
+    between.  columns, rows: patterns of linear layers that tensor splits so; classes: the layer
+    whose outputs stay split through the loss.  schedule: class of torch.distributed.pipelining
+    without "Schedule".  cut: first unit of each later stage; empty: balanced by products.
+    recompute: patterns of modules that are checkpointed.  workers: processes a rank that read
+    ahead.  sparse: tables of look-ups have sparse gradients.  data: with tensor, ranks that
+    divide the batch; fsdp2 shards over these.
+    """
+
+    kind: str
+    units: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    classes: str = ""
+    schedule: str = ""
+    cut: tuple[int, ...] = ()
+    recompute: tuple[str, ...] = ()
+    workers: int = 0
+    sparse: bool = False
+    data: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One layout of flowrun beside what torch has for it.
+
+    recipe: empty: the suite's.  overrides: of both sides.  flowrun: of flowrun alone, its layout.
+    ranks: of a peer.  peers: by the name that the table shows.  at_most: setting -> largest share
+    of a peer's time.  efficiency: least share of a perfect speed-up, 0: to be shown.  modes: empty:
+    the suite's.  loss_tolerance: None: the suite's.
+    """
+
+    name: str
+    title: str = ""
+    recipe: str = ""
+    overrides: tuple[str, ...] = ()
+    flowrun: tuple[str, ...] = ()
+    ranks: int = 2
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+    at_most: Mapping[str, float] = field(default_factory=dict)
+    efficiency: float | None = None
+    modes: tuple[str, ...] = ()
+    loss_tolerance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The keys of conf/suite/base.yaml.  experiments: by name; rows: those that are run."""
+
+    name: str
+    note: str
+    recipe: str
+    overrides: tuple[str, ...]
+    rows: tuple[str, ...]
+    modes: tuple[str, ...]
+    rounds: int
+    steps: int
+    warmup: int
+    loss_tolerance: float
+    timeout_s: float
+    efficiency_of: str
+    settings: Mapping[str, Mapping[str, str]]
+    mode_overrides: Mapping[str, tuple[str, ...]]
+    experiments: Mapping[str, Experiment]
+
+    def recipe_of(self, experiment: Experiment) -> list[str]:
+        """What both sides train, as overrides."""
+        always = [f"train.steps={self.steps}", "train.save=false", "eval.batches=0"]
+        name = experiment.recipe or self.recipe
+        return [f"recipe={name}", *always, *experiment.overrides, *self.overrides]
+
+
+def load_suite(arguments: list[str], config_dir: str | None = None) -> tuple[Suite, Path]:
+    """The suite that `suite=NAME suite.key=value key=value …` means, and the folder of its results.
+
+    config_dir: a folder of the user's own groups (suite/), searched first.  Raises RecipeError.
+    """
+    ours = [_spelled(text) for text in arguments if _OURS.match(text)]
+    of_recipes = [text for text in arguments if not _OURS.match(text)]
+    if config_dir is not None:
+        ours.append(f"hydra.searchpath=[file://{Path(config_dir).absolute()}]")
+    hydra_source.register()
+    try:
+        with hydra.initialize_config_module(
+            CONFIG_MODULE, version_base="1.3", job_name=CONFIG_NAME
+        ):
+            cfg = hydra.compose(CONFIG_NAME, ours, return_hydra_config=True)
+            folder = _folder(cfg)
+    except Exception as error:
+        raise from_hydra(error, OmegaConf.create({"suite": {}})) from error
+    tree: Any = OmegaConf.to_container(cfg.suite, resolve=True)
+    return parse(tree, of_recipes), folder
+
+
+def parse(tree: dict[str, Any], overrides: list[str] | None = None) -> Suite:
+    """The suite's keys, checked.  overrides: more of them, of every experiment."""
+    experiments = {
+        str(name): _experiment(str(name), node or {})
+        for name, node in (tree.get("experiments") or {}).items()
+    }
+    settings = {
+        str(name): {str(key): str(value) for key, value in variables.items()}
+        for name, variables in (tree.get("settings") or {}).items()
+        if variables is not None
+    }
+    modes = {name: tuple(given) for name, given in (tree.get("mode_overrides") or {}).items()}
+    given = {
+        **tree,
+        "experiments": experiments,
+        "settings": settings,
+        "mode_overrides": modes,
+        "overrides": [*(tree.get("overrides") or []), *(overrides or [])],
+        "rows": [*(tree.get("rows") or experiments)],
+    }
+    suite: Suite = _made(Suite, given, "suite")
+    _check(suite)
+    return suite
+
+
+def _spelled(text: str) -> str:
+    """Keys that the file leaves open (`suite.experiments.mine.ranks`) need no `+`."""
+    return f"++{text}" if text.startswith("suite.") else text
+
+
+def _folder(cfg: DictConfig) -> Path:
+    """Where Hydra would run: the pattern of hydra.run.dir, filled in."""
+    HydraConfig.instance().set_config(cfg)
+    with open_dict(cfg):
+        return Path(str(cfg.hydra.run.dir))
+
+
+def _experiment(name: str, node: dict[str, Any]) -> Experiment:
+    where = f"suite.experiments.{name}"
+    peers = {
+        str(title): _made(Peer, given or {}, f"{where}.peers.{title}")
+        for title, given in (node.get("peers") or {}).items()
+    }
+    made: Experiment = _made(Experiment, {**node, "name": name, "peers": peers}, where)
+    for title, peer in peers.items():
+        if peer.kind not in KINDS:
+            raise RecipeError(
+                f"{where}.peers.{title}.kind",
+                f"torch has no kind {peer.kind!r} here.",
+                did_you_mean(peer.kind, KINDS),
+            )
+    return made
+
+
+def _made(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+    """The dataclass of these keys; lists become tuples, null its default or nothing."""
+    known = {f.name: f for f in fields(kind)}
+    values = {}
+    for key, value in given.items():
+        if key not in known:
+            raise RecipeError(
+                f"{where}.{key}", f"{where!r} has no key {key!r}.", did_you_mean(key, known)
+            )
+        if value is None:
+            fallback = known[key].default
+            value = "" if fallback is MISSING else fallback
+        values[key] = tuple(value) if isinstance(value, list) else value
+    missing = [
+        name
+        for name, f in known.items()
+        if name not in values and f.default is MISSING and f.default_factory is MISSING
+    ]
+    if missing:
+        raise RecipeError(f"{where}.{missing[0]}", "this key is missing.", "Give it a value.")
+    return kind(**values)
+
+
+def _check(suite: Suite) -> None:
+    names = {*suite.rows, *([suite.efficiency_of] if suite.efficiency_of else [])}
+    for name in sorted(names - suite.experiments.keys()):
+        key = "rows" if name in suite.rows else "efficiency_of"
+        raise RecipeError(
+            f"suite.{key}",
+            f"there is no experiment {name!r}.",
+            did_you_mean(name, suite.experiments),
+        )
+    for mode in (m for m in suite.modes if m not in MODES):
+        raise RecipeError("suite.modes", f"{mode!r} is no mode.", did_you_mean(mode, MODES))
+    if suite.rounds < 1 or not 0 <= suite.warmup < suite.steps:
+        raise RecipeError(
+            "suite.steps",
+            f"{suite.rounds} rounds of {suite.steps} steps, {suite.warmup} of them not counted, "
+            "leave nothing to measure.",
+            "Write rounds >= 1 and steps > warmup.",
+        )

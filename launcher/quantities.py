@@ -1,0 +1,19 @@
+"""Quantities for a person."""
+
+from __future__ import annotations
+
+
+def size(count: float) -> str:
+    """Bytes for a person: 1.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def seconds(value: float) -> str:
+    """Seconds for a person: 12.3 ms."""
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"

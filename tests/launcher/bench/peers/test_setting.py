@@ -1,0 +1,66 @@
+"""What torch's layouts share: modules by pattern, and an optimizer with the recipe's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flowrun.launcher.bench.peers.optimizer import arguments, optimizer
+from flowrun.launcher.bench.peers.setting import chosen
+from flowrun.launcher.schema import Optim
+from flowrun.models.gpt_chain import ChainGPT
+
+
+def test_a_star_is_one_part_of_a_name() -> None:
+    gpt = ChainGPT(vocabulary=32, context=8, depth=2, heads=2, width=4)
+    assert list(chosen(gpt, ["embed", "blocks.*", "head"])) == [
+        "embed",
+        "blocks.0",
+        "blocks.1",
+        "head",
+    ]
+    assert list(chosen(gpt, ["blocks.*.attn.[qk]"])) == [
+        f"blocks.{k}.attn.{name}" for k in (0, 1) for name in "qk"
+    ]
+
+
+def test_a_pattern_that_names_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no module 'block'"):
+        chosen(nn.Linear(2, 2), ["block"])
+
+
+@pytest.mark.parametrize(
+    ("optim", "made"),
+    [
+        (Optim(lr=0.1, betas=(0.8, 0.9), weight_decay=0.2), {"betas": (0.8, 0.9), "eps": 1e-8}),
+        (Optim(name="sgd", momentum=0.9, nesterov=True), {"momentum": 0.9, "nesterov": True}),
+        (Optim(name="adagrad", eps=1e-10), {"eps": 1e-10}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_an_optimizer_has_the_recipes_numbers_and_is_fused(
+    optim: Optim, made: dict[str, Any]
+) -> None:
+    update = optimizer(optim, nn.Linear(2, 2).parameters())
+    expected = {"lr": optim.lr, "weight_decay": optim.weight_decay, "fused": True, **made}
+    assert {key: update.param_groups[0][key] for key in expected} == expected
+
+
+def test_sparse_gradients_are_not_fused() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    update = optimizer(Optim(name="adagrad", lr=1.0), table.parameters(), sparse=True)
+    before = table.weight.detach().clone()
+    table(torch.tensor([1])).sum().backward()  # type: ignore[no-untyped-call]
+    with torch.sparse.check_sparse_tensor_invariants(True):  # torch warns unless told
+        update.step()
+    assert (table.weight != before).any(1).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("key", ["clip_norm", "warmup_steps", "ema"])
+def test_what_a_peer_does_not_do_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match=rf"no optim\.{key}"):
+        arguments(replace(Optim(), **{key: 1}))

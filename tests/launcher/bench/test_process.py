@@ -1,0 +1,79 @@
+"""Runs in processes of their own: a whole bench of a tiny size, and runs that fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowrun.launcher.bench.order import Order
+from flowrun.launcher.bench.process import execute
+from flowrun.launcher.bench.runs import Run
+from flowrun.launcher.bench.suite import Peer
+from support.command import Command, run_folder
+
+SUITE = """\
+defaults: [base]
+name: tiny
+recipe: gpt_bench
+rounds: 1
+steps: 3
+warmup: 1
+overrides:
+  - model.vocabulary=64
+  - model.width=16
+  - model.depth=2
+  - data.length=8
+  - data.max_bytes=10000
+  - train.batch_size=8
+settings: {pages kept: null}
+experiments:
+  data:
+    flowrun: [placement.axes.data=2]
+    peers:
+      DDP: {kind: ddp}
+      FSDP2: {kind: fsdp2, units: [layers.*]}
+"""
+
+
+def peer(kind: str, *overrides: str, ranks: int = 1) -> Run:
+    common = ("recipe=mlp_data_parallel", "train.steps=2", "eval.batches=0")
+    return Run("x", "peer", "eager", "", (*common, *overrides), {}, ranks, Peer(kind))
+
+
+def test_an_order_is_read_as_it_was_written() -> None:
+    order = Order(("a=1",), Peer("pipeline", units=("a", "b"), cut=(1,)), True, "meet", "dir")
+    assert Order.from_json(order.to_json()) == order
+
+
+@pytest.mark.processes
+def test_why_a_run_failed_is_its_own_words(tmp_path: Path) -> None:
+    sample = execute(peer("single", "optim.clip_norm=1.0"), tmp_path, timeout_s=60)
+    assert sample.problem.startswith("ValueError: a peer of the bench knows no optim.clip_norm")
+    assert str(tmp_path) in sample.problem and sample.step_s == ()
+
+
+@pytest.mark.processes
+def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    """The other rank never comes."""
+    sample = execute(peer("single", ranks=1), tmp_path, timeout_s=0.0)
+    assert sample.problem == "no end within 0 s (suite.timeout_s)"
+
+
+@pytest.mark.processes
+def test_a_bench_from_the_command_line(tmp_path: Path) -> None:
+    """Both sides train the same, a peer that fails is a reason, and the folder has it all."""
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "tiny.yaml").write_text(SUITE)
+    arguments = ("bench", "suite=tiny", "--config-dir", str(tmp_path), run_folder(tmp_path / "out"))
+    ended = Command(tmp_path, *arguments).end(within=120)
+    assert ended.status == 1, ended.out + ended.err
+    tree = json.loads((tmp_path / "out" / "bench.json").read_text())
+    ours, ddp, fsdp2 = tree["lines"]
+    assert ours["median_s"] > 0 and ours["peak_bytes"] > 0 and ours["sent_bytes"] > 0
+    assert ddp["ratio"] > 0 and ddp["peak_bytes"] > 0 and ddp["agree"] is True
+    assert fsdp2["median_s"] is None
+    assert fsdp2["problem"].startswith("ValueError: the model has no module 'layers.*'")
+    assert "no module 'layers.*'" in ended.out
+    assert (tmp_path / "out" / "bench.svg").is_file()

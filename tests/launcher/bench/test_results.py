@@ -1,0 +1,135 @@
+"""The arithmetic: medians, minima, ratios pair by pair, efficiency, bounds, losses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrun.launcher.bench.process import Sample
+from flowrun.launcher.bench.results import Line, Record, distance, lines
+from flowrun.launcher.bench.runs import FLOWRUN
+from flowrun.launcher.bench.suite import Suite, parse
+
+TREE = {
+    "name": "two",
+    "note": "",
+    "recipe": "gpt_bench",
+    "overrides": [],
+    "rows": ["data"],
+    "modes": ["eager"],
+    "rounds": 2,
+    "steps": 4,
+    "warmup": 1,
+    "loss_tolerance": 1e-4,
+    "timeout_s": 9,
+    "efficiency_of": "single",
+    "settings": {"as is": {}},
+    "mode_overrides": {},
+    "experiments": {
+        "single": {"ranks": 1},
+        "data": {
+            "peers": {"DDP": {"kind": "ddp"}},
+            "at_most": {"as is": 0.6},
+            "efficiency": 0.9,
+        },
+    },
+}
+SUITE: Suite = parse(TREE)
+SINGLE, OURS, THEIRS = (
+    ("single", FLOWRUN, "eager", ""),
+    ("data", FLOWRUN, "eager", ""),
+    ("data", "DDP", "eager", "as is"),
+)
+
+
+def sample(*step_s: float, losses: tuple[float, ...] = (4.0, 3.0)) -> Sample:
+    """The first step is warm-up."""
+    return Sample((9.0, *step_s), losses, peak_bytes=100, sent_bytes=8.0)
+
+
+def lines_of(*records: Record) -> tuple[Line, Line]:
+    ours, theirs = lines(SUITE, records)
+    return ours, theirs
+
+
+def test_the_median_is_over_the_steps_of_all_rounds_without_warm_up() -> None:
+    ours, _ = lines_of(Record(0, OURS, sample(1, 2, 3)), Record(1, OURS, sample(5, 7, 8)))
+    assert (ours.median_s, ours.min_s, ours.rounds) == (4.0, 1, 2)
+    assert (ours.peak_bytes, ours.sent_bytes) == (100, 8.0)
+
+
+def test_a_ratio_is_the_median_of_the_rounds_own() -> None:
+    """Round 0 ran on a slow machine: 4 / 8, 1 / 4 of round 1; not (4 + 1) / (8 + 4)."""
+    _, theirs = lines_of(
+        Record(0, OURS, sample(4, 4, 4)),
+        Record(0, THEIRS, sample(8, 8, 8)),
+        Record(1, OURS, sample(1, 1, 1)),
+        Record(1, THEIRS, sample(4, 4, 4)),
+    )
+    assert theirs.ratio == pytest.approx((0.5 + 0.25) / 2)
+    assert theirs.at_most == 0.6 and theirs.holds is True
+
+
+def test_a_round_that_one_side_has_not_is_no_pair() -> None:
+    _, theirs = lines_of(
+        Record(0, OURS, sample(4, 4, 4)),
+        Record(0, THEIRS, sample(5, 5, 5)),
+        Record(1, OURS, sample(1, 1, 1)),
+    )
+    assert theirs.ratio == pytest.approx(0.8) and theirs.holds is False
+
+
+def test_efficiency_is_one_rank_over_ranks_times_time() -> None:
+    ours, _ = lines_of(Record(0, SINGLE, sample(3, 3, 3)), Record(0, OURS, sample(2, 2, 2)))
+    assert ours.efficiency == pytest.approx(0.75)
+    assert ours.at_least == 0.9 and ours.holds is False
+
+
+def test_without_one_rank_there_is_no_efficiency() -> None:
+    ours, theirs = lines_of(Record(0, OURS, sample(2, 2, 2)))
+    assert ours.efficiency is None and ours.holds is None
+    assert theirs.median_s is None and theirs.rounds == 0 and theirs.holds is None
+
+
+def test_a_failed_run_is_a_reason_and_no_number() -> None:
+    _, theirs = lines_of(
+        Record(0, OURS, sample(2, 2, 2)), Record(0, THEIRS, Sample(problem="no such schedule"))
+    )
+    assert theirs.problem == "no such schedule"
+    assert theirs.median_s is None and theirs.ratio is None and theirs.agree is None
+
+
+@pytest.mark.parametrize(("loss", "agree"), [(3.0002, True), (3.001, False), (math.nan, False)])
+def test_losses_agree_within_the_tolerance(loss: float, agree: bool) -> None:
+    _, theirs = lines_of(
+        Record(0, OURS, sample(2, losses=(4.0, loss))), Record(0, THEIRS, sample(2))
+    )
+    assert theirs.agree is agree
+
+
+def test_losses_of_unlike_length_are_infinitely_apart() -> None:
+    assert distance([1.0], [1.0, 2.0]) == math.inf
+
+
+@given(
+    steps=st.lists(st.floats(0.1, 10), min_size=1, max_size=5),
+    factor=st.floats(0.1, 10),
+    slower=st.floats(0.1, 10),
+)
+def test_a_slower_machine_changes_no_ratio(
+    steps: list[float], factor: float, slower: float
+) -> None:
+    """Both sides of a round, by the same factor."""
+
+    def ratio(times: float) -> float:
+        _, theirs = lines_of(
+            Record(0, OURS, sample(*(s * factor * times for s in steps))),
+            Record(0, THEIRS, sample(*(s * times for s in steps))),
+        )
+        assert theirs.ratio is not None
+        return theirs.ratio
+
+    assert ratio(slower) == pytest.approx(ratio(1.0)) == pytest.approx(factor)

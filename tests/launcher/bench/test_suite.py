@@ -1,0 +1,147 @@
+"""Suites compose, every bound and every peer is there, and what is wrong with one is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.bench.runs import FLOWRUN, round_of
+from flowrun.launcher.bench.suite import KINDS, Suite, load_suite
+from flowrun.launcher.recipe import load
+
+SUITES = sorted(
+    file.stem
+    for file in (Path(__file__).resolve().parents[3] / "conf" / "suite").glob("*.yaml")
+    if file.stem != "base"
+)
+
+
+def suite(*arguments: str) -> Suite:
+    return load_suite(list(arguments))[0]
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_both_sides_of_every_experiment_compose(name: str) -> None:
+    given = suite(f"suite={name}")
+    assert given.name == name and given.experiments
+    for run in round_of(given):
+        recipe = load(list(run.overrides))
+        assert recipe.train.steps == given.steps and not recipe.eval.batches
+        if run.side == FLOWRUN:
+            assert recipe.num_ranks == run.ranks, run
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_setting_with_a_bound_is_one_of_the_suite(name: str) -> None:
+    given = suite(f"suite={name}")
+    for experiment in given.experiments.values():
+        assert set(experiment.at_most) <= set(given.settings), experiment.name
+
+
+# layout -> largest share of a peer's time as users run it, with pages kept; least efficiency
+WANTED = {
+    "single": (0.86, 1.00, None),
+    "single_compiled": (1.00, 1.00, None),
+    "data": (0.84, 0.96, 0.93),
+    "zero1": (0.84, 0.96, 0.93),
+    "zero3": (0.70, 0.76, 0.90),
+    "tensor": (0.66, 0.74, 0.86),
+    "stages": (0.76, 0.78, 0.90),
+}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_the_bounds_on_torchs_layouts(name: str) -> None:
+    experiment = suite("suite=peers").experiments[name]
+    bounds = (experiment.at_most["as is"], experiment.at_most["pages kept"], experiment.efficiency)
+    assert bounds == WANTED[name]
+
+
+def test_torchs_layouts_are_all_there() -> None:
+    given = suite("suite=peers")
+    kinds = {peer.kind for e in given.experiments.values() for peer in e.peers.values()}
+    schedules = {peer.schedule for peer in given.experiments["stages"].peers.values()}
+    assert set(WANTED) == set(given.experiments)
+    assert kinds == set(KINDS)
+    assert schedules == {"1F1B", "GPipe", "InterleavedZeroBubble", "ZBVZeroBubble"}
+
+
+def test_a_round_is_flowrun_and_its_peers_in_turn() -> None:
+    words = [str(run) for run in round_of(suite("suite.rows=[single,zero1]"))]
+    assert words == [
+        "single: flowrun",
+        "single: plain loop, as is",
+        "single: plain loop, pages kept",
+        "zero1: flowrun",
+        "zero1: DDP, as is",
+        "zero1: DDP, pages kept",
+        "zero1: ZeroRedundancyOptimizer, as is",
+        "zero1: ZeroRedundancyOptimizer, pages kept",
+    ]
+
+
+def test_one_rank_runs_for_efficiency_where_it_was_not_asked_for() -> None:
+    assert [str(run) for run in round_of(suite("suite.rows=[data]"))][:2] == [
+        "single: flowrun",
+        "data: flowrun",
+    ]
+
+
+def test_compiled_is_a_mode_of_both_sides() -> None:
+    given = suite("suite.rows=[data]", "suite.modes=[compiled]")
+    ours, theirs = [run for run in round_of(given) if run.experiment == "data"][:2]
+    assert str(ours) == "data: flowrun, compiled" and ours.overrides[-1].endswith("inductor")
+    assert str(theirs) == "data: DDP, as is, compiled"
+
+
+def test_an_experiment_may_be_of_one_mode() -> None:
+    given = suite("suite.rows=[single_compiled]", "suite.modes=[eager,compiled]")
+    assert [run.mode for run in round_of(given)] == ["compiled"] * 3
+
+
+def test_other_keys_are_of_both_sides() -> None:
+    given = suite("suite.rows=[zero3]", "train.batch_size=4", "suite.rounds=2")
+    assert given.rounds == 2
+    assert all("train.batch_size=4" in run.overrides for run in round_of(given))
+
+
+def test_a_setting_reaches_the_process() -> None:
+    given = suite("suite.rows=[zero3]")
+    environments = {run.setting: run.environment for run in round_of(given) if run.peer}
+    assert environments["as is"] == {}
+    assert environments["pages kept"]["MALLOC_MMAP_THRESHOLD_"] == "33554432"
+
+
+@pytest.mark.parametrize(
+    ("argument", "where", "text"),
+    [
+        ("suite=peer", "suite", "there is no suite 'peer'"),
+        ("suite.rows=[zero4]", "suite.rows", "no experiment 'zero4'"),
+        ("suite.modes=[fast]", "suite.modes", "'fast' is no mode"),
+        ("suite.warmup=12", "suite.steps", "leave nothing to measure"),
+        ("suite.round=2", "suite.round", "has no key 'round'"),
+        (
+            "suite.experiments.data.peers.DDP.kind=dpp",
+            "suite.experiments.data.peers.DDP.kind",
+            "no kind 'dpp'",
+        ),
+        ("suite.experiments.data.peer=1", "suite.experiments.data.peer", "has no key 'peer'"),
+    ],
+)
+def test_what_is_wrong_with_a_suite_is_said(argument: str, where: str, text: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        suite(argument)
+    assert caught.value.where == where
+    assert text in caught.value.problem
+
+
+def test_a_suite_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "mine.yaml").write_text(
+        "defaults: [base]\nname: mine\nrecipe: mlp_data_parallel\n"
+        "experiments: {data: {peers: {DDP: {kind: ddp}}}}\n"
+    )
+    given, folder = load_suite(["suite=mine", "hydra.run.dir=here"], str(tmp_path))
+    assert given.rows == ("data",) and folder == Path("here")
