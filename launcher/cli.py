@@ -83,7 +83,7 @@ _BENCH_HELP = """Train beside torch's own layouts, in turn, and compare.
 every other argument changes the recipes, of flowrun and of the peers.
 
   flowrun bench suite=peers
-  flowrun bench suite=peers suite.rows=[zero3,tensor] suite.rounds=5
+  flowrun bench suite=peers suite.rows=\\[zero3,tensor] suite.rounds=5
   flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
 """
 

@@ -245,8 +245,9 @@ class _Memory:
 
     peak: most bytes of tensors at once: on the CPU those of the first steps, counted one by one; on
     CUDA what torch has handed out.  process_peak: most bytes of anonymous memory, with what
-    allocator and libraries keep, up to the first evaluation or checkpoint: behind it theirs are in
-    the same number.  What the rank shares with others comes on top of both (Links.shared_bytes).
+    allocator and libraries keep, on CUDA what the allocator has taken, up to the first evaluation
+    or checkpoint: behind it theirs are in the same number.  What the rank shares with others comes
+    on top of both (Links.shared_bytes).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -263,4 +264,5 @@ class _Memory:
         yield
         here = torch.cuda.max_memory_allocated(self.device) if cuda else rank.live_bytes.peak
         self.peak = max(self.peak, here)
-        self.process_peak = self.process_peak or max(0, most_anonymous() - self.inherited)
+        taken = torch.cuda.max_memory_reserved(self.device) if cuda else most_anonymous()
+        self.process_peak = self.process_peak or max(0, taken - (0 if cuda else self.inherited))

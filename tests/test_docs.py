@@ -15,6 +15,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.bench.runs import round_of
+from flowrun.launcher.bench.suite import load_suite
 from flowrun.launcher.cli import COMMANDS
 from flowrun.launcher.recipe import load, spell
 
@@ -77,6 +79,11 @@ def composed(line: str) -> None:
     assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "export"), line
     if command in ("recipes", "export"):
         assert not overrides
+        return
+    if command == "bench":
+        suite, _ = load_suite(overrides)
+        for each in {run.overrides for run in round_of(suite)}:
+            load(list(each))
         return
     if command == "resume":
         overrides.insert(0, OF_A_RUN)

@@ -30,13 +30,16 @@ class Sample:
 
     step_s: of every step.  losses: of every step, over all samples of it.  peak_bytes: of the
     process that took most, beside what it had before training began.  sent_bytes: of all ranks, a
-    step; None where nothing counts them.  problem: why there is none of it; empty if there is.
+    step; None where nothing counts them.  work: units of a step, such as "tokens"; flowrun's alone.
+    problem: why there is none of it; empty if there is.
     """
 
     step_s: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
     peak_bytes: int = 0
     sent_bytes: float | None = None
+    work: float | None = None
+    unit: str = ""
     problem: str = ""
 
 
@@ -61,12 +64,15 @@ def _flowrun(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -
     command = [*_module("flowrun.launcher.cli"), "run", *run.overrides, *given]
     _run([([*command, f"hydra.run.dir={folder}"], {})], run, folder, timeout_s)
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    measured = json.loads((folder / "report.json").read_text())["measured"]
+    report = json.loads((folder / "report.json").read_text())
+    measured = report["measured"]
     return Sample(
         tuple(step["step_s"] for step in steps),
         tuple(_mean(step["loss"]) for step in steps),
         max(measured["process_bytes"].values()),
         measured["sent_bytes"],
+        round(steps[-1]["tokens_per_s"] * steps[-1]["step_s"]),
+        report["unit"],
     )
 
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowrun.launcher.bench.process import Sample
 from flowrun.launcher.bench.runs import FLOWRUN, Run, round_of
@@ -32,7 +33,8 @@ class Line:
     ratio: flowrun's time over the peer's, round by round, then the median; at_most: its bound.
     efficiency (of flowrun): time of one rank over ranks x time, in the same way; at_least: its
     bound.
-    peak_bytes: of the process that took most.  sent_bytes: of all ranks, a step; flowrun's alone.
+    peak_bytes: of the process that took most.  sent_bytes: of all ranks, a step; per_s: units of
+    work a second, by the median; both of flowrun alone.
     losses_apart: largest relative difference between the peer's and flowrun's.
     agree: whether that is within the suite's tolerance; None where there is nothing to compare.
     """
@@ -51,6 +53,8 @@ class Line:
     at_least: float | None = None
     peak_bytes: int | None = None
     sent_bytes: float | None = None
+    per_s: float | None = None
+    unit: str = ""
     losses_apart: float | None = None
     agree: bool | None = None
     problem: str = ""
@@ -102,17 +106,20 @@ def _lines(suite: Suite, records: Sequence[Record]) -> Iterator[Line]:
         )
 
 
-def _times(suite: Suite, samples: Sequence[Sample]) -> dict[str, float | int | None]:
+def _times(suite: Suite, samples: Sequence[Sample]) -> dict[str, Any]:
     """Over the steps of all rounds but for the first of each."""
     if not samples:
         return {}
     steps = [seconds for sample in samples for seconds in settled(suite, sample)]
     sent = [sample.sent_bytes for sample in samples if sample.sent_bytes is not None]
+    median_s, last = statistics.median(steps), samples[-1]
     return {
-        "median_s": statistics.median(steps),
+        "median_s": median_s,
         "min_s": min(steps),
         "peak_bytes": round(statistics.median(sample.peak_bytes for sample in samples)),
         "sent_bytes": statistics.median(sent) if sent else None,
+        "per_s": last.work / median_s if last.work is not None else None,
+        "unit": last.unit,
     }
 
 

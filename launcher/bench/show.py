@@ -28,9 +28,9 @@ def table(suite: Suite, found: Sequence[Line]) -> RenderableType:
     head.add_row("", *(Text(heading, "bold") for heading, _ in (*COLUMNS, APART)))
     title = Text(f"{suite.name}: {suite.note}" if suite.note else suite.name, "bold")
     parts: list[RenderableType] = [title, head]
-    blocks = groupby(found, key=lambda line: (line.title, line.mode))
-    for (about, mode), block in blocks:
-        parts.append(Text(f"{about}, {mode}" if mode != MODES[0] else about, "bold"))
+    for _, lines in groupby(found, key=lambda line: (line.experiment, line.mode)):
+        block = list(lines)
+        parts.append(_title(block[0]))
         for line in block:
             grid = _grid(names)
             grid.add_row(*_cells(line))
@@ -49,6 +49,13 @@ def legend(suite: Suite) -> str:
         "beside what it had before training. sent MB: of all ranks in a step. losses: how far the "
         f"peer's are off in any step, relative; allowed is {suite.loss_tolerance:.0e}."
     )
+
+
+def _title(ours: Line) -> Text:
+    """Of a block, which begins with flowrun's line."""
+    title = f"{ours.title}, {ours.mode}" if ours.mode != MODES[0] else ours.title
+    speed = f"   {ours.per_s:,.0f} {ours.unit}/s" if ours.per_s is not None else ""
+    return Text.assemble((title, "bold"), (speed, "dim"))
 
 
 def _grid(names: int) -> Table:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher import hydra_source
-from flowrun.launcher.errors import did_you_mean, from_hydra
+from flowrun.launcher.errors import PlacedError, did_you_mean, from_hydra
 from flowrun.launcher.recipe import CONFIG_MODULE
 
 CONFIG_NAME = "bench"
@@ -122,7 +122,13 @@ def load_suite(arguments: list[str], config_dir: str | None = None) -> tuple[Sui
     except Exception as error:
         raise from_hydra(error, OmegaConf.create({"suite": {}})) from error
     tree: Any = OmegaConf.to_container(cfg.suite, resolve=True)
-    return parse(tree, of_recipes), folder
+    try:
+        return parse(tree, of_recipes), folder
+    except RecipeError as error:
+        if any(text.lstrip("+").partition("=")[0] == error.where for text in ours):
+            raise
+        place = f"suite {tree.get('name')}"  # its files are no part of the recipe
+        raise PlacedError(place, error.where, error.problem, error.instead) from error
 
 
 def parse(tree: dict[str, Any], overrides: list[str] | None = None) -> Suite:

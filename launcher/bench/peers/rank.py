@@ -56,7 +56,7 @@ def main(file: Path) -> None:
     told: dict[str, Any] = {"losses": losses, "step_s": seconds}
     told["peak_bytes"] = most_anonymous() - before
     if device.type == "cuda":
-        told["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+        told["peak_bytes"] = torch.cuda.max_memory_reserved(device)
     file.with_name(f"rank{rank}.json").write_text(json.dumps(told))
     if world > 1:
         dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed

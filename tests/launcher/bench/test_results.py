@@ -47,7 +47,7 @@ SINGLE, OURS, THEIRS = (
 
 def sample(*step_s: float, losses: tuple[float, ...] = (4.0, 3.0)) -> Sample:
     """The first step is warm-up."""
-    return Sample((9.0, *step_s), losses, peak_bytes=100, sent_bytes=8.0)
+    return Sample((9.0, *step_s), losses, peak_bytes=100, sent_bytes=8.0, work=40.0, unit="tokens")
 
 
 def lines_of(*records: Record) -> tuple[Line, Line]:
@@ -58,7 +58,7 @@ def lines_of(*records: Record) -> tuple[Line, Line]:
 def test_the_median_is_over_the_steps_of_all_rounds_without_warm_up() -> None:
     ours, _ = lines_of(Record(0, OURS, sample(1, 2, 3)), Record(1, OURS, sample(5, 7, 8)))
     assert (ours.median_s, ours.min_s, ours.rounds) == (4.0, 1, 2)
-    assert (ours.peak_bytes, ours.sent_bytes) == (100, 8.0)
+    assert (ours.peak_bytes, ours.sent_bytes, ours.per_s, ours.unit) == (100, 8.0, 10.0, "tokens")
 
 
 def test_a_ratio_is_the_median_of_the_rounds_own() -> None:

@@ -9,6 +9,7 @@ import pytest
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.runs import FLOWRUN, round_of
 from flowrun.launcher.bench.suite import KINDS, Suite, load_suite
+from flowrun.launcher.errors import explain
 from flowrun.launcher.recipe import load
 
 SUITES = sorted(
@@ -24,13 +25,13 @@ def suite(*arguments: str) -> Suite:
 
 @pytest.mark.parametrize("name", SUITES)
 def test_both_sides_of_every_experiment_compose(name: str) -> None:
-    given = suite(f"suite={name}")
+    given = suite(f"suite={name}", "suite.modes=[eager]")
     assert given.name == name and given.experiments
-    for run in round_of(given):
-        recipe = load(list(run.overrides))
+    sides = {(run.overrides, run.side == FLOWRUN): run.ranks for run in round_of(given)}
+    for (overrides, ours), ranks in sides.items():
+        recipe = load(list(overrides))
         assert recipe.train.steps == given.steps and not recipe.eval.batches
-        if run.side == FLOWRUN:
-            assert recipe.num_ranks == run.ranks, run
+        assert recipe.num_ranks == ranks or not ours, overrides
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -135,6 +136,14 @@ def test_what_is_wrong_with_a_suite_is_said(argument: str, where: str, text: str
         suite(argument)
     assert caught.value.where == where
     assert text in caught.value.problem
+
+
+def test_a_mistake_in_a_suites_file_is_placed_there(tmp_path: Path) -> None:
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "mine.yaml").write_text("defaults: [base]\nname: mine\nround: 2\n")
+    with pytest.raises(RecipeError) as caught:
+        load_suite(["suite=mine"], str(tmp_path))
+    assert explain(caught.value, ["suite=mine"]).startswith("suite mine  suite.round\n")
 
 
 def test_a_suite_of_ones_own(tmp_path: Path) -> None:
