@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from flowrun.launcher.bench.suite import Peer
 
@@ -28,5 +29,8 @@ class Order:
     def from_json(text: str) -> Order:
         """What to_json wrote."""
         tree = json.loads(text)
-        peer = {key: tuple(v) if isinstance(v, list) else v for key, v in tree["peer"].items()}
+        peer: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in tree["peer"].items()
+        }
         return Order(**{**tree, "overrides": tuple(tree["overrides"]), "peer": Peer(**peer)})

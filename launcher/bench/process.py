@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from flowrun.launcher.bench.runs import Run
 
 _LOOK_S = 0.05  # between two looks at the processes
 _END_S = 5.0  # from a request to end to the end
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # what torch puts before the lines of a traceback
+_ERROR = re.compile(r"\s*[\w.]+(Error|Exception): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +179,15 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _reason(log: Path, status: int) -> str:
-    """The last line that says something, of an error of Python the line that names it."""
-    lines = [line.rstrip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    named = [line for line in lines if _names_an_error(line)]
-    if status < 0 and not named:
+    """The last error that the process names; else the last that it says, from the line that begins
+    it.
+    """
+    text = [_RANK.sub("", line) for line in log.read_text(errors="replace").splitlines()]
+    lines = [line.rstrip() for line in text if line.strip()]
+    if named := [line.strip() for line in lines if _ERROR.match(line)]:
+        return f"{named[-1]} ({log})"
+    if status < 0:
         return f"was killed by {signal.Signals(-status).name} ({log})"
-    told = named or lines[-1:] or [f"exit status {status}"]
-    return f"{told[-1]} ({log})"
-
-
-def _names_an_error(line: str) -> bool:
-    """`torch.distributed.DistError: …`, at the beginning of a line."""
-    name, colon, _ = line.partition(": ")
-    return (
-        bool(colon)
-        and name.replace(".", "").isidentifier()
-        and name.endswith(("Error", "Exception"))
-    )
+    begins = max((k for k, line in enumerate(lines) if line[0] != " "), default=0)
+    said = " ".join(line.strip() for line in lines[begins:])
+    return f"{said or f'exit status {status}'} ({log})"

@@ -130,7 +130,7 @@ def _compared(
     ours: dict[int, Sample],
     theirs: dict[int, Sample],
     alone: dict[int, Sample],
-) -> dict[str, float | bool | None]:
+) -> dict[str, Any]:
     """Efficiency of flowrun, or a peer's ratio and how far its losses are off."""
     if run.peer is None:
         each = pairs(suite, alone, theirs)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -43,7 +45,8 @@ def bench(
     folder.mkdir(parents=True, exist_ok=True)
     records: list[Record] = []
     try:
-        _rounds(suite, folder, console, config_dir, records)
+        with _sigterm_as_ctrl_c():
+            _rounds(suite, folder, console, config_dir, records)
     finally:
         found = lines(suite, records)
         if records:
@@ -55,6 +58,20 @@ def bench(
             if not plotted:
                 console.print("no plot: it needs matplotlib (pip install 'flowrun[plot]')")
     return found
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Both end what runs, and show what is done."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _rounds(

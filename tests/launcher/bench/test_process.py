@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.launcher.bench.order import Order
-from flowrun.launcher.bench.process import execute
+from flowrun.launcher.bench.process import _reason, execute
 from flowrun.launcher.bench.runs import Run
 from flowrun.launcher.bench.suite import Peer
 from support.command import Command, run_folder
@@ -21,7 +21,7 @@ rounds: 1
 steps: 3
 warmup: 1
 overrides:
-  - model.vocabulary=64
+  - model.vocabulary=256
   - model.width=16
   - model.depth=2
   - data.length=8
@@ -33,7 +33,6 @@ experiments:
     flowrun: [placement.axes.data=2]
     peers:
       DDP: {kind: ddp}
-      FSDP2: {kind: fsdp2, units: [layers.*]}
 """
 
 
@@ -45,6 +44,28 @@ def peer(kind: str, *overrides: str, ranks: int = 1) -> Run:
 def test_an_order_is_read_as_it_was_written() -> None:
     order = Order(("a=1",), Peer("pipeline", units=("a", "b"), cut=(1,)), True, "meet", "dir")
     assert Order.from_json(order.to_json()) == order
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        (
+            "a step\n[rank0]: Traceback\n[rank0]: torch.x.DistError: gone\n",
+            "torch.x.DistError: gone",
+        ),
+        ("rank 1, actor a\n  IndexError: out of range\n  file.py:3\n", "IndexError: out of range"),
+        (
+            "a step\ncommand line  a = b\n  a is wrong.\n  Try c.\n",
+            "command line  a = b a is wrong. Try c.",
+        ),
+        ("", "exit status 3"),
+    ],
+    ids=["torch", "a rank of flowrun", "a recipe", "silence"],
+)
+def test_the_reason_is_what_names_the_error(printed: str, reason: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(printed)
+    assert _reason(log, 3) == f"{reason} ({log})"
 
 
 @pytest.mark.processes
@@ -63,17 +84,14 @@ def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_bench_from_the_command_line(tmp_path: Path) -> None:
-    """Both sides train the same, a peer that fails is a reason, and the folder has it all."""
+    """Both sides train the same, and the folder has it all."""
     (tmp_path / "suite").mkdir()
     (tmp_path / "suite" / "tiny.yaml").write_text(SUITE)
     arguments = ("bench", "suite=tiny", "--config-dir", str(tmp_path), run_folder(tmp_path / "out"))
     ended = Command(tmp_path, *arguments).end(within=120)
-    assert ended.status == 1, ended.out + ended.err
+    assert ended.status == 0, ended.out + ended.err
     tree = json.loads((tmp_path / "out" / "bench.json").read_text())
-    ours, ddp, fsdp2 = tree["lines"]
+    ours, ddp = tree["lines"]
     assert ours["median_s"] > 0 and ours["peak_bytes"] > 0 and ours["sent_bytes"] > 0
     assert ddp["ratio"] > 0 and ddp["peak_bytes"] > 0 and ddp["agree"] is True
-    assert fsdp2["median_s"] is None
-    assert fsdp2["problem"].startswith("ValueError: the model has no module 'layers.*'")
-    assert "no module 'layers.*'" in ended.out
     assert (tmp_path / "out" / "bench.svg").is_file()

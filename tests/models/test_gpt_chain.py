@@ -1,0 +1,50 @@
+"""The GPT of the bench: a chain, and columns of its layers are heads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flowrun.models.gpt_chain import Attention, ChainGPT
+
+TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
+
+
+def gpt() -> ChainGPT:
+    return ChainGPT(vocabulary=11, context=6, depth=2, heads=2, width=8)
+
+
+def test_each_unit_is_fed_by_the_one_before() -> None:
+    model = gpt()
+    chain = nn.Sequential(model.embed, *model.blocks, model.head)
+    assert torch.equal(chain(TOKENS), model(TOKENS))
+    assert model(TOKENS).shape == (1, 6, 11)
+
+
+def test_it_does_not_look_ahead() -> None:
+    model, changed = gpt(), TOKENS.clone()
+    changed[0, 4] = 9
+    before, after = model(TOKENS), model(changed)
+    assert torch.equal(before[0, :4], after[0, :4]) and not torch.equal(before[0, 4], after[0, 4])
+
+
+def test_a_rank_with_half_of_the_columns_computes_half_of_the_heads() -> None:
+    """As tensor parallelism splits it: the halves sum to the whole, but for proj's bias twice."""
+    whole, x_BTD = Attention(width=8, heads=2), torch.randn(1, 6, 8)
+    total = torch.zeros(1, 6, 8)
+    for rows in (slice(0, 4), slice(4, 8)):
+        half = Attention(width=8, heads=2)
+        for ours, given in ((half.q, whole.q), (half.k, whole.k), (half.v, whole.v)):
+            ours.weight, ours.bias = (
+                nn.Parameter(given.weight[rows]),
+                nn.Parameter(given.bias[rows]),
+            )
+        half.proj.weight, half.proj.bias = nn.Parameter(whole.proj.weight[:, rows]), whole.proj.bias
+        total += half(x_BTD)
+    torch.testing.assert_close(total - whole.proj.bias, whole(x_BTD))
+
+
+def test_a_width_that_heads_do_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a multiple"):
+        ChainGPT(vocabulary=11, context=6, depth=1, heads=3, width=8)
