@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from flowrun.launcher.schema import Optim
 
@@ -43,9 +42,9 @@ def arguments(optim: Optim, sparse: bool = False) -> dict[str, Any]:
 def optimizer(
     optim: Optim, parameters: Iterable[nn.Parameter], sparse: bool = False
 ) -> torch.optim.Optimizer:
-    """Fused kernels take DTensors and plain tensors in groups of their own."""
+    """Fused kernels take DTensors (which have a mesh) and plain tensors in groups of their own."""
     kept = [p for p in parameters if p.requires_grad]
-    split = [p for p in kept if isinstance(p, DTensor)]
-    whole = [p for p in kept if not isinstance(p, DTensor)]
+    split = [p for p in kept if hasattr(p, "device_mesh")]
+    whole = [p for p in kept if not hasattr(p, "device_mesh")]
     groups = [{"params": group} for group in (split, whole) if group]
     return KINDS[optim.name](groups, **arguments(optim, sparse))

@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,25 @@ import torch
 import torch.distributed as dist
 
 from flowrun.launcher.bench.order import Order
-from flowrun.launcher.bench.peers.data_parallel import ddp, fsdp2, single, zero1
-from flowrun.launcher.bench.peers.pipeline import pipeline
 from flowrun.launcher.bench.peers.setting import Setting, Step
-from flowrun.launcher.bench.peers.tensor import tensor
 from flowrun.launcher.job import Job
 from flowrun.launcher.process_memory import anonymous, most_anonymous
 from flowrun.launcher.recipe import load
 
-LAYOUTS: Mapping[str, Callable[[Setting], Step]] = {
-    "single": single,
-    "ddp": ddp,
-    "zero1": zero1,
-    "fsdp2": fsdp2,
-    "tensor": tensor,
-    "pipeline": pipeline,
+MODULES = {  # of each kind; only the one that is needed is imported: it takes up to a second
+    "single": "data_parallel",
+    "ddp": "data_parallel",
+    "zero1": "sharded",
+    "fsdp2": "sharded",
+    "tensor": "tensor",
+    "pipeline": "pipeline",
 }
+
+
+def layout(kind: str) -> Callable[[Setting], Step]:
+    """The function of a peer's kind."""
+    module = import_module(f"flowrun.launcher.bench.peers.{MODULES[kind]}")
+    return getattr(module, kind)  # type: ignore[no-any-return]
 
 
 def main(file: Path) -> None:
@@ -50,8 +54,9 @@ def main(file: Path) -> None:
         dist.init_process_group(
             backend, init_method=f"file://{order.meet}", rank=rank, world_size=world
         )
+    make = layout(order.peer.kind)
     before = anonymous() - sum(t.nbytes for t in job.initial.values())  # weights are training's
-    step = LAYOUTS[order.peer.kind](Setting(job, order.peer, rank, world, device, order.compiled))
+    step = make(Setting(job, order.peer, rank, world, device, order.compiled))
     losses, seconds = _measured(step, job.recipe.train.steps)
     told: dict[str, Any] = {"losses": losses, "step_s": seconds}
     told["peak_bytes"] = most_anonymous() - before

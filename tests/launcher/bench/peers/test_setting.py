@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 from flowrun.launcher.bench.peers.optimizer import arguments, optimizer
-from flowrun.launcher.bench.peers.setting import chosen
+from flowrun.launcher.bench.peers.rank import layout
+from flowrun.launcher.bench.peers.setting import Setting, chosen
+from flowrun.launcher.bench.suite import KINDS, Peer
+from flowrun.launcher.job import Job
+from flowrun.launcher.plain_loop import plain_loop
+from flowrun.launcher.recipe import load
 from flowrun.launcher.schema import Optim
 from flowrun.models.gpt_chain import ChainGPT
 
@@ -64,3 +69,20 @@ def test_sparse_gradients_are_not_fused() -> None:
 def test_what_a_peer_does_not_do_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match=rf"no optim\.{key}"):
         arguments(replace(Optim(), **{key: 1}))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own import
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_a_layout(kind: str) -> None:
+    assert layout(kind).__name__ == kind
+
+
+def test_a_plain_loop_trains_as_the_recipe_says() -> None:
+    """Beside the loop that `flowrun verify` holds its layouts beside, micro-batches summed."""
+    recipe = load(
+        ["recipe=mlp_data_parallel", "train.steps=3", "train.micro_batches=2", "eval.batches=0"]
+    )
+    setting = Setting(Job(recipe), Peer("single"), 0, 1, torch.device("cpu"), False)
+    step = layout("single")(setting)
+    losses = [step() for _ in range(3)]
+    assert losses == pytest.approx(plain_loop(recipe).losses, rel=1e-5)

@@ -1,0 +1,69 @@
+"""The training loop that data parallel layouts share."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from flowrun.launcher.bench.peers.optimizer import optimizer
+from flowrun.launcher.bench.peers.setting import Setting, Step, chosen
+
+
+def prepared(setting: Setting) -> nn.Module:
+    """The model as the peer wants it, before it is wrapped."""
+    model = setting.job.model.to(setting.device).train()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and setting.peer.sparse:
+            module.sparse = True
+    for module in chosen(model, setting.peer.recompute).values():
+        _checkpointed(module)
+    if setting.compiled:
+        model.compile()
+    return model
+
+
+def _checkpointed(module: nn.Module) -> None:
+    """Activations of this module are computed again in backward."""
+    forward = module.forward
+
+    def again(*inputs: Any, **named: Any) -> Any:
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+    module.forward = again  # type: ignore[method-assign]
+
+
+def loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = None) -> Step:
+    """Forward and backward of every micro-batch, gradients summed over ranks with the last.
+
+    update: None: the recipe's optimizer over all that the model has.
+    """
+    update = update or optimizer(setting.job.recipe.optim, model.parameters(), setting.peer.sparse)
+    batches, count = setting.batches(setting.world, setting.rank), setting.micro_batches
+
+    def step() -> float:
+        update.zero_grad(set_to_none=True)
+        losses = []
+        for k in range(count):
+            batch = next(batches)
+            with _sums(model, k == count - 1):
+                with setting.autocast():
+                    loss = setting.loss(setting.output(model, batch), batch) / count
+                loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        update.step()
+        return float(torch.stack(losses).sum())
+
+    return step
+
+
+def _sums(model: Any, last: bool) -> Any:
+    """Around a micro-batch: whether its backward sums gradients over the ranks."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(last)
+    waits = isinstance(model, DistributedDataParallel) and not last
+    return model.no_sync() if waits else nullcontext()
