@@ -6,15 +6,17 @@ import resource
 import sys
 
 
-def anonymous() -> int:
-    """Bytes of this process's own pages now; 0 where nothing counts them."""
-    return _status("RssAnon")
+def taken() -> int:
+    """Bytes of this process's own pages now, and of those that it shares with others as memory; 0
+    where nothing counts them.
+    """
+    return _status("RssAnon") + _status("RssShmem")
 
 
-def most_anonymous() -> int:
+def most_taken() -> int:
     """The most so far; pages of libraries are left out: they come in as code is first run."""
     most = _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return most - _status("RssFile") - _status("RssShmem")
+    return most - _status("RssFile")
 
 
 def _status(key: str) -> int:

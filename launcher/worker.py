@@ -33,7 +33,7 @@ from flowrun.launcher import weights
 from flowrun.launcher.failure import described
 from flowrun.launcher.hosts import Teller
 from flowrun.launcher.job import Job
-from flowrun.launcher.process_memory import anonymous, most_anonymous
+from flowrun.launcher.process_memory import most_taken, taken
 from flowrun.launcher.virtual import acts_by_name, most_stashed
 
 _LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
@@ -252,7 +252,7 @@ class _Memory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.inherited = anonymous()
+        self.inherited = taken()
         self.peak = self.process_peak = 0
 
     @contextmanager
@@ -264,5 +264,8 @@ class _Memory:
         yield
         here = torch.cuda.max_memory_allocated(self.device) if cuda else rank.live_bytes.peak
         self.peak = max(self.peak, here)
-        taken = torch.cuda.max_memory_reserved(self.device) if cuda else most_anonymous()
-        self.process_peak = self.process_peak or max(0, taken - (0 if cuda else self.inherited))
+        most = torch.cuda.max_memory_reserved(self.device) if cuda else self._most_taken()
+        self.process_peak = self.process_peak or most
+
+    def _most_taken(self) -> int:
+        return max(0, most_taken() - self.inherited)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from flowrun.launcher.bench.order import Order
 from flowrun.launcher.bench.peers.setting import Setting, Step
 from flowrun.launcher.job import Job
-from flowrun.launcher.process_memory import anonymous, most_anonymous
+from flowrun.launcher.process_memory import most_taken, taken
 from flowrun.launcher.recipe import load
 
 MODULES = {  # of each kind; only the one that is needed is imported: it takes up to a second
@@ -55,11 +55,11 @@ def main(file: Path) -> None:
             backend, init_method=f"file://{order.meet}", rank=rank, world_size=world
         )
     make = layout(order.peer.kind)
-    before = anonymous() - sum(t.nbytes for t in job.initial.values())  # weights are training's
+    before = taken() - sum(t.nbytes for t in job.initial.values())  # weights are training's
     step = make(Setting(job, order.peer, rank, world, device, order.compiled))
     losses, seconds = _measured(step, job.recipe.train.steps)
     told: dict[str, Any] = {"losses": losses, "step_s": seconds}
-    told["peak_bytes"] = most_anonymous() - before
+    told["peak_bytes"] = most_taken() - before
     if device.type == "cuda":
         told["peak_bytes"] = torch.cuda.max_memory_reserved(device)
     file.with_name(f"rank{rank}.json").write_text(json.dumps(told))

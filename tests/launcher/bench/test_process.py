@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flowrun.launcher.bench.order import Order
@@ -95,3 +97,19 @@ def test_a_bench_from_the_command_line(tmp_path: Path) -> None:
     assert ours["median_s"] > 0 and ours["peak_bytes"] > 0 and ours["sent_bytes"] > 0
     assert ddp["ratio"] > 0 and ddp["peak_bytes"] > 0 and ddp["agree"] is True
     assert (tmp_path / "out" / "bench.svg").is_file()
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_what_runs_and_shows_what_is_done(tmp_path: Path) -> None:
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "tiny.yaml").write_text(SUITE)
+    out = run_folder(tmp_path / "out")
+    bench = Command(tmp_path, "bench", "suite=tiny", "--config-dir", str(tmp_path), out)
+    bench.until("run 1/2")  # has ended: a peer runs, or is about to
+    ended = bench.signal(signal.SIGINT)
+    assert ended.status == 130, ended.out + ended.err
+    table = [line.split() for line in ended.out.splitlines() if line.startswith("  ")]
+    assert [line[0] for line in table] == ["flowrun", "DDP,"]
+    assert table[1][-1] == "-"
+    left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])]
+    assert not [line for line in left if any(str(tmp_path) in word for word in line or ())]

@@ -20,7 +20,7 @@ GPT = [0.0, 1.0, 1.0, 1.0, 1.0, 2.7]  # embedding, blocks, head
     ("schedule", "homes", "cut"),
     [
         ("1F1B", [0, 1], (4,)),
-        ("InterleavedZeroBubble", [0, 1, 0, 1], (3, 4, 5)),
+        ("InterleavedZeroBubble", [0, 1, 0, 1], (2, 3, 5)),
         ("ZBVZeroBubble", [0, 1, 1, 0], (2, 3, 5)),
     ],
 )
@@ -28,10 +28,7 @@ def test_the_head_is_balanced_by_blocks(
     schedule: str, homes: list[int], cut: tuple[int, ...]
 ) -> None:
     assert stage_ranks(schedule, 2) == homes
-    sizes = [sum(GPT[a:b]) for a, b in pairwise((0, *best_cut(GPT, homes), len(GPT)))]
-    busiest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == k) for k in (0, 1))
-    assert busiest == pytest.approx(3.7)
-    assert len(cut) == len(best_cut(GPT, homes))
+    assert best_cut(GPT, homes) == cut
 
 
 @given(work=st.lists(st.integers(0, 9), min_size=4, max_size=7))

@@ -71,7 +71,7 @@ def test_what_a_peer_does_not_do_is_refused(key: str) -> None:
         arguments(replace(Optim(), **{key: 1}))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own import
+@pytest.mark.filterwarnings("ignore:.torch.jit.")  # torch's own import
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_a_layout(kind: str) -> None:
     assert layout(kind).__name__ == kind
