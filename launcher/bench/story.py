@@ -104,7 +104,7 @@ def _rounds(
             left = time_left(suite.rounds * len(runs), records, len(failed) * suite.rounds)
             console.print(
                 f"{seconds(statistics.median(settled(suite, sample)))} a step; "
-                f"{seconds(left) if left < 60 else f'{left / 60:.0f} min'} left",
+                f"{f'{left:.0f} s' if left < 90 else f'{left / 60:.0f} min'} left",
                 highlight=False,
             )
 

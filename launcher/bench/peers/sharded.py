@@ -15,7 +15,7 @@ from flowrun.launcher.job import AUTOCAST
 
 
 def zero1(setting: Setting) -> Step:
-    """The same, the optimizer's state sharded."""
+    """DistributedDataParallel, the optimizer's state sharded."""
     model = DistributedDataParallel(prepared(setting), gradient_as_bucket_view=True)
     optim = setting.job.recipe.optim
     sharded = ZeroRedundancyOptimizer(
