@@ -101,22 +101,14 @@ def _rounds(
                 console.print("failed", style="yellow")
                 console.print(f"  {sample.problem}", style="yellow", markup=False, soft_wrap=True)
                 continue
-            left = time_left(suite.rounds * len(runs), records, len(failed) * suite.rounds)
+            later = sum(key_of(each) not in failed for each in runs[place + 1 :])
+            later += (suite.rounds - 1 - number) * (len(runs) - len(failed))
+            left = later * statistics.mean(record.wall_s for record in records)
             console.print(
                 f"{seconds(statistics.median(settled(suite, sample)))} a step; "
                 f"{f'{left:.0f} s' if left < 90 else f'{left / 60:.0f} min'} left",
                 highlight=False,
             )
-
-
-def time_left(planned: int, records: Sequence[Record], dropped: int = 0) -> float:
-    """Seconds that the other runs will take if they take as long as those before, each its start
-    included.
-
-    dropped: of those planned, how many will not run at all.
-    """
-    usual = statistics.mean(record.wall_s for record in records)
-    return max(0, planned - dropped - len(records)) * usual
 
 
 def _write(suite: Suite, records: Sequence[Record], file: Path) -> None:

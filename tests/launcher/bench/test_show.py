@@ -13,7 +13,6 @@ from flowrun.launcher.bench.plot import draw, wanted_s
 from flowrun.launcher.bench.results import Line
 from flowrun.launcher.bench.runs import FLOWRUN
 from flowrun.launcher.bench.show import table
-from flowrun.launcher.bench.story import time_left
 from flowrun.launcher.bench.suite import Suite, load_suite
 
 PEER = Line(
@@ -100,13 +99,3 @@ def test_the_plot_is_drawn_of_what_ran(suite: Suite, tmp_path: Path) -> None:
     assert draw(suite, LINES, file)
     assert file.read_text().count("<svg") == 1
     assert not draw(suite, (FAILED, NOT_RUN), tmp_path / "none.svg")
-
-
-def test_time_left_is_that_of_the_runs_before() -> None:
-    from flowrun.launcher.bench.process import Sample
-    from flowrun.launcher.bench.results import Record
-
-    ended = [Record(0, ("a", "b", "c", "d"), Sample(), wall_s) for wall_s in (4.0, 8.0)]
-    assert time_left(10, ended) == 48.0
-    assert time_left(10, ended, dropped=3) == 30.0
-    assert time_left(1, ended) == 0.0
