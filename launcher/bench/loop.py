@@ -19,6 +19,7 @@ import torch
 from flowrun.engine.plan import Actor, Plan, RegionWork
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.distributed import DistributedRank
+from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.kernels import Kernel
 from flowrun.engine.runtime.rank import makes_of
 from flowrun.engine.runtime.readers import Readers
@@ -75,14 +76,19 @@ class _EmptyReaders:
         return [_Nothing() for _ in makes_of(actor)]
 
 
+class _NoLinks(Links):
+    """To nobody: there is one process."""
+
+    def join(self, plan: Plan) -> None:
+        """No groups are made."""
+
+
 class EmptyRank(DistributedRank):
     """A rank that does all that its plan asks of the engine, and nothing else."""
 
     def __init__(self, job: Job, plan: Plan, rank: int) -> None:
-        axes = range(len(plan.axes))
-        groups = [group for p in plan.placements for axis in axes for group in p.groups(axis)]
         cpu = torch.device("cpu")
-        super().__init__(plan, rank, job.sampler, job.initial, cpu, dict.fromkeys(groups))
+        super().__init__(plan, rank, job.sampler, job.initial, cpu, _NoLinks(rank, cpu))
         self.body.readers = cast(Readers, _EmptyReaders())
         self.body.kernels = {k: self._kernel(plan.actors[k]) for k in self.body.kernels}
         self.arrived = {a.id: _Arrived([_Nothing() for _ in makes_of(a)]) for a in plan.actors}
