@@ -24,6 +24,7 @@ class Trait(Enum):
     SUM = "runs with every micro-batch and makes one value a step"
     IN_PLACE = "the new values are the variables, changed where they are"
     FUSED = "one kernel over weight, gradient and states"
+    PLAIN = "never compiled: fused by hand, of no fixed shape, or summed in an order that counts"
     PRODUCT = "a matrix product, attention or convolution of forward"
     CONSTANT = "a value that is part of the op: the engine's, but with no wish where it is made"
 
@@ -40,6 +41,15 @@ TARGETS: Mapping[Trait, tuple[str, ...]] = {
     Trait.SUM: ("flow.accumulate", "flow.collect"),
     Trait.IN_PLACE: ("flow.adamw", "flow.sgd", "flow.assign", "flow.ema", "flow.update_rows"),
     Trait.FUSED: ("flow.adamw", "flow.sgd"),
+    Trait.PLAIN: (
+        "flow.adamw",
+        "flow.sgd",
+        "flow.update_rows",
+        "flow.coalesce",
+        "aten.embedding_dense_backward.default",
+        "aten.index_add.default",
+        "aten.scatter_add.default",
+    ),
     Trait.PRODUCT: (
         "aten.mm.default",
         "aten.bmm.default",

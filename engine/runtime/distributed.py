@@ -21,6 +21,7 @@ from flowrun.engine.crossing import Send, held_by, route
 from flowrun.engine.errors import RunError
 from flowrun.engine.placement import Slices
 from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.live_bytes import LiveBytes
 from flowrun.engine.runtime.pending import Pending
@@ -53,9 +54,10 @@ class DistributedRank:
         device: torch.device,
         links: Links,
         metered: bool = False,
+        kernels: Kernels = eager_kernels,
     ) -> None:
         self.plan = plan
-        self.body = Rank(plan, rank, batches, initial, device)
+        self.body = Rank(plan, rank, batches, initial, device, kernels)
         self.rank = rank
         self.device = device
         self.links = links

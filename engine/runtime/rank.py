@@ -22,7 +22,7 @@ from flowrun.engine.plan import (
     ReportWork,
     TransferWork,
 )
-from flowrun.engine.runtime.kernels import Kernel, region_kernel
+from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.readers import Batches, Readers, cut
 from flowrun.engine.runtime.transport import Layout, layout_of
 
@@ -73,7 +73,7 @@ class Rank:
 
     batches(step, micro_batch, rows): rows (a slice of samples) of a micro-batch as logical tensors.
     initial: logical initial value of each parameter and buffer by variable name; states start at
-    zero.
+    zero.  kernels: of its regions.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Rank:
         batches: Batches,
         initial: Mapping[str, torch.Tensor],
         device: torch.device,
+        kernels: Kernels = eager_kernels,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -96,7 +97,7 @@ class Rank:
         self.rings = {r.id: _Ring() for r in plan.registers if r.stage == self.stage}
         self.results: dict[int, Results] = {}
         self.acts: dict[int, int] = {}
-        self.kernels: dict[int, Kernel] = {}
+        self.kernels = kernels(plan, self.stage, self.coordinate)
         self.sources: dict[int, tuple[_Source, ...]] = {}
         self.read: dict[int, tuple[_Port, ...]] = {}
         self.filled: dict[int, tuple[_Port, ...]] = {}
@@ -106,10 +107,6 @@ class Rank:
             self.sources[actor.id] = self._sources(actor)
             self.read[actor.id] = self._ports(actor, actor.inputs, ())
             self.filled[actor.id] = self._ports(actor, actor.outputs, makes_of(actor))
-            if isinstance(actor.work, RegionWork):
-                self.kernels[actor.id] = region_kernel(
-                    plan, actor.work, self.stage, self.coordinate
-                )
 
     # ------------------------------------------------------------------ set-up
 
@@ -119,13 +116,12 @@ class Rank:
                 continue
             tensor = self.plan.graph.tensors[v.tensor]
             slices = local_slices(tensor.shape, v.nd_sbp, self.grid, self.coordinate)
+            sizes = [n for _, n in slices]
             if v.kind == "state" and v.start is not None:
-                size = [n for _, n in slices]
-                value = torch.full(size, v.start, dtype=tensor.dtype, device=self.device)
+                value = torch.full(sizes, v.start, dtype=tensor.dtype, device=self.device)
             else:
-                value = cut(initial[v.of or v.name], slices).to(
-                    self.device, tensor.dtype, copy=True
-                )
+                value = torch.empty(sizes, dtype=tensor.dtype, device=self.device)
+                value.copy_(cut(initial[v.of or v.name], slices))
             self.variables[v.tensor] = value
 
     def share_variables(self, other: Rank, instead: Mapping[str, str]) -> None:

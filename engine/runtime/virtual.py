@@ -18,6 +18,7 @@ from flowrun.engine.placement import local_slices
 from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.protocol import Launch, violations
 from flowrun.engine.rehearsal import deadlock
+from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank import Rank, Results
 from flowrun.engine.runtime.readers import Batches
 from flowrun.engine.runtime.transport import run_group, run_route
@@ -34,13 +35,14 @@ class VirtualCluster:
         initial: Mapping[str, torch.Tensor],
         order_seed: int | None = None,
         check: bool = False,
+        kernels: Kernels = eager_kernels,
     ) -> None:
         self.plan = plan
         self.check = check
         self.random = None if order_seed is None else random.Random(order_seed)
         ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
         device = torch.device("cpu")
-        self.ranks = {rank: Rank(plan, rank, batches, initial, device) for rank in ranks}
+        self.ranks = {rank: Rank(plan, rank, batches, initial, device, kernels) for rank in ranks}
         self.schedulers: dict[int, Scheduler] = {}
         self.sent_bytes: dict[int, int] = {}
         self.posted: dict[

@@ -15,6 +15,7 @@ from flowrun.engine.capture import Task
 from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_training
 from flowrun.engine.placement import Placement
 from flowrun.engine.plan import Plan
+from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from support.logical import put_together
@@ -151,10 +152,15 @@ def initial(training: Training) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in values.items()}
 
 
-def cluster(training: Training, plan: Plan, order_seed: int | None = None) -> VirtualCluster:
+def cluster(
+    training: Training,
+    plan: Plan,
+    order_seed: int | None = None,
+    kernels: Kernels = eager_kernels,
+) -> VirtualCluster:
     """A virtual cluster that checks the protocol's invariants if messages come in random order."""
     check = order_seed is not None
-    return VirtualCluster(plan, training.rows, initial(training), order_seed, check)
+    return VirtualCluster(plan, training.rows, initial(training), order_seed, check, kernels)
 
 
 Shards = Mapping[int, Mapping[str, Tensor]]  # rank -> tensor of the graph -> what the rank holds
@@ -193,9 +199,15 @@ def virtual_run(training: Training, layout: Layout, steps: int = STEPS) -> Run:
     return run_plan(training, compiled(training, layout).plan, steps)
 
 
-def run_plan(training: Training, plan: Plan, steps: int, order_seed: int | None = None) -> Run:
+def run_plan(
+    training: Training,
+    plan: Plan,
+    steps: int,
+    order_seed: int | None = None,
+    kernels: Kernels = eager_kernels,
+) -> Run:
     """Train by a given plan on the virtual cluster."""
-    ranks = cluster(training, plan, order_seed)
+    ranks = cluster(training, plan, order_seed, kernels)
     results = ranks.run(steps)
     return Run(
         plan,
