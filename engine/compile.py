@@ -77,7 +77,9 @@ def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: P
 
 
 def _rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
-    plan = overwrite(lower(graph, strategy))
+    plan = lower(graph, strategy)
+    if strategy.overwrites:
+        plan = overwrite(plan)
     rehearsal = rehearse(plan)
     return Rehearsed(replace(plan, order=rehearsal.order), rehearsal)
 
@@ -106,6 +108,7 @@ def _following(strategy: Strategy, training: Plan) -> Strategy:
         pins=tuple(pins),
         zero=Zero(),
         optimizer=Optimizer(),
+        overwrites=True,
     )
 
 

@@ -161,6 +161,8 @@ class Strategy:
         "zero_bubble", or "auto", the most that memory allows up to zero bubble.
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
         once.
+    overwrites: results are written over what nobody reads any more; compiled code sees to that
+        itself.
     unprepared: fields that need none of these steps: a stage that reads no other has no chain.
     shared_memory: all ranks exchange their messages there; hardware.link is that of such ranks.
     """
@@ -178,6 +180,7 @@ class Strategy:
     mirrored: bool = False
     in_flight: int | str = "auto"
     register_slots: int = 2
+    overwrites: bool = True
     preparation: tuple[Preparation, ...] = ()
     unprepared: tuple[str, ...] = ()
     hardware: Hardware = field(default_factory=Hardware)

@@ -17,6 +17,7 @@ from flowrun.launcher.errors import PlacedError, did_you_mean, one_of
 from flowrun.launcher.layout import parse_pins
 from flowrun.launcher.schema import (
     CLUSTERS,
+    COMPILERS,
     DEVICES,
     KEPT,
     LAUNCHERS,
@@ -299,6 +300,13 @@ def _check_rest(recipe: RecipeSchema) -> None:
         recipe.engine.traced_steps >= 0,
         "engine.trace",
         f"it is true, false or a number of steps, not {recipe.engine.trace}.",
+    )
+    compiler = recipe.engine.compiler
+    _require(
+        compiler in COMPILERS,
+        "engine.compiler",
+        f"there is no compiler {compiler!r}.",
+        f"Write {one_of(COMPILERS)}.",
     )
     for name in ("flops", "memory_bytes_per_s", "link.bytes_per_s"):
         value = OmegaConf.select(OmegaConf.structured(recipe.hardware), name)

@@ -23,6 +23,7 @@ from typing import Any
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError, RunError
+from flowrun.engine.runtime.kernels import Kernels
 from flowrun.engine.trace import Note
 from flowrun.launcher import weights
 from flowrun.launcher.checkpoint import complete
@@ -44,7 +45,11 @@ _SHUTDOWN_S = 3  # workers that have not ended by then are killed
 
 
 def execute_local(
-    job: Job, training: Rehearsed, evaluation: Rehearsed | None, record: Record
+    job: Job,
+    training: Rehearsed,
+    evaluation: Rehearsed | None,
+    record: Record,
+    kernels: Kernels,
 ) -> Log:
     """Start this host's ranks, and stay until all have ended.
 
@@ -60,7 +65,7 @@ def execute_local(
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
     readers, writers = zip(*pipes, strict=True)
     heard = _Heard(record)
-    worker = Worker(job, training, evaluation, record.folder, os.getpid(), writers)
+    worker = Worker(job, training, evaluation, kernels, record.folder, os.getpid(), writers)
     listener = threading.Thread(target=heard.listen, args=(readers,), daemon=True)
     listener.start()
     ended: BaseException | None

@@ -27,7 +27,7 @@ from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type
 from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.plan_cache import PlanCache
-from flowrun.launcher.schema import MIRRORED, Recipe
+from flowrun.launcher.schema import EAGER, MIRRORED, Recipe
 from flowrun.launcher.segments import Segment, segments
 from flowrun.models.data.steps import apply, preparation, unprepared
 from flowrun.models.sampling import sample_indices
@@ -302,6 +302,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         mirrored=recipe.view == MIRRORED,
         in_flight=recipe.in_flight,
         register_slots=recipe.engine.register_slots,
+        overwrites=recipe.engine.compiler == EAGER,
         hardware=shared_cores(recipe),
         shared_memory=shares_memory(recipe),
     )

@@ -77,6 +77,11 @@ class Record:
         for name, value in numbers(validation).items():
             self._writer().add_scalar(f"validation/{name}", value, step)
 
+    def say(self, text: str) -> None:
+        """What takes a while before the first step."""
+        if self.progress:
+            self.progress.console.print(text, highlight=False, markup=False)
+
     def note(self, text: str) -> None:
         """Something that a person should know."""
         if self.progress:

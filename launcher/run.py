@@ -14,6 +14,7 @@ from rich.console import Console
 from flowrun.engine.errors import RunError
 from flowrun.launcher import trace
 from flowrun.launcher.checkpoint import Checkpoint, prepare
+from flowrun.launcher.compiling import kernels_of
 from flowrun.launcher.elastic import execute_local
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import Progress
@@ -47,7 +48,8 @@ def run(
         record.note(text)
     execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
     try:
-        log = execute(job, training, evaluation, record)  # actors act, credits return
+        kernels = kernels_of(job, training, record)  # op after op, or compiled
+        log = execute(job, training, evaluation, record, kernels)  # actors act, credits return
     except (RunError, KeyboardInterrupt):
         record.stopped()
         raise

@@ -27,6 +27,8 @@ KEPT = ("matmul", "boxing")
 MIRRORED = "mirrored"
 VIEWS = ("consistent", MIRRORED)
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
+EAGER, INDUCTOR = "eager", "inductor"
+COMPILERS = (EAGER, INDUCTOR)
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -221,9 +223,12 @@ class Engine:
     register_slots: of what readers and boxings make, 2 = one ahead.
     trace: write trace.json, what every rank did in the last 10 steps, or in so many; false: none.
     cache: keep plans, and take one that was made before from the same recipe, code and torch.
+    compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code, made
+    before the first step and kept on disk; evaluation stays eager).
     """
 
     register_slots: int = 2
+    compiler: str = EAGER
     cache: bool = True
     trace: bool | int = False
 

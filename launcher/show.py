@@ -15,9 +15,11 @@ from flowrun.engine.cost.footprint import memory_of
 from flowrun.engine.graph import BACKWARD, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
+from flowrun.launcher.compiling import compiled_regions, summary
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import layout, stage_table
 from flowrun.launcher.quantities import seconds, size
+from flowrun.launcher.schema import EAGER
 
 _MARKS = {
     WEIGHTS: ("P", "yellow"),
@@ -45,6 +47,7 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
         memory(training),
         "",
         times(job, training),
+        *compiler(job, training),
         timeline(training, width),
     ]
     notes = (*training.plan.notes, *job.plans.notes)
@@ -172,6 +175,13 @@ def times(job: Job, training: Rehearsed) -> Text:
         f"foreseen on {job.recipe.hardware.name}: {seconds(rehearsal.step_s)} a step, "
         f"{job.work.speed(rehearsal.step_s):,.0f} {job.work.unit}/s, bubble by stage {bubble}"
     )
+
+
+def compiler(job: Job, training: Rehearsed) -> list[RenderableType]:
+    """How many programs Inductor gets, where the recipe asks for it."""
+    if job.recipe.engine.compiler == EAGER:
+        return []
+    return [Text(f"inductor compiles {summary(compiled_regions(job, training))}")]
 
 
 def timeline(training: Rehearsed, width: int = 100) -> Group:

@@ -9,6 +9,7 @@ import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.kernels import Kernels
 from flowrun.engine.runtime.rank import Results
 from flowrun.engine.runtime.recorder import RecordedCluster
 from flowrun.engine.runtime.shards import to_write, whole
@@ -22,13 +23,17 @@ from flowrun.launcher.report import Log
 
 
 def execute_virtual(
-    job: Job, training: Rehearsed, evaluation: Rehearsed | None, record: Record
+    job: Job,
+    training: Rehearsed,
+    evaluation: Rehearsed | None,
+    record: Record,
+    kernels: Kernels,
 ) -> Log:
     """Train, with evaluations and checkpoints where they are due, on the virtual cluster."""
     recipe = job.recipe
     torch.set_num_threads(recipe.launch.threads)
     seed = recipe.launch.message_order_seed
-    arguments = (training.plan, job.sampler, job.initial, seed)
+    arguments = (training.plan, job.sampler, job.initial, seed, False, kernels)
     traced = recipe.engine.traced_steps
     cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
     if job.start:

@@ -25,6 +25,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime import heap
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
+from flowrun.engine.runtime.kernels import Kernels
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.recorder import RecordedRank
 from flowrun.engine.runtime.shards import Shard, to_write, whole
@@ -42,11 +43,14 @@ _SILENCE_S = 1800  # a message that takes longer has no peer any more
 
 @dataclass(frozen=True)
 class Worker:
-    """What each forked process runs.  pipes: to the launcher, one for each local rank."""
+    """What each forked process runs.  kernels: of training's regions.  pipes: to the launcher, one
+    for each local rank.
+    """
 
     job: Job
     training: Rehearsed
     evaluation: Rehearsed | None
+    kernels: Kernels
     folder: Path
     launcher: int
     pipes: tuple[Connection, ...]
@@ -125,8 +129,8 @@ class Worker:
         arguments = (self.training.plan, rank, job.sampler, job.initial, device, links)
         metered = device.type == "cpu"  # on CUDA torch counts by itself
         if steps:
-            return RecordedRank(*arguments, metered=metered, trace=steps)
-        return DistributedRank(*arguments, metered=metered)
+            return RecordedRank(*arguments, metered=metered, kernels=self.kernels, trace=steps)
+        return DistributedRank(*arguments, metered=metered, kernels=self.kernels)
 
     def _save(self, rank: int, trained: DistributedRank, tell: Teller) -> None:
         """Write this rank's shards, and say whether this disk has those of all ranks."""

@@ -127,6 +127,11 @@ ARGUMENTS = {
         "Did you mean 'data'?",
     ),
     "zero stage": ("recipe=gpt_zero zero.stage=4", "command line  zero.stage = 4", "0 (off) to 3"),
+    "no compiler": (
+        "recipe=gpt_dp engine.compiler=inducter",
+        "command line  engine.compiler = inducter",
+        "Write eager or inductor",
+    ),
     "no view": ("recipe=gpt_dp view=mirror", "command line  view = mirror", "mirrored"),
     "mirrored on a tensor axis": (
         "recipe=gpt_tp view=mirrored",

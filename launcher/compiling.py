@@ -1,0 +1,46 @@
+"""The kernels that a recipe asks for: op after op, or compiled here, before workers are forked."""
+
+from __future__ import annotations
+
+import time
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.runtime.compiled import CompiledRegions
+from flowrun.engine.runtime.kernels import Kernels, eager_kernels
+from flowrun.launcher.job import Job
+from flowrun.launcher.record import Record
+from flowrun.launcher.schema import EAGER
+
+
+def kernels_of(job: Job, training: Rehearsed, record: Record) -> Kernels:
+    """engine.compiler.  Raises RecipeError where there is no compiler, RunError for what it does
+    not take.
+
+    On CUDA every rank compiles for itself: this process must not touch the device.
+    """
+    if job.recipe.engine.compiler == EAGER:
+        return eager_kernels
+    regions = compiled_regions(job, training)
+    if job.device_type != "cpu":
+        return regions
+    from flowrun.engine.runtime.compile_ahead import compile_ahead, to_compile
+    from flowrun.engine.runtime.inductor import require_compiler
+
+    require_compiler()
+    start = time.perf_counter()
+    new = len(to_compile(regions))
+    if new:
+        record.say(f"compiling {summary(regions)}, {new} of them new to this host")
+    compile_ahead(regions)
+    record.say(f"compiled in {time.perf_counter() - start:.1f} s")
+    return regions
+
+
+def compiled_regions(job: Job, training: Rehearsed) -> CompiledRegions:
+    """What there is to compile; nothing is, yet."""
+    return CompiledRegions(training.plan, job.device_type, job.recipe.launch.threads)
+
+
+def summary(regions: CompiledRegions) -> str:
+    """For a person: 20 regions, 11 different."""
+    return f"{regions.count} regions, {len(regions.different)} different"

@@ -1,0 +1,115 @@
+"""What is relied on of torch's Inductor: compile_fx_inner on a functional ATen graph.
+
+Its code takes a list and empties it, writes what was changed in place back into the inputs, makes
+new memory for the rest, strided as traced, and allocates by a global of its module.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import Ref
+from flowrun.engine.ops.random import dropout_mask
+from flowrun.engine.ops.signature import Call
+from flowrun.engine.runtime.inductor import Boxed, Spec, compiled, made_specs, require_compiler
+from flowrun.engine.runtime.live_bytes import LiveBytes
+from flowrun.engine.runtime.program import Line, Program
+
+A, B, X, Y = map(Ref, "0124")
+SHAPE = (48, 33)
+SPECS = (
+    Spec.row_major(SHAPE, torch.float32),
+    Spec((33, 48), (1, 33), torch.float32),
+    Spec.row_major((), torch.float32),
+)
+
+
+def decayed(average: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """In place, as optimizers are."""
+    return average.lerp_(value.t(), weight)
+
+
+aten = torch.ops.aten
+PROGRAM = Program(
+    3,
+    (
+        Line(Call(decayed, (A, B, X)), (None,), True, (0,)),
+        Line(Call(aten.t.default, (A,)), (3,), True),
+        Line(Call(aten.add.Tensor, (Ref("3"), B)), (4,), True),
+        Line(Call(aten.tanh.default, (Y,)), (5,), True),
+        Line(Call(aten.sum.default, (Ref("5"),)), (6,), True),
+    ),
+    (4, 6),
+)
+
+
+@pytest.fixture(scope="module")
+def code() -> Boxed:
+    return compiled(PROGRAM, SPECS, "cpu", 1)
+
+
+def test_random_numbers_are_the_same_bits() -> None:
+    """The hash multiplies 32-bit words and drops what runs over: C++ leaves that open."""
+    draw = Ref("0")
+    arguments = (draw, 7, "stream", (9, 37), 0.3)
+    program = Program(1, (Line(Call(dropout_mask, arguments), (1,), True),), (1,))
+    code = compiled(program, (Spec.row_major((), torch.int64),), "cpu", 1)
+    for step in (0, 5, 10**9):
+        (found,) = code([torch.tensor(step)])
+        expected = dropout_mask(torch.tensor(step), *arguments[1:])
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_products_of_onednn_are_called_as_they_are() -> None:
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    lines = (
+        Line(Call(aten.tanh.default, (Ref("0"),)), (2,), True),
+        Line(Call(aten.t.default, (Ref("1"),)), (3,), True),
+        Line(Call(linear, (Ref("2"), Ref("3"), None, "none", (), None)), (4,), True),
+        Line(Call(aten.tanh.default, (Ref("4"),)), (5,), True),
+    )
+    x, weight = torch.randn(8, 5), torch.randn(5, 3)
+    code = compiled(Program(2, lines, (5,)), (Spec.of(x), Spec.of(weight)), "cpu", 1)
+    torch.testing.assert_close(code([x, weight])[0], (x.tanh() @ weight).tanh())
+
+
+def values() -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    average, value = (torch.randn(SHAPE, generator=draw) for _ in range(2))
+    return [average, value.t(), torch.tensor(0.25)]
+
+
+def test_code_does_what_the_program_does(code: Boxed) -> None:
+    average, value, weight = values()
+    expected = average.lerp(value.t(), weight)
+    given = [average, value, weight]
+    total, tanh = code(given)
+    assert not given, "the list is emptied, so that code frees its inputs as it goes"
+    torch.testing.assert_close(average, expected)
+    torch.testing.assert_close(total, expected.t() + value)
+    torch.testing.assert_close(tanh, total.tanh().sum())
+
+
+def test_outputs_lie_as_foreseen_in_memory_of_their_own(code: Boxed) -> None:
+    given = values()
+    known = {x.untyped_storage().data_ptr() for x in given}
+    made = code(given)
+    assert tuple(map(Spec.of, made)) == made_specs(PROGRAM, SPECS, "cpu")
+    assert not known & {x.untyped_storage().data_ptr() for x in made}
+
+
+def test_live_bytes_see_what_code_allocates(code: Boxed) -> None:
+    given = values()
+    with LiveBytes(given) as seen:
+        before = seen.live
+        made = code(given)
+    assert seen.peak - before >= sum(x.nbytes for x in made)
+
+
+def test_a_host_without_compiler_is_told_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "no-such-compiler"))
+    with pytest.raises(RecipeError, match=r"(?s)engine\.compiler.*Install g\+\+.*=eager"):
+        require_compiler()

@@ -1,0 +1,78 @@
+"""Equal programs have equal text, and only they."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from flowrun.engine.runtime.compiled import CompiledRegions
+from flowrun.engine.runtime.program import described
+from flowrun.engine.sbp import B, S
+from support.layouts import Layout, compiled
+from support.plain_loop import gpt
+
+GPT = gpt(blocks=3, width=16)
+
+
+def regions(layout: Layout) -> CompiledRegions:
+    return CompiledRegions(compiled(GPT, layout).plan, "cpu", 1)
+
+
+def scaled(factor: float) -> Any:
+    def scale(x: float) -> float:
+        return x * factor
+
+    return scale
+
+
+def test_equal_blocks_are_compiled_once() -> None:
+    two, three = (
+        len(CompiledRegions(compiled(gpt(n, 16), Layout()).plan, "cpu", 1).different)
+        for n in (2, 3)
+    )
+    assert two == three
+
+
+def test_ranks_that_hold_equal_parts_share_all_programs() -> None:
+    data = regions(Layout(data=2))
+    assert len(data.different) == len(regions(Layout()).different)
+
+
+def test_ranks_that_hold_other_rows_of_a_table_look_them_up_by_themselves() -> None:
+    def lookups(layout: Layout) -> int:
+        parts = regions(layout).different.values()
+        return sum("look_up_rows" in str(part.piece.program) for part in parts)
+
+    assert (lookups(Layout(data=2)), lookups(Layout(tensor=2))) == (0, 2)
+
+
+def test_text_is_the_same_in_the_next_process() -> None:
+    parts = regions(Layout(data=2, tensor=2, clip_norm=1.0)).different.values()
+    assert not [part for part in parts if " at 0x" in str(part.piece.program)]
+
+
+def test_a_program_is_another_on_another_device_or_with_more_threads() -> None:
+    plan = compiled(GPT, Layout()).plan
+    keys = [set(CompiledRegions(plan, "cpu", threads).different) for threads in (1, 2)]
+    assert not keys[0] & keys[1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (scaled(2.0), scaled(2.0), True),
+        (scaled(2.0), scaled(3.0), False),
+        (partial(max, 1), partial(max, 1), True),
+        (partial(max, 1), partial(min, 1), False),
+        (S(1), S(1), True),
+        (S(1), B, False),
+        ((1, (2,)), (1, 2), False),
+        (1, 1.0, False),
+        (object(), object(), False),
+    ],
+    ids=str,
+)
+def test_text_tells_what_a_call_does(one: Any, other: Any, equal: bool) -> None:
+    assert (described(one) == described(other)) is equal

@@ -1,0 +1,37 @@
+"""Compiled regions train as plain torch does, within the tolerances of test_parity.py.
+
+Every program takes seconds of the C++ compiler, so layouts are few and models one block deep.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrun.engine.runtime.compiled import CompiledRegions
+from support.layouts import CLIP, Layout, compiled, run_plan
+from support.plain_loop import (
+    STEPS,
+    TINY_MLP,
+    Training,
+    gpt,
+    loss_difference,
+    plain_loop,
+    weight_difference,
+)
+
+LOSS_TOLERANCE = 1e-5
+WEIGHT_TOLERANCE = {"adamw": 1e-3, "sgd": 1e-5}
+SMALL_GPT = gpt(blocks=1, width=16)
+CASES = (
+    (TINY_MLP, Layout(data=2, zero=1)),
+    (SMALL_GPT, Layout(clip_norm=CLIP)),
+    (SMALL_GPT, Layout(tensor=2, stages=2, clip_norm=CLIP)),
+)
+
+
+@pytest.mark.parametrize(("training", "layout"), CASES, ids=["mlp ZeRO", "gpt", "gpt split"])
+def test_compiled_regions_train_as_plain_torch(training: Training, layout: Layout) -> None:
+    plan, plain = compiled(training, layout).plan, plain_loop(training, layout.clip_norm)
+    found = run_plan(training, plan, STEPS, kernels=CompiledRegions(plan, "cpu", 1))
+    assert loss_difference(found.losses, plain) <= LOSS_TOLERANCE
+    assert weight_difference(found.weights, plain) <= WEIGHT_TOLERANCE[training.optimizer.name]

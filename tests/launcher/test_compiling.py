@@ -1,0 +1,35 @@
+"""engine.compiler: what a person is told, and that forked ranks run the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flowrun.launcher.recipe import load
+from flowrun.launcher.run import plan_text
+from support.command import Command, losses, run_folder, workplace
+
+MLP = ["recipe=mlp_data_parallel"]
+
+
+def test_a_plan_says_how_many_programs_inductor_gets() -> None:
+    found = re.search(
+        r"inductor compiles (\d+) regions, (\d+) different",
+        plan_text(load([*MLP, "engine.compiler=inductor"])),
+    )
+    assert found and int(found[1]) > int(found[2]) > 0
+    assert "compiles" not in plan_text(load(MLP))
+
+
+@pytest.mark.processes
+def test_forked_ranks_run_what_the_launcher_compiled(tmp_path: Path) -> None:
+    place = workplace(tmp_path)
+    eager = Command(place, "recipe=small", run_folder(place / "eager")).end()
+    told = Command(
+        place, "recipe=small", "engine.compiler=inductor", run_folder(place / "compiled")
+    ).end()
+    assert (eager.status, told.status, told.err) == (0, 0, "")
+    assert "different" in told.out and "compiled in" in told.out
+    assert losses(place / "compiled") == pytest.approx(losses(place / "eager"), rel=1e-5)
