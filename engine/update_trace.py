@@ -8,7 +8,7 @@ What stands before the `*` behind param and grad are states, shaped as the param
 default starts at 0, one whose default is a number starts at that, one whose default is None starts
 as the parameter.  `lr` and `step` (from 1) are scalar tensors, fed once a step to functions that
 take them; other keywords are numbers of the recipe.  Returned are the new parameter and the new
-states, in order; nothing is changed in place.  The only file that knows torch's `make_fx`
+states, in order; nothing is changed in place.  With torch's `make_fx`
 (tests/engine/test_update_trace.py names what is relied on).
 """
 

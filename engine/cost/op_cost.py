@@ -1,5 +1,8 @@
 """Seconds of one op on one rank: the larger of its arithmetic and its memory traffic.
 
+The shares and factors were measured on one thread of an AMD EPYC, of the GPT that `flowrun bench`
+trains, by its trace (engine.trace=true): acts of the regions beside what was foreseen.
+
 Arithmetic counts 2 for a multiply-add, at the speed of the first output's dtype; traffic is every
 input and output once, in bytes.  Shapes are what the rank holds.
 """
@@ -12,11 +15,22 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.graph import Op, Tensor
-from flowrun.engine.ops.traits import Trait, has, is_view
+from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, Op, Tensor
+from flowrun.engine.ops.traits import is_view
 from flowrun.engine.placement import Shape
 
-_OP_S = 4e-6  # of starting one op from Python
+_OP_S = 12e-6  # of starting one op from Python, and of small tensors that no cache holds any more
+_ATTENTION_SHARE = 0.6  # of the speed of large products: exponentials between small ones
+_BACKWARD_SHARE = 0.92  # likewise, mean of two: a weight's gradient reads a matrix across its rows
+# How many times slower than streaming: arithmetic, where it counts.
+_SLOWER = {
+    "aten._log_softmax.default": 2.6,
+    "aten._log_softmax_backward_data.default": 1.7,
+    "aten._softmax.default": 2.6,
+    "aten._softmax_backward_data.default": 1.7,
+    "aten.gelu.default": 1.6,
+    "aten.gelu_backward.default": 1.6,
+}
 
 
 def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
@@ -57,15 +71,22 @@ def op_seconds(
         if name is not None and shape is not None
     ]
     moved = sum(read) + sum(made)
-    if has(op.target, Trait.FUSED):
-        moved *= 3  # read, write, and a pass or two of temporaries
-    elif op.target == "aten.embedding.default":
+    moved *= _SLOWER.get(op.target, 1.0)
+    if op.target == "aten.embedding.default":
         moved -= read[0]  # of the table no more than comes out
     elif op.target == "flow.update_rows":
         moved = 3 * len(op.outputs) * read[2]
     flops = op_flops(op, in_shapes, out_shapes)
-    arithmetic_s = flops / _speed(hardware, tensors[op.makes[0]].dtype) if flops else 0.0
+    speed = _speed(hardware, tensors[op.makes[0]].dtype) * _reached(op)
+    arithmetic_s = flops / speed if flops else 0.0
     return max(arithmetic_s, moved / hardware.memory_bytes_per_s) + _OP_S
+
+
+def _reached(op: Op) -> float:
+    """Share of the speed of large matrix products that the op's own reach."""
+    if "scaled_dot_product" in op.target:
+        return _ATTENTION_SHARE
+    return _BACKWARD_SHARE if op.phase in (BACKWARD, WEIGHT_GRAD) else 1.0
 
 
 def _speed(hardware: Hardware, dtype: torch.dtype) -> float:

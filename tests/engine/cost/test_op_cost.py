@@ -7,17 +7,19 @@ import torch
 
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.op_cost import op_seconds
-from flowrun.engine.graph import FORWARD, Op, Ref, Tensor
+from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op, Ref, Tensor
 
 HARDWARE = Hardware(flops=1e9, bf16_flops=4e9, memory_bytes_per_s=1e9)
-START_S = 4e-6
+START_S = 12e-6
 
 
-def seconds(target: str, side: int, dtype: torch.dtype, out: torch.dtype) -> float:
+def seconds(
+    target: str, side: int, dtype: torch.dtype, out: torch.dtype, phase: str = FORWARD
+) -> float:
     """Of an op on one or two square matrices, without its start."""
     reads = ("x", "y") if target == "aten.mm.default" else ("x",)
     shape = (side, side)
-    op = Op("z", target, tuple(map(Ref, reads)), (), ("z",), "net", FORWARD)
+    op = Op("z", target, tuple(map(Ref, reads)), (), ("z",), "net", phase)
     tensors = {name: Tensor(name, shape, dtype) for name in reads} | {"z": Tensor("z", shape, out)}
     return op_seconds(op, [shape] * len(reads), [shape], tensors, HARDWARE) - START_S
 
@@ -51,3 +53,11 @@ def test_an_elementwise_op_takes_the_bytes_that_it_reads_and_writes(
 
 def test_a_view_takes_nothing() -> None:
     assert seconds("aten.t.default", 100, torch.float32, torch.float32) == -START_S
+
+
+@pytest.mark.parametrize("phase", [BACKWARD, WEIGHT_GRAD])
+def test_a_product_of_backward_is_slower_than_one_of_forward(phase: str) -> None:
+    fp32 = torch.float32
+    forward = seconds("aten.mm.default", 512, fp32, fp32)
+    gradient = seconds("aten.mm.default", 512, fp32, fp32, phase)
+    assert gradient == pytest.approx(forward / 0.92, rel=1e-3)
