@@ -47,7 +47,6 @@ TARGETS: Mapping[Trait, tuple[str, ...]] = {
         "flow.update_rows",
         "flow.coalesce",
         "aten.embedding_dense_backward.default",
-        "aten.index_add.default",
         "aten.scatter_add.default",
     ),
     Trait.PRODUCT: (
