@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.kernels import emit
@@ -62,6 +61,7 @@ def compiled(program: Program, specs: Sequence[Spec], device: str, threads: int)
         from torch._inductor.virtualized import V
         from torch.func import functionalize
         from torch.fx.experimental.proxy_tensor import make_fx
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     settings = {
         "compile_threads": 1,  # no pool of processes, which a fork would not take along

@@ -113,6 +113,7 @@ def loop_times(job: Job) -> Iterator[LoopTime]:
         rank = EmptyRank(job, plan, placement.ranks[0])
         acts = sum(plan.acts_per_step(actor) for actor in plan.stage_actors(stage))
         trials = [_seconds(rank, k * _STEPS) for k in range(_TRIALS)]
+        rank.links.close()
         yield LoopTime(stage, acts, min(trials) / (_STEPS * acts))
 
 

@@ -148,7 +148,7 @@ def test_multirun_ends_with_one_table(
     assert status == 0 and len(runs) == 4
     assert out.count("tokens/s") == 1
     first = next(line for line in out.splitlines() if line.startswith("  0"))
-    numbers = "2 1.2500 1.5000 10,000 0.002 0.001 1e+06 2e+06 4096"
+    numbers = "2 1.2500 1.5000 10,000 2.0 ms 1.0 ms 1.0 MB 2.0 MB 4.1 kB"
     assert first.split() == ["0", "gpt_dp", "train.steps=2", *numbers.split()]
 
 

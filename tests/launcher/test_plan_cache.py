@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ from support.command import Command, losses, run_folder, workplace
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the recipe `small`."""
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the recipe `small`, and a module `samples` of its own."""
     monkeypatch.syspath_prepend(tmp_path)
-    return workplace(tmp_path)
+    sys.modules.pop("samples", None)
+    yield workplace(tmp_path)
+    sys.modules.pop("samples", None)
 
 
 @pytest.fixture
@@ -95,7 +98,7 @@ def test_what_makes_another_plan_is_compiled(
 def test_a_changed_source_file_makes_the_plan_anew(place: Path, compiled: list[str]) -> None:
     job()
     compiled.clear()
-    imported = sys.modules["samples"].__file__  # by the first test of the session
+    imported = sys.modules["samples"].__file__
     assert imported
     os.utime(imported, ns=(1, 1))
     found = job()

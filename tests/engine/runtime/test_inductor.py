@@ -109,7 +109,10 @@ def test_live_bytes_see_what_code_allocates(code: Boxed) -> None:
     assert seen.peak - before >= sum(x.nbytes for x in made)
 
 
-def test_a_host_without_compiler_is_told_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "no-such-compiler"))
-    with pytest.raises(RecipeError, match=r"(?s)engine\.compiler.*Install g\+\+.*=eager"):
+def test_a_host_without_compiler_is_told_what_to_write() -> None:
+    none_here = torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")})
+    with (
+        none_here,
+        pytest.raises(RecipeError, match=r"(?s)engine\.compiler.*Install g\+\+.*=eager"),
+    ):
         require_compiler()
