@@ -19,8 +19,10 @@ from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, Op, Tensor
 from flowrun.engine.ops.traits import is_view
 from flowrun.engine.placement import Shape
 
-_OP_S = 12e-6  # of starting one op from Python, and of small tensors that no cache holds any more
+_OP_S = 4e-6  # of starting one op from Python
 _ATTENTION_SHARE = 0.6  # of the speed of large products: exponentials between small ones
+_PRODUCT_FLOP = 2e7  # a product takes as long as if it had so many more (at most 0.3 of its own):
+# small ones find their matrices in no near cache
 _BACKWARD_SHARE = 0.92  # likewise, mean of two: a weight's gradient reads a matrix across its rows
 # How many times slower than streaming: arithmetic, where it counts.
 _SLOWER = {
@@ -78,7 +80,7 @@ def op_seconds(
         moved = 3 * len(op.outputs) * read[2]
     flops = op_flops(op, in_shapes, out_shapes)
     speed = _speed(hardware, tensors[op.makes[0]].dtype) * _reached(op)
-    arithmetic_s = flops / speed if flops else 0.0
+    arithmetic_s = (flops + min(_PRODUCT_FLOP, 0.3 * flops)) / speed if flops else 0.0
     return max(arithmetic_s, moved / hardware.memory_bytes_per_s) + _OP_S
 
 

@@ -31,6 +31,8 @@ from flowrun.engine.strategy import Decided, Strategy
 
 Places = dict[str, tuple[int, ...]]  # op -> the stages that run it, in order
 
+_UPDATE_PASSES = 7  # over a weight: AdamW reads it, its gradient and two states, and writes three
+
 
 def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Stage of every op, variable and feed.  Raises RecipeError where `placement.stages` does not
@@ -138,7 +140,9 @@ class _Followed:
 def _seconds(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
 ) -> list[float]:
-    """Foreseen seconds of each op of the line, with all that follows it."""
+    """Foreseen seconds of each op of the line, with all that follows it, for a micro-batch; the
+    update of a weight is shared out over those of a step.
+    """
     places = _places(graph, line, free, range(len(line)))
     seconds = [0.0] * len(line)
     for op in graph.ops:
@@ -146,6 +150,12 @@ def _seconds(
         outs = [None if name is None else graph.tensors[name].shape for name in op.outputs]
         found = op_seconds(op, shapes, outs, graph.tensors, strategy.hardware)
         seconds[places[op.name][0]] += found
+    for v in (v for v in graph.variables if v.kind == "parameter"):
+        homes = [places[op.name][0] for op in graph.consumers.get(v.tensor, ())]
+        update_s = _UPDATE_PASSES * graph.tensors[v.tensor].num_bytes
+        update_s /= strategy.hardware.memory_bytes_per_s * strategy.micro_batches
+        if homes:
+            seconds[min(homes)] += update_s
     return seconds
 
 
