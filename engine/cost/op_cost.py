@@ -72,7 +72,7 @@ def op_seconds(
         for name, shape in zip(op.outputs, out_shapes, strict=True)
         if name is not None and shape is not None
     ]
-    moved = sum(read) + sum(made)
+    moved = float(sum(read) + sum(made))
     moved *= _SLOWER.get(op.target, 1.0)
     if op.target == "aten.embedding.default":
         moved -= read[0]  # of the table no more than comes out

@@ -152,10 +152,9 @@ def _seconds(
         seconds[places[op.name][0]] += found
     for v in (v for v in graph.variables if v.kind == "parameter"):
         homes = [places[op.name][0] for op in graph.consumers.get(v.tensor, ())]
-        update_s = _UPDATE_PASSES * graph.tensors[v.tensor].num_bytes
-        update_s /= strategy.hardware.memory_bytes_per_s * strategy.micro_batches
+        moved = _UPDATE_PASSES * graph.tensors[v.tensor].num_bytes / strategy.micro_batches
         if homes:
-            seconds[min(homes)] += update_s
+            seconds[min(homes)] += moved / strategy.hardware.memory_bytes_per_s
     return seconds
 
 
