@@ -31,6 +31,7 @@ Note = Callable[[int | None], None]  # where the message starts; None: the peer 
 
 _NOTE = struct.Struct("<iiq")  # what, stream, start
 _RANK = struct.Struct("<i")
+_CREDENTIALS = struct.Struct("3i")  # of a process: its own number, its user's, its group's
 
 AVAILABLE = sys.platform == "linux"
 
@@ -77,7 +78,7 @@ class Neighbours:
         sockets = [socket.socket(socket.AF_UNIX) for other in here if other < rank]
         for one, other in zip(sockets, here, strict=False):
             one.connect(names[other])
-        sockets += [listener.accept()[0] for other in here if other > rank]
+        sockets += [_accepted(listener) for other in here if other > rank]
         for one in sockets:
             socket.send_fds(one, [_RANK.pack(rank)], [self.arena.descriptor])
         for one in sockets:
@@ -225,6 +226,16 @@ class _Peer:
         if not self._gone:
             self._lose()
         self._link.close()
+
+
+def _accepted(listener: socket.socket) -> socket.socket:
+    """From a process of the same user: a socket without a file is open to all of the machine."""
+    while True:
+        one, _ = listener.accept()
+        raw = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(raw)[1] == os.geteuid():
+            return one
+        one.close()
 
 
 def _machine() -> tuple[str, ...]:

@@ -31,5 +31,5 @@ def test_forked_ranks_run_what_the_launcher_compiled(tmp_path: Path) -> None:
         place, "recipe=small", "engine.compiler=inductor", run_folder(place / "compiled")
     ).end()
     assert (eager.status, told.status, told.err) == (0, 0, "")
-    assert "different" in told.out and "compiled in" in told.out
+    assert "compiled in" in told.out  # how many are new, the host's cache decides
     assert losses(place / "compiled") == pytest.approx(losses(place / "eager"), rel=1e-5)
