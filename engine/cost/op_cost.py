@@ -21,9 +21,10 @@ from flowrun.engine.placement import Shape
 
 _OP_S = 4e-6  # of starting one op from Python
 _ATTENTION_SHARE = 0.6  # of the speed of large products: exponentials between small ones
-_PRODUCT_FLOP = 2e7  # a product takes as long as if it had so many more (at most 0.3 of its own):
+_PRODUCT_FLOP = 8e6  # a product takes as long as if it had so many more (at most 0.3 of its own):
 # small ones find their matrices in no near cache
-_BACKWARD_SHARE = 0.92  # likewise, mean of two: a weight's gradient reads a matrix across its rows
+_BACKWARD_SHARE = 0.97  # of the speed of large products; mean of two, where both are in one region
+_WEIGHT_GRAD_SHARE = 0.9  # a weight's gradient reads a matrix across its rows
 # How many times slower than streaming: arithmetic, where it counts.
 _SLOWER = {
     "aten._log_softmax.default": 2.6,
@@ -88,7 +89,7 @@ def _reached(op: Op) -> float:
     """Share of the speed of large matrix products that the op's own reach."""
     if "scaled_dot_product" in op.target:
         return _ATTENTION_SHARE
-    return _BACKWARD_SHARE if op.phase in (BACKWARD, WEIGHT_GRAD) else 1.0
+    return {BACKWARD: _BACKWARD_SHARE, WEIGHT_GRAD: _WEIGHT_GRAD_SHARE}.get(op.phase, 1.0)
 
 
 def _speed(hardware: Hardware, dtype: torch.dtype) -> float:

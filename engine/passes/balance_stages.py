@@ -17,7 +17,7 @@ from flowrun.engine.cost.hardware import Link
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import FORWARD, LogicalGraph, Op
 
-NEARLY = 0.05  # a slowest stage this much slower is as good, if less crosses
+NEARLY = 0.01  # a slowest stage this much slower is as good, if less crosses
 
 
 @dataclass(frozen=True, slots=True)
