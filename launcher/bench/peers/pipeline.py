@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 from torch.distributed import pipelining
 
 from flowrun.launcher.bench.peers.optimizer import optimizer
@@ -61,6 +62,9 @@ class _Stage(nn.Module):
         self.units = nn.Sequential(*units).to(setting.device).train()
         self.setting = setting
         if setting.compiled:
+            # zero-bubble schedules go backward twice, for inputs and for weights: torch says that
+            # compiled code must then keep its buffers
+            functorch_config.donated_buffer = setting.peer.schedule in ONE_STAGE
             self.units.compile()
 
     def forward(self, x: Tensor) -> Tensor:
