@@ -1,9 +1,9 @@
 """balance_stages: where to cut the forward ops so that the slowest stage is as fast as possible.
 
 A cut may fall between any two ops. A stage's time is foreseen: its forward ops, the backward ops
-that follow them, and the bytes of the activations that enter it and of the gradients that come back
-to it (no latency: other micro-batches hide that). Among cuts that are nearly as fast, those with
-the least to send win: between blocks one tensor crosses, inside a residual block two.
+that follow them, and for each activation that enters it and each gradient that comes back to it an
+act and the bytes (no latency: other micro-batches hide that). Among cuts that are nearly as fast,
+those with the least to send win: between blocks one tensor crosses, inside a residual block two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowrun.engine.cost.hardware import Link
+from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import FORWARD, LogicalGraph, Op
 
@@ -24,7 +24,7 @@ NEARLY = 0.01  # a slowest stage this much slower is as good, if less crosses
 class Line:
     """The forward ops as a line to be cut.
 
-    work_s: seconds of each piece, forward and backward.  entering_s, leaving_s: of the link, for a
+    work_s: seconds of each piece, forward and backward.  entering_s, leaving_s: of messages, for a
         cut before that piece: activations that enter the stage behind it, gradients that come back
         to the stage before it; the first of each is 0.
     """
@@ -91,7 +91,7 @@ def balanced(
     graph: LogicalGraph,
     line_ops: Sequence[Op],
     seconds: Sequence[float],
-    link: Link,
+    hardware: Hardware,
     ranks: Sequence[int],
 ) -> list[int]:
     """The stage of each of `line_ops`, the forward ops to be shared out.
@@ -99,7 +99,7 @@ def balanced(
     seconds: of each, with the backward ops that follow it.  Raises RecipeError where there are more
     stages than pieces.
     """
-    entering, leaving = _crossing_seconds(graph, line_ops, link)
+    entering, leaving = _crossing_seconds(graph, line_ops, hardware)
     starts = _possible(line_ops, seconds, [a + b for a, b in zip(entering, leaving, strict=True)])
     ends = [*starts[1:], len(line_ops)]
     if len(starts) < len(ranks):
@@ -119,27 +119,27 @@ def balanced(
 
 
 def _crossing_seconds(
-    graph: LogicalGraph, line_ops: Sequence[Op], link: Link
+    graph: LogicalGraph, line_ops: Sequence[Op], hardware: Hardware
 ) -> tuple[list[float], list[float]]:
     """For a cut before each op: seconds to send the activations that cross, and the gradients."""
     place = {op.name: k for k, op in enumerate(line_ops)}
-    forward, backward = [0] * (len(line_ops) + 1), [0] * (len(line_ops) + 1)
+    forward, backward = [0.0] * (len(line_ops) + 1), [0.0] * (len(line_ops) + 1)
     for k, op in enumerate(line_ops):
         for name in op.makes:
             readers = graph.consumers.get(name, ())
             last = max((place.get(r.name, 0) for r in readers if r.phase == FORWARD), default=0)
             if last > k:
                 tensor = graph.tensors[name]
+                seconds = hardware.act_s + tensor.num_bytes / hardware.link.bytes_per_s
                 sides = (forward, backward) if tensor.dtype.is_floating_point else (forward,)
                 for side in sides:
-                    side[k + 1] += tensor.num_bytes
-                    side[last + 1] -= tensor.num_bytes
-    return _link_seconds(forward, link), _link_seconds(backward, link)
+                    side[k + 1] += seconds
+                    side[last + 1] -= seconds
+    return _at_each_op(forward), _at_each_op(backward)
 
 
-def _link_seconds(changes: list[int], link: Link) -> list[float]:
-    bytes_at = itertools.accumulate(changes[:-1])
-    return [n / link.bytes_per_s for n in bytes_at]
+def _at_each_op(changes: Sequence[float]) -> list[float]:
+    return [max(0.0, round(s, 12)) for s in itertools.accumulate(changes[:-1])]
 
 
 def _possible(

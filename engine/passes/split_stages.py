@@ -48,7 +48,7 @@ def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         else:
             seconds = _seconds(graph, line, free, strategy)
             ranks = [len(placement.ranks) for placement in strategy.placements]
-            stages = balanced(graph, line, seconds, strategy.hardware.link, ranks)
+            stages = balanced(graph, line, seconds, strategy.hardware, ranks)
         graph = _staged(graph, _places(graph, line, free, stages))
     return _with_sources(replace(graph, level="staged"), strategy)
 

@@ -33,7 +33,7 @@ def test_a_product_takes_its_arithmetic_at_the_speed_of_its_dtype(
     dtype: torch.dtype, flops: float
 ) -> None:
     large = 2 * 1000**3
-    assert seconds("aten.mm.default", 1000, dtype, dtype) == pytest.approx((large + 2e7) / flops)
+    assert seconds("aten.mm.default", 1000, dtype, dtype) == pytest.approx((large + 8e6) / flops)
     small = 2 * 100**3
     assert seconds("aten.mm.default", 100, dtype, dtype) == pytest.approx(1.3 * small / flops)
 
@@ -58,9 +58,9 @@ def test_a_view_takes_nothing() -> None:
     assert seconds("aten.t.default", 100, torch.float32, torch.float32) == -START_S
 
 
-@pytest.mark.parametrize("phase", [BACKWARD, WEIGHT_GRAD])
-def test_a_product_of_backward_is_slower_than_one_of_forward(phase: str) -> None:
+@pytest.mark.parametrize(("phase", "share"), [(BACKWARD, 0.97), (WEIGHT_GRAD, 0.9)])
+def test_a_product_of_backward_is_slower_than_one_of_forward(phase: str, share: float) -> None:
     fp32 = torch.float32
     forward = seconds("aten.mm.default", 512, fp32, fp32)
     gradient = seconds("aten.mm.default", 512, fp32, fp32, phase)
-    assert gradient == pytest.approx(forward / 0.92, rel=1e-3)
+    assert gradient == pytest.approx(forward / share, rel=1e-3)
