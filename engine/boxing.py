@@ -11,12 +11,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from flowrun.engine.cost.hardware import Link
+from flowrun.engine.cost.network import Link
 from flowrun.engine.errors import SbpError
 from flowrun.engine.placement import Shape, largest_shape
 from flowrun.engine.sbp import B, Broadcast, NdSbp, Partial, S, Sbp, Split, format_nd_sbp
@@ -151,19 +151,29 @@ def path_seconds(
     grid: tuple[int, ...],
     shape: Shape,
     num_bytes: float,
-    link: Link,
+    links: Sequence[Link],
 ) -> float:
-    """Time of the path on the busiest rank."""
-    seconds = 0.0
-    for step, state in states(source, target, grid, shape):
-        seconds += step_seconds(step, state, grid, shape, num_bytes, link)
-    return seconds
+    """Time of the path on the busiest rank.  links: of each axis."""
+    return sum(
+        start_seconds(step, links[step.axis])
+        + step_seconds(step, state, grid, shape, num_bytes, links[step.axis])
+        for step, state in states(source, target, grid, shape)
+    )
+
+
+def start_seconds(step: Step, link: Link) -> float:
+    """Of one step, however little it moves: a latency, and the hops of a ring; an all-reduce may
+    go up and down a tree instead (NCCL, src/graph/tuning.cc).
+    """
+    if not step.moves:
+        return 0.0
+    return link.latency_s + (2 * link.tree_s if step.kind == ALL_REDUCE else link.ring_s)
 
 
 def step_seconds(
     step: Step, state: NdSbp, grid: tuple[int, ...], shape: Shape, num_bytes: float, link: Link
 ) -> float:
-    """Time of one step on the busiest rank: a latency, then 1/p of what crosses in its group.
+    """Of what one step moves, on the busiest rank: 1/p of what crosses in its group.
 
     Local steps cost a little, so that among equals doing nothing wins.
     """
@@ -172,7 +182,8 @@ def step_seconds(
     if step.moves:
         parts = grid[step.axis]
         sent = float(_group_tensors(step.kind, parts) / parts) * group_bytes
-        return link.latency_s + sent / link.bytes_per_s
+        around = step.kind != ALL_TO_ALL
+        return sent / (link.bytes_per_s if around else link.spread_bytes_per_s)
     return max(LOCAL_LEAST_S, group_bytes / LOCAL_BYTES_PER_S)
 
 

@@ -8,13 +8,12 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.placement import BATCH_AXES
 from flowrun.launcher import hydra_source
 from flowrun.launcher.errors import PlacedError, did_you_mean, one_of
 from flowrun.launcher.layout import parse_pins
+from flowrun.launcher.profile import check_hardware
 from flowrun.launcher.schema import (
     CLUSTERS,
     COMPILERS,
@@ -308,12 +307,6 @@ def _check_rest(recipe: RecipeSchema) -> None:
         f"there is no compiler {compiler!r}.",
         f"Write {one_of(COMPILERS)}.",
     )
-    for name in ("flops", "memory_bytes_per_s", "link.bytes_per_s"):
-        value = OmegaConf.select(OmegaConf.structured(recipe.hardware), name)
-        _require(value > 0, f"hardware.{name}", f"{name} is over 0, not {value}.")
-    for name in ("bf16_flops", "fp16_flops"):
-        value = getattr(recipe.hardware, name)
-        _require(value >= 0, f"hardware.{name}", f"{name} is 0 or more, not {value}.")
 
 
 CHECKS = (
@@ -327,4 +320,5 @@ CHECKS = (
     _check_precision,
     _check_launch,
     _check_rest,
+    check_hardware,
 )

@@ -4,8 +4,6 @@ started here.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +14,6 @@ from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.capture import Task
 from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_training
-from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
 from flowrun.engine.passes.mirror import BY_RANK
@@ -27,6 +24,7 @@ from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type
 from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.plan_cache import PlanCache
+from flowrun.launcher.profile import rank_hardware, shares_memory
 from flowrun.launcher.schema import EAGER, MIRRORED, Recipe
 from flowrun.launcher.segments import Segment, segments
 from flowrun.models.data.steps import apply, preparation, unprepared
@@ -303,7 +301,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         in_flight=recipe.in_flight,
         register_slots=recipe.engine.register_slots,
         overwrites=recipe.engine.compiler == EAGER,
-        hardware=shared_cores(recipe),
+        hardware=rank_hardware(recipe),
         shared_memory=shares_memory(recipe),
     )
 
@@ -316,34 +314,6 @@ def loss_scale_of(recipe: Recipe) -> LossScale | None:
     if scale is None or isinstance(scale, str):
         return LossScale()
     return LossScale(float(scale), dynamic=False)
-
-
-def shared_cores(recipe: Recipe) -> Hardware:
-    """The hardware profile of one rank.  On CPUs the ranks of a host share its cores, and may share
-    its memory.
-    """
-    hardware = recipe.hardware
-    if shares_memory(recipe):
-        hardware = replace(hardware, link=hardware.shared_link)
-    if hardware.name != "cpu" or recipe.launch.name != "local":
-        return hardware
-    ranks = recipe.num_ranks / recipe.launch.nnodes
-    share = min(1.0, (os.cpu_count() or 1) / (ranks * recipe.launch.threads))
-    return replace(
-        hardware,
-        flops=hardware.flops * share,
-        bf16_flops=hardware.bf16_flops * share,
-        fp16_flops=hardware.fp16_flops * share,
-        memory_bytes_per_s=hardware.memory_bytes_per_s * share,
-        act_s=hardware.act_s / share,
-    )
-
-
-def shares_memory(recipe: Recipe) -> bool:
-    """All ranks exchange their messages in the memory of one host (engine/runtime/links.py)."""
-    launch = recipe.launch
-    there = launch.name == "local" and launch.nnodes == 1 and sys.platform == "linux"
-    return there and launch.transport != "gloo" and device_type(recipe) == "cpu"
 
 
 def _length(data: Dataset[Any]) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from flowrun.engine.boxing import path_seconds, step_bytes
+from flowrun.engine.boxing import start_seconds, step_bytes, step_seconds
 from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.crossing import route
 from flowrun.engine.draft import Draft, Layouts
@@ -49,22 +49,22 @@ class ActorCost:
             case RegionWork(ops=ops):
                 return hardware.act_s + sum(map(self._op_seconds, ops))
             case BoxWork(steps, pairs):
-                grid = self.strategy.placements[draft.stage].shape
-                link = replace(hardware.link, latency_s=0.0)
-                total = hardware.link.latency_s
+                placement = self.strategy.placements[draft.stage]
+                links = hardware.links(placement)
+                total = start_seconds(steps[0], links[steps[0].axis])  # one message for all
                 for step, (read, _) in zip(steps, pairs, strict=True):
                     tensor, nd_sbp = self.graph.tensors[read], self.layout[read][1]
-                    total += path_seconds(
-                        nd_sbp, step.after(nd_sbp), grid, tensor.shape, tensor.num_bytes, link
-                    )
+                    shape, num_bytes, link = tensor.shape, tensor.num_bytes, links[step.axis]
+                    total += step_seconds(step, nd_sbp, placement.shape, shape, num_bytes, link)
                 return total
             case PrepareWork(step=name, made=made):
                 samples = self._shape(made, self.layout[made][1], draft.stage)[0]
                 each = next(p.seconds for p in self.strategy.preparation if p.name == name)
                 return hardware.act_s + samples * each
-            case TransferWork(pairs=pairs):
-                moved = sum(self.tensor_bytes(made) for _, made in pairs)
-                return hardware.link.latency_s + moved / hardware.link.bytes_per_s
+            case TransferWork(_, source, target, pairs):
+                placements = self.strategy.placements
+                link = hardware.crossing(placements[source], placements[target])
+                return link.message_seconds(sum(self.tensor_bytes(made) for _, made in pairs))
         return hardware.act_s
 
     def sent_bytes(self, draft: Draft) -> float:

@@ -1,40 +1,129 @@
-"""Hardware: the few numbers that turn work into seconds.  One profile serves inference, bucket
-sizes and the rehearsal.
+"""Hardware: the numbers that turn work into seconds.  One profile serves inference, stage cuts,
+bucket sizes, the search and the rehearsal.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowrun.engine.cost.network import Level, Link, axis_links, message_link
+from flowrun.engine.placement import Placement
+
+CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """What joins ranks.  latency_s: seconds before the first byte of one collective or message;
-    bytes_per_s: of one rank.
+class Products:
+    """How fast matrix products are in one dtype.
+
+    flops: per second, at most; a multiply-add counts 2; 0: as in fp32.
+    flop, share: a curve: a product of flop[k] operations reaches share[k] of `flops`; between the
+        points by the logarithm of flop, outside as at the nearest.
     """
 
-    latency_s: float = 150e-6
-    bytes_per_s: float = 1.5e9
+    flops: float = 0.0
+    flop: tuple[float, ...] = ()
+    share: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("flop", "share"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, after Hydra
+
+    def seconds(self, flop: float) -> float:
+        """Of one product of so many operations."""
+        return flop / (self.flops * self.reached(flop)) if flop else 0.0
+
+    def reached(self, flop: float) -> float:
+        """Share of `flops` that a product of so many operations reaches."""
+        at = bisect_left(self.flop, flop)
+        if not self.flop or at in (0, len(self.flop)):
+            return self.share[max(0, at - 1)] if self.flop else 1.0
+        low, high = self.flop[at - 1 : at + 1]
+        along = math.log(flop / low) / math.log(high / low)
+        return self.share[at - 1] + along * (self.share[at] - self.share[at - 1])
+
+
+# One thread of a server's core: small products find their matrices in no near cache.
+_CORE = (2.7e7, 5e7, 1e8, 2e8, 4e8, 1e9), (0.77, 0.862, 0.926, 0.962, 0.98, 0.992)
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A rank's device and its links.
+    """A rank's device, and what joins the ranks.  Numbers are of one rank.
 
-    flops: per second, of large matrix products in fp32; a multiply-add counts 2.
-    bf16_flops, fp16_flops: the same in bf16 and fp16; 0 means as in fp32.
+    device: "cpu": the ranks of a host share its cores; else each has a device of its own.
+    source: where the numbers come from.
+    fp32, tf32, bf16, fp16: products by dtype.  uses_tf32: products of fp32 numbers run as tf32.
+    backward_share, weight_grad_share, convolution_share, attention_share: of the speed of products
+        of forward, what those of other kinds reach.
+    exponentials_per_s: exponentials, error functions and the like.
     memory_bytes_per_s: streaming reads plus writes.
-    act_s: overhead of one act of an actor.
-    memory_bytes: of one rank; 0 means not limited.
-    link: of ranks that torch.distributed joins.  shared_link: of ranks that share memory.
+    memory_bytes: 0: not limited.
+    op_s: of starting one op.  act_s: overhead of one act of an actor.
+    levels: what joins ranks, innermost first.
     """
 
-    name: str = "cpu"
-    flops: float = 1.1e11
-    bf16_flops: float = 0.0
-    fp16_flops: float = 0.0
+    name: str = CPU
+    device: str = CPU
+    source: str = ""
+    fp32: Products = Products(1.0e11, *_CORE)
+    tf32: Products = Products()
+    bf16: Products = Products()
+    fp16: Products = Products()
+    uses_tf32: bool = False
+    backward_share: float = 0.97
+    weight_grad_share: float = 0.9
+    convolution_share: float = 1.0
+    attention_share: float = 0.6
+    exponentials_per_s: float = 1.2e9
     memory_bytes_per_s: float = 2.5e10
-    act_s: float = 80e-6
     memory_bytes: int = 0
-    link: Link = Link()
-    shared_link: Link = Link(70e-6, 4e9)
+    op_s: float = 4e-6
+    act_s: float = 80e-6
+    levels: tuple[Level, ...] = (
+        Level(0, 70e-6, 4e9, shared_memory=True),
+        Level(0, 150e-6, 1.5e9),
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", tuple(self.levels))  # a list, after Hydra
+
+    def products(self, dtype: torch.dtype) -> Products:
+        """Of matrices of that dtype."""
+        wide = self.tf32 if self.uses_tf32 and self.tf32.flops else self.fp32
+        narrow = {torch.bfloat16: self.bf16, torch.float16: self.fp16}.get(dtype, wide)
+        return narrow if narrow.flops else wide
+
+    def slowed(self, share: float) -> Hardware:
+        """A rank that has only a share of its core."""
+        return replace(
+            self,
+            fp32=replace(self.fp32, flops=self.fp32.flops * share),
+            tf32=replace(self.tf32, flops=self.tf32.flops * share),
+            bf16=replace(self.bf16, flops=self.bf16.flops * share),
+            fp16=replace(self.fp16, flops=self.fp16.flops * share),
+            exponentials_per_s=self.exponentials_per_s * share,
+            memory_bytes_per_s=self.memory_bytes_per_s * share,
+            act_s=self.act_s / share,
+        )
+
+    def links(self, placement: Placement) -> tuple[Link, ...]:
+        """What the groups along each axis of a placement have of the network."""
+        return axis_links(self.levels, placement)
+
+    def crossing(self, source: Placement, target: Placement) -> Link:
+        """What messages from one placement to another have."""
+        return message_link(self.levels, source, target)
+
+
+def on_hosts(levels: Sequence[Level], ranks: int, shared: bool) -> tuple[Level, ...]:
+    """The levels where every host has so many ranks; shared: they exchange messages in its memory,
+    else by the level outside.
+    """
+    kept = (level for level in levels if shared or not level.shared_memory)
+    return tuple(replace(level, ranks=ranks) if level.shared_memory else level for level in kept)

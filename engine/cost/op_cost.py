@@ -1,8 +1,5 @@
 """Seconds of one op on one rank: the larger of its arithmetic and its memory traffic.
 
-The shares and factors were measured on one thread of an AMD EPYC, of the GPT that `flowrun bench`
-trains, by its trace (engine.trace=true): acts of the regions beside what was foreseen.
-
 Arithmetic counts 2 for a multiply-add, at the speed of the first output's dtype; traffic is every
 input and output once, in bytes.  Shapes are what the rank holds.
 """
@@ -12,27 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, Op, Tensor
 from flowrun.engine.ops.traits import is_view
 from flowrun.engine.placement import Shape
 
-_OP_S = 4e-6  # of starting one op from Python
-_ATTENTION_SHARE = 0.6  # of the speed of large products: exponentials between small ones
-_PRODUCT_FLOP = 8e6  # a product takes as long as if it had so many more (at most 0.3 of its own):
-# small ones find their matrices in no near cache
-_BACKWARD_SHARE = 0.97  # of the speed of large products; mean of two, where both are in one region
-_WEIGHT_GRAD_SHARE = 0.9  # a weight's gradient reads a matrix across its rows
-# How many times slower than streaming: arithmetic, where it counts.
-_SLOWER = {
-    "aten._log_softmax.default": 2.6,
-    "aten._log_softmax_backward_data.default": 1.7,
-    "aten._softmax.default": 2.6,
-    "aten._softmax_backward_data.default": 1.7,
-    "aten.gelu.default": 1.6,
-    "aten.gelu_backward.default": 1.6,
+# Exponentials, or what takes as long, for each element of the first output; one thread of an AMD
+# EPYC, by traces (engine.trace=true) of the GPT that `flowrun bench` trains.
+_EXPONENTIALS = {
+    "aten._log_softmax.default": 1.0,
+    "aten._log_softmax_backward_data.default": 1.0,
+    "aten._softmax.default": 1.0,
+    "aten._softmax_backward_data.default": 1.0,
+    "aten.gelu.default": 0.6,
+    "aten.gelu_backward.default": 0.9,
 }
 
 
@@ -74,25 +64,21 @@ def op_seconds(
         if name is not None and shape is not None
     ]
     moved = float(sum(read) + sum(made))
-    moved *= _SLOWER.get(op.target, 1.0)
     if op.target == "aten.embedding.default":
         moved -= read[0]  # of the table no more than comes out
     elif op.target == "flow.update_rows":
         moved = 3 * len(op.outputs) * read[2]
-    flops = op_flops(op, in_shapes, out_shapes)
-    speed = _speed(hardware, tensors[op.makes[0]].dtype) * _reached(op)
-    arithmetic_s = (flops + min(_PRODUCT_FLOP, 0.3 * flops)) / speed if flops else 0.0
-    return max(arithmetic_s, moved / hardware.memory_bytes_per_s) + _OP_S
+    flop = op_flops(op, in_shapes, out_shapes)
+    products_s = hardware.products(tensors[op.makes[0]].dtype).seconds(flop) / _share(op, hardware)
+    exponentials = _EXPONENTIALS.get(op.target, 0.0) * math.prod(out_shapes[0] or ())
+    exponentials_s = exponentials / hardware.exponentials_per_s
+    return max(products_s, exponentials_s, moved / hardware.memory_bytes_per_s) + hardware.op_s
 
 
-def _reached(op: Op) -> float:
-    """Share of the speed of large matrix products that the op's own reach."""
+def _share(op: Op, hardware: Hardware) -> float:
+    """Of the speed of forward's products, what the op's own reach."""
     if "scaled_dot_product" in op.target:
-        return _ATTENTION_SHARE
-    return {BACKWARD: _BACKWARD_SHARE, WEIGHT_GRAD: _WEIGHT_GRAD_SHARE}.get(op.phase, 1.0)
-
-
-def _speed(hardware: Hardware, dtype: torch.dtype) -> float:
-    """Of products, in operations per second."""
-    narrow = {torch.bfloat16: hardware.bf16_flops, torch.float16: hardware.fp16_flops}
-    return narrow.get(dtype) or hardware.flops
+        return hardware.attention_share
+    kind = hardware.convolution_share if "convolution" in op.target else 1.0
+    shares = {BACKWARD: hardware.backward_share, WEIGHT_GRAD: hardware.weight_grad_share}
+    return kind * shares.get(op.phase, 1.0)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.network import Link
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import FORWARD, LogicalGraph, Op
 
@@ -91,15 +91,16 @@ def balanced(
     graph: LogicalGraph,
     line_ops: Sequence[Op],
     seconds: Sequence[float],
-    hardware: Hardware,
+    link: Link,
+    act_s: float,
     ranks: Sequence[int],
 ) -> list[int]:
     """The stage of each of `line_ops`, the forward ops to be shared out.
 
-    seconds: of each, with the backward ops that follow it.  Raises RecipeError where there are more
-    stages than pieces.
+    seconds: of each, with the backward ops that follow it.  link: between stages.
+    act_s: of one act.  Raises RecipeError where there are more stages than pieces.
     """
-    entering, leaving = _crossing_seconds(graph, line_ops, hardware)
+    entering, leaving = _crossing_seconds(graph, line_ops, link, act_s)
     starts = _possible(line_ops, seconds, [a + b for a, b in zip(entering, leaving, strict=True)])
     ends = [*starts[1:], len(line_ops)]
     if len(starts) < len(ranks):
@@ -119,7 +120,7 @@ def balanced(
 
 
 def _crossing_seconds(
-    graph: LogicalGraph, line_ops: Sequence[Op], hardware: Hardware
+    graph: LogicalGraph, line_ops: Sequence[Op], link: Link, act_s: float
 ) -> tuple[list[float], list[float]]:
     """For a cut before each op: seconds to send the activations that cross, and the gradients."""
     place = {op.name: k for k, op in enumerate(line_ops)}
@@ -130,7 +131,7 @@ def _crossing_seconds(
             last = max((place.get(r.name, 0) for r in readers if r.phase == FORWARD), default=0)
             if last > k:
                 tensor = graph.tensors[name]
-                seconds = hardware.act_s + tensor.num_bytes / hardware.link.bytes_per_s
+                seconds = act_s + tensor.num_bytes / link.bytes_per_s
                 sides = (forward, backward) if tensor.dtype.is_floating_point else (forward,)
                 for side in sides:
                     side[k + 1] += seconds

@@ -152,13 +152,14 @@ class _Boxer:
 
     def _seconds(self, name: str, have: Place, wanted: Place) -> float:
         tensor = self.tensors[name]
-        link = self.strategy.hardware.link
+        hardware, placements = self.strategy.hardware, self.strategy.placements
         if have[0] != wanted[0]:
+            link = hardware.crossing(placements[have[0]], placements[wanted[0]])
             return 1e3 + tensor.num_bytes / link.bytes_per_s * (
                 1 + (format_nd_sbp(have[1]) != format_nd_sbp(wanted[1]))
             )
-        grid = self.strategy.placements[have[0]].shape
-        return path_seconds(have[1], wanted[1], grid, tensor.shape, tensor.num_bytes, link)
+        grid, links = placements[have[0]].shape, hardware.links(placements[have[0]])
+        return path_seconds(have[1], wanted[1], grid, tensor.shape, tensor.num_bytes, links)
 
     def _steps(self, name: str, have: Place, wanted: Place) -> Iterator[tuple[Step | None, Place]]:
         """Each step with the form it leads to; None is the crossing between stages."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from flowrun.engine.boxing import path_seconds
-from flowrun.engine.cost.hardware import Link
+from flowrun.engine.cost.network import Link
 from flowrun.engine.errors import SbpError
 from flowrun.engine.graph import BACKWARD, Op, gradient_of
 from flowrun.engine.ops.signature import Signature
@@ -30,7 +30,7 @@ class Costs:
         self.strategy = strategy
         self.axis = axis
         self.forms = forms
-        self.link = strategy.hardware.link
+        self.links = tuple(strategy.hardware.links(p)[axis] for p in strategy.placements)
         self.variables = {v.name: v.tensor for v in layout.base.variables}
 
     def row(
@@ -47,7 +47,7 @@ class Costs:
                 count = math.prod(shape or ())
                 cost += _ELEMENT_S * (count / parts if isinstance(sbp, Split) else count)
         if row.reduced:
-            cost += _seconds(P, B, parts, (row.reduced,), row.reduced * 4, self.link)
+            cost += _seconds(P, B, parts, (row.reduced,), row.reduced * 4, self.links[op.stage])
         if op.target == "flow.accumulate" and op.phase == BACKWARD:
             cost += self._to_home(op, row, in_shapes[0], parts)
         return cost
@@ -63,24 +63,27 @@ class Costs:
         home = next(iter(self.forms[weight]))[1]
         num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
         once_a_step = 0.99 / self.strategy.micro_batches  # and late rather than early, where m = 1
-        return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, self.link)
+        link = self.links[op.stage]
+        return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, link)
 
     def box(self, name: str, have: Form, wanted: Form) -> float:
         """Of a tensor from one form to another, on this stage or between two."""
         if have == wanted:
             return 0.0
-        (stage, source), (to_stage, target), link = have, wanted, self.link
-        grid = self.strategy.placements[stage].shape
+        (stage, source), (to_stage, target), link = have, wanted, self.links[have[0]]
+        placements = self.strategy.placements
+        grid = placements[stage].shape
         shape = self.layout.shape(name, self.layout.decided(name), self.axis, grid)
         num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
         parts = self.strategy.parts(stage, self.axis)
         if stage == to_stage:
             return _seconds(source, target, parts, shape, num_bytes, link)
-        cost = link.latency_s + num_bytes / link.bytes_per_s
+        crossing = self.strategy.hardware.crossing(placements[stage], placements[to_stage])
+        cost = crossing.message_seconds(num_bytes)
         if isinstance(source, Partial) and parts > 1:
             cost += _seconds(source, B, parts, shape, num_bytes, link)
         if isinstance(source, Split) and not isinstance(target, Split):
-            cost += num_bytes / link.bytes_per_s
+            cost += num_bytes / crossing.bytes_per_s
         return cost
 
 
@@ -89,6 +92,6 @@ def _seconds(have: Sbp, wanted: Sbp, parts: int, shape: Shape, num_bytes: int, l
     if have == wanted or parts == 1:
         return 0.0
     try:
-        return path_seconds((have,), (wanted,), (parts,), shape, num_bytes, link)
+        return path_seconds((have,), (wanted,), (parts,), shape, num_bytes, (link,))
     except SbpError:
         return 1e6

@@ -11,11 +11,13 @@ first used; a batch field enters at every stage that reads it.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from flowrun.engine.cost.network import worst
 from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import (
@@ -48,7 +50,9 @@ def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         else:
             seconds = _seconds(graph, line, free, strategy)
             ranks = [len(placement.ranks) for placement in strategy.placements]
-            stages = balanced(graph, line, seconds, strategy.hardware, ranks)
+            pairs = itertools.pairwise(strategy.placements)
+            link = worst(strategy.hardware.crossing(*pair) for pair in pairs)
+            stages = balanced(graph, line, seconds, link, strategy.hardware.act_s, ranks)
         graph = _staged(graph, _places(graph, line, free, stages))
     return _with_sources(replace(graph, level="staged"), strategy)
 

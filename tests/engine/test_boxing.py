@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flowrun.engine.boxing import Step, fits, path, path_seconds
-from flowrun.engine.cost.hardware import Link
+from flowrun.engine.cost.network import Link
 from flowrun.engine.crossing import Send, held_by, route, transfer_sbps
 from flowrun.engine.errors import SbpError
 from flowrun.engine.placement import Placement
@@ -111,14 +111,14 @@ def test_a_nested_split_needs_an_element_for_every_rank() -> None:
 
 
 def test_seconds_are_latency_and_the_bytes_of_the_busiest_rank() -> None:
-    link = Link(latency_s=1.0, bytes_per_s=10.0)
-    assert path_seconds((P,), (B,), (2,), (8,), 40, link) == pytest.approx(1.0 + 40 / 10)
-    assert path_seconds((S(0),), (B,), (4,), (8,), 40, link) == pytest.approx(1.0 + 30 / 10)
+    links = [Link(latency_s=1.0, bytes_per_s=10.0)]
+    assert path_seconds((P,), (B,), (2,), (8,), 40, links) == pytest.approx(1.0 + 40 / 10)
+    assert path_seconds((S(0),), (B,), (4,), (8,), 40, links) == pytest.approx(1.0 + 30 / 10)
 
 
 def test_a_local_step_costs_a_little_and_nothing_costs_nothing() -> None:
-    assert 0 < path_seconds((B,), (S(0),), (2,), (8,), 40, Link()) < 1e-6
-    assert path_seconds((B,), (B,), (2,), (8,), 40, Link()) == 0
+    assert 0 < path_seconds((B,), (S(0),), (2,), (8,), 40, [Link()]) < 1e-6
+    assert path_seconds((B,), (B,), (2,), (8,), 40, [Link()]) == 0
 
 
 @given(st.data(), grids, shapes)

@@ -82,7 +82,7 @@ def test_a_run_with_a_kept_plan_is_the_same_to_the_last_bit(place: Path) -> None
         ("optim.lr=0.5", True),
         ("optim.schedule={name: LinearLR, total_iters: 3}", True),
         ("engine.register_slots=3", True),
-        ("hardware.flops=1e9", True),
+        ("hardware.fp32.flops=1e9", True),
         ("engine.cache=false", True),
     ],
 )

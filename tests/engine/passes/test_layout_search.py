@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrun.engine.boxing import path_seconds
-from flowrun.engine.cost.hardware import Link
+from flowrun.engine.cost.network import Link
 from flowrun.engine.graph import Op, Ref
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout_search import (
@@ -66,8 +66,8 @@ def problems(draw: st.DrawFn) -> Problem:
 
 def boxing_seconds(num_bytes: int, have: Form, wanted: Form) -> float:
     """Of a square of numbers on 2 ranks; a crossing to another stage costs once more."""
-    seconds = path_seconds((have[1],), (wanted[1],), (2,), (4, 4), num_bytes, LINK)
-    crossing = LINK.latency_s + num_bytes / LINK.bytes_per_s
+    seconds = path_seconds((have[1],), (wanted[1],), (2,), (4, 4), num_bytes, [LINK])
+    crossing = LINK.message_seconds(num_bytes)
     return seconds + (crossing if have[0] != wanted[0] else 0.0)
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.engine.cost.hardware import Hardware, Link
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.passes.split_stages import decided, split_stages, unit_of
 from support.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, two_layers
@@ -102,7 +103,7 @@ def test_more_stages_than_pieces_are_refused() -> None:
 
 
 def test_without_a_list_the_model_is_cut_where_the_slowest_stage_is_fastest() -> None:
-    free = Hardware(link=Link(0.0, math.inf))
+    free = Hardware(levels=(Level(0, 0.0, math.inf),))
     graph = split_stages(two_layers(), one_rank_stages(3, hardware=free))
     assert {op.module: op.stage for op in graph.ops if op.module != "loss"} == {
         "a": 0,

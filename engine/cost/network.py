@@ -1,0 +1,136 @@
+"""Network: what joins ranks, as a hierarchy; and what a group of them has of it.
+
+Ranks are numbered consecutively: those of a device, of a node, of a pod follow one another.  Costs
+of a collective are those of a ring, as NCCL's and gloo's are for what takes time: at every level
+the ring leaves a unit once, however many of its ranks take part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from flowrun.engine.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What joins the units of the level below (of the innermost: single ranks) into larger ones.
+
+    ranks: consecutive ranks of one unit; 0: all.
+    latency_s: seconds before the first byte of one collective or message.
+    hop_s: seconds that each further unit on the way adds.
+    bytes_per_s: of one rank, each direction, while all ranks of a unit below send.
+    alone_bytes_per_s: the same while the others are silent; 0: no more than beside them.
+    shared_memory: the memory of one host.  `launch.transport=gloo` does without; `ranks` are those
+        of a host.
+    """
+
+    ranks: int = 0
+    latency_s: float = 0.0
+    bytes_per_s: float = math.inf
+    hop_s: float = 0.0
+    alone_bytes_per_s: float = 0.0
+    shared_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one group of ranks has of a network.
+
+    latency_s: before the first byte.  ring_s, tree_s: what all hops of a ring add, and those from
+    the leaves of a tree to its root.
+    bytes_per_s: of each rank, to the next in a ring, or in a message.
+    spread_bytes_per_s: of each rank, to all others alike, as in an all-to-all.
+    level: the outermost that the group crosses; -1 of a single rank.
+    """
+
+    latency_s: float = 0.0
+    bytes_per_s: float = math.inf
+    ring_s: float = 0.0
+    tree_s: float = 0.0
+    spread_bytes_per_s: float = math.inf
+    level: int = -1
+
+    def message_seconds(self, num_bytes: float) -> float:
+        """Of a message from one rank to another."""
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int]) -> Link:
+    """What the ranks of a group have, while all ranks `busy` communicate as they do.
+
+    At a level that joins units of u ranks, a unit sends at most u times the level's bytes_per_s,
+    in equal shares for its busy ranks; those of the group pool theirs into one ring.  So a group
+    with one rank in each node of 8 has an eighth of what leaves a node; one that fills nodes has
+    all of it.  The slowest level on the way, and the slowest unit in it, decide.
+    """
+    link, below = Link(), 1
+    for at, level in enumerate(levels):
+        size = level.ranks if level.ranks and at < len(levels) - 1 else math.inf
+        members = Counter(rank // below for rank in group)
+        joined = Counter(int(unit * below // size) for unit in members)
+        crossed = [unit for unit in members if joined[int(unit * below // size)] > 1]
+        if crossed:
+            senders = Counter(rank // below for rank in busy)
+            ring = spread = math.inf
+            for unit in crossed:
+                share = _share(level, below, senders[unit])
+                ring = min(ring, share * members[unit])
+                spread = min(spread, share * (len(group) - 1) / (len(group) - members[unit]))
+            link = Link(
+                level.latency_s,
+                min(link.bytes_per_s, ring),
+                link.ring_s + level.hop_s * sum(units - 1 for units in joined.values()),
+                link.tree_s + level.hop_s * math.ceil(math.log2(max(joined.values()))),
+                min(link.spread_bytes_per_s, spread),
+                at,
+            )
+        if size == math.inf:
+            break
+        below = int(size)
+    return link
+
+
+def _share(level: Level, unit_ranks: int, senders: int) -> float:
+    """Bytes per second of one of the senders in a unit of so many ranks."""
+    most = level.alone_bytes_per_s or level.bytes_per_s
+    return min(most, level.bytes_per_s * unit_ranks / max(1, senders))
+
+
+@lru_cache(maxsize=4096)
+def axis_links(levels: tuple[Level, ...], placement: Placement) -> tuple[Link, ...]:
+    """What the groups along each axis have, on the worst of them, while all do the same."""
+    return tuple(
+        worst(group_link(levels, group, placement.ranks) for group in placement.groups(axis))
+        for axis in range(len(placement.shape))
+    )
+
+
+@lru_cache(maxsize=4096)
+def message_link(levels: tuple[Level, ...], source: Placement, target: Placement) -> Link:
+    """What messages between two grids have: each rank of the larger meets the one at the same share
+    of the smaller's way, all at once.
+    """
+    sources, targets = source.ranks, target.ranks
+    most = max(len(sources), len(targets))
+    pairs = {
+        (sources[k * len(sources) // most], targets[k * len(targets) // most]) for k in range(most)
+    }
+    return worst(group_link(levels, pair, sources) for pair in sorted(pairs) if len({*pair}) > 1)
+
+
+def worst(links: Iterable[Link]) -> Link:
+    """The slowest in every respect."""
+    found = list(dict.fromkeys(links))
+    return Link(
+        max((link.latency_s for link in found), default=0.0),
+        min((link.bytes_per_s for link in found), default=math.inf),
+        max((link.ring_s for link in found), default=0.0),
+        max((link.tree_s for link in found), default=0.0),
+        min((link.spread_bytes_per_s for link in found), default=math.inf),
+        max((link.level for link in found), default=-1),
+    )

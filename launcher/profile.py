@@ -1,0 +1,91 @@
+"""The hardware profile of a recipe: what is wrong with it, and what one rank of the launch has of
+it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+from dataclasses import replace
+from operator import attrgetter
+
+from flowrun.engine.cost.hardware import CPU, Hardware, Products, on_hosts
+from flowrun.engine.cost.network import Level
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.device import device_type
+from flowrun.launcher.schema import Recipe, RecipeSchema
+
+_OVER_0 = ("memory_bytes_per_s", "exponentials_per_s", "fp32.flops")
+_SHARES = ("backward_share", "weight_grad_share", "convolution_share", "attention_share")
+
+
+def rank_hardware(recipe: Recipe) -> Hardware:
+    """The hardware of one rank.  On CPUs the ranks of a host share its cores, and may share its
+    memory.
+    """
+    hardware, launch = recipe.hardware, recipe.launch
+    ranks = math.ceil(recipe.num_ranks / launch.nnodes)
+    levels = on_hosts(hardware.levels, ranks, shares_memory(recipe))
+    hardware = replace(hardware, levels=levels)
+    if hardware.device != CPU or launch.name != "local":
+        return hardware
+    return hardware.slowed(min(1.0, (os.cpu_count() or 1) / (ranks * launch.threads)))
+
+
+def shares_memory(recipe: Recipe) -> bool:
+    """All ranks exchange their messages in the memory of one host (engine/runtime/links.py)."""
+    launch = recipe.launch
+    there = launch.name == "local" and launch.nnodes == 1 and sys.platform == "linux"
+    return there and launch.transport != "gloo" and device_type(recipe) == "cpu"
+
+
+def check_hardware(recipe: RecipeSchema) -> None:
+    """Raises RecipeError where the numbers of the profile cannot be."""
+    hardware = recipe.hardware
+    for name in (*_OVER_0, *_SHARES):
+        value = attrgetter(name)(hardware)
+        _require(value > 0, f"hardware.{name}", f"{name} is over 0, not {value}.")
+    for dtype in ("fp32", "tf32", "bf16", "fp16"):
+        _check_products(getattr(hardware, dtype), f"hardware.{dtype}")
+    _require(bool(hardware.levels), "hardware.levels", "there is no level: nothing joins ranks.")
+    below = 1
+    for at, level in enumerate(hardware.levels):
+        _check_level(level, below, f"hardware.levels[{at}]")
+        below = level.ranks or below
+
+
+def _check_products(products: Products, where: str) -> None:
+    flops, flop, share = products.flops, products.flop, products.share
+    _require(flops >= 0, f"{where}.flops", f"flops is 0 or more, not {flops}.")
+    _require(
+        all(one < two for one, two in itertools.pairwise((0.0, *flop))),
+        f"{where}.flop",
+        f"{list(flop)} does not grow from over 0.",
+    )
+    _require(
+        len(share) == len(flop) and all(0 < each <= 1 for each in share),
+        f"{where}.share",
+        f"{list(share)} is no curve over {list(flop)}.",
+        "Write one share for each flop, over 0 and at most 1.",
+    )
+
+
+def _check_level(level: Level, below: int, where: str) -> None:
+    _require(
+        level.bytes_per_s > 0,
+        f"{where}.bytes_per_s",
+        f"bytes_per_s is over 0, not {level.bytes_per_s}.",
+    )
+    _require(
+        not level.ranks or (level.ranks > below and level.ranks % below == 0),
+        f"{where}.ranks",
+        f"{level.ranks} is no multiple of the {below} ranks of a unit inside.",
+        "Write how many consecutive ranks one unit joins; 0 joins all.",
+    )
+
+
+def _require(holds: bool, where: str, problem: str, instead: str = "") -> None:
+    if not holds:
+        raise RecipeError(where, problem, instead)

@@ -1,0 +1,159 @@
+"""What a group of ranks has of a hierarchy of links."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrun.engine.boxing import path_seconds
+from flowrun.engine.cost.hardware import Hardware, on_hosts
+from flowrun.engine.cost.network import Level, Link, axis_links, group_link, message_link, worst
+from flowrun.engine.placement import Placement
+from flowrun.engine.sbp import B, P, S
+
+PROPERTY = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+NODES = (Level(8, 1.0, 100.0, hop_s=0.5), Level(0, 10.0, 2.0, hop_s=5.0))
+
+
+def grid(*sizes: int, first: int = 0) -> Placement:
+    """A placement on consecutive ranks."""
+    axes = tuple((f"axis{k}", size) for k, size in enumerate(sizes))
+    return Placement(axes, tuple(range(first, first + math.prod(sizes))))
+
+
+levels = st.builds(
+    lambda sizes, speeds: tuple(
+        Level(math.prod(sizes[: k + 1]) if k < 2 else 0, 10.0**k, speed, hop_s=float(k + 1))
+        for k, speed in enumerate(speeds)
+    ),
+    st.tuples(st.integers(2, 4), st.integers(2, 3)),
+    st.tuples(*[st.sampled_from((1.0, 3.0, 10.0, 100.0))] * 3),
+)
+grids = st.builds(
+    lambda sizes, first: grid(*sizes, first=first),
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.integers(0, 9),
+)
+
+
+# ---- the rule ------------------------------------------------------------------------------------
+
+
+def test_a_group_in_a_node_has_the_links_of_the_node() -> None:
+    assert group_link(NODES, range(8), range(16)) == Link(1.0, 100.0, 3.5, 1.5, 100.0, 0)
+    assert group_link(NODES, (8, 12), range(16)) == Link(1.0, 100.0, 0.5, 0.5, 100.0, 0)
+
+
+def test_groups_with_a_rank_in_each_node_share_what_leaves_it() -> None:
+    both, _ = axis_links(NODES, grid(4, 8))
+    assert both == Link(10.0, 2.0, 15.0, 10.0, 2.0, 1)
+
+
+def test_a_group_that_fills_its_nodes_has_all_that_leaves_them() -> None:
+    (link,) = axis_links(NODES, grid(32))
+    assert (link.latency_s, link.bytes_per_s) == (10.0, 8 * 2.0)
+    assert link.ring_s == 4 * 7 * 0.5 + 3 * 5.0
+    assert link.tree_s == 3 * 0.5 + 2 * 5.0
+
+
+def test_of_an_all_to_all_all_that_goes_to_other_nodes_leaves_the_node() -> None:
+    (link,) = axis_links(NODES, grid(16))
+    assert link.spread_bytes_per_s == pytest.approx(2.0 * 15 / 8)  # 8 of 15 pieces leave
+    seconds = path_seconds((S(0),), (S(1),), (16,), (16, 16), 1600, [replace(link, ring_s=0.0)])
+    assert seconds == pytest.approx(10.0 + 1600 / 16 * 8 / 16 / 2.0)
+
+
+def test_a_rank_whose_neighbours_are_silent_may_have_more() -> None:
+    one_card = (NODES[0], Level(0, 10.0, 2.0, alone_bytes_per_s=16.0))
+    assert group_link(one_card, (0, 8), (0, 8)).bytes_per_s == 16.0
+    assert group_link(one_card, (0, 8), (0, 1, 8, 9)).bytes_per_s == 8.0
+    assert group_link(NODES, (0, 8), (0, 8)).bytes_per_s == 2.0
+
+
+def test_messages_of_a_stage_leave_its_node_at_once() -> None:
+    one_card = (NODES[0], Level(0, 10.0, 2.0, alone_bytes_per_s=16.0))
+    assert message_link(NODES, grid(4), grid(4, first=4)).level == 0
+    assert message_link(one_card, grid(8), grid(8, first=8)).bytes_per_s == 2.0
+    assert message_link(one_card, grid(2, first=6), grid(2, first=8)).bytes_per_s == 8.0
+
+
+def test_an_all_reduce_goes_up_and_down_a_tree_and_others_around_a_ring() -> None:
+    (link,) = axis_links((Level(0, 1.0, 10.0, hop_s=0.1),), grid(8))
+    assert path_seconds((P,), (B,), (8,), (8,), 80, [link]) == pytest.approx(1.6 + 80 * 7 / 40)
+    assert path_seconds((S(0),), (B,), (8,), (8,), 80, [link]) == pytest.approx(1.7 + 7)
+
+
+# ---- what always holds ---------------------------------------------------------------------------
+
+
+@given(levels, grids)
+@PROPERTY
+def test_no_level_carries_more_than_it_can(levels: tuple[Level, ...], placement: Placement) -> None:
+    ranks = (1, levels[0].ranks, levels[1].ranks)  # of the units that each level joins
+    for axis in range(len(placement.shape)):
+        leaving: dict[tuple[int, int], float] = {}
+        for group in placement.groups(axis):
+            rate = group_link(levels, group, placement.ranks).bytes_per_s
+            for at, below in enumerate(ranks):
+                for unit in units_joined(group, below, ranks[at + 1] if at < 2 else 10**6):
+                    leaving[at, unit] = leaving.get((at, unit), 0.0) + rate
+        for (at, _), rate in leaving.items():
+            assert rate <= levels[at].bytes_per_s * ranks[at] * (1 + 1e-9)
+
+
+def units_joined(group: Sequence[int], below: int, above: int) -> set[int]:
+    """Units of `below` ranks that the group leaves for another in the same unit of `above`."""
+    units = {rank // below for rank in group}
+    joined = Counter(unit * below // above for unit in units)
+    return {unit for unit in units if joined[unit * below // above] > 1}
+
+
+@given(levels, grids)
+@PROPERTY
+def test_one_rank_moves_nothing_and_more_of_them_are_never_faster_to_start(
+    levels: tuple[Level, ...], placement: Placement
+) -> None:
+    ranks = placement.ranks
+    starts = [group_link(levels, ranks[: k + 1], ranks) for k in range(len(ranks))]
+    assert starts[0] == Link()
+    for one, more in itertools.pairwise(starts):
+        assert one.latency_s <= more.latency_s
+        assert one.ring_s <= more.ring_s
+        assert one.tree_s <= more.tree_s
+
+
+@given(st.sampled_from((1.0, 3.0)), grids)
+@PROPERTY
+def test_of_one_level_every_group_has_the_same(speed: float, placement: Placement) -> None:
+    for link, size in zip(
+        axis_links((Level(0, 1.0, speed),), placement), placement.shape, strict=True
+    ):
+        assert link == (Link(1.0, speed, 0.0, 0.0, speed, 0) if size > 1 else Link())
+
+
+@given(levels, grids, st.integers(0, 3))
+@PROPERTY
+def test_whole_units_further_on_it_is_the_same(
+    levels: tuple[Level, ...], placement: Placement, by: int
+) -> None:
+    moved = tuple(rank + by * levels[1].ranks for rank in placement.ranks)
+    assert axis_links(levels, replace(placement, ranks=moved)) == axis_links(levels, placement)
+
+
+def test_the_worst_of_links_is_the_slowest_in_each_respect() -> None:
+    slow, late = Link(1.0, 2.0, 3.0, 4.0, 5.0, 0), Link(2.0, 9.0, 1.0, 1.0, 9.0, 1)
+    assert worst((slow, late)) == Link(2.0, 2.0, 3.0, 4.0, 5.0, 1)
+    assert worst(()) == Link()
+
+
+def test_ranks_of_a_host_share_its_memory_unless_the_transport_does_without() -> None:
+    levels = Hardware().levels
+    assert [level.ranks for level in on_hosts(levels, 2, shared=True)] == [2, 0]
+    assert on_hosts(levels, 2, shared=False) == levels[1:]

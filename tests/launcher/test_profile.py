@@ -1,0 +1,78 @@
+"""The hardware profiles that come with flowrun, and what is wrong with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.placement import Placement
+from flowrun.launcher.profile import rank_hardware
+from flowrun.launcher.recipe import load
+
+PROFILES = sorted(file.stem for file in Path("conf/hardware").glob("*.yaml"))
+GPUS = sorted(set(PROFILES) - {"cpu"})
+HALF = ["hardware.fp32.flop=[1e6,1e9]", "hardware.fp32.share=[0.5,1]"]
+
+
+def profile(name: str, *overrides: str) -> Hardware:
+    """As a recipe holds it."""
+    return load(["recipe=gpt_dp", f"hardware={name}", *overrides]).hardware
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_shipped_profile_names_itself_and_its_sources(name: str) -> None:
+    hardware = profile(name)
+    assert hardware.name == name
+    assert hardware.source
+    for products in (hardware.fp32, hardware.tf32, hardware.bf16, hardware.fp16):
+        assert list(products.share) == sorted(products.share)  # larger products are no slower
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_gpu_profile_has_nodes_of_8_on_a_slower_network(name: str) -> None:
+    hardware = profile(name)
+    inside, across = hardware.levels
+    assert (inside.ranks, across.ranks) == (8, 0)
+    assert inside.bytes_per_s > 5 * across.bytes_per_s
+    assert hardware.fp16.flops > hardware.fp32.flops
+    assert hardware.memory_bytes in (16e9, 80e9, 141e9)
+
+
+def test_a_profile_of_gpus_is_planned_with_on_a_machine_without() -> None:
+    recipe = load(["recipe=gpt_dp", "hardware=dgx_a100", "placement.axes.data=16"])
+    assert rank_hardware(recipe) == recipe.hardware
+    (link,) = recipe.hardware.links(Placement((("data", 16),), tuple(range(16))))
+    assert link.bytes_per_s == 8 * recipe.hardware.levels[1].bytes_per_s
+
+
+def test_the_cpu_profile_that_is_the_default_is_the_shipped_one() -> None:
+    hardware = profile("cpu")
+    default = Hardware(source=hardware.source, bf16=hardware.bf16, fp16=hardware.fp16)
+    assert hardware == default
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "problem"),
+    [
+        (["hardware.memory_bytes_per_s=0"], "hardware.memory_bytes_per_s", "is over 0, not 0"),
+        (["hardware.fp32.flops=0"], "hardware.fp32.flops", "is over 0, not 0"),
+        (["hardware.bf16.flops=-1"], "hardware.bf16.flops", "is 0 or more, not -1"),
+        (["hardware.fp32.flop=[2e6,1e6]"], "hardware.fp32.flop", "does not grow"),
+        ([HALF[0], "hardware.fp32.share=[0.5]"], "hardware.fp32.share", "no curve over"),
+        ([HALF[0], "hardware.fp32.share=[0.5,1.5]"], "hardware.fp32.share", "no curve over"),
+        (["hardware.levels=[]"], "hardware.levels", "nothing joins ranks"),
+        (["hardware.levels=[{ranks: 4}, {ranks: 6}]"], "hardware.levels[1].ranks", "no multiple"),
+        (["hardware.levels=[{bytes_per_s: 0}]"], "hardware.levels[0].bytes_per_s", "is over 0"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(overrides: list[str], where: str, problem: str) -> None:
+    with pytest.raises(RecipeError, match=problem) as error:
+        profile("cpu", *overrides)
+    assert error.value.where == where
+
+
+def test_a_curve_can_be_set_on_the_command_line() -> None:
+    assert profile("cpu", *HALF).fp32.reached(1e9) == 1.0
