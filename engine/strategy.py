@@ -114,6 +114,24 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True)
+class Auto:
+    """The search for a layout (passes/search_sbp.py); else infer_sbp infers one.
+
+    compute_ratio: compute seconds count so many times.  wait_s: what a boxing adds beside its own
+    seconds; None: two acts.  trunk: compute hides boxings that run beside it.  shared: readers that
+    ask for the same share a boxing.  memory: what a held byte costs: off, slight, moderate, heavy,
+    adaptive.
+    """
+
+    enabled: bool = False
+    compute_ratio: float = 1.0
+    wait_s: float | None = None
+    trunk: bool = True
+    shared: bool = True
+    memory: str = "adaptive"
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """Stages to follow.  ops: (module, target, how many of these came before) -> stage.  variables:
     name -> stage.
@@ -174,6 +192,7 @@ class Strategy:
     pins: tuple[Pin, ...] = ()
     zero: Zero = Zero()
     recompute: Recompute = Recompute()
+    auto: Auto = Auto()
     optimizer: Optimizer = Optimizer()
     loss_scale: LossScale | None = None
     micro_batches: int = 1

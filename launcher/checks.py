@@ -20,6 +20,7 @@ from flowrun.launcher.schema import (
     DEVICES,
     KEPT,
     LAUNCHERS,
+    MEMORY_MODES,
     MIRRORED,
     OPTIMIZERS,
     PRECISIONS,
@@ -204,6 +205,34 @@ def _check_recompute(recipe: RecipeSchema) -> None:
     )
 
 
+def _check_auto(recipe: RecipeSchema) -> None:
+    auto = recipe.auto
+    _require(
+        auto.memory in MEMORY_MODES,
+        "auto.memory",
+        f"{auto.memory!r} is no way to weigh memory.",
+        f"Write {one_of(MEMORY_MODES)}.",
+    )
+    _require(
+        auto.computation_cost_ratio >= 0,
+        "auto.computation_cost_ratio",
+        f"a ratio is 0 or more, not {auto.computation_cost_ratio}.",
+        "1 counts compute as foreseen.",
+    )
+    _require(
+        auto.wait_time is None or auto.wait_time >= 0,
+        "auto.wait_time",
+        f"seconds are 0 or more, not {auto.wait_time}.",
+        "null stands for two acts, 2 x hardware.act_s.",
+    )
+    _require(
+        not auto.enabled or recipe.view != MIRRORED,
+        "auto.enabled",
+        "in the mirrored view every rank computes all of its own batch: no layout is to be found.",
+        "Write view: consistent, or auto.enabled: false.",
+    )
+
+
 def _check_precision(recipe: RecipeSchema) -> None:
     dtype, scale = recipe.precision.dtype, recipe.precision.loss_scale
     _require(
@@ -317,6 +346,7 @@ CHECKS = (
     _check_zero,
     _check_view,
     _check_recompute,
+    _check_auto,
     _check_precision,
     _check_launch,
     _check_rest,

@@ -25,7 +25,14 @@ FOLDERS = "FLOWRUN_RECIPES"  # environment variable: more folders of recipes, se
 # The recipe of a command line that names none: empty, so that -m can sweep recipes and groups alone
 # can run.
 NONE = "none"
-LEFT_OUT = {"model": None, "data": None, "optim": "adamw", "launch": "local", "hardware": "cpu"}
+LEFT_OUT = {
+    "model": None,
+    "data": None,
+    "optim": "adamw",
+    "launch": "local",
+    "hardware": "cpu",
+    "parallel": "manual",
+}
 
 
 def recipe_folders() -> list[Path]:

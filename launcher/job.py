@@ -18,7 +18,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
 from flowrun.engine.passes.mirror import BY_RANK
 from flowrun.engine.runtime.rank import Results
-from flowrun.engine.strategy import LossScale, Preparation, Recompute, Strategy, Zero
+from flowrun.engine.strategy import Auto, LossScale, Preparation, Recompute, Strategy, Zero
 from flowrun.launcher import build, weights
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type
@@ -284,16 +284,24 @@ class Job:
 
 def strategy_of(recipe: Recipe) -> Strategy:
     """What the recipe asks of the compiler."""
-    zero = recipe.zero
+    zero, auto = recipe.zero, recipe.auto
     return Strategy(
         axes=recipe.axes,
         placements=recipe.placements,
         stage_modules=recipe.stage_modules,
-        pins=recipe.pins,
+        pins=() if auto.enabled and auto.ignore_user_sbp else recipe.pins,
         zero=Zero(zero.axis or "", zero.stage, zero.min_size)
         if zero.axis in recipe.axes
         else Zero(),
         recompute=Recompute(tuple(recipe.recompute.modules), tuple(recipe.recompute.keep)),
+        auto=Auto(
+            auto.enabled,
+            auto.computation_cost_ratio,
+            auto.wait_time,
+            auto.trunk,
+            auto.sbp_collector,
+            auto.memory,
+        ),
         optimizer=optimizer_of(recipe),
         loss_scale=loss_scale_of(recipe),
         micro_batches=recipe.train.micro_batches,

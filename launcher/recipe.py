@@ -33,6 +33,7 @@ from flowrun.launcher.schema import (
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
 _WEIGHTS = "weights"  # the one key of `model` that is no argument of it
 GROUPS = ("model", "data", "optim", "launch", "hardware")
+_SECTIONS = {"parallel": "auto"}  # of groups that are not called as what they set
 _OPEN = re.compile(
     r"(model|data|sbp|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
     r"|launch\.slurm\.extra)(\..+)?"
@@ -58,9 +59,10 @@ def regrouped(cfg: DictConfig, overrides: list[str], config_dir: str | None = No
     file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, ""))
     if file is None or not hydra_source.is_resolved(file, GROUPS):
         return cfg
-    for group in (group for group in GROUPS if chosen.get(group, "{")[:1] != "{"):
-        told = [text for text in overrides if re.match(rf"\+*{group}[.=]", text)]
-        cfg[group] = _composed(told, config_dir)[group]
+    for group in (g for g in (*GROUPS, *_SECTIONS) if chosen.get(g, "{")[:1] != "{"):
+        section = _SECTIONS.get(group, group)
+        told = [text for text in overrides if re.match(rf"\+*({group}|{section})[.=]", text)]
+        cfg[section] = _composed(told, config_dir)[section]
     return cfg
 
 
@@ -123,6 +125,7 @@ def to_recipe(cfg: DictConfig) -> Recipe:
         view=recipe.view,
         zero=zero_of(recipe),
         recompute=recipe.recompute,
+        auto=recipe.auto,
         precision=recipe.precision,
         train=recipe.train,
         launch=recipe.launch,

@@ -30,6 +30,7 @@ SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 EAGER, INDUCTOR = "eager", "inductor"
 COMPILERS = (EAGER, INDUCTOR)
 PRECISIONS = ("fp32", "bf16", "fp16")
+MEMORY_MODES = ("off", "slight", "moderate", "heavy", "adaptive")
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,29 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class Auto:
+    """What flowrun decides itself (docs/auto.md); `parallel=auto` enables it.
+
+    enabled: the layout of every op by its seconds, over all axes together; pins of `sbp` stay,
+    unless ignore_user_sbp.  computation_cost_ratio: compute seconds count so many times.
+    wait_time: seconds that a boxing adds beside its own; null: two acts (hardware.act_s).
+    trunk: a boxing costs what compute beside it does not hide.  sbp_collector: readers that ask for
+    the same share a boxing.  memory: what a held byte costs: off, slight, moderate, heavy, or
+    adaptive (as little as hardware.memory_bytes allows).
+    placement: sizes of axes, stages and micro-batches are decided too.
+    """
+
+    enabled: bool = False
+    ignore_user_sbp: bool = False
+    computation_cost_ratio: float = 1.0
+    wait_time: float | None = None
+    trunk: bool = True
+    sbp_collector: bool = True
+    memory: str = "adaptive"
+    placement: bool = False
+
+
+@dataclass(frozen=True)
 class Train:
     """How long and on how much.
 
@@ -260,6 +284,7 @@ class RecipeSchema:
     view: str = VIEWS[0]
     zero: Zero = field(default_factory=Zero)
     recompute: Recompute = field(default_factory=Recompute)
+    auto: Auto = field(default_factory=Auto)
     precision: Precision = field(default_factory=Precision)
     train: Train = field(default_factory=Train)
     launch: Launch = field(default_factory=Launch)
@@ -302,6 +327,7 @@ class Recipe:
     view: str
     zero: Zero
     recompute: Recompute
+    auto: Auto
     precision: Precision
     train: Train
     launch: Launch
