@@ -7,16 +7,18 @@ import sys
 
 
 def taken() -> int:
-    """Bytes of this process's own pages now, and of those that it shares with others as memory; 0
-    where nothing counts them.
-    """
-    return _status("RssAnon") + _status("RssShmem")
+    """Bytes of this process's own pages now; 0 where nothing counts them."""
+    return _status("RssAnon")
 
 
 def most_taken() -> int:
-    """The most so far; pages of libraries are left out: they come in as code is first run."""
+    """The most so far.
+
+    Linux counts the most of all pages together.  Those of libraries are left out: they come in as
+    code is first run.  So are those that several processes share: each would count them.
+    """
     most = _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return most - _status("RssFile")
+    return max(taken(), most - _status("RssFile") - _status("RssShmem"))
 
 
 def _status(key: str) -> int:

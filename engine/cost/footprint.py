@@ -128,7 +128,8 @@ class Footprint:
             return self._regions[key]
         if isinstance(actor.work, BoxWork | TransferWork):
             found = self._staging(actor)
-            return Act(found.begin, found.held, found.end)
+            gone = 0 if found.keeps else self._sum(freed)
+            return Act(found.begin, found.held - gone, found.end - gone)
         made = {s for r in actor.outputs for s in self.slot(self.plan.registers[r])}
         total = sum(map(self.storage_bytes, made))
         return Act(total, 0, total)

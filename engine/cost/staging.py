@@ -1,5 +1,7 @@
 """Bytes that communication holds on one rank beside the tensors it reads.
 
+It copies them when it is issued; what no other act will read is free from then on.
+
 What runtime/collectives.py allocates, kind by kind: packed messages, what arrives, and what is
 made of it; and what runtime/shared_memory.py writes for others.  Memory of gloo's or NCCL's own is
 not in it.
@@ -21,13 +23,15 @@ EXCHANGE_BYTES = 1 << 18
 class Staging:
     """begin: most while it is issued.  held: until it is done.  end: most while it is unpacked.
 
-    shared: what it makes are views of one message, not tensors of their own.
+    shared: what it makes are views of one message, not tensors of their own.  keeps: it reads from
+    the tensors themselves until it is done.
     """
 
     begin: int
     held: int
     end: int
     shared: bool
+    keeps: bool = False
 
 
 def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int]) -> Staging:
@@ -47,10 +51,12 @@ def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int
 
 
 def shared_collective(kind: str, parts: int, read: int, made: int) -> Staging:
-    """A rank writes what others want, and makes its tensors of what lies there."""
+    """A rank writes what others want, and makes its tensors of what lies there.  Of what they do
+    not want it has no copy.
+    """
     alike = kind in (ALL_REDUCE, ALL_GATHER)
     written = read if alike else round((parts - 1) / parts * read)
-    return Staging(written, written, written + made, shared=False)
+    return Staging(written, written, written + made, shared=False, keeps=not alike)
 
 
 def send(num_bytes: int) -> Staging:

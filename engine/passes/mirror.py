@@ -8,7 +8,8 @@ which compute nothing, lead in and out of that:
     flow.share    B -> P      a gradient: its average over the ranks is the sum of these
     flow.by_rank  B -> S(0)   a result: one number becomes a list, an entry for each rank
 
-So the gradients' way from P on, and ZeRO with it, is as in the consistent view.  A buffer is each
+So the gradients' way from P on, and ZeRO with it, is as in the consistent view; they take it as
+soon as they are made.  A buffer is each
 rank's own: a checkpoint has all of them, weights.safetensors rank 0's.
 """
 
@@ -96,23 +97,25 @@ class _Mirror:
 
     def graph(self) -> LogicalGraph:
         """Everything together."""
-        first = [op for feed in self.base.feeds for op in self._enter(feed.field, feed.tensor)]
-        ops = [rename_inputs(op, self.entered) for op in self.base.ops]
+        ops = [op for feed in self.base.feeds for op in self._enter(feed.field, feed.tensor)]
         results: list[tuple[str, str]] = []
+        behind: dict[str, list[Op]] = {}  # op -> what leads its outputs out
         last: list[Op] = []
         for name, tensor in self.base.results:
             maker = self.base.producer[tensor]
             if name.startswith("grad/"):
                 shared = self._op(f"{name}/shared", "flow.share", tensor, maker.module, BACKWARD)
-                last.append(shared)
+                behind.setdefault(maker.name, []).append(shared)
                 results.append((name, shared.name))
             else:
                 listed = self._by_rank(name, tensor)
                 last += listed
                 results += [(name, listed[1].name), (f"{name}{BY_RANK}", listed[0].name)]
+        for op in self.base.ops:
+            ops += [rename_inputs(op, self.entered), *behind.get(op.name, ())]
         return replace(
             self.base,
-            ops=(*first, *ops, *last),
+            ops=(*ops, *last),
             tensors=self.tensors,
             variables=tuple(replace(v, own=v.kind == "buffer") for v in self.base.variables),
             results=tuple(results),

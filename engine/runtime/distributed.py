@@ -179,6 +179,7 @@ class DistributedRank:
             if isinstance(actor.work, BoxWork)
             else self._transfer(actor, act)
         )
+        self.body.give_up(actor, act)
         self.under_way[actor.id, act] = flight
         self.sent_bytes[actor.id] = self.sent_bytes.get(actor.id, 0) + flight.sent_bytes
         flight.on_done(lambda: self._landed(actor.id, act))

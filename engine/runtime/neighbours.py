@@ -49,7 +49,7 @@ class Neighbours:
         self.arena: OwnArena | None = None
         self._hosts: dict[tuple[str, ...], list[int]] = {}
         self._peers: dict[int, _Peer] = {}
-        self._readers: dict[int, int] = {}  # start -> peers that have yet to read what lies there
+        self._readers: dict[int, int] = {}  # start -> ranks that have yet to read what lies there
 
     def meet(self, rank: int, host: str) -> None:
         """Get to know those that name the same host; every rank of every host has to call it.
@@ -84,7 +84,7 @@ class Neighbours:
         for one in sockets:
             said, descriptors, _, _ = socket.recv_fds(one, _RANK.size, 1)
             (other,) = _RANK.unpack(said)
-            self._peers[other] = _Peer(other, one, Arena(descriptors[0]), self.inbox, self._read)
+            self._peers[other] = _Peer(other, one, Arena(descriptors[0]), self.inbox, self.read_own)
             os.close(descriptors[0])
 
     def __contains__(self, rank: int) -> bool:
@@ -94,11 +94,11 @@ class Neighbours:
         """True if these ranks are on one host, whichever: all ranks answer alike."""
         return any(set(ranks).issubset(here) for here in self._hosts.values())
 
-    def write(self, num_bytes: int, peers: int = 1) -> int:
-        """The start of a piece of this rank's arena, which so many peers will read."""
+    def write(self, num_bytes: int, readers: int = 1) -> int:
+        """The start of a piece of this rank's arena, which so many ranks will read."""
         assert self.arena is not None
         start = self.arena.take(num_bytes)
-        self._readers[start] = peers
+        self._readers[start] = readers
         return start
 
     def written(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -122,7 +122,8 @@ class Neighbours:
         """Take the next note of a stream: at once, or in the loop when it comes."""
         self._peers[peer].expect(what, stream, note)
 
-    def _read(self, start: int) -> None:
+    def read_own(self, start: int) -> None:
+        """One of its readers has read what lies in this rank's arena."""
         self._readers[start] -= 1
         if not self._readers[start]:
             assert self.arena is not None

@@ -197,7 +197,7 @@ class Rank:
 
     def _region(self, actor: Actor, work: RegionWork, act: int) -> None:
         inputs = self.inputs(actor, act)
-        self._give_up(actor, act)
+        self.give_up(actor, act)
         made = self.kernels[actor.id](inputs)
         if work.updates:
             for (variable, _), new in zip(work.updates, made[len(work.makes) :], strict=True):
@@ -205,8 +205,10 @@ class Rank:
                     self.variables[variable].copy_(new)
         self.store(actor, act, made)
 
-    def _give_up(self, actor: Actor, act: int) -> None:
-        """Empty the slots that only this act will still read: its kernel frees them as it goes."""
+    def give_up(self, actor: Actor, act: int) -> None:
+        """Empty the slots that only this act will still read: a kernel frees them as it goes, what
+        communicates when it has copied them.
+        """
         for ring, every, *_ in self.read[actor.id]:
             if (act + 1) % every == 0 and ring.left[act // every] == 1:
                 ring.versions[act // every] = []

@@ -9,7 +9,7 @@ run in order of the members, so all get the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -114,22 +114,26 @@ def start(
 
     layouts: one for each tensor (transport.layout_of).  ranks: the group, in order of their
     coordinate on the axis.  index: this rank's.  stream: of this group alone; all members begin the
-    steps of a group in one order.  The bucket must not change before it is done; what `wait`
-    returns is new memory.
+    steps of a group in one order.  The bucket must not change before it is done, unless its owner
+    lets go of it; what `wait` returns is new memory.
     """
     dtype = bucket[0].dtype
     if not any(math.prod(layout.shape) for layout in layouts):
         return Settled([bucket[0].new_empty(layout.after(index)) for layout in layouts])
     others = {rank: k for k, rank in enumerate(ranks) if k != index}
-    alike = step.kind in (ALL_REDUCE, ALL_GATHER)  # all want the same of this rank
-    messages = [list(others)] if alike else [[rank] for rank in others]
-    for readers in messages:
-        begin = _write(neighbours, pieces_for(bucket, layouts, others[readers[0]]), len(readers))
-        for rank in readers:
-            neighbours.tell(rank, WRITTEN, stream, begin)
+    if step.kind in (ALL_REDUCE, ALL_GATHER):  # all want the same, this rank too: the bucket may go
+        begin = _write(neighbours, bucket, len(ranks))
+        size = message_size(layouts, index, index)
+        own = unpack(neighbours.written(begin, size, dtype), message_shapes(layouts, index, index))
+        _tell(neighbours, others, stream, begin)
+    else:
+        begin, own = None, pieces_for(bucket, layouts, index)
+        for rank, k in others.items():
+            written = _write(neighbours, pieces_for(bucket, layouts, k))
+            _tell(neighbours, [rank], stream, written)
 
     def finish(starts: Starts) -> list[Tensor]:
-        columns = [pieces_for(bucket, layouts, index)] * len(ranks)
+        columns = [own] * len(ranks)
         for rank, k in others.items():
             size = message_size(layouts, k, index)
             message = neighbours.message(rank, starts[rank], size, dtype)
@@ -139,6 +143,8 @@ def start(
             if step.kind in (ALL_REDUCE, REDUCE_SCATTER)
             else joined(columns, layouts)
         )
+        if begin is not None:
+            neighbours.read_own(begin)
         for rank in others:
             neighbours.read(rank, starts[rank])
         return out
@@ -147,7 +153,7 @@ def start(
     return Exchange(neighbours, (WRITTEN, stream), list(others), finish, sent_bytes)
 
 
-def _write(neighbours: Neighbours, pieces: Sequence[Tensor], readers: int) -> int:
+def _write(neighbours: Neighbours, pieces: Sequence[Tensor], readers: int = 1) -> int:
     """Tensors of one dtype, as one message; where it starts."""
     size, dtype = sum(piece.numel() for piece in pieces), pieces[0].dtype
     begin = neighbours.write(size * dtype.itemsize, readers)
@@ -155,6 +161,11 @@ def _write(neighbours: Neighbours, pieces: Sequence[Tensor], readers: int) -> in
     for view, piece in zip(unpack(message, [p.shape for p in pieces]), pieces, strict=True):
         view.copy_(piece)
     return begin
+
+
+def _tell(neighbours: Neighbours, ranks: Iterable[int], stream: int, begin: int) -> None:
+    for rank in ranks:
+        neighbours.tell(rank, WRITTEN, stream, begin)
 
 
 # ---- messages between grids ----------------------------------------------------------------------
