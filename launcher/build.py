@@ -13,6 +13,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.utils.data import Dataset
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.errors import did_you_mean
+from flowrun.launcher.hollow import hollow, on_meta
 from flowrun.launcher.pretrained import load_weights
 from flowrun.launcher.schema import Recipe, Target
 
@@ -48,12 +50,14 @@ def build(recipe: Recipe) -> Parts:
     return Parts(model, data, inputs, instantiate_loss(recipe), instantiate_metrics(recipe))
 
 
-def instantiate_model(recipe: Recipe) -> nn.Module:
+def instantiate_model(recipe: Recipe, values: bool = True) -> nn.Module:
     """The model, its weights drawn from `train.seed`, or read from `model.weights`.
 
+    values: False gives parameters no memory, where nothing is read from a file (hollow.py).
     The global random state is left alone.
     """
-    with torch.random.fork_rng(devices=[]):
+    bare = not values and not recipe.weights
+    with torch.random.fork_rng(devices=[]), on_meta() if bare else nullcontext():
         torch.manual_seed(recipe.train.seed)
         model = _make(recipe.model, "model")
     if not isinstance(model, nn.Module):
@@ -62,6 +66,7 @@ def instantiate_model(recipe: Recipe) -> nn.Module:
         )
     if recipe.weights:
         load_weights(model, recipe.weights)
+    hollow(model)
     return model
 
 

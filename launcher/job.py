@@ -127,15 +127,18 @@ class Job:
     """What a recipe stands for.  Built once on each host; workers inherit it.
 
     start: the checkpoint that it goes on from; None: it begins.
+    values: False: for a plan alone, weights have shapes and no memory.
     """
 
-    def __init__(self, recipe: Recipe, start: Checkpoint | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, start: Checkpoint | None = None, *, values: bool = True
+    ) -> None:
         self.recipe = recipe
         self.start = start
         self.device_type = device_type(recipe)
         torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
         torch.manual_seed(recipe.train.seed)
-        self.model = build.instantiate_model(recipe)
+        self.model = build.instantiate_model(recipe, values)
         self.data = build.instantiate_data(recipe)
         held_out = int(_length(self.data) * recipe.eval.fraction) if recipe.eval.batches else 0
         train = recipe.train

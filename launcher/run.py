@@ -74,7 +74,7 @@ def plan_text(recipe: Recipe) -> str:
     width = shutil.get_terminal_size().columns if terminal else 120
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
     with console.capture() as text:
-        console.print(plan_report(Job(recipe), width))
+        console.print(plan_report(Job(recipe, values=False), width))
     return text.get().rstrip()
 
 
