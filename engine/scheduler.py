@@ -9,6 +9,8 @@ fixed for each group.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, BoxWork, Plan
@@ -112,6 +114,29 @@ class Scheduler:
         """The actors whose act has begun."""
         done = {k for k, spec in self.specs.items() if self.acts[k] == spec.limit}
         return [k for k, state in self.states.items() if not idle(state) and k not in done]
+
+    def moment(self, since: Sequence[int]) -> tuple[Any, ...]:
+        """All that decides what comes next, with acts counted from `since`, by actor."""
+        return (
+            tuple([acts - since[k] for k, acts in self.acts.items()]),
+            tuple(self.states.values()),
+            tuple([actor for *_, actor in sorted(self._compute)]),
+            tuple(self._communicate),
+            tuple(self._supply),
+        )
+
+    def forward(self, acts: int, turns: Mapping[int, int]) -> None:
+        """As if every actor of every micro-batch had done so many acts more, and each axis had had
+        so many turns: those that queue are the same.
+        """
+        for k, n in self.per_step.items():
+            self.acts[k] += acts if n > 1 else 0
+        for axis, count in turns.items():
+            self.issued[axis] += count
+        self._compute = [
+            (priority, self.acts[actor], actor) for priority, _, actor in sorted(self._compute)
+        ]
+        heapq.heapify(self._compute)
 
     def _launch(self, actor: int) -> Launch:
         self.states[actor] = begin(self.states[actor])

@@ -27,6 +27,8 @@ class Live:
         size = self.footprint.storage_bytes
         self.others = sum((slots - 1) * size(s) for s, slots in self.slots.items())
         self.under_way: dict[int, int] = {}
+        of_step = (r for r in plan.registers if r.stage == stage and r.per_step)
+        self.of_step = {storage for r in of_step for storage in self.footprint.slot(r)}
         self.peak = self.bound = self.live
         self.readers_left: dict[tuple[int, int], int] = {}
         self.holders: dict[tuple[str, int], int] = {}  # storage, version -> register versions
@@ -56,6 +58,16 @@ class Live:
                 if not self.readers_left[r, version]:
                     del self.readers_left[r, version]
                     self._drop(r, version)
+
+    def forward(self, acts: int) -> None:
+        """As if so many micro-batches more had come and gone."""
+        rates = {r.id: 0 if r.per_step else acts for r in self.plan.registers}
+        self.readers_left = {(r, v + rates[r]): n for (r, v), n in self.readers_left.items()}
+        self.holders = {
+            (storage, v if storage in self.of_step else v + acts): n
+            for (storage, v), n in self.holders.items()
+        }
+        self.stashed = {version + acts: n for version, n in self.stashed.items()}
 
     def _stash_slots(self, stage: int) -> dict[str, int]:
         """Storage that waits for backward -> the most versions of it."""
