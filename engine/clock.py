@@ -19,6 +19,7 @@ from flowrun.engine.period import Period, steady
 from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan, TransferWork
 from flowrun.engine.scheduler import Scheduler
 
+_AHEAD = 4  # steps of an endless training behind the last that is looked at: for what runs ahead
 _DIGITS = 48  # binary, of the sum of all acts of a step: every time is exact, and no sum rounds
 
 
@@ -49,9 +50,10 @@ def exact_seconds(plan: Plan, cost: Callable[[Actor], float]) -> list[float]:
 
 
 class Clock:
-    """observed: memory is counted, and nothing else is written down: no events, no order.
+    """A number of steps, or as many of an endless training.
 
-    shortly: what repeats is run once.
+    observed: of an endless one, whose memory is counted, and nothing else is written down: no
+    events, no order.  shortly: what repeats is run once.
     """
 
     def __init__(
@@ -67,7 +69,8 @@ class Clock:
         self.seconds = exact_seconds(plan, cost)
         self.steps = steps
         self.observed = observed
-        self.ranks = [Scheduler(plan, stage, steps) for stage in range(len(plan.placements))]
+        last = steps + (_AHEAD if observed else 0)
+        self.ranks = [Scheduler(plan, stage, last) for stage in range(len(plan.placements))]
         self.now = 0.0
         self.computing = [False] * len(self.ranks)
         self.link_free = [0.0] * len(self.ranks)
@@ -76,8 +79,8 @@ class Clock:
         self.begun = 0  # acts and transfers so far: what ends at once, ends in this order
         self.events: list[Event] = []
         self.collectives: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self.step_ends = [0.0] * steps
-        self.left = [sum(map(plan.acts_per_step, plan.actors))] * steps  # acts of each step
+        self.step_ends = [0.0] * last
+        self.left = [sum(map(plan.acts_per_step, plan.actors))] * last  # acts of each step
         self.memory = [Live(plan, stage) for stage in range(len(self.ranks))] if observed else []
         self._computes = [computes(actor) for actor in plan.actors]
         self._stage = [actor.stage for actor in plan.actors]
@@ -94,6 +97,8 @@ class Clock:
             for actor in actors:
                 whole |= self._end(actor)
             self._start(sorted({self._stage[actor] for actor in actors}))
+            if whole and self.observed and not self.left[self.steps - 1]:
+                return
             if period is None:
                 continue
             if period.anchor in actors:
