@@ -9,7 +9,7 @@ from flowrun.engine.errors import PlanError
 from flowrun.engine.graph import LogicalGraph, Variable
 from flowrun.engine.lower import lower
 from flowrun.engine.overwrite import overwrite
-from flowrun.engine.passes import compile_graph
+from flowrun.engine.passes import finish, lay_out
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
@@ -34,25 +34,42 @@ class Rehearsed:
 def compile_training(task: Task, batch: Batch, strategy: Strategy) -> Rehearsed:
     """capture -> passes -> plan -> rehearsal.  batch: one micro-batch, whole.
 
-    in_flight "auto" takes the most micro-batches in flight, up to zero bubble, that memory allows.
     Raises PlanError if a rank may need more than `hardware.memory_bytes`.
     """
-    graph = compile_graph(capture(task, rows_of_a_rank(batch, strategy)), strategy)
+    found = finished(lay_out(captured(task, batch, strategy), strategy), strategy)
+    if missing_bytes(found, strategy):
+        raise too_large(found, strategy)
+    return found
+
+
+def captured(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
+    """What a rank, or all ranks together in the consistent view, compute of a micro-batch."""
+    return capture(task, rows_of_a_rank(batch, strategy))
+
+
+def finished(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
+    """laid out -> plan -> rehearsal, whether or not it fits.
+
+    in_flight "auto" takes the most micro-batches in flight, up to zero bubble, that memory allows.
+    """
+    graph = finish(graph, strategy)
     most = min(2 * strategy.num_stages, strategy.micro_batches)
     fewer = range(most - 1, 0, -1) if strategy.in_flight == "auto" else ()
     for in_flight in (strategy.in_flight, *fewer):
         found = _rehearsed(graph, replace(strategy, in_flight=in_flight))
-        if _fits(found, strategy):
-            return found
-    raise _too_large(found, strategy)
+        if not missing_bytes(found, strategy):
+            break
+    return found
 
 
-def _fits(found: Rehearsed, strategy: Strategy) -> bool:
+def missing_bytes(found: Rehearsed, strategy: Strategy) -> int:
+    """Of the rank that may need most; 0 where memory suffices, or is not limited."""
     limit = strategy.hardware.memory_bytes
-    return not limit or max(found.rehearsal.bound_bytes) <= limit
+    return max(0, max(found.rehearsal.bound_bytes) - limit) if limit else 0
 
 
-def _too_large(found: Rehearsed, strategy: Strategy) -> PlanError:
+def too_large(found: Rehearsed, strategy: Strategy) -> PlanError:
+    """The error of a plan that lacks memory."""
     needed = found.rehearsal.bound_bytes
     stage = max(range(len(needed)), key=needed.__getitem__)
     limit = strategy.hardware.memory_bytes

@@ -126,7 +126,9 @@ class Period:
         again = clock.events[earlier.events : moment.events]
         for k in range(1, times + 1):
             clock.events += [
-                type(e)(e.stage, e.actor, e.act + k * acts, e.start + k * length, e.end + k * length)
+                type(e)(
+                    e.stage, e.actor, e.act + k * acts, e.start + k * length, e.end + k * length
+                )
                 for e in again
             ]
         for group, issued in clock.collectives.items():

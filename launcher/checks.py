@@ -18,6 +18,7 @@ from flowrun.launcher.schema import (
     CLUSTERS,
     COMPILERS,
     DEVICES,
+    KEEPABLE,
     KEPT,
     LAUNCHERS,
     MEMORY_MODES,
@@ -338,6 +339,23 @@ def _check_rest(recipe: RecipeSchema) -> None:
     )
 
 
+def _check_placement(recipe: RecipeSchema) -> None:
+    auto = recipe.auto
+    _require(
+        auto.ranks is None or auto.ranks >= 1,
+        "auto.ranks",
+        f"at least 1 rank is placed, not {auto.ranks}.",
+    )
+    _require(auto.plans >= 1, "auto.plans", f"at least 1 plan is made, not {auto.plans}.")
+    for key in auto.keep:
+        _require(
+            any(key == known or known.startswith(f"{key}.") for known in KEEPABLE),
+            "auto.keep",
+            f"{key!r} is nothing that auto.placement chooses.",
+            f"Write {one_of(KEEPABLE)}, or a section of these, such as placement.",
+        )
+
+
 CHECKS = (
     _check_named,
     _check_targets,
@@ -345,8 +363,9 @@ CHECKS = (
     _check_optim,
     _check_zero,
     _check_view,
-    _check_recompute,
     _check_auto,
+    _check_placement,
+    _check_recompute,
     _check_precision,
     _check_launch,
     _check_rest,

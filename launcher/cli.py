@@ -25,7 +25,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from flowrun.engine.errors import FlowrunError, RunError
+from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 
 COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "recipes")
 OK, RUN_FAILED, RECIPE_WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -52,6 +52,11 @@ Layers with SBP, stage and shapes; each boxing with its bytes; memory of each ra
 bubble foreseen; the timeline.
 
   flowrun plan recipe=gpt_hybrid placement.stages=4
+
+With auto.placement=true the best placements of its ranks come first; --save-recipe writes the
+recipe of the best one.
+
+  flowrun plan recipe=gpt_hybrid auto.placement=true --save-recipe recipes/placed.yaml
 """
 _VERIFY_HELP = """Check that a recipe trains alike under every layout.
 
@@ -183,14 +188,27 @@ def run(
 
 
 @app.command(help=_PLAN_HELP)
-def plan(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+def plan(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    save_recipe: Annotated[
+        Path | None,
+        typer.Option("--save-recipe", help="With auto.placement: the file of the best recipe."),
+    ] = None,
+) -> None:
     """Show the plan (see _PLAN_HELP)."""
     given = overrides or []
     with _errors_shown(given, config_dir):
         recipe = _load(given, config_dir)
+        if save_recipe and not recipe.auto.placement:
+            raise RecipeError(
+                "auto.placement",
+                "--save-recipe writes the recipe that a search has found, and none is asked for.",
+                "Add auto.placement=true.",
+            )
         from flowrun.launcher.run import plan_text
 
-        typer.echo(plan_text(recipe))
+        typer.echo(plan_text(recipe, given, save_recipe))
 
 
 @app.command(help=_VERIFY_HELP)
@@ -361,6 +379,9 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
         chosen = list(HydraConfig.get().overrides.task)
         recipe = to_recipe(regrouped(cfg, chosen, config_dir))
         if recipe.launch.name == "slurm":
+            from flowrun.launcher.run import settled
+
+            recipe = settled(recipe)
             return _submitted(recipe, Path(HydraConfig.get().runtime.output_dir))
         from flowrun.launcher.progress import Progress
         from flowrun.launcher.run import run as run_recipe

@@ -7,12 +7,16 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from flowrun.engine.errors import RunError
 from flowrun.launcher import trace
+from flowrun.launcher.auto.saved import save as write
+from flowrun.launcher.auto.show import summary, table
+from flowrun.launcher.auto.story import place
 from flowrun.launcher.checkpoint import Checkpoint, prepare
 from flowrun.launcher.compiling import kernels_of
 from flowrun.launcher.elastic import execute_local
@@ -37,6 +41,7 @@ def run(
     start: a checkpoint to go on from (resume.py).  Raises FlowrunError: nothing was started if it
     is a RecipeError, SbpError or PlanError.
     """
+    recipe = settled(recipe, progress)  # auto.placement: the fastest placement that fits
     job = Job(recipe, start)  # the model, the data and what the recipe asks of the compiler
     training = job.training  # capture, passes, plan, rehearsal (engine/compile.py)
     evaluation = job.evaluation
@@ -68,12 +73,32 @@ def _resumed(job: Job, start: Checkpoint) -> tuple[str, ...]:
     return tuple(notes(job, start))
 
 
-def plan_text(recipe: Recipe) -> str:
-    """What a recipe will do: stages, layers, boxings, memory, time.  Starts nothing."""
+def settled(recipe: Recipe, progress: Progress | None = None) -> Recipe:
+    """The recipe as it will run: placed, where it leaves that to flowrun."""
+    if not recipe.auto.placement:
+        return recipe
+    placed = place(recipe)
+    if progress:
+        progress.console.print(summary(placed.found), highlight=False, markup=False)
+    return placed.recipe
+
+
+def plan_text(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None) -> str:
+    """What a recipe will do: stages, layers, boxings, memory, time; before these the candidates,
+    where it is to be placed.  Starts nothing.
+
+    save: where to write the placed recipe, which `overrides` were composed to.
+    """
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else 120
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
     with console.capture() as text:
+        if recipe.auto.placement:
+            placed = place(recipe)
+            recipe = placed.recipe
+            console.print(table(placed.found), "")
+            if save:
+                write(placed, list(overrides), save)
         console.print(plan_report(Job(recipe, values=False), width))
     return text.get().rstrip()
 

@@ -31,6 +31,14 @@ EAGER, INDUCTOR = "eager", "inductor"
 COMPILERS = (EAGER, INDUCTOR)
 PRECISIONS = ("fp32", "bf16", "fp16")
 MEMORY_MODES = ("off", "slight", "moderate", "heavy", "adaptive")
+KEEPABLE = (
+    "placement.axes",
+    "placement.stages",
+    "placement.in_flight",
+    "train.micro_batches",
+    "zero.stage",
+    "recompute.modules",
+)
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,10 @@ class Auto:
     trunk: a boxing costs what compute beside it does not hide.  sbp_collector: readers that ask for
     the same share a boxing.  memory: what a held byte costs: off, slight, moderate, heavy, or
     adaptive (as little as hardware.memory_bytes allows).
-    placement: sizes of axes, stages and micro-batches are decided too.
+    placement: sizes of the axes, stages, micro-batches, in_flight, ZeRO and recomputation, all
+    together: the fastest that memory allows (docs/placement_search.md).  ranks: to be placed; null:
+    as many as `placement` has.  keep: keys that stay as the recipe has them, of KEEPABLE or
+    sections of these.  plans: most candidates that are compiled.
     """
 
     enabled: bool = False
@@ -171,6 +182,9 @@ class Auto:
     sbp_collector: bool = True
     memory: str = "adaptive"
     placement: bool = False
+    ranks: int | None = None
+    keep: list[str] = field(default_factory=list)
+    plans: int = 200
 
 
 @dataclass(frozen=True)

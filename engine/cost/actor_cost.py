@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from flowrun.engine.boxing import start_seconds, step_bytes, step_seconds
-from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.cost.seconds import local_seconds
 from flowrun.engine.crossing import route
 from flowrun.engine.draft import Draft, Layouts
 from flowrun.engine.graph import LogicalGraph, Op
@@ -35,12 +35,8 @@ class ActorCost:
         return math.prod(self._shape(name, nd_sbp, stage)) * self.graph.tensors[name].dtype.itemsize
 
     def _op_seconds(self, op: Op) -> float:
-        ins = [self._shape(n, nd, op.stage) for n, nd in zip(op.inputs, op.in_sbp, strict=True)]
-        outs = [
-            None if n is None else self._shape(n, nd, op.stage)
-            for n, nd in zip(op.outputs, op.out_sbp, strict=True)
-        ]
-        return op_seconds(op, ins, outs, self.graph.tensors, self.strategy.hardware)
+        grid = self.strategy.placements[op.stage].shape
+        return local_seconds(op, self.graph, grid, self.strategy.hardware)
 
     def seconds(self, draft: Draft) -> float:
         """Of one act, foreseen."""

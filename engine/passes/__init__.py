@@ -38,8 +38,26 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
+LAYOUT = PASSES[: PASSES.index(infer_sbp) + 1]  # neither ZeRO nor recomputation matters so far
+
+
 def compile_graph(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """captured -> boxed, by all PASSES in order."""
-    for rewrite in PASSES:
+    return finish(lay_out(graph, strategy), strategy)
+
+
+def lay_out(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """captured -> laid out: a stage for every op, a signature for those of forward and backward.
+
+    The same for strategies that differ by zero.stage, recompute or the numbers of in_flight alone.
+    """
+    for rewrite in LAYOUT:
+        graph = rewrite(graph, strategy)
+    return graph
+
+
+def finish(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """laid out -> boxed."""
+    for rewrite in PASSES[len(LAYOUT) :]:
         graph = rewrite(graph, strategy)
     return graph

@@ -1,0 +1,34 @@
+"""Seconds of the ops of a laid-out graph, on the rank with the largest shards."""
+
+from __future__ import annotations
+
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.graph import LogicalGraph, Op
+from flowrun.engine.placement import largest_shape
+from flowrun.engine.plan import Plan, RegionWork
+
+
+def local_seconds(op: Op, graph: LogicalGraph, grid: tuple[int, ...], hardware: Hardware) -> float:
+    """Of one op that has a signature.  grid: sizes of its stage's axes."""
+    shape = graph.tensors
+    ins = [
+        largest_shape(shape[n].shape, nd, grid) for n, nd in zip(op.inputs, op.in_sbp, strict=True)
+    ]
+    outs = [
+        None if n is None else largest_shape(shape[n].shape, nd, grid)
+        for n, nd in zip(op.outputs, op.out_sbp, strict=True)
+    ]
+    return op_seconds(op, ins, outs, graph.tensors, hardware)
+
+
+def repeated_seconds(plan: Plan, stage: int, hardware: Hardware) -> float:
+    """Of what recomputation runs again on a rank of a stage, in a step."""
+    grid = plan.placements[stage].shape
+    total = 0.0
+    for actor in plan.stage_actors(stage):
+        if isinstance(actor.work, RegionWork):
+            again = [op for op in actor.work.ops if op.name.endswith("/again")]
+            acts = plan.acts_per_step(actor)
+            total += acts * sum(local_seconds(op, plan.graph, grid, hardware) for op in again)
+    return total

@@ -1,0 +1,173 @@
+"""Planner: candidates -> bounds, plans and rehearsals, by the compiler itself.
+
+What candidates share is made once: a capture for each number of rows, a layout for each branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from flowrun.engine.compile import captured, finished
+from flowrun.engine.errors import FlowrunError
+from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes import lay_out
+from flowrun.engine.passes.split_stages import unit_of
+from flowrun.engine.placement import BATCH_AXES, Placement
+from flowrun.engine.strategy import Recompute, Strategy, Zero
+from flowrun.launcher.auto.bound import LaidOut, Whole
+from flowrun.launcher.auto.outcome import Bound, Outcome, outcome_of
+from flowrun.launcher.auto.space import Branch, Candidate, Space
+from flowrun.launcher.job import Job, strategy_of
+from flowrun.launcher.recipe import schema, to_recipe
+from flowrun.launcher.schema import Recipe
+
+KEPT_OPS = 200_000  # of layouts that are kept for later candidates: about 1 kB each
+JOINED = ("1f1b", "gpipe")  # schedules that keep weight gradients in backward: another layout
+
+
+class Planner:
+    """A search.Source.  job: of the recipe as it is; its model, data and task serve all."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.tree: Mapping[str, Any] = OmegaConf.to_container(OmegaConf.create(job.recipe.text))  # type: ignore[assignment]
+        self.limit = job.strategy.hardware.memory_bytes
+        self.problems: list[Outcome] = []  # branches that cannot be compiled
+        self.expected: dict[Candidate, float] = {}
+        self._captured: dict[int, LogicalGraph] = {}
+        kept = max(4, KEPT_OPS // len(self._whole_graph.ops))
+        self._laid_out = lru_cache(maxsize=kept)(self._lay_out)
+
+    # ------------------------------------------------------------------ what is asked for
+
+    @cached_property
+    def space(self) -> Space:
+        """Of the recipe."""
+        return Space.of(self.tree, self.job.recipe.num_ranks, blocks(self._whole_graph))
+
+    def keys_of(self, candidate: Candidate) -> dict[str, Any]:
+        """The recipe's keys that the candidate sets, nested."""
+        keys = candidate.keys
+        if "placement.stages" in self.space.fixed:  # may be a list
+            del keys["placement"]["stages"]
+        return keys
+
+    def recipe_of(self, candidate: Candidate) -> Recipe:
+        """The recipe with the candidate's keys, checked as any other.  Raises RecipeError."""
+        base = OmegaConf.create({**self.tree, "auto": without_own(self.tree["auto"])})
+        changed = OmegaConf.merge(schema(), base, self.keys_of(candidate))
+        assert isinstance(changed, DictConfig)
+        return to_recipe(changed)
+
+    def strategy_of(self, candidate: Candidate) -> Strategy:
+        """What the compiler is asked."""
+        return replace(
+            strategy_of(self.recipe_of(candidate)),
+            preparation=self.job.strategy.preparation,
+            unprepared=self.job.strategy.unprepared,
+        )
+
+    # ------------------------------------------------------------------ search.Source
+
+    def branches(self) -> Iterator[tuple[Branch, Bound]]:
+        """All of the space."""
+        for branch in self.space.branches():
+            yield branch, self._whole.bound(branch)
+
+    def open(self, branch: Branch) -> Iterator[tuple[Candidate, Bound]]:
+        """Its candidates, by their layouts."""
+        for candidate in self.space.leaves(branch):
+            try:
+                strategy = self.strategy_of(candidate)
+                laid_out = self._laid_out(_layout_of(strategy))
+            except FlowrunError as error:
+                self.problems.append(Outcome(candidate, problem=str(error)))
+                return
+            with_zero = LaidOut(laid_out.graph, strategy)
+            bound = Bound(laid_out.seconds, with_zero.bytes(candidate.zero), laid_out.expected_s)
+            self.expected[candidate] = bound.expected_s
+            yield candidate, bound
+
+    def smaller(self, candidate: Candidate) -> Iterator[Candidate]:
+        """With recomputation."""
+        for each in self.space.smaller(candidate):
+            self.expected[each] = self.expected.get(candidate, 0.0)
+            yield each
+
+    def plan(self, candidate: Candidate) -> Outcome:
+        """Compile and rehearse."""
+        try:
+            strategy = self.strategy_of(candidate)
+            graph = self._laid_out(_layout_of(strategy)).graph
+            found = finished(graph, strategy)
+        except FlowrunError as error:
+            return Outcome(candidate, problem=str(error))
+        return outcome_of(candidate, found, strategy, self.expected.get(candidate, 0.0))
+
+    # ------------------------------------------------------------------ what is shared
+
+    def _lay_out(self, strategy: Strategy) -> LaidOut:
+        rows = self.job.recipe.train.batch_size // strategy.micro_batches
+        return LaidOut(lay_out(self._capture(rows, strategy), strategy), strategy)
+
+    def _capture(self, rows: int, strategy: Strategy) -> LogicalGraph:
+        """The mirrored view captures what one rank reads."""
+        shards = len(strategy.placements[0].ranks) if strategy.mirrored else 1
+        key = rows // shards
+        if key not in self._captured:
+            batch = self.job.sampler(0, 0, slice(0, rows))
+            self._captured[key] = captured(self.job.task, batch, strategy)
+        return self._captured[key]
+
+    @cached_property
+    def _alone(self) -> Strategy:
+        """One rank that does all."""
+        names = self.job.strategy.axes
+        return replace(
+            self.job.strategy,
+            placements=(Placement(tuple((name, 1) for name in names), (0,)),),
+            stage_modules=(),
+            micro_batches=1,
+            zero=Zero(),
+        )
+
+    @cached_property
+    def _whole_graph(self) -> LogicalGraph:
+        return self._capture(self.job.recipe.train.batch_size, self._alone)
+
+    @cached_property
+    def _whole(self) -> Whole:
+        return Whole.of(self._whole_graph, self._alone)
+
+
+def without_own(auto: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of `auto` that are not the placement's: they are done with once it is found."""
+    own = ("placement", "ranks", "keep", "plans")
+    return {key: value for key, value in auto.items() if key not in own}
+
+
+def _layout_of(strategy: Strategy) -> Strategy:
+    """What the layout depends on: equal for candidates that share one (passes.lay_out)."""
+    axis = "" if strategy.zero.axis in BATCH_AXES else strategy.zero.axis
+    return replace(
+        strategy,
+        zero=Zero(axis),
+        recompute=Recompute(),
+        in_flight="1f1b" if strategy.in_flight in JOINED else "auto",
+    )
+
+
+def blocks(graph: LogicalGraph) -> tuple[str, ...]:
+    """Patterns of the modules that are repeated: "blocks.*"."""
+    units = {unit_of(op.module) for op in graph.ops if op.module}
+    families: dict[str, int] = {}
+    for unit in units:
+        name, _, number = unit.rpartition(".")
+        if name and number.isdigit():
+            families[name] = families.get(name, 0) + 1
+    return tuple(f"{name}.*" for name, count in sorted(families.items()) if count > 1)

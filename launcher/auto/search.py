@@ -1,0 +1,156 @@
+"""search: the best candidates by branch and bound; pure but for the plans that it asks for.
+
+Best first by what is expected of a candidate; nothing is left out unless its bound says that it
+cannot be among the best.  A branch is opened (its layout decided) before its candidates are
+planned, and candidates that lack memory are followed by smaller ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from flowrun.launcher.auto.outcome import Bound, Outcome
+from flowrun.launcher.auto.space import Branch, Candidate
+
+SHOWN = 10
+NEARLY = 0.01  # so much slower is as good, of what is foreseen
+
+
+class Source(Protocol):
+    """What the search asks of the compiler."""
+
+    def branches(self) -> Iterable[tuple[Branch, Bound]]:
+        """All, with what is known before any layout."""
+
+    def open(self, branch: Branch) -> Iterable[tuple[Candidate, Bound]]:
+        """The candidates of a branch; none if it cannot be compiled."""
+
+    def smaller(self, candidate: Candidate) -> Iterable[Candidate]:
+        """What to try where this one lacks memory."""
+
+    def plan(self, candidate: Candidate) -> Outcome:
+        """Compile and rehearse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """outcomes: of all that was planned, best first.  left: candidates and branches that were not
+    planned because their bound is too slow or too large; unseen: because auto.plans was reached,
+    and the least bound of these, in seconds.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    left: int = 0
+    unseen: int = 0
+    unseen_s: float = 0.0
+
+    @property
+    def best(self) -> Outcome | None:
+        """The simplest of those that fit and are nearly as fast as the fastest of these."""
+        fit = [outcome for outcome in self.outcomes if outcome.fits]
+        limit = fit[0].step_s * (1 + NEARLY) if fit else 0.0
+        near = [outcome for outcome in fit if outcome.step_s <= limit]
+        return min(near, key=lambda o: (*simplicity(o.candidate), *order(o)), default=None)
+
+    @property
+    def closest(self) -> Outcome | None:
+        """Of those that lack memory, the one that lacks least."""
+        lacking = [outcome for outcome in self.outcomes if outcome.missing]
+        return min(lacking, key=lambda o: (o.missing, o.step_s), default=None)
+
+
+def search(source: Source, limit: int, most: int, shown: int = SHOWN) -> Found:
+    """limit: bytes of a rank, 0 = none.  most: plans.  shown: how many of the best are to be sure.
+
+    If nothing fits, as many plans again make sure of what lacks least.
+    """
+    waiting = _Waiting(source.branches())
+    outcomes: list[Outcome] = []
+    left = 0
+    for by_time in (True, False):
+        kept: list[_Open] = []
+        while waiting and len(outcomes) < (most if by_time else 2 * most):
+            item = waiting.pop(by_time, outcomes)
+            if _hopeless(item.bound, outcomes, limit, shown, by_time):
+                kept.append(item)
+            elif isinstance(item.what, Branch):
+                waiting.add(source.open(item.what))
+            else:
+                outcome = source.plan(item.what)
+                outcomes.append(outcome)
+                if outcome.missing:
+                    waiting.add((each, item.bound) for each in source.smaller(item.what))
+        left = len(kept)
+        if not by_time or not limit or any(outcome.fits for outcome in outcomes):
+            break
+        waiting.add((each.what, each.bound) for each in kept)
+    unseen = waiting.least_s()
+    return Found(tuple(sorted(outcomes, key=order)), left, len(waiting), unseen)
+
+
+def order(outcome: Outcome) -> tuple[bool, bool, float, int, tuple[int, ...]]:
+    """What fits before what does not, by time, then by memory; what failed is last."""
+    simple = simplicity(outcome.candidate)
+    return bool(outcome.problem), bool(outcome.missing), outcome.step_s, outcome.bytes, simple
+
+
+def simplicity(candidate: Candidate) -> tuple[int, ...]:
+    """The less of it the simpler."""
+    branch = candidate.branch
+    return len(candidate.recompute), branch.stages, candidate.zero, branch.micro_batches
+
+
+def _hopeless(bound: Bound, outcomes: list[Outcome], limit: int, shown: int, by_time: bool) -> bool:
+    """True if nothing behind the bound can be among the best."""
+    if not by_time:
+        lacks = [outcome.missing for outcome in outcomes if outcome.missing]
+        return bool(lacks) and bound.bytes - limit >= min(lacks)
+    times = sorted(outcome.step_s for outcome in outcomes if outcome.fits)
+    too_slow = len(times) >= shown and bound.seconds >= times[shown - 1]
+    return too_slow or bool(limit and bound.bytes > limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    what: Branch | Candidate
+    bound: Bound
+
+
+class _Waiting:
+    """What has not been looked at."""
+
+    def __init__(self, items: Iterable[tuple[Branch | Candidate, Bound]]) -> None:
+        self.items: list[_Open] = []
+        self.add(items)
+
+    def add(self, items: Iterable[tuple[Branch | Candidate, Bound]]) -> None:
+        self.items += [_Open(what, bound) for what, bound in items]
+
+    def pop(self, by_time: bool, outcomes: list[Outcome]) -> _Open:
+        """The most promising: by seconds, or by bytes.  What was expected is corrected by what
+        plans of the same grid came to.
+        """
+        slower: dict[object, list[float]] = {}
+        for outcome in outcomes:
+            if outcome.expected_s and not outcome.problem:
+                ratio = outcome.step_s / outcome.expected_s
+                slower.setdefault(outcome.candidate.branch.grid, []).append(ratio)
+        factor = {grid: sum(each) / len(each) for grid, each in slower.items()}
+
+        def promise(item: _Open) -> float:
+            branch = item.what if isinstance(item.what, Branch) else item.what.branch
+            if not by_time:
+                return float(item.bound.bytes)
+            return item.bound.expected_s * factor.get(branch.grid, 1.0)
+
+        best = min(range(len(self.items)), key=lambda k: promise(self.items[k]))
+        return self.items.pop(best)
+
+    def least_s(self) -> float:
+        """Of the bounds."""
+        return min((item.bound.seconds for item in self.items), default=0.0)
+
+    def __len__(self) -> int:
+        return len(self.items)

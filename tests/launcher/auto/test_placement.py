@@ -1,0 +1,120 @@
+"""auto.placement on real plans of a small GPT: against exhaustive enumeration, and as a command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flowrun.launcher.auto.planner import Planner
+from flowrun.launcher.auto.saved import save
+from flowrun.launcher.auto.search import search
+from flowrun.launcher.auto.show import ten, why
+from flowrun.launcher.auto.story import Placed, place
+from flowrun.launcher.cli import main
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load
+
+SMALL = [
+    "recipe=gpt_tp",
+    "model.depth=2",
+    "model.width=32",
+    "model.heads=2",
+    "train.batch_size=4",
+    "engine.cache=false",
+    "eval.batches=0",
+    "auto.placement=true",
+    "launch.threads=1",
+]
+
+
+@pytest.fixture(scope="module")
+def planner() -> Planner:
+    return Planner(Job(load(SMALL)))
+
+
+def test_the_search_finds_what_looking_at_everything_finds(planner: Planner) -> None:
+    """And a bound is never above what is rehearsed."""
+    found = search(planner, 0, 1000)
+    every = []
+    for branch, whole in planner.branches():
+        for candidate, bound in planner.open(branch):
+            outcome = planner.plan(candidate)
+            assert not outcome.problem
+            assert whole.seconds <= bound.seconds <= outcome.step_s, candidate
+            assert whole.bytes <= bound.bytes <= outcome.bytes, candidate
+            assert outcome.spent.bubble > -1e-3
+            every.append(outcome)
+    times = sorted(outcome.step_s for outcome in every)
+    assert [outcome.step_s for outcome in found.outcomes[:10]] == times[:10]
+    assert len(found.outcomes) < len(every)
+
+
+@pytest.fixture(scope="module")
+def placed() -> Placed:
+    """Under a limit that plain candidates of one micro-batch do not meet."""
+    return place(load([*SMALL, "hardware.memory_bytes=1200000"]))
+
+
+def test_a_limit_is_met_and_the_table_says_why_others_lost(placed: Placed) -> None:
+    assert placed.best.bytes <= 1_200_000
+    rows = ten(placed.found)
+    assert rows[0] is placed.best and 2 <= len(rows) <= 10
+    reasons = [why(row, placed.best) for row in rows]
+    assert reasons[0] == "the best"
+    slower = re.compile(r"\d+\.\d% slower: (work|bytes|bubble|recomputation) \+\d")
+    lacks = re.compile(r"rank \d+ \(stage \d\) lacks \d")
+    assert any(lacks.match(reason) for reason in reasons)
+    for reason in reasons[1:]:
+        assert slower.match(reason) or lacks.match(reason) or reason == "as fast, but no simpler"
+
+
+def test_the_saved_recipe_is_the_one_that_won(placed: Placed, tmp_path: Path) -> None:
+    file = tmp_path / "placed.yaml"
+    given = [*SMALL, "hardware.memory_bytes=1200000"]
+    save(placed, given, file)
+    again = load([f"recipe={file}"])
+    assert again == placed.recipe
+    assert not again.auto.placement
+    training = Job(again).training
+    assert training.rehearsal.step_s == placed.best.step_s
+    assert max(training.rehearsal.bound_bytes) == placed.best.bytes
+    assert len(file.read_text().splitlines()) < 40
+
+
+def test_a_limit_that_nothing_can_meet_names_the_closest_and_what_lacks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    limit = "hardware.memory_bytes=100000"
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *SMALL, limit, "auto.keep=[placement.axes]", "auto.ranks=2"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("command line  hardware.memory_bytes = 100000")
+    assert re.search(r"Closest is tensor 2, .*: rank \d \(stage \d\) needs [\d,]+ bytes", said)
+    assert "are missing" in said
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("auto.keep=[model]", "is nothing that auto.placement chooses"),
+        ("auto.ranks=0", "at least 1 rank"),
+        ("auto.plans=0", "at least 1 plan"),
+    ],
+)
+def test_a_wrong_key_is_named(argument: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *SMALL, argument])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_recipe_is_saved_only_where_one_is_searched(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "recipe=gpt_tp", "--save-recipe", "out.yaml"])
+    assert ended.value.code == 2
+    assert "auto.placement=true" in capsys.readouterr().err
