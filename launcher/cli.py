@@ -89,6 +89,7 @@ every other argument changes the recipes, of flowrun and of the peers.
 
   flowrun bench suite=peers
   flowrun bench suite=peers suite.rows=\\[zero3,tensor] suite.rounds=5
+  flowrun bench suite=auto suite.rows=\\[gpt_small] suite.sweep.ranks=\\[2]
   flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
 """
 
@@ -285,6 +286,13 @@ def bench(
         from flowrun.launcher.console import wide_console
 
         suite, folder = load_suite(given, config_dir)
+        if suite.sweep:
+            from flowrun.launcher.bench.sweep import sweep
+
+            rows = sweep(suite, folder, wide_console(), config_dir)
+            if any(row.problem for row in rows):
+                raise typer.Exit(RUN_FAILED)
+            return
         found = run_suite(suite, folder, wide_console(), config_dir)
         if any(line.problem or line.agree is False for line in found):
             raise typer.Exit(RUN_FAILED)

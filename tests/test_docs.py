@@ -75,6 +75,9 @@ def composed(line: str) -> None:
     """Compose what a command would; a sweep, every combination."""
     _, *given = shlex.split(line, comments=True)
     command = given.pop(0) if given[0] in COMMANDS else "run"
+    if "--save-recipe" in given:
+        at = given.index("--save-recipe")
+        del given[at : at + 2]
     overrides = [text for text in given if "=" in text.removeprefix("--")]
     assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "export"), line
     if command in ("recipes", "export"):

@@ -76,6 +76,11 @@ class Candidate:
             "recompute": {"modules": list(self.recompute), "keep": list(self.keep)},
         }
 
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The same for a command line."""
+        return tuple(f"{key}={value}" for key, value in _leaves(self.keys))
+
     def __str__(self) -> str:
         words = [str(self.branch), f"{self.branch.micro_batches} micro-batches"]
         words += [f"{self.in_flight}"] * (self.in_flight != "auto")
@@ -186,6 +191,15 @@ def factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     for first in (n for n in range(1, number + 1) if number % n == 0):
         for rest in factors(number // first, parts - 1):
             yield (first, *rest)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            listed = f"[{','.join(value)}]" if isinstance(value, list) else value
+            yield f"{prefix}{key}", "null" if value is None else str(listed)
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:

@@ -77,8 +77,21 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
+class Sweep:
+    """Layouts that are measured beside the one that auto.placement picks (sweep.py): all grids of
+    so many ranks, with these numbers of micro-batches and stages of ZeRO.
+    """
+
+    ranks: tuple[int, ...] = (2, 4)
+    micro_batches: tuple[int, ...] = (1, 4)
+    zero: tuple[int, ...] = (0, 2)
+
+
+@dataclass(frozen=True, slots=True)
 class Suite:
-    """The keys of conf/suite/base.yaml.  experiments: by name; rows: those that are run."""
+    """The keys of conf/suite/base.yaml.  experiments: by name; rows: those that are run.  sweep:
+    None: experiments say their layouts.
+    """
 
     name: str
     note: str
@@ -95,6 +108,7 @@ class Suite:
     settings: Mapping[str, Mapping[str, str]]
     mode_overrides: Mapping[str, tuple[str, ...]]
     experiments: Mapping[str, Experiment]
+    sweep: Sweep | None = None
 
     def recipe_of(self, experiment: Experiment) -> list[str]:
         """What both sides train, as overrides."""
@@ -146,6 +160,7 @@ def parse(tree: dict[str, Any], overrides: list[str] | None = None) -> Suite:
     given = {
         **tree,
         "experiments": experiments,
+        "sweep": _made(Sweep, tree["sweep"], "suite.sweep") if tree.get("sweep") else None,
         "settings": settings,
         "mode_overrides": modes,
         "overrides": [*(tree.get("overrides") or []), *(overrides or [])],

@@ -1,0 +1,197 @@
+"""A suite that sweeps: every layout of a modest set and the one that auto.placement picks, each
+foreseen beside measured.
+
+    suite -> trials (model, ranks, candidate) -> rounds of runs -> rows -> table, sweep.json
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from flowrun.engine.errors import FlowrunError
+from flowrun.launcher.auto.space import Candidate, Space
+from flowrun.launcher.auto.story import place
+from flowrun.launcher.bench.process import Sample, execute
+from flowrun.launcher.bench.results import settled
+from flowrun.launcher.bench.runs import FLOWRUN, Run
+from flowrun.launcher.bench.story import machine
+from flowrun.launcher.bench.suite import Suite, Sweep
+from flowrun.launcher.quantities import seconds
+from flowrun.launcher.recipe import load
+from flowrun.launcher.schema import Recipe
+
+FILE = "sweep.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One layout of a model.  picked: it is auto.placement's."""
+
+    experiment: str
+    ranks: int
+    candidate: Candidate
+    picked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a trial came to: of a step, and of the rank that takes most (live tensors).
+
+    place: by measured time among the trials of the model and ranks, 1 = the fastest.
+    problem: why nothing was measured.
+    """
+
+    trial: Trial
+    foreseen_s: float = 0.0
+    measured_s: float = 0.0
+    foreseen_bytes: int = 0
+    measured_bytes: int = 0
+    place: int = 0
+    behind: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What all rows say together.
+
+    time_off, memory_off: median of how far foreseen is from measured, relative.  worst: how far the
+    worst pick is behind the fastest layout measured.
+    """
+
+    time_off: float
+    memory_off: float
+    worst: float
+
+
+def sweep(
+    suite: Suite, folder: Path, console: Console, config_dir: str | None = None
+) -> tuple[Row, ...]:
+    """Run the suite, print its table, fill `folder`; what is done is written after every run."""
+    from flowrun.launcher.bench.sweep_show import table
+
+    folder.mkdir(parents=True, exist_ok=True)
+    found = list(trials(suite, console, config_dir))
+    heard: dict[Trial, list[tuple[Sample, Mapping[str, Any]]]] = {}
+    try:
+        for number in range(suite.rounds):
+            for k, trial in enumerate(found):
+                where = folder / "runs" / f"{number}_{k:03}_{trial.experiment}"
+                console.print(
+                    f"round {number + 1}/{suite.rounds}  run {k + 1}/{len(found)}"
+                    f"  {trial.experiment}: {trial.candidate} …",
+                    end=" ",
+                    highlight=False,
+                    markup=False,
+                    soft_wrap=True,
+                )
+                sample = execute(run_of(suite, trial), where, suite.timeout_s, config_dir)
+                file = where / "report.json"
+                report = json.loads(file.read_text()) if file.exists() else {}
+                heard.setdefault(trial, []).append((sample, report))
+                steps = settled(suite, sample)
+                console.print(seconds(statistics.median(steps)) if steps else sample.problem)
+                write(suite, rows(suite, heard), folder / FILE)
+    finally:
+        measured = rows(suite, heard)
+        if measured:
+            console.print()
+            console.print(table(suite, measured))
+            console.print(f"the same in {folder}: {FILE}", highlight=False, soft_wrap=True)
+    return measured
+
+
+def trials(suite: Suite, console: Console, config_dir: str | None = None) -> Iterator[Trial]:
+    """Of every row and number of ranks: the modest set, and what auto.placement picks."""
+    assert suite.sweep is not None
+    for name in suite.rows:
+        for ranks in suite.sweep.ranks:
+            given = [*suite.recipe_of(suite.experiments[name]), f"auto.ranks={ranks}"]
+            recipe = load([*given, "auto.placement=true"], config_dir)
+            try:
+                pick = place(recipe).best.candidate
+            except FlowrunError as error:
+                console.print(f"{name}: {error}", style="yellow", markup=False)
+                continue
+            console.print(f"{name}, {ranks} ranks: picked {pick}", highlight=False, markup=False)
+            modest = list(candidates(recipe, suite.sweep))
+            for candidate in [*modest, *([] if pick in modest else [pick])]:
+                yield Trial(name, ranks, candidate, candidate == pick)
+
+
+def candidates(recipe: Recipe, wanted: Sweep) -> Iterator[Candidate]:
+    """All grids; no more stages than micro-batches, no schedule but the default."""
+    tree: Any = OmegaConf.to_container(OmegaConf.create(recipe.text))
+    space = Space.of(tree, recipe.num_ranks)
+    for branch in space.branches():
+        if branch.micro_batches in wanted.micro_batches and branch.stages <= branch.micro_batches:
+            for leaf in space.leaves(branch):
+                if leaf.zero in wanted.zero and leaf.in_flight == "auto":
+                    yield leaf
+
+
+def run_of(suite: Suite, trial: Trial) -> Run:
+    """flowrun alone."""
+    overrides = (
+        *suite.recipe_of(suite.experiments[trial.experiment]),
+        *trial.candidate.overrides,
+    )
+    return Run(trial.experiment, FLOWRUN, suite.modes[0], "", overrides, {}, trial.ranks)
+
+
+def rows(
+    suite: Suite, heard: Mapping[Trial, Sequence[tuple[Sample, Mapping[str, Any]]]]
+) -> tuple[Row, ...]:
+    """A row a trial, those of one model and number of ranks together, the fastest first."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for trial, each in heard.items():
+        groups.setdefault((trial.experiment, trial.ranks), []).append(_row(suite, trial, each))
+    out: list[Row] = []
+    for group in groups.values():
+        well = sorted((row for row in group if not row.problem), key=lambda row: row.measured_s)
+        for number, row in enumerate(well, 1):
+            behind = row.measured_s / well[0].measured_s - 1
+            out.append(replace(row, place=number, behind=behind))
+        out += [row for row in group if row.problem]
+    return tuple(out)
+
+
+def _row(suite: Suite, trial: Trial, each: Sequence[tuple[Sample, Mapping[str, Any]]]) -> Row:
+    """Over all rounds; the plan is the same in each."""
+    well = [(sample, report) for sample, report in each if not sample.problem]
+    if not well:
+        return Row(trial, problem=each[-1][0].problem)
+    foreseen, measured = well[-1][1]["foreseen"], well[-1][1]["measured"]
+    steps = [step for sample, _ in well for step in settled(suite, sample)]
+    return Row(
+        trial,
+        foreseen["step_s"],
+        statistics.median(steps),
+        max(foreseen["peak_bytes"].values()),
+        max(measured["peak_bytes"].values()),
+    )
+
+
+def sums(measured: Sequence[Row]) -> Sums:
+    """Of all that was measured."""
+    well = [row for row in measured if not row.problem]
+    picks = [row.behind for row in well if row.trial.picked]
+    return Sums(
+        statistics.median(abs(row.foreseen_s / row.measured_s - 1) for row in well),
+        statistics.median(abs(row.foreseen_bytes / row.measured_bytes - 1) for row in well),
+        max(picks, default=0.0),
+    )
+
+
+def write(suite: Suite, measured: Sequence[Row], file: Path) -> None:
+    """All that was measured so far."""
+    text = {"suite": asdict(suite), "machine": machine(), "rows": [asdict(r) for r in measured]}
+    file.write_text(json.dumps(text, indent=1) + "\n")

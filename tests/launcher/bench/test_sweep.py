@@ -1,0 +1,72 @@
+"""A sweep's trials, rows and sums."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flowrun.launcher.auto.space import Branch, Candidate
+from flowrun.launcher.bench.process import Sample
+from flowrun.launcher.bench.suite import Sweep, load_suite
+from flowrun.launcher.bench.sweep import Trial, candidates, rows, run_of, sums
+from flowrun.launcher.bench.sweep_show import table
+from flowrun.launcher.recipe import load
+
+SUITE, _ = load_suite(["suite=auto", "suite.steps=3", "suite.warmup=1"])
+PLAIN = Candidate(Branch((("data", 2), ("tensor", 1)), 1, 1))
+SHARDED = Candidate(Branch((("data", 2), ("tensor", 1)), 1, 4), zero=2)
+
+
+def heard(step_s: float, foreseen_s: float, peak: int) -> tuple[Sample, dict[str, Any]]:
+    report = {
+        "foreseen": {"step_s": foreseen_s, "peak_bytes": {"0": 90, "1": 80}},
+        "measured": {"peak_bytes": {"0": peak, "1": peak - 1}},
+    }
+    return Sample((9.0, step_s, step_s)), report
+
+
+def test_rows_are_ranked_by_what_was_measured_and_tell_how_far_behind_they_are() -> None:
+    trials = {
+        Trial("mlp", 2, PLAIN, picked=True): [heard(1.1, 1.0, 100), heard(1.1, 1.0, 100)],
+        Trial("mlp", 2, SHARDED): [heard(1.0, 1.2, 90)],
+    }
+    first, second = rows(SUITE, trials)
+    assert (first.trial.candidate, first.place, first.behind) == (SHARDED, 1, 0.0)
+    assert second.place == 2 and second.behind == pytest.approx(0.1)
+    assert (second.foreseen_bytes, second.measured_bytes) == (90, 100)
+    found = sums((first, second))
+    assert found.worst == pytest.approx(0.1)
+    assert found.time_off == pytest.approx((0.2 + (1 - 1 / 1.1)) / 2)
+    assert found.memory_off == pytest.approx(0.05)
+
+
+def test_a_run_that_failed_is_a_row_with_its_reason() -> None:
+    trials = {
+        Trial("mlp", 2, PLAIN): [heard(1.0, 1.0, 100)],
+        Trial("mlp", 2, SHARDED): [(Sample(problem="it broke"), {})],
+    }
+    found = rows(SUITE, trials)
+    assert [row.problem for row in found] == ["", "it broke"]
+    text = io.StringIO()
+    Console(file=text, width=160).print(table(SUITE, found))
+    assert "it broke" in text.getvalue()
+
+
+def test_the_modest_set_has_every_grid_and_no_more_stages_than_micro_batches() -> None:
+    recipe = load(["recipe=gpt_bench", "auto.ranks=4", "train.batch_size=16"])
+    found = list(candidates(recipe, Sweep((4,), (1, 4), (0, 2))))
+    assert len(found) == len(set(found))
+    assert len({each.branch.grid for each in found}) == 6
+    assert all(each.branch.stages <= each.branch.micro_batches for each in found)
+    assert {each.zero for each in found} == {0, 2}
+
+
+@pytest.mark.parametrize("candidate", [PLAIN, SHARDED])
+def test_a_run_trains_the_candidate(candidate: Candidate) -> None:
+    recipe = load(list(run_of(SUITE, Trial("mlp", 2, candidate)).overrides))
+    assert recipe.train.micro_batches == candidate.branch.micro_batches
+    assert recipe.zero.stage == candidate.zero
+    assert recipe.num_ranks == 2
