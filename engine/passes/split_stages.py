@@ -203,12 +203,15 @@ def _ancestors(path: str) -> list[str]:
 
 
 def unit_of(path: str) -> str:
-    """The block that a module belongs to: the path up to its first number, else its first name."""
+    """The block that a module belongs to: the path up to its first number, or numbers if there are
+    several on end; else its first name.
+    """
     parts = path.split(".")
-    for k, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join(parts[: k + 1])
-    return parts[0]
+    numbers = [k for k, part in enumerate(parts) if part.isdigit()]
+    if not numbers:
+        return parts[0]
+    last = next(k for k in numbers if k + 1 not in numbers)
+    return ".".join(parts[: last + 1])
 
 
 def _between(line: Sequence[Op], stages: Sequence[int | None]) -> list[int]:
