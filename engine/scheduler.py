@@ -2,8 +2,8 @@
 
 Shared by the three drivers (virtual clock, virtual cluster, torch.distributed); knows no clock,
 thread or tensor.  Ready actors act by priority: update (which frees gradients) > backward > forward
-> weight_grad, then older micro-batch, then plan order.  Collectives are issued at once, in the order that the rehearsal
-fixed for each group.
+> weight_grad, then older micro-batch, then plan order.  Collectives are issued at once, in the
+order that the rehearsal fixed for each group.
 """
 
 from __future__ import annotations

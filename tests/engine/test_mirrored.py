@@ -106,6 +106,17 @@ def test_only_gradients_and_results_travel() -> None:
     assert all(name.startswith(("grad/", "loss")) for name in moved), moved
 
 
+def test_gradients_travel_from_the_act_that_makes_them() -> None:
+    """A region that only hands gradients on would hold them all until backward has ended."""
+    graph = mirrored(Layout(data=2)).plan.graph
+    place = {op.name: k for k, op in enumerate(graph.ops)}
+    shared = [op for op in graph.ops if op.target == "flow.share"]
+    assert shared
+    for op in shared:
+        between = graph.ops[place[graph.producer[op.inputs[0]].name] + 1 : place[op.name]]
+        assert all(x.target in ("flow.share", "flow.accumulate") for x in between), op
+
+
 def test_ranks_draw_apart() -> None:
     plan = mirrored(Layout(data=2), DROPPED).plan
     once, again = (

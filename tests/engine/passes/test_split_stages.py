@@ -179,7 +179,13 @@ def test_another_graph_of_the_model_follows_op_by_op() -> None:
 
 @pytest.mark.parametrize(
     ("path", "unit"),
-    [("blocks.3.attn.qkv", "blocks.3"), ("embed.wte", "embed"), ("head", "head")],
+    [
+        ("blocks.3.attn.qkv", "blocks.3"),
+        ("blocks.3.mlp.0", "blocks.3"),
+        ("groups.3.2.reduce.conv", "groups.3.2"),
+        ("embed.wte", "embed"),
+        ("head", "head"),
+    ],
 )
-def test_a_block_is_the_path_up_to_its_first_number(path: str, unit: str) -> None:
+def test_a_block_is_the_path_up_to_its_first_numbers(path: str, unit: str) -> None:
     assert unit_of(path) == unit
