@@ -1,7 +1,7 @@
 """Plans that were made before: the same job, code and torch need no capture and no compiler.
 
-A plan is a function of what `Job` hands to the compiler (its digest is the file's name) and of the
-source files of all that was imported to make it (listed in the file).  Nothing in it depends on
+A plan is a function of what `Job` hands to the compiler (its digest, with the place of this code, is
+the file's name) and of the source files of all that was imported to make it (listed in the file).  Nothing in it depends on
 the values of weights or data.  The files are pickles of our own types, in a folder that only the
 user can write: $XDG_CACHE_HOME/flowrun, or ~/.cache/flowrun.
 """
@@ -25,6 +25,7 @@ from flowrun.launcher.digest import Undigested, digest
 
 MOST_FILES, MOST_BYTES = 100, 1 << 29  # what the folder may hold; the longest unused goes first
 _SUFFIX = ".plan"
+_ROOT = str(Path(__file__).resolve().parents[1])  # another checkout may hold other code
 
 Stamp = tuple[str, int, int]  # a source file: path, bytes, ns when it was changed
 
@@ -48,7 +49,7 @@ class PlanCache:
         if not used:
             return
         try:
-            self._key = digest(parts, torch.__version__, torch.version.git_version, sys.version)
+            self._key = digest(parts, _ROOT, torch.__version__, torch.version.git_version, sys.version)
         except Undigested as error:
             self.notes.append(f"no plan is kept: a {error} does not show what it is made of")
 

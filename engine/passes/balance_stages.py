@@ -17,7 +17,7 @@ from flowrun.engine.cost.network import Link
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import FORWARD, LogicalGraph, Op
 
-NEARLY = 0.01  # a slowest stage this much slower is as good, if less crosses
+NEARLY = 0.01  # of a rank's share of the work: a stage so much slower is as good, if less crosses
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Line:
 def balanced_cuts(line: Line, ranks: Sequence[int]) -> tuple[int, ...]:
     """The pieces at which stages 1, 2, … begin; exact.
 
-    ranks: of each stage; they share its work evenly.  Of the cuts whose slowest stage is within
-    NEARLY of the fastest possible, those with the least to send; of those the fastest.
+    ranks: of each stage; they share its work evenly.  Of the cuts whose slowest stage is, within
+    NEARLY of a rank's work, as fast as possible, those with the least to send; of those the fastest.
     """
-    limit = _fastest(line, ranks) * (1 + NEARLY)
+    limit = _fastest(line, ranks) + NEARLY * sum(line.work_s) / sum(ranks)
     total = list(itertools.accumulate(line.work_s, initial=0.0))
     n, stages = len(line.work_s), len(ranks)
     # least (seconds of links, slowest stage, cuts) of the first stages, by where they end
