@@ -1,9 +1,10 @@
 """Scheduler: the actors of one rank, their protocol states, and which of them act next.
 
 Shared by the three drivers (virtual clock, virtual cluster, torch.distributed); knows no clock,
-thread or tensor.  Ready actors act by priority: update (which frees gradients) > backward > forward
-> weight_grad, then older micro-batch, then plan order.  Collectives are issued at once, in the
-order that the rehearsal fixed for each group.
+thread or tensor.  Ready actors act by priority: backward and update > forward > weight_grad, then
+older micro-batch, then plan order: an update that waits for a collective fills no gap better than
+backward does.  Collectives are issued at once, in the order that the rehearsal fixed for each
+group.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from flowrun.engine.protocol import (
     wire,
 )
 
-PRIORITY = {WEIGHTS: 0, UPDATE: 0, BACKWARD: 1, FORWARD: 2, WEIGHT_GRAD: 3}
+PRIORITY = {WEIGHTS: 0, UPDATE: 0, BACKWARD: 0, FORWARD: 1, WEIGHT_GRAD: 2}
 COMMUNICATION = (BOX, SEND, RECEIVE)
 
 
