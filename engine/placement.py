@@ -73,7 +73,8 @@ class Placement:
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """All groups along `axis`, each once, ordered by first rank."""
-        return tuple(dict.fromkeys(self.group(rank, axis) for rank in self.ranks))
+        firsts = (rank for rank in self.ranks if not self.coordinate(rank)[axis])
+        return tuple(self.group(rank, axis) for rank in firsts)
 
     def __str__(self) -> str:
         first, last = self.ranks[0], self.ranks[-1]

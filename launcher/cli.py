@@ -7,6 +7,7 @@
     flowrun resume RUN_DIR …              go on with a run from its last checkpoint
     flowrun export RUN_DIR                its weights as one file, by the model's own names
     flowrun bench suite=S …               beside torch's own layouts, in turn
+    flowrun calibrate FILE                measure this machine, write a hardware profile
     flowrun recipes                       what there is
 
 Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 130 Ctrl-C.
@@ -27,7 +28,7 @@ import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 
-COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "recipes")
+COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "calibrate", "recipes")
 OK, RUN_FAILED, RECIPE_WRONG, INTERRUPTED = 0, 1, 2, 130
 TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
 
@@ -91,6 +92,15 @@ every other argument changes the recipes, of flowrun and of the peers.
   flowrun bench suite=peers suite.rows=\\[zero3,tensor] suite.rounds=5
   flowrun bench suite=auto suite.rows=\\[gpt_small] suite.sweep.ranks=\\[2]
   flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
+"""
+
+_CALIBRATE_HELP = """Measure this machine, and write a hardware profile (about a minute).
+
+Products, streams, attention, and every collective between 2 and 4 processes.  The file is one of
+the group [bold]hardware[/] of a folder of your own groups:
+
+  flowrun calibrate profiles/hardware/mine.yaml
+  flowrun plan recipe=gpt_tp --config-dir profiles hardware=mine
 """
 
 RunFolder = Annotated[
@@ -296,6 +306,25 @@ def bench(
         found = run_suite(suite, folder, wide_console(), config_dir)
         if any(line.problem or line.agree is False for line in found):
             raise typer.Exit(RUN_FAILED)
+
+
+@app.command(help=_CALIBRATE_HELP)
+def calibrate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The profile to write.")] = Path(
+        "profiles/hardware/mine.yaml"
+    ),
+) -> None:
+    """Write a profile of this machine (see _CALIBRATE_HELP)."""
+    with _errors_shown([], None):
+        from flowrun.launcher import calibrate as story
+        from flowrun.launcher.console import wide_console
+        from flowrun.launcher.profile import shipped
+
+        base = shipped("cpu")
+        found = story.calibrate(base, file.stem, story.THOROUGH, story.GROUPS)
+        story.write(found.hardware, file)
+        story.show(found, base, wide_console())
+        typer.echo(f"{file}: --config-dir {file.parent.parent} hardware={file.stem}")
 
 
 @app.command()

@@ -10,6 +10,9 @@ import os
 import sys
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
+
+from omegaconf import OmegaConf
 
 from flowrun.engine.cost.hardware import CPU, Hardware, Products, on_hosts
 from flowrun.engine.cost.network import Level
@@ -35,10 +38,24 @@ def rank_hardware(recipe: Recipe) -> Hardware:
 
 
 def shares_memory(recipe: Recipe) -> bool:
-    """All ranks exchange their messages in the memory of one host (engine/runtime/links.py)."""
+    """All ranks exchange their messages in the memory of one host (engine/runtime/links.py), and
+    the profile is of such ranks: GPUs may be planned for on a machine without.
+    """
     launch = recipe.launch
+    if recipe.hardware.device != CPU:
+        return False
     there = launch.name == "local" and launch.nnodes == 1 and sys.platform == "linux"
     return there and launch.transport != "gloo" and device_type(recipe) == "cpu"
+
+
+def shipped(name: str) -> Hardware:
+    """A profile that comes with flowrun."""
+    from flowrun.launcher.recipe import schema
+
+    file = Path(__file__).resolve().parent.parent / "conf" / "hardware" / f"{name}.yaml"
+    tree = OmegaConf.to_object(OmegaConf.merge(schema()["hardware"], OmegaConf.load(file)))
+    assert isinstance(tree, Hardware), "the schema says so"
+    return tree
 
 
 def check_hardware(recipe: RecipeSchema) -> None:

@@ -9,8 +9,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from flowrun.engine.cost.network import Level, Link, axis_links, message_link
 from flowrun.engine.placement import Placement
 
@@ -85,22 +83,19 @@ class Hardware:
     memory_bytes: int = 0
     op_s: float = 4e-6
     act_s: float = 80e-6
-    levels: tuple[Level, ...] = (
-        Level(0, 70e-6, 4e9, shared_memory=True),
-        Level(0, 150e-6, 1.5e9),
-    )
+    levels: tuple[Level, ...] = (Level(0, 150e-6, 1.5e9),)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", tuple(self.levels))  # a list, after Hydra
 
-    def products(self, dtype: torch.dtype) -> Products:
-        """Of matrices of that dtype."""
+    def products(self, dtype: str) -> Products:
+        """Of matrices of a dtype by its short name, "bf16"; of others as of "fp32"."""
         wide = self.tf32 if self.uses_tf32 and self.tf32.flops else self.fp32
-        narrow = {torch.bfloat16: self.bf16, torch.float16: self.fp16}.get(dtype, wide)
+        narrow = {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, wide)
         return narrow if narrow.flops else wide
 
     def slowed(self, share: float) -> Hardware:
-        """A rank that has only a share of its core."""
+        """A rank that has only a share of its core, which also carries what shared memory does."""
         return replace(
             self,
             fp32=replace(self.fp32, flops=self.fp32.flops * share),
@@ -109,7 +104,18 @@ class Hardware:
             fp16=replace(self.fp16, flops=self.fp16.flops * share),
             exponentials_per_s=self.exponentials_per_s * share,
             memory_bytes_per_s=self.memory_bytes_per_s * share,
+            op_s=self.op_s / share,
             act_s=self.act_s / share,
+            levels=tuple(
+                replace(
+                    level,
+                    latency_s=level.latency_s / share,
+                    bytes_per_s=level.bytes_per_s * share,
+                )
+                if level.shared_memory
+                else level
+                for level in self.levels
+            ),
         )
 
     def links(self, placement: Placement) -> tuple[Link, ...]:

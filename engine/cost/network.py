@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -68,14 +68,13 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
     with one rank in each node of 8 has an eighth of what leaves a node; one that fills nodes has
     all of it.  The slowest level on the way, and the slowest unit in it, decide.
     """
-    link, below = Link(), 1
-    for at, level in enumerate(levels):
-        size = level.ranks if level.ranks and at < len(levels) - 1 else math.inf
+    link = Link()
+    for at, (level, below, size) in enumerate(_units(levels)):
         members = Counter(rank // below for rank in group)
         joined = Counter(int(unit * below // size) for unit in members)
         crossed = [unit for unit in members if joined[int(unit * below // size)] > 1]
         if crossed:
-            senders = Counter(rank // below for rank in busy)
+            senders = _by_unit(tuple(busy), below)
             ring = spread = math.inf
             for unit in crossed:
                 share = _share(level, below, senders[unit])
@@ -89,10 +88,24 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
                 min(link.spread_bytes_per_s, spread),
                 at,
             )
-        if size == math.inf:
-            break
-        below = int(size)
     return link
+
+
+def _units(levels: Sequence[Level]) -> Iterator[tuple[Level, int, float]]:
+    """Each level with the ranks of the units that it joins, and of those that it makes."""
+    below = 1
+    for at, level in enumerate(levels):
+        last = not level.ranks or at == len(levels) - 1
+        yield level, below, math.inf if last else level.ranks
+        if last:
+            return
+        below = level.ranks
+
+
+@lru_cache(maxsize=256)
+def _by_unit(ranks: tuple[int, ...], size: int) -> Counter[int]:
+    """How many of the ranks are in each unit of so many."""
+    return Counter(rank // size for rank in ranks)
 
 
 def _share(level: Level, unit_ranks: int, senders: int) -> float:
@@ -104,6 +117,11 @@ def _share(level: Level, unit_ranks: int, senders: int) -> float:
 @lru_cache(maxsize=4096)
 def axis_links(levels: tuple[Level, ...], placement: Placement) -> tuple[Link, ...]:
     """What the groups along each axis have, on the worst of them, while all do the same."""
+    *_, (_, outermost, _) = _units(levels)
+    home = placement.ranks[0] // outermost * outermost
+    if home:  # whole units further on it is the same: stages are many
+        ranks = tuple(rank - home for rank in placement.ranks)
+        return axis_links(levels, Placement(placement.axes, ranks))
     return tuple(
         worst(group_link(levels, group, placement.ranks) for group in placement.groups(axis))
         for axis in range(len(placement.shape))

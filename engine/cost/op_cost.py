@@ -9,20 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, Op, Tensor
 from flowrun.engine.ops.traits import is_view
 from flowrun.engine.placement import Shape
 
+_NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 # Exponentials, or what takes as long, for each element of the first output; one thread of an AMD
 # EPYC, by traces (engine.trace=true) of the GPT that `flowrun bench` trains.
 _EXPONENTIALS = {
     "aten._log_softmax.default": 1.0,
-    "aten._log_softmax_backward_data.default": 1.0,
+    "aten._log_softmax_backward_data.default": 0.98,
     "aten._softmax.default": 1.0,
-    "aten._softmax_backward_data.default": 1.0,
-    "aten.gelu.default": 0.6,
-    "aten.gelu_backward.default": 0.9,
+    "aten._softmax_backward_data.default": 0.98,
+    "aten.gelu.default": 0.61,
+    "aten.gelu_backward.default": 0.92,
 }
 
 
@@ -69,7 +72,8 @@ def op_seconds(
     elif op.target == "flow.update_rows":
         moved = 3 * len(op.outputs) * read[2]
     flop = op_flops(op, in_shapes, out_shapes)
-    products_s = hardware.products(tensors[op.makes[0]].dtype).seconds(flop) / _share(op, hardware)
+    dtype = _NARROW.get(tensors[op.makes[0]].dtype, "fp32")
+    products_s = hardware.products(dtype).seconds(flop) / _share(op, hardware)
     exponentials = _EXPONENTIALS.get(op.target, 0.0) * math.prod(out_shapes[0] or ())
     exponentials_s = exponentials / hardware.exponentials_per_s
     return max(products_s, exponentials_s, moved / hardware.memory_bytes_per_s) + hardware.op_s

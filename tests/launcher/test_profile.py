@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.placement import Placement
-from flowrun.launcher.profile import rank_hardware
+from flowrun.launcher.profile import rank_hardware, shares_memory
 from flowrun.launcher.recipe import load
 
 PROFILES = sorted(file.stem for file in Path("conf/hardware").glob("*.yaml"))
@@ -44,14 +45,30 @@ def test_a_gpu_profile_has_nodes_of_8_on_a_slower_network(name: str) -> None:
 def test_a_profile_of_gpus_is_planned_with_on_a_machine_without() -> None:
     recipe = load(["recipe=gpt_dp", "hardware=dgx_a100", "placement.axes.data=16"])
     assert rank_hardware(recipe) == recipe.hardware
+    assert not shares_memory(recipe)
     (link,) = recipe.hardware.links(Placement((("data", 16),), tuple(range(16))))
     assert link.bytes_per_s == 8 * recipe.hardware.levels[1].bytes_per_s
 
 
+def test_ranks_that_share_a_core_share_what_it_does() -> None:
+    whole, half = profile("cpu"), profile("cpu").slowed(0.5)
+    assert half.fp32.seconds(1e9) == pytest.approx(2 * whole.fp32.seconds(1e9))
+    assert (half.op_s, half.act_s) == (2 * whole.op_s, 2 * whole.act_s)
+    assert half.levels[0].bytes_per_s == whole.levels[0].bytes_per_s / 2  # in shared memory
+    assert half.levels[0].latency_s == 2 * whole.levels[0].latency_s
+    assert half.levels[1] == whole.levels[1]
+    assert whole.slowed(1.0) == whole
+
+
 def test_the_cpu_profile_that_is_the_default_is_the_shipped_one() -> None:
     hardware = profile("cpu")
-    default = Hardware(source=hardware.source, bf16=hardware.bf16, fp16=hardware.fp16)
-    assert hardware == default
+    default = Hardware(
+        source=hardware.source,
+        bf16=hardware.bf16,
+        fp16=hardware.fp16,
+        levels=hardware.levels[1:],  # the shared memory of a host is the launcher's to add
+    )
+    assert replace(hardware, levels=default.levels) == default
 
 
 @pytest.mark.parametrize(

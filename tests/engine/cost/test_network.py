@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrun.engine.boxing import path_seconds
-from flowrun.engine.cost.hardware import Hardware, on_hosts
+from flowrun.engine.cost.hardware import on_hosts
 from flowrun.engine.cost.network import Level, Link, axis_links, group_link, message_link, worst
 from flowrun.engine.placement import Placement
 from flowrun.engine.sbp import B, P, S
@@ -154,6 +154,6 @@ def test_the_worst_of_links_is_the_slowest_in_each_respect() -> None:
 
 
 def test_ranks_of_a_host_share_its_memory_unless_the_transport_does_without() -> None:
-    levels = Hardware().levels
+    levels = (Level(0, 1.0, 4.0, shared_memory=True), Level(0, 2.0, 1.0))
     assert [level.ranks for level in on_hosts(levels, 2, shared=True)] == [2, 0]
     assert on_hosts(levels, 2, shared=False) == levels[1:]

@@ -56,9 +56,9 @@ def test_between_the_points_of_a_curve_the_share_follows_the_logarithm() -> None
 
 def test_fp32_products_run_as_tf32_where_the_profile_says_so() -> None:
     tf32 = replace(HARDWARE, uses_tf32=True)
-    assert tf32.products(torch.float32) == Products(8e9)
-    assert tf32.products(torch.float16) == Products(8e9)  # no speed of its own
-    assert tf32.products(torch.bfloat16) == HARDWARE.bf16
+    assert tf32.products("fp32") == Products(8e9)
+    assert tf32.products("fp16") == Products(8e9)  # no speed of its own
+    assert tf32.products("bf16") == HARDWARE.bf16
 
 
 def test_exponentials_count_where_they_take_longer_than_the_bytes() -> None:

@@ -1,0 +1,106 @@
+"""Calibrated: measurements -> a hardware profile.  Pure; runtime/calibration.py measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from flowrun.engine.cost.hardware import Hardware, Products
+from flowrun.engine.cost.network import Level
+
+FORWARD, BACKWARD, WEIGHT_GRAD = "forward", "backward", "weight_grad"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Seconds of one kind of work.  work: operations, bytes, elements or pieces, as `what` has it.
+
+    what: "fp32 forward" and the like, "attention fp32", "stream", "exponential", "op", "act", or
+    how bytes were moved.
+    """
+
+    what: str
+    work: float
+    seconds: float
+
+
+def with_device(base: Hardware, timed: Sequence[Timed]) -> Hardware:
+    """The profile with what was measured of one rank's device; the rest as it was."""
+    by_kind: dict[str, list[Timed]] = {}
+    for one in timed:
+        by_kind.setdefault(one.what, []).append(one)
+    products = {
+        what.split()[0]: curve(found) for what, found in by_kind.items() if what.endswith(FORWARD)
+    }
+    found = replace(base, **products)  # type: ignore[arg-type]
+    changes: dict[str, float] = {}
+    for kind, key in ((BACKWARD, "backward_share"), (WEIGHT_GRAD, "weight_grad_share")):
+        if f"fp32 {kind}" in by_kind:
+            changes[key] = _share(by_kind[f"fp32 {kind}"], found.fp32)
+    if "attention fp32" in by_kind:
+        changes["attention_share"] = _share(by_kind["attention fp32"], found.fp32)
+    for kind, key in (("stream", "memory_bytes_per_s"), ("exponential", "exponentials_per_s")):
+        if kind in by_kind:
+            changes[key] = _digits(median(one.work / one.seconds for one in by_kind[kind]))
+    for kind, key in (("op", "op_s"), ("act", "act_s")):
+        if kind in by_kind:
+            changes[key] = _digits(median(one.seconds / one.work for one in by_kind[kind]))
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def curve(timed: Sequence[Timed]) -> Products:
+    """The fastest, and what each size reaches of it; never less than a smaller one does."""
+    sizes = sorted({one.work for one in timed})
+    speeds = [median(t.work / t.seconds for t in timed if t.work == size) for size in sizes]
+    rising = [max(speeds[: k + 1]) for k in range(len(speeds))]
+    shares = tuple(_digits(speed / rising[-1]) for speed in rising)
+    return Products(_digits(rising[-1]), tuple(sizes), shares)
+
+
+def level_of(timed: Sequence[Timed], level: Level) -> Level:
+    """A level of latency and bandwidth as measured: work is the bytes that a rank sends."""
+    latency_s, bytes_per_s = line([(one.work, one.seconds) for one in timed])
+    return replace(level, latency_s=_digits(latency_s), bytes_per_s=_digits(bytes_per_s))
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(seconds at 0, work per second): the line with the least squares of relative errors.
+
+    points: (work, seconds), of at least two sizes.
+    """
+    weights = [1 / seconds**2 for _, seconds in points]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
+    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    along = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
+    slope = along / spread
+    assert slope > 0, f"more takes no longer: {points}"
+    return max(0.0, mean_y - slope * mean_x), 1 / slope
+
+
+def as_yaml(hardware: Hardware) -> Mapping[str, object]:
+    """The keys of a profile, as a file of the group `hardware` has them."""
+    tree: dict[str, object] = {}
+    for name in Hardware.__dataclass_fields__:
+        value = getattr(hardware, name)
+        if isinstance(value, Products):
+            tree[name] = {"flops": value.flops, "flop": [*value.flop], "share": [*value.share]}
+        elif name == "levels":
+            tree[name] = [
+                {key: getattr(level, key) for key in Level.__dataclass_fields__} for level in value
+            ]
+        else:
+            tree[name] = value
+    return tree
+
+
+def _share(timed: Sequence[Timed], products: Products) -> float:
+    """Of the speed of forward's products, the median."""
+    return _digits(median(products.seconds(one.work) / one.seconds for one in timed))
+
+
+def _digits(value: float) -> float:
+    """Three of them: more says nothing."""
+    return float(f"{value:.3g}")

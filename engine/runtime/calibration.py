@@ -1,0 +1,173 @@
+"""What the device of a rank does, and the links between ranks, measured as a run uses them: one
+thread a rank, the kernels of regions, the transport of collectives and messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flowrun.engine.boxing import Step, path_bytes
+from flowrun.engine.cost.calibrated import BACKWARD, FORWARD, WEIGHT_GRAD, Timed
+from flowrun.engine.runtime.links import Links
+from flowrun.engine.runtime.products import kernel_of
+from flowrun.engine.runtime.transport import layout_of
+from flowrun.engine.sbp import B, P, S
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_COLD_BYTES = 1 << 26  # operands in turn: a training step has swept the caches in between
+_KINDS = {
+    "all_reduce": (P, B),
+    "reduce_scatter": (P, S(0)),
+    "all_gather": (S(0), B),
+    "all_to_all": (S(0), S(1)),
+}
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured.
+
+    products: (tokens, in, out) of each; dtypes: names.  num_bytes: of what is streamed, and of the
+    tensors that are moved; trials: of each.
+    """
+
+    products: tuple[tuple[int, int, int], ...]
+    dtypes: tuple[str, ...]
+    stream_bytes: int
+    moved_bytes: tuple[int, ...]
+    trials: int
+
+
+def device_times(device: torch.device, sizes: Sizes) -> list[Timed]:
+    """Of this rank's device."""
+    timed: list[Timed] = []
+    for name, (tokens, wide, out) in itertools.product(sizes.dtypes, sizes.products):
+        timed += _products(name, tokens, wide, out, device, sizes.trials)
+    timed += _attention(device, sizes.trials)
+    count = sizes.stream_bytes // 4
+    vectors = [torch.randn(count, device=device) for _ in range(3)]
+    taken = _seconds(lambda k: torch.add(vectors[k % 3], vectors[(k + 1) % 3]), device, sizes)
+    timed.append(Timed("stream", 12.0 * count, taken))
+    rows = vectors[0][: count // 1024 * 1024].view(-1, 1024)
+    taken = _seconds(lambda _: torch.softmax(rows, -1), device, sizes)
+    timed.append(Timed("exponential", float(rows.numel()), taken))
+    few = torch.zeros(16, device=device)
+    taken = _seconds(lambda _: [_aten.add.Tensor(few, few) for _ in range(200)], device, sizes)
+    timed.append(Timed("op", 200.0, taken))
+    return timed
+
+
+def _products(
+    name: str, tokens: int, wide: int, out: int, device: torch.device, trials: int
+) -> Iterator[Timed]:
+    """Of a layer and of both its gradients."""
+    dtype, mm, addmm = DTYPES[name], kernel_of(_aten.mm.default), kernel_of(_aten.addmm.default)
+    each = (tokens * wide + out * wide + tokens * out) * dtype.itemsize
+    sets = [
+        [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+        for shapes in [((tokens, wide), (out, wide), (tokens, out), (out,))]
+        * max(1, min(32, _COLD_BYTES // each))
+    ]
+    work: dict[str, Callable[[Sequence[torch.Tensor]], Any]] = {
+        FORWARD: lambda t: addmm(t[3], t[0], t[1].t()),
+        BACKWARD: lambda t: mm(t[2], t[1]),
+        WEIGHT_GRAD: lambda t: mm(t[2].t(), t[0]),
+    }
+    for phase, run in work.items():
+        taken = _repeated(lambda k, run=run: run(sets[k % len(sets)]), device, trials)  # type: ignore[misc]
+        yield Timed(f"{name} {phase}", 2.0 * tokens * wide * out, taken)
+
+
+def _attention(device: torch.device, trials: int) -> Iterator[Timed]:
+    """Causal, as op_flops counts it: forward 4, backward 10 for each of a query's numbers."""
+    heads, length, width = 8, 128, 32
+    states = [torch.randn(4, heads, length, width, device=device).requires_grad_() for _ in "qkv"]
+
+    def both(_: int) -> None:
+        out = torch.nn.functional.scaled_dot_product_attention(*states, is_causal=True)
+        torch.autograd.grad(out, states, out)
+
+    flop = 14.0 * states[0].numel() * length
+    yield Timed("attention fp32", flop, _repeated(both, device, trials))
+
+
+def link_times(links: Links, rank: int, ranks: Sequence[int], sizes: Sizes) -> list[Timed]:
+    """Of every collective, and of messages to the next rank; all ranks of the group call it.
+
+    work: bytes that each rank sends.  what: "all_reduce 2" for a group of 2, "message".
+    """
+    group, parts = tuple(ranks), len(ranks)
+    links.join_groups([group])
+    timed: list[Timed] = []
+    for kind, num_bytes in itertools.product(_KINDS, sizes.moved_bytes):
+        source, target = _KINDS[kind]
+        shape = (16 * parts, max(parts, num_bytes // (64 * parts)))
+        step = Step(0, source, target)
+        layout = layout_of(step, shape, (source,), (parts,), (0,))
+        rows = shape[0] // parts if source == S(0) else shape[0]
+        piece = [torch.zeros(rows, shape[1])]
+
+        def collective(_: int, step=step, piece=piece, layout=layout) -> None:  # type: ignore[no-untyped-def]
+            pending = links.start(step, piece, [layout], group, group.index(rank))
+            _settled(links, pending)
+
+        total = 4.0 * shape[0] * shape[1]
+        sent = path_bytes((source,), (target,), (parts,), shape, total) / parts
+        dist.barrier()
+        timed.append(Timed(f"{kind} {parts}", sent, _repeated(collective, _CPU, sizes.trials)))
+    dist.barrier()
+    return timed + _messages(links, rank, sizes) if parts == 2 else timed
+
+
+_CPU = torch.device("cpu")
+
+
+def _messages(links: Links, rank: int, sizes: Sizes) -> list[Timed]:
+    """There and back between ranks 0 and 1, halved."""
+    timed = []
+    for num_bytes in sizes.moved_bytes:
+        vector = torch.zeros(num_bytes // 4)
+
+        def there_and_back(_: int, vector=vector) -> None:  # type: ignore[no-untyped-def]
+            for sender in (0, 1):
+                if rank == sender:
+                    _settled(links, links.send([vector], 1 - rank, 0))
+                else:
+                    shapes, dtypes = [vector.shape], [vector.dtype]
+                    _settled(links, links.receive(shapes, dtypes, 1 - rank, 0))
+
+        taken = _repeated(there_and_back, _CPU, sizes.trials)
+        timed.append(Timed("message", float(num_bytes), taken / 2))
+    return timed
+
+
+def _settled(links: Links, pending: Any) -> list[torch.Tensor]:
+    """As the loop does: sleep where others wake it."""
+    pending.on_done(lambda: links.inbox.put((0, 0)))
+    links.inbox.get()
+    return pending.wait()  # type: ignore[no-any-return]
+
+
+def _seconds(run: Callable[[int], Any], device: torch.device, sizes: Sizes) -> float:
+    return _repeated(run, device, sizes.trials)
+
+
+def _repeated(run: Callable[[int], Any], device: torch.device, trials: int) -> float:
+    """Median seconds of one call; the first two are not counted."""
+    taken = []
+    for k in range(trials + 2):
+        start = time.perf_counter()
+        run(k)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - start)
+    return median(taken[2:])

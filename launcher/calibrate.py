@@ -1,0 +1,169 @@
+"""calibrate: what this machine does, as a hardware profile.
+
+Forked processes, one thread each, as the launcher makes them: two measure their devices at the same
+time, then every collective between 2 and between 4, and messages, over shared memory and gloo.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from flowrun.engine.cost.calibrated import Timed, as_yaml, level_of, with_device
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.network import Level
+from flowrun.engine.runtime import heap, neighbours
+from flowrun.engine.runtime.calibration import Sizes, device_times, link_times
+from flowrun.engine.runtime.links import Links
+
+SHARED, GLOO = "shared memory", "gloo"
+GROUPS = (2, 4)
+THOROUGH = Sizes(
+    products=(
+        (128, 64, 64),
+        (256, 128, 128),
+        (256, 256, 256),
+        (512, 256, 512),
+        (512, 512, 1024),
+        (1024, 1024, 1024),
+    ),
+    dtypes=("fp32", "bf16"),
+    stream_bytes=1 << 24,
+    moved_bytes=(1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23),
+    trials=15,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What some processes measure together.  device: that of a rank too, before the links."""
+
+    ranks: int
+    transport: str
+    device: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The profile, and the links as they were timed: (transport, Timed), of rank 0."""
+
+    hardware: Hardware
+    links: tuple[tuple[str, Timed], ...]
+
+
+def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int]) -> Calibration:
+    """Measure.  shipped: for what is not measured.  groups: numbers of ranks; links are fitted to
+    the first, whose ranks should have a core each.
+    """
+    transports = (SHARED, GLOO) if neighbours.AVAILABLE else (GLOO,)
+    hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
+    links: list[tuple[str, Timed]] = []
+    levels = []
+    for transport in transports:
+        for ranks in groups:
+            first = ranks == groups[0]
+            session = Session(ranks, transport, device=first and transport == transports[0])
+            of_devices, of_links = _measured(session, sizes)
+            if session.device:
+                hardware = with_device(hardware, of_devices)
+            if first:
+                level = Level(shared_memory=transport == SHARED)
+                levels.append(level_of(of_links, level))
+            links += [(transport, timed) for timed in of_links]
+    return Calibration(replace(hardware, levels=tuple(levels)), tuple(links))
+
+
+def write(hardware: Hardware, file: Path) -> None:
+    """As a file of the group `hardware`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(dict(as_yaml(hardware)), sort_keys=False, default_flow_style=None)
+    file.write_text(f"# Written by flowrun calibrate.\n{text}", encoding="utf-8")
+
+
+def show(found: Calibration, shipped: Hardware, console: Console) -> None:
+    """Measured beside the shipped profile, and each collective beside what the profile foresees."""
+    table = Table("what", found.hardware.name, shipped.name, box=None)
+    for label, one, other in _rows(found.hardware, shipped):
+        table.add_row(label, one, other)
+    console.print(table)
+    table = Table("links", "ranks", "bytes of a rank", "measured", "foreseen", box=None)
+    levels = {SHARED if level.shared_memory else GLOO: level for level in found.hardware.levels}
+    for transport, timed in found.links:
+        kind, _, ranks = timed.what.partition(" ")
+        level = levels[transport]
+        foreseen = level.latency_s + timed.work / level.bytes_per_s
+        table.add_row(
+            f"{transport}, {kind}",
+            ranks or "2",
+            f"{timed.work:,.0f}",
+            f"{timed.seconds * 1e6:,.0f} us",
+            f"{foreseen * 1e6:,.0f} us",
+        )
+    console.print(table)
+
+
+def _rows(measured: Hardware, shipped: Hardware) -> list[tuple[str, str, str]]:
+    rows = []
+    for dtype in ("fp32", "bf16", "fp16"):
+        speeds = [h.products(dtype) for h in (measured, shipped)]
+        for flop in (1e6, 1e8, 1e9):
+            reached = [f"{p.flops * p.reached(flop) / 1e9:,.1f}" for p in speeds]
+            rows.append((f"{dtype} products of {flop:.0e} flop, GFLOP/s", *reached))
+    keys = [
+        ("memory_bytes_per_s", "streams, GB/s", 1e9),
+        ("exponentials_per_s", "exponentials, G/s", 1e9),
+        ("backward_share", "gradients of inputs, share", 1.0),
+        ("weight_grad_share", "gradients of weights, share", 1.0),
+        ("attention_share", "attention, share", 1.0),
+        ("op_s", "an op, us", 1e-6),
+        ("act_s", "an act, us", 1e-6),
+    ]
+    for key, label, unit in keys:
+        rows.append((label, *(f"{getattr(h, key) / unit:,.3g}" for h in (measured, shipped))))
+    for one, other in zip(measured.levels[::-1], shipped.levels[::-1], strict=False):
+        via = SHARED if one.shared_memory else GLOO
+        rows.append((f"{via}, latency, us", *(f"{x.latency_s * 1e6:,.0f}" for x in (one, other))))
+        rows.append((f"{via}, GB/s", *(f"{x.bytes_per_s / 1e9:,.2f}" for x in (one, other))))
+    return [(label, one, other) for label, one, other in rows]
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+def _measured(session: Session, sizes: Sizes) -> tuple[list[Timed], list[Timed]]:
+    """(of the devices of all ranks, of the links as rank 0 saw them)."""
+    from torch.multiprocessing.spawn import start_processes
+
+    with tempfile.TemporaryDirectory() as folder:
+        start_processes(  # type: ignore[no-untyped-call]
+            _rank, (session, sizes, folder), nprocs=session.ranks, start_method="fork"
+        )
+        left = [pickle.loads(Path(folder, str(k)).read_bytes()) for k in range(session.ranks)]
+    return [timed for devices, _ in left for timed in devices], left[0][1]
+
+
+def _rank(rank: int, session: Session, sizes: Sizes, folder: str) -> None:
+    import torch.distributed as dist
+
+    heap.keep_pages()
+    torch.set_num_threads(1)
+    cpu = torch.device("cpu")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=session.ranks
+    )
+    links = Links(rank, cpu, shared=session.transport == SHARED)
+    dist.barrier()
+    devices = device_times(cpu, sizes) if session.device else []
+    timed = link_times(links, rank, range(session.ranks), sizes)
+    Path(folder, str(rank)).write_bytes(pickle.dumps((devices, timed)))
+    dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
+    links.close()
+    dist.destroy_process_group()
