@@ -19,11 +19,11 @@ from flowrun.engine.cost.calibrated import BACKWARD, FORWARD, WEIGHT_GRAD, Timed
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.products import kernel_of
 from flowrun.engine.runtime.transport import layout_of
-from flowrun.engine.sbp import B, P, S
+from flowrun.engine.sbp import B, P, S, Sbp
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COLD_BYTES = 1 << 26  # operands in turn: a training step has swept the caches in between
-_KINDS = {
+_KINDS: dict[str, tuple[Sbp, Sbp]] = {
     "all_reduce": (P, B),
     "reduce_scatter": (P, S(0)),
     "all_gather": (S(0), B),
@@ -90,13 +90,14 @@ def _products(
 def _attention(device: torch.device, trials: int) -> Iterator[Timed]:
     """Causal, as op_flops counts it: forward 4, backward 10 for each of a query's numbers."""
     heads, length, width = 8, 128, 32
-    states = [torch.randn(4, heads, length, width, device=device).requires_grad_() for _ in "qkv"]
+    q, k, v = (torch.randn(4, heads, length, width, device=device) for _ in "qkv")
+    states = [state.requires_grad_() for state in (q, k, v)]
 
     def both(_: int) -> None:
-        out = torch.nn.functional.scaled_dot_product_attention(*states, is_causal=True)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         torch.autograd.grad(out, states, out)
 
-    flop = 14.0 * states[0].numel() * length
+    flop = 14.0 * q.numel() * length
     yield Timed("attention fp32", flop, _repeated(both, device, trials))
 
 
