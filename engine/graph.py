@@ -73,6 +73,9 @@ class Op:
     in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs` (from level "signed" on).
     moment: a number that grows through forward; a backward op has that of its forward op; -1 where
         capture does not know.
+    inputs: tensors read, in order of appearance in args and kwargs; one that is read twice appears
+        twice.
+    makes: the outputs that are used.
     """
 
     name: str
@@ -86,18 +89,14 @@ class Op:
     in_sbp: tuple[NdSbp, ...] = ()
     out_sbp: tuple[NdSbp, ...] = ()
     moment: int = field(default=-1, compare=False)
+    inputs: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    makes: tuple[str, ...] = field(init=False, compare=False, repr=False)
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Tensors read, in order of appearance in args and kwargs; one that is read twice appears
-        twice.
-        """
-        return tuple(ref.name for ref in refs((self.args, self.kwargs)))
-
-    @property
-    def makes(self) -> tuple[str, ...]:
-        """The outputs that are used."""
-        return tuple(name for name in self.outputs if name is not None)
+    def __post_init__(self) -> None:
+        """Passes ask for these all the time."""
+        read = tuple([ref.name for ref in refs((self.args, self.kwargs))])
+        object.__setattr__(self, "inputs", read)
+        object.__setattr__(self, "makes", tuple([n for n in self.outputs if n is not None]))
 
     @property
     def per_step(self) -> bool:

@@ -27,11 +27,14 @@ class Live:
         size = self.footprint.storage_bytes
         self.others = sum((slots - 1) * size(s) for s, slots in self.slots.items())
         self.under_way: dict[int, int] = {}
+        self.waiting = self.held = 0  # sums of stashed and under_way
         of_step = (r for r in plan.registers if r.stage == stage and r.per_step)
         self.of_step = {storage for r in of_step for storage in self.footprint.slot(r)}
         self.peak = self.bound = self.live
         self.readers_left: dict[tuple[int, int], int] = {}
         self.holders: dict[tuple[str, int], int] = {}  # storage, version -> register versions
+        # (actor, fills) -> registers that are no variable's, and the acts that a version lasts
+        self._changing: dict[tuple[int, bool], list[tuple[int, int]]] = {}
 
     def begin(self, actor: int, act: int) -> None:
         """An act starts."""
@@ -39,11 +42,12 @@ class Live:
         found = self._act(described, act)
         self._reach(described, act, found.begin)
         self.under_way[actor] = found.held
+        self.held += found.held
 
     def end(self, actor: int, act: int) -> None:
         """An act ends: what it made is live, what it was the last to read is free."""
         described = self.plan.actors[actor]
-        del self.under_way[actor]
+        self.held -= self.under_way.pop(actor)
         self._reach(described, act, self._act(described, act).end)
         for r, version in self._versions(described, described.outputs, act, filled=True):
             self.readers_left[r, version] = len(self.plan.registers[r].readers)
@@ -79,10 +83,10 @@ class Live:
 
     def _reach(self, actor: Actor, act: int, more: int) -> None:
         """So many bytes more than what is live."""
-        now = self.live + sum(self.under_way.values()) + more
+        now = self.live + self.held + more
         self.peak = max(self.peak, now)
         if not actor.per_step:
-            waiting = sum(self.stashed.values()) - self.stashed.get(act, 0)
+            waiting = self.waiting - self.stashed.get(act, 0)
             now += max(0, self.others - waiting)
         self.bound = max(self.bound, now)
 
@@ -90,6 +94,7 @@ class Live:
         num_bytes = count * self.footprint.storage_bytes(storage)
         self.live += num_bytes
         if storage in self.slots:
+            self.waiting += num_bytes
             self.stashed[version] = self.stashed.get(version, 0) + num_bytes
             if not self.stashed[version]:
                 del self.stashed[version]
@@ -109,13 +114,13 @@ class Live:
         self, actor: Actor, registers: tuple[int, ...], act: int, *, filled: bool
     ) -> list[tuple[int, int]]:
         """Versions that an act begins to fill, or is the last act to read."""
-        acts, at = self.plan.acts_per_step(actor), act if filled else act + 1
-        found = []
-        for r in map(self.plan.registers.__getitem__, registers):
-            every = acts if r.per_step else 1
-            if not r.initial and at % every == 0:
-                found.append((r.id, act // every))
-        return found
+        key = (actor.id, filled)
+        if key not in self._changing:
+            acts, known = self.plan.acts_per_step(actor), self.plan.registers
+            changing = ((r, acts if known[r].per_step else 1) for r in registers)
+            self._changing[key] = [(r, every) for r, every in changing if not known[r].initial]
+        at = act if filled else act + 1
+        return [(r, act // every) for r, every in self._changing[key] if at % every == 0]
 
     def _freed(self, actor: Actor, act: int) -> frozenset[str]:
         """Storages that nobody holds once this act has returned its inputs."""
