@@ -21,10 +21,12 @@ from rich.progress import (
 from rich.table import Table
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.cost.footprint import memory_of
 from flowrun.engine.graph import Op
 from flowrun.engine.runtime.rank import Results
 from flowrun.engine.sbp import format_nd_sbp
 from flowrun.engine.step_time import StepTime
+from flowrun.launcher.alike import alike, extent, one_of_each, spans
 from flowrun.launcher.console import wide_console
 from flowrun.launcher.job import Job
 from flowrun.launcher.quantities import seconds, size
@@ -56,7 +58,7 @@ class Progress:
             f"a step: {per_step}, foreseen {seconds(rehearsal.step_s)}, "
             f"{size(rehearsal.sent_bytes)} between ranks"
         )
-        for note in plan.notes:
+        for note in one_of_each(plan.notes, len(plan.placements)):
             self.console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
 
     def step(self, record: StepRecord) -> None:
@@ -155,7 +157,7 @@ def step_time_table(times: Sequence[StepTime]) -> Table:
 
 
 def stage_table(job: Job, training: Rehearsed) -> Table:
-    """A line a stage: its ranks, modules, foreseen memory of a rank, and share of time that a rank
+    """A line a stage, or a kind of stages: its ranks, modules, foreseen memory of a rank, and share of time that a rank
     computes.
     """
     plan, rehearsal = training.plan, training.rehearsal
@@ -170,13 +172,18 @@ def stage_table(job: Job, training: Rehearsed) -> Table:
         table.add_column(
             heading, justify="right" if heading in ("stage", "memory of a rank", "busy") else "left"
         )
-    for stage, placement in enumerate(plan.placements):
+    def kind(stage: int) -> tuple[object, ...]:
+        held = memory_of(plan, stage)
+        return plan.placements[stage].axes, held["parameter"], held["state"]
+
+    for stages in alike(range(len(plan.placements)), kind):
+        placement, more = plan.placements[stages[0]], len(stages) > 1
         table.add_row(
-            str(stage),
-            str(placement),
-            units(training, stage),
-            size(rehearsal.peak_bytes[stage]),
-            f"{1 - rehearsal.bubble[stage]:.0%}",
+            spans(stages),
+            " x ".join(f"{name} {n}" for name, n in placement.axes) if more else str(placement),
+            units(training, stages[0]) + (" …" if more else ""),
+            extent((rehearsal.peak_bytes[k] for k in stages), size),
+            extent((1 - rehearsal.bubble[k] for k in stages), "{:.0%}".format),
         )
     return table
 

@@ -15,6 +15,7 @@ from flowrun.engine.cost.footprint import memory_of
 from flowrun.engine.graph import BACKWARD, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
+from flowrun.launcher.alike import FEW, alike, extent, one_of_each, some, spans
 from flowrun.launcher.compiling import compiled_regions, summary
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import layout, stage_table
@@ -50,7 +51,8 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
         *compiler(job, training),
         timeline(training, width),
     ]
-    notes = (*training.plan.notes, *job.plans.notes)
+    stages = len(training.plan.placements)
+    notes = one_of_each((*training.plan.notes, *job.plans.notes), stages)
     parts += [Text(f"note: {note}", style="yellow") for note in notes]
     return Group(*parts)
 
@@ -61,7 +63,7 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
 def layers(plan: Plan) -> Table:
     """Every parameter with shape and SBP, and what leaves its module; equal blocks share a line."""
     table = _table("layers", "parameter", "stage", "shape", "SBP", "a rank holds", "output", "SBP ")
-    for row in _merged(_layer_rows(plan)):
+    for row in _merged(_layer_rows(plan), many=len(plan.placements) > FEW):
         table.add_row(*row)
     return table
 
@@ -96,25 +98,22 @@ def _shape(shape: Iterable[int]) -> str:
     return " x ".join(map(str, shape)) or "scalar"
 
 
-def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Rows that differ only by the number of a block become one: blocks.0-3.attn.qkv.weight."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name, *rest in rows:
+def _merged(rows: Iterable[tuple[str, ...]], *, many: bool) -> list[tuple[str, ...]]:
+    """Rows that differ only by the number of a block become one: blocks.0-3.attn.qkv.weight; of
+    many stages, also those that differ by the stage.
+    """
+    groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for name, stage, *rest in rows:
         number = re.search(r"\.(\d+)(?=\.|$)", name)
         pattern = name if number is None else f"{name[: number.start(1)]}*{name[number.end(1) :]}"
-        groups.setdefault((pattern, *rest), []).append(number[1] if number else "")
-    return [
-        (pattern.replace("*", _span(numbers), 1), *rest)
-        for (pattern, *rest), numbers in groups.items()
-    ]
-
-
-def _span(numbers: list[str]) -> str:
-    if len(numbers) == 1:
-        return numbers[0]
-    values = [int(n) for n in numbers]
-    contiguous = values == list(range(values[0], values[-1] + 1))
-    return f"{values[0]}-{values[-1]}" if contiguous else ",".join(numbers)
+        key = (pattern, "" if many else stage, *rest)
+        groups.setdefault(key, []).append((number[1] if number else "", stage))
+    merged = []
+    for (pattern, _, *rest), found in groups.items():
+        numbers = [int(number) for number, _ in found if number]
+        stages = spans(int(stage) for _, stage in found)
+        merged.append((pattern.replace("*", spans(numbers), 1), stages, *rest))
+    return merged
 
 
 # ------------------------------------------------------------------------------------------ boxings
@@ -129,23 +128,42 @@ def boxings(plan: Plan) -> Table:
             groups.setdefault((_boxing_row(plan, actor), actor.sent_bytes), []).append(actor)
     for (row, each), actors in sorted(groups.items(), key=lambda item: PHASES.index(item[0][0][0])):
         times = sum(plan.acts_per_step(actor) for actor in actors)
-        table.add_row(*row, str(times), size(each), size(each * times))
+        phase, where, *what = row
+        if where == "stages":
+            where = spans(map(_shown_at, actors))
+            where = f"stage {where}" if where.isdigit() else f"stages {where}"
+        table.add_row(phase, where, *what, str(times), size(each), size(each * times))
     total = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
     table.add_row("", "", "all", "", "", "", size(total), end_section=True)
     return table
 
 
-def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
+def _shown_at(actor: Actor) -> int:
+    """The stage where a boxing is shown among those of many stages: of a far one, the later."""
     work = actor.work
+    far = isinstance(work, TransferWork) and work.target_stage > work.source_stage + 1
+    return work.target_stage if far and isinstance(work, TransferWork) else actor.stage
+
+
+def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
+    """Phase, where, what, change; where is "stages" if it happens on many, and to their neighbours.
+    """
+    work, many = actor.work, len(plan.placements) > FEW
     if isinstance(work, TransferWork):
         first = plan.graph.producer[work.pairs[0][1]]
         change = f"{layout(first.in_sbp[0])} -> {layout(first.out_sbp[0])}"
+        ahead = work.target_stage - work.source_stage
+        if many and abs(ahead) == 1:
+            return actor.phase, "stages", f"send to the {'next' if ahead > 0 else 'one before'}", change
+        if many:
+            far = f"from stage {work.source_stage}" if ahead > 0 else f"to stage {work.target_stage}"
+            return actor.phase, "stages", f"send {far}", change
         return actor.phase, f"stage {work.source_stage} to {work.target_stage}", "send", change
     assert isinstance(work, BoxWork)
     step: Step = work.step
     what = f"{step.kind.replace('_', '-')} over {plan.axes[step.axis]}"
     changes = " ".join(dict.fromkeys(f"{s.source} -> {s.target}" for s in work.steps))
-    return actor.phase, f"stage {actor.stage}", what, changes
+    return actor.phase, "stages" if many else f"stage {actor.stage}", what, changes
 
 
 # ------------------------------------------------------------------------------------------ memory
@@ -158,19 +176,25 @@ def memory(training: Rehearsed) -> Table:
     """
     plan, rehearsal = training.plan, training.rehearsal
     table = _table("memory of a rank", "stage", *_KINDS, *_PEAKS)
-    peaks = zip(rehearsal.peak_bytes, rehearsal.bound_bytes, strict=True)
-    for stage, (peak, bound) in enumerate(peaks):
-        held = memory_of(plan, stage)
-        weights = held["parameter"] + held["buffer"]
-        numbers = (weights, held["state"], held["gradient"], held["stash"], held["other"])
-        table.add_row(str(stage), *map(size, numbers), size(peak), size(bound))
+    held = [memory_of(plan, stage) for stage in range(len(plan.placements))]
+    numbers = [
+        (h["parameter"] + h["buffer"], h["state"], h["gradient"], h["stash"], h["other"], peak, bound)
+        for h, peak, bound in zip(
+            held, rehearsal.peak_bytes, rehearsal.bound_bytes, strict=True
+        )
+    ]
+    for stages in alike(range(len(held)), lambda stage: numbers[stage][:3]):
+        columns = zip(*(numbers[stage] for stage in stages), strict=True)
+        table.add_row(spans(stages), *(extent(column, size) for column in columns))
     return table
 
 
 def times(job: Job, training: Rehearsed) -> Text:
     """Step time and bubble foreseen, on the recipe's hardware profile."""
     rehearsal = training.rehearsal
-    bubble = ", ".join(f"{b:.0%}" for b in rehearsal.bubble)
+    shares = [(share,) for share in rehearsal.bubble]
+    shares = shares if len(shares) <= FEW else [rehearsal.bubble]
+    bubble = ", ".join(extent(share, "{:.0%}".format) for share in shares)
     return Text(
         f"foreseen on {job.recipe.hardware.name}: {seconds(rehearsal.step_s)} a step, "
         f"{job.work.speed(rehearsal.step_s):,.0f} {job.work.unit}/s, bubble by stage {bubble}"
@@ -190,17 +214,17 @@ def timeline(training: Rehearsed, width: int = 100) -> Group:
     columns = max(20, width - 12)
     slice_s = rehearsal.first_step_s / columns or 1.0
     lines: list[RenderableType] = []
-    for stage in range(len(training.plan.placements)):
-        share: list[dict[str, float]] = [{} for _ in range(columns)]
-        for event in rehearsal.first_step:
-            actor = training.plan.actors[event.actor]
-            if event.stage != stage or not isinstance(actor.work, RegionWork):
-                continue
-            for k in range(
-                int(event.start / slice_s), min(columns - 1, int(event.end / slice_s)) + 1
-            ):
-                overlap = min(event.end, (k + 1) * slice_s) - max(event.start, k * slice_s)
-                share[k][actor.phase] = share[k].get(actor.phase, 0.0) + max(0.0, overlap)
+    shown = some(len(training.plan.placements))
+    shares: dict[int, list[dict[str, float]]] = {k: [{} for _ in range(columns)] for k in shown}
+    for event in rehearsal.first_step:
+        actor = training.plan.actors[event.actor]
+        if event.stage not in shares or not isinstance(actor.work, RegionWork):
+            continue
+        share = shares[event.stage]
+        for k in range(int(event.start / slice_s), min(columns - 1, int(event.end / slice_s)) + 1):
+            overlap = min(event.end, (k + 1) * slice_s) - max(event.start, k * slice_s)
+            share[k][actor.phase] = share[k].get(actor.phase, 0.0) + max(0.0, overlap)
+    for stage, share in shares.items():
         line = Text(f"stage {stage:<3} ", no_wrap=True)
         for slot in share:
             busy = sum(slot.values())
