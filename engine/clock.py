@@ -75,7 +75,7 @@ class Clock:
         self.computing = [False] * len(self.ranks)
         self.link_free = [0.0] * len(self.ranks)
         self.posted: dict[tuple[int, int], int] = {}  # (channel, act) -> the actor that waits
-        self.heap: list[tuple[float, int, int, tuple[int, ...]]] = []
+        self.heap: list[tuple[float, int, tuple[int, ...]]] = []
         self.begun = 0  # acts and transfers so far: what ends at once, ends in this order
         self.events: list[Event] = []
         self.collectives: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -83,8 +83,8 @@ class Clock:
         self.left = [sum(map(plan.acts_per_step, plan.actors))] * last  # acts of each step
         self.memory = [Live(plan, stage) for stage in range(len(self.ranks))] if observed else []
         self._computes = [computes(actor) for actor in plan.actors]
-        self._stage = [actor.stage for actor in plan.actors]
-        self._acts = list(map(plan.acts_per_step, plan.actors))
+        self.stage_of = [actor.stage for actor in plan.actors]
+        self.acts = list(map(plan.acts_per_step, plan.actors))
         self.period = Period(self) if shortly else None
 
     def run(self) -> None:
@@ -92,11 +92,11 @@ class Clock:
         self._start(range(len(self.ranks)))
         period, before = self.period, None
         while self.heap:
-            self.now, _, stage, actors = heapq.heappop(self.heap)
+            self.now, _, actors = heapq.heappop(self.heap)
             whole = False
             for actor in actors:
                 whole |= self._end(actor)
-            self._start(sorted({self._stage[actor] for actor in actors}))
+            self._start(sorted({self.stage_of[actor] for actor in actors}))
             if whole and self.observed and not self.left[self.steps - 1]:
                 return
             if period is None:
@@ -138,17 +138,15 @@ class Clock:
     def _begin(self, stage: int, actor: int, act: int) -> None:
         if self.observed:
             self.memory[stage].begin(actor, act)
-        self._run(stage, actor, act, self.now)
+        self._run(actor, act, self.now)
 
-    def _run(
-        self, stage: int, actor: int, act: int, start: float, also: tuple[int, ...] = ()
-    ) -> None:
+    def _run(self, actor: int, act: int, start: float, also: tuple[int, ...] = ()) -> None:
         end = start + self.seconds[actor]
         if not self.observed:
             for each in (actor, *also):
-                self.events.append(Event(self._stage[each], each, act, start, end))
+                self.events.append(Event(self.stage_of[each], each, act, start, end))
         self.begun += 1
-        heapq.heappush(self.heap, (end, self.begun, stage, (actor, *also)))
+        heapq.heappush(self.heap, (end, self.begun, (actor, *also)))
 
     def _communicate(self, stage: int, actor: int, act: int) -> None:
         work = self.plan.actors[actor].work
@@ -159,9 +157,9 @@ class Clock:
             if other is None:
                 self.posted[work.channel, act] = actor
                 return
-            ends = (stage, self._stage[other])
+            ends = (stage, self.stage_of[other])
             start = max(self.now, *(self.link_free[s] for s in ends))
-            self._run(stage, actor, act, start, (other,))
+            self._run(actor, act, start, (other,))
             for s in ends:
                 self.link_free[s] = start + self.seconds[actor]
             return
@@ -169,12 +167,12 @@ class Clock:
             axis = work.step.axis  # type: ignore[union-attr]
             self.collectives.setdefault((stage, axis), []).append((actor, act))
         start = max(self.now, self.link_free[stage])
-        self._run(stage, actor, act, start)
+        self._run(actor, act, start)
         self.link_free[stage] = start + self.seconds[actor]
 
     def _end(self, actor: int) -> bool:
         """An act has ended; True if it was the last of its step."""
-        stage = self._stage[actor]
+        stage = self.stage_of[actor]
         rank = self.ranks[stage]
         if self._computes[actor]:
             self.computing[stage] = False
@@ -182,7 +180,7 @@ class Clock:
         if self.observed:
             self.memory[stage].end(actor, act)
         rank.done(actor)
-        step = act // self._acts[actor]
+        step = act // self.acts[actor]
         self.step_ends[step] = max(self.step_ends[step], self.now)
         self.left[step] -= 1
         return not self.left[step]

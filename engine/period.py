@@ -20,11 +20,11 @@ State = tuple[Any, ...]
 
 
 def state(clock: Clock, act: int, step: int) -> State:
-    """All that decides what follows, seen from now and from the micro-batch `act` of step `step`."""
-    now, acts, plan = clock.now, clock._acts, clock.plan
-    since = [act if n > 1 else step for n in acts]
+    """All that decides what follows, seen from now and from micro-batch `act` of step `step`."""
+    now = clock.now
+    since = [act if n > 1 else step for n in clock.acts]
     return (
-        tuple((end - now, stage, actors) for end, _, stage, actors in sorted(clock.heap)),
+        tuple((end - now, actors) for end, _, actors in sorted(clock.heap)),
         tuple(max(0.0, free - now) for free in clock.link_free),
         tuple(clock.computing),
         frozenset((c, a - since[actor], actor) for (c, a), actor in clock.posted.items()),
@@ -65,18 +65,18 @@ class Period:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.often = [k for k, n in enumerate(clock._acts) if n > 1]
+        self.often = [k for k, n in enumerate(clock.acts) if n > 1]
         self.anchor = self.often[-1] if self.often else -1
         self.before: deque[_Moment] = deque(maxlen=LONGEST)
 
     def look(self) -> None:
         """Set the clock forward if it was in the same state some micro-batches ago."""
         clock, m = self.clock, self.clock.plan.micro_batches
-        acts = [clock.ranks[clock._stage[k]].acts[k] for k in self.often]
+        acts = [clock.ranks[clock.stage_of[k]].acts[k] for k in self.often]
         if max(acts) // m != min(acts) // m or not min(acts) % m:
             self.before.clear()  # some actor is in another step, or at the beginning
             return
-        moment = self._moment(clock.ranks[clock._stage[self.anchor]].acts[self.anchor])
+        moment = self._moment(clock.ranks[clock.stage_of[self.anchor]].acts[self.anchor])
         for earlier in reversed(self.before):
             if earlier.found == moment.found:
                 length = moment.act - earlier.act
@@ -136,7 +136,7 @@ class Period:
             for k in range(1, times + 1):
                 issued += [(actor, act + k * acts) for actor, act in repeated]
         clock.now += wait
-        clock.heap = [(end + wait, n, stage, actors) for end, n, stage, actors in clock.heap]
+        clock.heap = [(end + wait, n, actors) for end, n, actors in clock.heap]
         clock.link_free = [free + wait for free in clock.link_free]
         often = set(self.often)
         clock.posted = {

@@ -43,7 +43,7 @@ def extent(values: Iterable[float], show: Callable[[float], str]) -> str:
 
 
 def some(stages: int) -> list[int]:
-    """The stages whose timeline is drawn: all, or LINES of them, the first and the last included."""
+    """The stages whose timeline is drawn: all, or LINES of them, the first and last included."""
     if stages <= LINES:
         return list(range(stages))
     return sorted({round(k * (stages - 1) / (LINES - 1)) for k in range(LINES)})

@@ -157,8 +157,8 @@ def step_time_table(times: Sequence[StepTime]) -> Table:
 
 
 def stage_table(job: Job, training: Rehearsed) -> Table:
-    """A line a stage, or a kind of stages: its ranks, modules, foreseen memory of a rank, and share of time that a rank
-    computes.
+    """A line a stage, or a kind of stages: its ranks, modules, foreseen memory of a rank, and share
+    of time that a rank computes.
     """
     plan, rehearsal = training.plan, training.rehearsal
     table = Table(
@@ -172,6 +172,7 @@ def stage_table(job: Job, training: Rehearsed) -> Table:
         table.add_column(
             heading, justify="right" if heading in ("stage", "memory of a rank", "busy") else "left"
         )
+
     def kind(stage: int) -> tuple[object, ...]:
         held = memory_of(plan, stage)
         return plan.placements[stage].axes, held["parameter"], held["state"]

@@ -146,17 +146,23 @@ def _shown_at(actor: Actor) -> int:
 
 
 def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
-    """Phase, where, what, change; where is "stages" if it happens on many, and to their neighbours.
-    """
+    """Phase, where, what, change; where is "stages" if there are many."""
     work, many = actor.work, len(plan.placements) > FEW
     if isinstance(work, TransferWork):
         first = plan.graph.producer[work.pairs[0][1]]
         change = f"{layout(first.in_sbp[0])} -> {layout(first.out_sbp[0])}"
         ahead = work.target_stage - work.source_stage
         if many and abs(ahead) == 1:
-            return actor.phase, "stages", f"send to the {'next' if ahead > 0 else 'one before'}", change
+            return (
+                actor.phase,
+                "stages",
+                f"send to the {'next' if ahead > 0 else 'one before'}",
+                change,
+            )
         if many:
-            far = f"from stage {work.source_stage}" if ahead > 0 else f"to stage {work.target_stage}"
+            far = (
+                f"from stage {work.source_stage}" if ahead > 0 else f"to stage {work.target_stage}"
+            )
             return actor.phase, "stages", f"send {far}", change
         return actor.phase, f"stage {work.source_stage} to {work.target_stage}", "send", change
     assert isinstance(work, BoxWork)
@@ -178,10 +184,16 @@ def memory(training: Rehearsed) -> Table:
     table = _table("memory of a rank", "stage", *_KINDS, *_PEAKS)
     held = [memory_of(plan, stage) for stage in range(len(plan.placements))]
     numbers = [
-        (h["parameter"] + h["buffer"], h["state"], h["gradient"], h["stash"], h["other"], peak, bound)
-        for h, peak, bound in zip(
-            held, rehearsal.peak_bytes, rehearsal.bound_bytes, strict=True
+        (
+            h["parameter"] + h["buffer"],
+            h["state"],
+            h["gradient"],
+            h["stash"],
+            h["other"],
+            peak,
+            bound,
         )
+        for h, peak, bound in zip(held, rehearsal.peak_bytes, rehearsal.bound_bytes, strict=True)
     ]
     for stages in alike(range(len(held)), lambda stage: numbers[stage][:3]):
         columns = zip(*(numbers[stage] for stage in stages), strict=True)

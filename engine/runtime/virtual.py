@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 import torch
 
 from flowrun.engine.crossing import held_by, route
+from flowrun.engine.deadlock import deadlock
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.engine.placement import local_slices
 from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.protocol import Launch, violations
-from flowrun.engine.deadlock import deadlock
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank import Rank, Results
 from flowrun.engine.runtime.readers import Batches

@@ -1,0 +1,65 @@
+"""What repeats is run once: the rehearsal is that of the whole run, to the last bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowrun.engine.clock import Clock
+from flowrun.engine.errors import PlanError
+from flowrun.engine.plan import Plan
+from flowrun.engine.rehearsal import rehearse
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load
+from support.tight_plan import tight_plan
+
+GPT = "recipe=gpt_pp model.depth=4 data.max_bytes=100000 eval.batches=0 engine.cache=false"
+
+
+def plan_of(*changes: str) -> Plan:
+    job = Job(load([*GPT.split(), *changes]), values=False)
+    return replace(job.training.plan, order=())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("placement.stages=2", "train.micro_batches=16"),
+        ("placement.stages=4", "train.micro_batches=32"),
+        ("placement.stages=4", "train.micro_batches=32", "placement.in_flight=1f1b"),
+        ("placement.stages=2", "train.micro_batches=32", "placement.axes={tensor: 2}"),
+        ("placement.stages=2", "train.micro_batches=16", "recompute.modules=[blocks.*]"),
+        ("placement.stages=2", "train.micro_batches=16", "optim.clip_norm=1.0"),
+        ("placement.stages=1", "placement.axes={data: 2}", "zero={axis: data, stage: 2}"),
+    ],
+    ids=lambda changes: " ".join(changes),
+)
+def test_the_rehearsal_is_that_of_the_whole_run(changes: tuple[str, ...]) -> None:
+    plan = plan_of(*changes)
+    assert rehearse(plan) == rehearse(plan, shortly=False)
+
+
+def test_the_middle_of_a_step_of_many_micro_batches_is_not_run() -> None:
+    plan = plan_of("placement.stages=2", "train.micro_batches=32", "train.batch_size=32")
+    acts = sum(map(plan.acts_per_step, plan.actors))
+    clocks = [Clock(plan, lambda a: a.seconds, steps=1, shortly=s) for s in (True, False)]
+    for clock in clocks:
+        clock.run()
+    shortly, whole = clocks
+    assert shortly.begun < whole.begun / 2
+    assert len(whole.events) == len(shortly.events) == acts
+
+
+def test_an_endless_training_is_watched_until_two_steps_are_alike() -> None:
+    plan = plan_of("placement.stages=2", "train.micro_batches=4")
+    plan = replace(plan, order=rehearse(plan).order)
+    clock = Clock(plan, lambda a: a.seconds, steps=4, shortly=True, observed=True)
+    clock.run()
+    assert sum(not left for left in clock.left) < 4
+
+
+@pytest.mark.parametrize("micro_batches", [8, 64])
+def test_a_plan_that_cannot_end_is_refused_however_long_it_runs(micro_batches: int) -> None:
+    with pytest.raises(PlanError, match="would deadlock"):
+        rehearse(tight_plan(micro_batches, slots=1))
