@@ -18,6 +18,15 @@ ALL = pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
 
 # By model: less of the same.  Ops, and the layouts that there are for them, stay.
 SMALLER = {
+    "llama3": (
+        "model.depth=2",
+        "placement.stages=2",
+        "placement.axes.data=2",
+        "train.batch_size=8",
+        "train.micro_batches=4",
+        "data.length=256",
+        "data.max_bytes=100000",
+    ),
     "gpt3": (
         "model.depth=2",
         "placement.stages=2",

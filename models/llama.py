@@ -1,0 +1,102 @@
+"""A plain Llama 3: no ranks, no layouts.  Shapes in names: B samples, T tokens, D width, H heads, G
+heads of keys and values, C width of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions; each head of keys serves several of queries."""
+
+    def __init__(self, width: int, heads: int, key_heads: int, base: float) -> None:
+        super().__init__()
+        self.C, self.base = width // heads, base
+        self.heads, self.key_heads = heads, key_heads
+        self.q = nn.Linear(width, width, bias=False)
+        self.k = nn.Linear(width, key_heads * self.C, bias=False)
+        self.v = nn.Linear(width, key_heads * self.C, bias=False)
+        self.proj = nn.Linear(width, width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        B, T, D = x_BTD.shape
+        q_BHTC = self._turned(self.q(x_BTD).view(B, T, self.heads, self.C).transpose(1, 2))
+        k_BGTC = self._turned(self.k(x_BTD).view(B, T, self.key_heads, self.C).transpose(1, 2))
+        v_BGTC = self.v(x_BTD).view(B, T, self.key_heads, self.C).transpose(1, 2)
+        k_BHTC, v_BHTC = self._for_each_query(k_BGTC), self._for_each_query(v_BGTC)
+        y_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, is_causal=True)
+        return self.proj(y_BHTC.transpose(1, 2).reshape(B, T, D))
+
+    def _for_each_query(self, x_BGTC: Tensor) -> Tensor:
+        B, G, T, C = x_BGTC.shape
+        many = x_BGTC[:, :, None].expand(B, G, self.heads // G, T, C)
+        return many.reshape(B, self.heads, T, C)
+
+    def _turned(self, x_BHTC: Tensor) -> Tensor:
+        """Rotary positions (RoFormer, arXiv 2104.09864, section 3.4.2), halves apart."""
+        T, half = x_BHTC.shape[2], self.C // 2
+        rates_C = self.base ** (-torch.arange(half, device=x_BHTC.device) / half)
+        angles_TC = torch.arange(T, device=x_BHTC.device)[:, None] * rates_C
+        cos, sin = angles_TC.cos().to(x_BHTC.dtype), angles_TC.sin().to(x_BHTC.dtype)
+        a, b = x_BHTC[..., :half], x_BHTC[..., half:]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each on a normalised copy and added back."""
+
+    def __init__(self, width: int, heads: int, key_heads: int, inner: int, base: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
+        self.attn = Attention(width, heads, key_heads, base)
+        self.mlp = FeedForward(width, inner)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attn(self.norm1(x_BTD))
+        return x_BTD + self.mlp(self.norm2(x_BTD))
+
+
+class Llama(nn.Module):
+    """Tokens (B, T) -> logits (B, T, V) (The Llama 3 herd of models, arXiv 2407.21783, table 3)."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        depth: int,
+        heads: int,
+        key_heads: int,
+        width: int,
+        inner: int,
+        base: float = 500_000.0,
+    ) -> None:
+        super().__init__()
+        if width % heads or heads % key_heads:
+            raise ValueError(f"width {width}, heads {heads}, key_heads {key_heads} do not divide")
+        self.embed = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, key_heads, inner, base) for _ in range(depth)
+        )
+        self.norm = nn.RMSNorm(width, eps=1e-5)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD = self.embed(tokens_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.head(self.norm(x_BTD))
