@@ -50,7 +50,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Path]]:
 
     module, progress = ModuleType("flowrun.launcher.run"), ModuleType("flowrun.launcher.progress")
     module.run = run  # type: ignore[attr-defined]
-    module.plan_text = lambda recipe: f"plan of {recipe.name}"  # type: ignore[attr-defined]
+    module.plan_text = lambda recipe, *_: f"plan of {recipe.name}"  # type: ignore[attr-defined]
     progress.Progress = lambda: None  # type: ignore[attr-defined]
     progress.seconds = progress.size = lambda value: f"{value:g}"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flowrun.launcher.run", module)
