@@ -45,7 +45,7 @@ def bench(
     folder.mkdir(parents=True, exist_ok=True)
     records: list[Record] = []
     try:
-        with _sigterm_as_ctrl_c():
+        with sigterm_as_ctrl_c():
             _rounds(suite, folder, console, config_dir, records)
     finally:
         found = lines(suite, records)
@@ -61,7 +61,7 @@ def bench(
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
+def sigterm_as_ctrl_c() -> Iterator[None]:
     """Both end what runs, and show what is done."""
 
     def interrupt(number: int, frame: Any) -> None:

@@ -22,13 +22,14 @@ from flowrun.launcher.auto.story import place
 from flowrun.launcher.bench.process import Sample, execute
 from flowrun.launcher.bench.results import settled
 from flowrun.launcher.bench.runs import FLOWRUN, Run
-from flowrun.launcher.bench.story import machine
+from flowrun.launcher.bench.story import machine, sigterm_as_ctrl_c
 from flowrun.launcher.bench.suite import Suite, Sweep
 from flowrun.launcher.quantities import seconds
 from flowrun.launcher.recipe import load
 from flowrun.launcher.schema import Recipe
 
 FILE = "sweep.json"
+Heard = tuple[Sample, Mapping[str, Any]]  # of one run, and its report.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +81,10 @@ def sweep(
 
     folder.mkdir(parents=True, exist_ok=True)
     found = list(trials(suite, console, config_dir))
-    heard: dict[Trial, list[tuple[Sample, Mapping[str, Any]]]] = {}
+    heard: dict[Trial, list[Heard]] = {}
     try:
-        for number in range(suite.rounds):
-            for k, trial in enumerate(found):
-                where = folder / "runs" / f"{number}_{k:03}_{trial.experiment}"
-                console.print(
-                    f"round {number + 1}/{suite.rounds}  run {k + 1}/{len(found)}"
-                    f"  {trial.experiment}: {trial.candidate} …",
-                    end=" ",
-                    highlight=False,
-                    markup=False,
-                    soft_wrap=True,
-                )
-                sample = execute(run_of(suite, trial), where, suite.timeout_s, config_dir)
-                file = where / "report.json"
-                report = json.loads(file.read_text()) if file.exists() else {}
-                heard.setdefault(trial, []).append((sample, report))
-                steps = settled(suite, sample)
-                console.print(seconds(statistics.median(steps)) if steps else sample.problem)
-                write(suite, rows(suite, heard), folder / FILE)
+        with sigterm_as_ctrl_c():
+            _rounds(suite, folder, console, config_dir, found, heard)
     finally:
         measured = rows(suite, heard)
         if measured:
@@ -107,6 +92,35 @@ def sweep(
             console.print(table(suite, measured))
             console.print(f"the same in {folder}: {FILE}", highlight=False, soft_wrap=True)
     return measured
+
+
+def _rounds(
+    suite: Suite,
+    folder: Path,
+    console: Console,
+    config_dir: str | None,
+    found: Sequence[Trial],
+    heard: dict[Trial, list[Heard]],
+) -> None:
+    for number in range(suite.rounds):
+        for k, trial in enumerate(found):
+            where = folder / "runs" / f"{number}_{k:03}_{trial.experiment}"
+            console.print(
+                f"round {number + 1}/{suite.rounds}  run {k + 1}/{len(found)}"
+                f"  {trial.experiment}: {trial.candidate} …",
+                end=" ",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+            sample = execute(run_of(suite, trial), where, suite.timeout_s, config_dir)
+            file = where / "report.json"
+            report = json.loads(file.read_text()) if file.exists() else {}
+            heard.setdefault(trial, []).append((sample, report))
+            steps = settled(suite, sample)
+            told = seconds(statistics.median(steps)) if steps else sample.problem
+            console.print(told, highlight=False, markup=False)
+            write(suite, rows(suite, heard), folder / FILE)
 
 
 def trials(suite: Suite, console: Console, config_dir: str | None = None) -> Iterator[Trial]:
@@ -147,9 +161,7 @@ def run_of(suite: Suite, trial: Trial) -> Run:
     return Run(trial.experiment, FLOWRUN, suite.modes[0], "", overrides, {}, trial.ranks)
 
 
-def rows(
-    suite: Suite, heard: Mapping[Trial, Sequence[tuple[Sample, Mapping[str, Any]]]]
-) -> tuple[Row, ...]:
+def rows(suite: Suite, heard: Mapping[Trial, Sequence[Heard]]) -> tuple[Row, ...]:
     """A row a trial, those of one model and number of ranks together, the fastest first."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for trial, each in heard.items():
@@ -164,7 +176,7 @@ def rows(
     return tuple(out)
 
 
-def _row(suite: Suite, trial: Trial, each: Sequence[tuple[Sample, Mapping[str, Any]]]) -> Row:
+def _row(suite: Suite, trial: Trial, each: Sequence[Heard]) -> Row:
     """Over all rounds; the plan is the same in each."""
     well = [(sample, report) for sample, report in each if not sample.problem]
     if not well:
