@@ -14,7 +14,7 @@ import contextlib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,7 @@ def _captured(
         with contextlib.ExitStack() as stack, grad, warnings.catch_warnings():
             if task.any_device:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                stack.enter_context(_narrow_attention())
             warnings.simplefilter("ignore")
             stack.enter_context(torch._dynamo.config.patch(ignore_logger_methods=_loggers()))
             torch._dynamo.reset()
@@ -149,6 +150,19 @@ def _captured(
     reader = _Reader(tuple(batch), ("loss", *metrics), _first_names(task.model), train)
     graph = reader.read(joint.graph_module)
     return simplify(seed_random_ops(graph, task.seed))
+
+
+@contextlib.contextmanager
+def _narrow_attention() -> Iterator[None]:
+    """Attention's products in the dtype of their inputs, as autocast has all others; torch would
+    widen bf16 and fp16 first.
+    """
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 def _loggers() -> set[Callable[..., Any]]:

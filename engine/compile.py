@@ -126,6 +126,7 @@ def _following(strategy: Strategy, training: Plan) -> Strategy:
         zero=Zero(),
         optimizer=Optimizer(),
         overwrites=True,
+        fuses=False,
     )
 
 

@@ -46,18 +46,22 @@ def transfer_sbps(
     target_placement: Placement,
     target: NdSbp,
     shape: Shape,
+    far: bool = False,
 ) -> tuple[NdSbp, NdSbp]:
     """(what the source grid is boxed to before crossing, what the target grid receives); no P.
 
     Least bytes in all (table 2, other ranks).  Among equals twins send to twins, else the fewest
-    bytes cross between the grids: what a rank can get from its own grid it gets there.
+    bytes cross between the grids: what a rank can get from its own grid it gets there.  far: the
+    way between the grids is slower than those inside, so that twins count for nothing: ranks that
+    want the same each receive a piece and gather (arXiv 2104.04473, section 4.1).
     """
     leaving = _leaving(source_placement.shape, source, target, shape)
     order: dict[NdSbp, tuple[Fraction, bool, Fraction, int]] = {}
     for arriving in _arriving(target_placement.shape, target, shape):
         crossing = _crossing(source_placement, leaving, target_placement, arriving, shape)
         total = crossing + path_tensors(arriving, target, target_placement.shape, shape)
-        twins = arriving == leaving == target and source_placement.shape == target_placement.shape
+        alike = arriving == leaving == target
+        twins = not far and alike and source_placement.shape == target_placement.shape
         foreign = sum(sbp not in leaving for sbp in arriving)
         order[arriving] = (total, not twins, crossing, foreign)
     if not order:

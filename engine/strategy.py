@@ -181,6 +181,7 @@ class Strategy:
         once.
     overwrites: results are written over what nobody reads any more; compiled code sees to that
         itself.
+    fuses: compiled regions make one kernel of a chain of elementwise ops (cost/fusion.py).
     unprepared: fields that need none of these steps: a stage that reads no other has no chain.
     shared_memory: all ranks exchange their messages there; hardware.link is that of such ranks.
     """
@@ -200,6 +201,7 @@ class Strategy:
     in_flight: int | str = "auto"
     register_slots: int = 2
     overwrites: bool = True
+    fuses: bool = False
     preparation: tuple[Preparation, ...] = ()
     unprepared: tuple[str, ...] = ()
     hardware: Hardware = field(default_factory=Hardware)

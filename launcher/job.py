@@ -329,6 +329,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         in_flight=recipe.in_flight,
         register_slots=recipe.engine.register_slots,
         overwrites=recipe.engine.compiler == EAGER,
+        fuses=recipe.engine.compiler != EAGER,
         hardware=rank_hardware(recipe),
         shared_memory=shares_memory(recipe),
     )

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 
 from flowrun.engine.boxing import start_seconds, step_bytes, step_seconds
+from flowrun.engine.cost.fusion import Kernel, kernels
+from flowrun.engine.cost.op_cost import exponential_seconds
 from flowrun.engine.cost.seconds import local_seconds
 from flowrun.engine.crossing import route
 from flowrun.engine.draft import Draft, Layouts
 from flowrun.engine.graph import LogicalGraph, Op
-from flowrun.engine.placement import largest_shape
+from flowrun.engine.placement import Shape, largest_shape
 from flowrun.engine.plan import SEND, BoxWork, PrepareWork, RegionWork, TransferWork
 from flowrun.engine.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
@@ -34,16 +36,45 @@ class ActorCost:
         stage, nd_sbp = self.layout[name]
         return math.prod(self._shape(name, nd_sbp, stage)) * self.graph.tensors[name].dtype.itemsize
 
+    def _ins(self, op: Op) -> list[Shape]:
+        return [self._shape(n, nd, op.stage) for n, nd in zip(op.inputs, op.in_sbp, strict=True)]
+
+    def _outs(self, op: Op) -> list[Shape | None]:
+        return [
+            None if n is None else self._shape(n, nd, op.stage)
+            for n, nd in zip(op.outputs, op.out_sbp, strict=True)
+        ]
+
     def _op_seconds(self, op: Op) -> float:
         grid = self.strategy.placements[op.stage].shape
         return local_seconds(op, self.graph, grid, self.strategy.hardware)
+
+    def _region_seconds(self, work: RegionWork) -> float:
+        """Op after op, or kernel after kernel where the region is compiled."""
+        if not self.strategy.fuses:
+            return sum(map(self._op_seconds, work.ops))
+        kept = (*work.makes, *(new for _, new in work.updates))
+        return sum(map(self._kernel_seconds, kernels(work.ops, kept, self._elements)))
+
+    def _elements(self, op: Op) -> int:
+        """Of the largest tensor that the op reads or makes."""
+        shapes = (*self._ins(op), *(shape for shape in self._outs(op) if shape is not None))
+        return max(map(math.prod, shapes), default=0)
+
+    def _kernel_seconds(self, kernel: Kernel) -> float:
+        if len(kernel.ops) == 1:
+            return self._op_seconds(kernel.ops[0])
+        hardware = self.strategy.hardware
+        moved = sum(map(self.tensor_bytes, (*kernel.reads, *kernel.writes)))
+        busy_s = sum(exponential_seconds(op, self._outs(op), hardware) for op in kernel.ops)
+        return max(busy_s, moved / hardware.memory_bytes_per_s) + hardware.op_s
 
     def seconds(self, draft: Draft) -> float:
         """Of one act, foreseen."""
         hardware = self.strategy.hardware
         match draft.work:
-            case RegionWork(ops=ops):
-                return hardware.act_s + sum(map(self._op_seconds, ops))
+            case RegionWork() as work:
+                return hardware.act_s + self._region_seconds(work)
             case BoxWork(steps, pairs):
                 placement = self.strategy.placements[draft.stage]
                 links = hardware.links(placement)

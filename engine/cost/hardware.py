@@ -59,6 +59,8 @@ class Hardware:
     fp32, tf32, bf16, fp16: products by dtype.  uses_tf32: products of fp32 numbers run as tf32.
     backward_share, weight_grad_share, convolution_share, attention_share: of the speed of products
         of forward, what those of other kinds reach.
+    winograd: how many times fewer multiplications a 3 x 3 convolution of fp32 takes than counted;
+        2.25 by F(2 x 2, 3 x 3) of Lavin and Gray (arXiv 1509.09308), 1 where it is not used.
     exponentials_per_s: exponentials, error functions and the like.
     memory_bytes_per_s: streaming reads plus writes.
     memory_bytes: 0: not limited.
@@ -78,6 +80,7 @@ class Hardware:
     weight_grad_share: float = 0.9
     convolution_share: float = 1.0
     attention_share: float = 0.6
+    winograd: float = 1.0
     exponentials_per_s: float = 1.2e9
     memory_bytes_per_s: float = 2.5e10
     memory_bytes: int = 0

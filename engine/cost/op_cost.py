@@ -13,6 +13,7 @@ import torch
 
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, Op, Tensor
+from flowrun.engine.ops.signature import bind, places
 from flowrun.engine.ops.traits import is_view
 from flowrun.engine.placement import Shape
 
@@ -39,8 +40,9 @@ def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | No
             return 2.0 * math.prod(in_shapes[1]) * in_shapes[2][-1]
         case "convolution":
             return 2.0 * math.prod(out_shapes[0] or ()) * math.prod(in_shapes[1][1:])
-        case "convolution_backward":
-            return 4.0 * math.prod(in_shapes[0]) * math.prod(in_shapes[2][1:])
+        case "convolution_backward":  # gradients of input and weight, if wanted
+            wanted = sum(shape is not None for shape in out_shapes[:2])
+            return 2.0 * wanted * math.prod(in_shapes[0]) * math.prod(in_shapes[2][1:])
     if "scaled_dot_product" in name:
         backward = name.endswith("backward")
         query = in_shapes[1 if backward else 0]
@@ -73,16 +75,31 @@ def op_seconds(
         moved = 3 * len(op.outputs) * read[2]
     flop = op_flops(op, in_shapes, out_shapes)
     dtype = _NARROW.get(tensors[op.makes[0]].dtype, "fp32")
-    products_s = hardware.products(dtype).seconds(flop) / _share(op, hardware)
-    exponentials = _EXPONENTIALS.get(op.target, 0.0) * math.prod(out_shapes[0] or ())
-    exponentials_s = exponentials / hardware.exponentials_per_s
+    products_s = hardware.products(dtype).seconds(flop) / _share(op, in_shapes, dtype, hardware)
+    exponentials_s = exponential_seconds(op, out_shapes, hardware)
     return max(products_s, exponentials_s, moved / hardware.memory_bytes_per_s) + hardware.op_s
 
 
-def _share(op: Op, hardware: Hardware) -> float:
+def exponential_seconds(op: Op, out_shapes: Sequence[Shape | None], hardware: Hardware) -> float:
+    """Of the exponentials and the like in an op, if nothing else took time."""
+    count = _EXPONENTIALS.get(op.target, 0.0) * math.prod(out_shapes[0] or ())
+    return count / hardware.exponentials_per_s
+
+
+def _share(op: Op, in_shapes: Sequence[Shape], dtype: str, hardware: Hardware) -> float:
     """Of the speed of forward's products, what the op's own reach."""
     if "scaled_dot_product" in op.target:
         return hardware.attention_share
-    kind = hardware.convolution_share if "convolution" in op.target else 1.0
     shares = {BACKWARD: hardware.backward_share, WEIGHT_GRAD: hardware.weight_grad_share}
-    return kind * shares.get(op.phase, 1.0)
+    share = shares.get(op.phase, 1.0)
+    if "convolution" in op.target:
+        small = dtype == "fp32" and not hardware.uses_tf32 and _is_3x3(op, in_shapes)
+        share *= hardware.convolution_share * (hardware.winograd if small else 1.0)
+    return share
+
+
+def _is_3x3(op: Op, in_shapes: Sequence[Shape]) -> bool:
+    """A convolution of 3 x 3 that looks at every place, not at every other."""
+    weight, named = in_shapes[places(op).index("weight")], bind(op)
+    steps = (*named["stride"], *named["dilation"], named["groups"])
+    return weight[2:] == (3, 3) and set(steps) == {1}

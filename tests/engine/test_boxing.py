@@ -13,7 +13,7 @@ from flowrun.engine.crossing import Send, held_by, route, transfer_sbps
 from flowrun.engine.errors import SbpError
 from flowrun.engine.placement import Placement
 from flowrun.engine.runtime.transport import run_route
-from flowrun.engine.sbp import P_MAX, P_MIN, B, NdSbp, P, S, Sbp, format_nd_sbp
+from flowrun.engine.sbp import P_MAX, P_MIN, B, NdSbp, P, S, Sbp, Split, format_nd_sbp
 from support.logical import box, grid_placement, lay_out, line, put_together, whole_numbers
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=200)
@@ -235,3 +235,10 @@ def test_a_stage_boundary_of_like_grids_needs_no_collective() -> None:
 
 def test_a_scalar_that_cannot_be_split_still_arrives() -> None:
     assert transfer_sbps(line(2), (P,), line(2, 2), (P,), ()) == ((B,), (B,))
+
+
+def test_far_grids_send_each_rank_a_piece_where_near_ones_send_twins() -> None:
+    here, there = line(2), grid_placement((2,), 2)
+    assert transfer_sbps(here, (B,), there, (B,), (4, 4)) == ((B,), (B,))
+    leaving, (arriving,) = transfer_sbps(here, (B,), there, (B,), (4, 4), far=True)
+    assert leaving == (B,) and isinstance(arriving, Split)

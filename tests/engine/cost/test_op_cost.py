@@ -93,3 +93,28 @@ def test_a_product_of_backward_is_slower_than_one_of_forward(phase: str, share: 
     forward = seconds("aten.mm.default", 512, fp32, fp32)
     gradient = seconds("aten.mm.default", 512, fp32, fp32, phase)
     assert gradient == pytest.approx(forward / share)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "dtype", "times"),
+    [
+        pytest.param(3, 1, torch.float32, 2.25, id="3 x 3"),
+        pytest.param(1, 1, torch.float32, 1.0, id="1 x 1"),
+        pytest.param(3, 2, torch.float32, 1.0, id="every other place"),
+        pytest.param(3, 1, torch.bfloat16, 1.0, id="narrow"),
+    ],
+)
+def test_small_convolutions_take_fewer_multiplications_than_counted(
+    size: int, stride: int, dtype: torch.dtype, times: float
+) -> None:
+    side = 64 // stride
+    shapes = {"x": (8, 64, 64, 64), "w": (64, 64, size, size), "y": (8, 64, side, side)}
+    tensors = {name: Tensor(name, shape, dtype) for name, shape in shapes.items()}
+    pairs = [(stride,) * 2, (size // 2,) * 2, (1, 1)]
+    args = (Ref("x"), Ref("w"), None, *pairs, False, (0, 0), 1)
+    op = Op("y", "aten.convolution.default", args, (), ("y",))
+    taken = [
+        op_seconds(op, [shapes["x"], shapes["w"]], [shapes["y"]], tensors, hardware) - START_S
+        for hardware in (HARDWARE, replace(HARDWARE, winograd=2.25))
+    ]
+    assert taken[0] / taken[1] == pytest.approx(times)

@@ -1,0 +1,85 @@
+"""What compiled regions save: chains of elementwise ops are one kernel each.
+
+Inductor, and kernels fused by hand, keep what passes between such ops in registers: a kernel reads
+what enters the chain and writes what leaves it.  Products stay kernels of their own, and so does
+what reduces a whole batch before anything can use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from flowrun.engine.graph import Op
+from flowrun.engine.ops.pointwise import RULES
+from flowrun.engine.ops.traits import is_view
+
+# Each row of a tensor is reduced and used again where it is: no trip to memory between.
+_BY_ROW = (
+    "aten._softmax.default",
+    "aten._safe_softmax.default",
+    "aten._softmax_backward_data.default",
+    "aten.native_layer_norm.default",
+    "aten.native_dropout.default",
+    "aten.native_dropout_backward.default",
+    "flow.dropout_mask",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Ops that run as one.  reads, writes: tensors in memory, views as what they show."""
+
+    ops: tuple[Op, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+def is_fused(op: Op) -> bool:
+    """True if the op may share a kernel with what feeds it."""
+    return op.target in RULES or op.target in _BY_ROW
+
+
+def kernels(
+    ops: Sequence[Op], kept: Iterable[str], elements: Callable[[Op], int]
+) -> tuple[Kernel, ...]:
+    """The kernels of a region, views left out.  kept: tensors that are read outside of it.
+
+    An op joins the kernel of an op that feeds it if both run over as many elements and no product
+    lies between them on any way; so no two kernels wait for each other.
+    """
+    grouped: list[list[Op]] = []
+    source: dict[str, str] = {}  # view -> what it shows
+    made_by: dict[str, tuple[int, int, int]] = {}  # tensor -> kernel, products before it, elements
+    for op in ops:
+        reads = [source.get(name, name) for name in op.inputs]
+        if is_view(op.target):
+            source.update((name, reads[0]) for name in op.makes)
+            continue
+        depth = max((made_by[name][1] for name in reads if name in made_by), default=0)
+        size = elements(op)
+        alike = (made_by[name][0] for name in reads if made_by.get(name, ())[1:] == (depth, size))
+        number = next(alike, len(grouped)) if is_fused(op) else len(grouped)
+        if number == len(grouped):
+            grouped.append([])
+        grouped[number].append(op)
+        behind = (number, depth, size) if is_fused(op) else (number, depth + 1, -1)
+        made_by.update((name, behind) for name in op.makes)
+    return _with_traffic(grouped, source, {source.get(name, name) for name in kept})
+
+
+def _with_traffic(
+    grouped: Sequence[Sequence[Op]], source: Mapping[str, str], kept: Set[str]
+) -> tuple[Kernel, ...]:
+    """What enters a kernel is read once; what others read, or the region keeps, is written."""
+    made = [{name for op in ops for name in op.makes} for ops in grouped]
+    read = [{source.get(name, name): None for op in ops for name in op.inputs} for ops in grouped]
+    entering = [
+        tuple(name for name in names if name not in own)
+        for names, own in zip(read, made, strict=True)
+    ]
+    wanted = {*kept, *(name for names in entering for name in names)}
+    return tuple(
+        Kernel(tuple(ops), reads, tuple(sorted(own & wanted)))
+        for ops, reads, own in zip(grouped, entering, made, strict=True)
+    )

@@ -1,0 +1,62 @@
+"""Which ops of a compiled region are one kernel, and what it reads and writes."""
+
+from __future__ import annotations
+
+from flowrun.engine.cost.fusion import kernels
+from flowrun.engine.graph import Op, Ref
+
+
+def op(name: str, target: str, *reads: str) -> Op:
+    return Op(name, f"aten.{target}", tuple(map(Ref, reads)), (), (name,))
+
+
+def names(ops: list[Op], kept: str, sizes: dict[str, int] | None = None) -> list[tuple[str, ...]]:
+    found = kernels(ops, [kept], lambda op: (sizes or {}).get(op.name, 8))
+    return [tuple(each.name for each in kernel.ops) for kernel in found]
+
+
+def test_a_chain_of_elementwise_ops_reads_what_enters_and_writes_what_leaves() -> None:
+    ops = [
+        op("a", "add.Tensor", "x", "y"),
+        op("b", "relu.default", "a"),
+        op("c", "mul.Tensor", "b", "x"),
+    ]
+    (kernel,) = kernels(ops, ["c"], lambda op: 8)
+    assert (kernel.reads, kernel.writes) == (("x", "y"), ("c",))
+
+
+def test_what_a_product_reads_too_is_written() -> None:
+    ops = [
+        op("a", "relu.default", "x"),
+        op("b", "sigmoid.default", "a"),
+        op("m", "mm.default", "a", "w"),
+    ]
+    chain, product = kernels(ops, ["b", "m"], lambda op: 8)
+    assert (chain.reads, chain.writes) == (("x",), ("a", "b"))
+    assert product.reads == ("a", "w")
+
+
+def test_a_chain_does_not_reach_around_a_product() -> None:
+    """a feeds the product m, b reads both: b in a's kernel would wait for itself."""
+    ops = [
+        op("a", "relu.default", "x"),
+        op("m", "mm.default", "a", "w"),
+        op("b", "add.Tensor", "a", "m"),
+    ]
+    assert names(ops, "b") == [("a",), ("m",), ("b",)]
+
+
+def test_ops_over_unlike_numbers_of_elements_are_kernels_of_their_own() -> None:
+    ops = [op("a", "relu.default", "x"), op("b", "add.Tensor", "a", "y")]
+    assert names(ops, "b", {"a": 2}) == [("a",), ("b",)]
+    assert names(ops, "b") == [("a", "b")]
+
+
+def test_a_view_between_two_ops_is_no_kernel() -> None:
+    ops = [
+        op("a", "relu.default", "x"),
+        op("v", "t.default", "a"),
+        op("b", "relu.default", "v"),
+    ]
+    (kernel,) = kernels(ops, ["b"], lambda op: 8)
+    assert (kernel.reads, kernel.writes) == (("x",), ("b",))
