@@ -291,11 +291,16 @@ def bench(
     """Compare with torch's own layouts (see _BENCH_HELP)."""
     given = overrides or []
     with _errors_shown(given, config_dir):
+        from flowrun.launcher.bench.foreseen.story import foresee
         from flowrun.launcher.bench.story import bench as run_suite
-        from flowrun.launcher.bench.suite import load_suite
+        from flowrun.launcher.bench.suite import Suite, load_suite
         from flowrun.launcher.console import wide_console
 
         suite, folder = load_suite(given, config_dir)
+        if not isinstance(suite, Suite):
+            if any(line.problem for line in foresee(suite, folder, wide_console(), config_dir)):
+                raise typer.Exit(RUN_FAILED)
+            return
         if suite.sweep:
             from flowrun.launcher.bench.sweep import sweep
 

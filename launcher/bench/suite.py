@@ -18,6 +18,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher import hydra_source
+from flowrun.launcher.bench.foreseen import published
+from flowrun.launcher.bench.foreseen.published import Foreseen
 from flowrun.launcher.errors import PlacedError, did_you_mean, from_hydra
 from flowrun.launcher.recipe import CONFIG_MODULE
 
@@ -117,10 +119,13 @@ class Suite:
         return [f"recipe={name}", *always, *experiment.overrides, *self.overrides]
 
 
-def load_suite(arguments: list[str], config_dir: str | None = None) -> tuple[Suite, Path]:
+def load_suite(
+    arguments: list[str], config_dir: str | None = None
+) -> tuple[Suite | Foreseen, Path]:
     """The suite that `suite=NAME suite.key=value key=value …` means, and the folder of its results.
 
-    config_dir: a folder of the user's own groups (suite/), searched first.  Raises RecipeError.
+    A suite of `kind: foreseen` runs nothing (foreseen/).  config_dir: a folder of the user's own
+    groups (suite/, published/), searched first.  Raises RecipeError.
     """
     ours = [_spelled(text) for text in arguments if _OURS.match(text)]
     of_recipes = [text for text in arguments if not _OURS.match(text)]
@@ -137,7 +142,8 @@ def load_suite(arguments: list[str], config_dir: str | None = None) -> tuple[Sui
         raise from_hydra(error, OmegaConf.create({"suite": {}})) from error
     tree: Any = OmegaConf.to_container(cfg.suite, resolve=True)
     try:
-        return parse(tree, of_recipes), folder
+        made = published.parse if tree.get("kind") == published.KIND else parse
+        return made(tree, of_recipes), folder
     except RecipeError as error:
         if any(text.lstrip("+").partition("=")[0] == error.where for text in ours):
             raise

@@ -1,0 +1,48 @@
+"""A recipe -> its plan and rehearsal, of any size: weights and samples have shapes and no bytes.
+
+Attention is written as products and a softmax, as it runs on a device without a fused kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flowrun.engine.capture import Task
+from flowrun.engine.compile import Rehearsed, compile_training
+from flowrun.launcher import build
+from flowrun.launcher.job import AUTOCAST, strategy_of
+from flowrun.launcher.plan_cache import PlanCache
+from flowrun.launcher.schema import Recipe
+
+
+def planned(recipe: Recipe) -> Rehearsed:
+    """The training plan, from disk where it was made before.  Raises FlowrunError."""
+    model = build.instantiate_model(recipe, values=False)
+    item = build.instantiate_data(recipe)[0]
+    task = Task(
+        model,
+        build.task_inputs(recipe, model, item),
+        build.instantiate_loss(recipe),
+        autocast=AUTOCAST[recipe.precision.dtype],
+        any_device=True,
+        seed=recipe.train.seed,
+    )
+    strategy = strategy_of(recipe)
+    example = batch_like(item, recipe.micro_batch_size)
+    shapes = {name: (tuple(value.shape), value.dtype) for name, value in example.items()}
+    cache = PlanCache(recipe.engine.cache, task, strategy, shapes)
+    return cache.get("foreseen", lambda: compile_training(task, example, strategy))
+
+
+def batch_like(item: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
+    """A batch of so many samples like one, without memory: capture looks at shapes alone."""
+    batch = {
+        name: torch.empty((samples, *value.shape), dtype=value.dtype)
+        for name, value in item.items()
+    }
+    for value in batch.values():
+        value.untyped_storage().resize_(0)
+    return batch

@@ -1,0 +1,75 @@
+"""Published and foreseen figures -> errors and rank correlation.  Pure arithmetic."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowrun.launcher.bench.foreseen.published import Foreseen, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One published figure beside the foreseen one.
+
+    row: "table/row".  foreseen: None if the row could not be planned; problem says why.
+    """
+
+    table: str
+    row: str
+    unit: str
+    published: float
+    foreseen: float | None = None
+    problem: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Relative: 0.1 is a tenth too much."""
+        return None if self.foreseen is None else self.foreseen / self.published - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well one unit of one table was foreseen.
+
+    rank: Spearman's correlation; None below 3 rows, or where all are alike.  error: the median of
+    the errors without their signs.  ranks_hold, errors_hold: whether the suite's bounds are met.
+    """
+
+    table: str
+    unit: str
+    rows: int
+    rank: float | None
+    error: float
+    ranks_hold: bool | None
+    errors_hold: bool
+
+
+def score(suite: Foreseen, table: Table, unit: str, lines: Sequence[Line]) -> Score | None:
+    """Of the lines of one table and unit; None if no row of them could be planned."""
+    mine = [line for line in lines if (line.table, line.unit) == (table.name, unit)]
+    pairs = [(line.published, line.foreseen) for line in mine if line.foreseen is not None]
+    if not pairs:
+        return None
+    rank = spearman([p for p, _ in pairs], [f for _, f in pairs])
+    error = statistics.median(abs(f / p - 1) for p, f in pairs)
+    holds = None if rank is None else rank >= suite.rank_at_least
+    return Score(table.name, unit, len(pairs), rank, error, holds, error <= suite.error_at_most)
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Correlation of the ranks of two lists of equal length, ties sharing the mean of theirs
+    (Spearman 1904); None below 3 pairs, or if a list is all alike.
+    """
+    if len(one) < 3 or len({*one}) == 1 or len({*other}) == 1:
+        return None
+    return statistics.correlation(ranks(one), ranks(other))
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Place of each value among all, from 1; equal values share the mean of their places."""
+    places: dict[float, list[int]] = {}
+    for place, value in enumerate(sorted(values), start=1):
+        places.setdefault(value, []).append(place)
+    return [statistics.fmean(places[value]) for value in values]

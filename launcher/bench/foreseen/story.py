@@ -1,0 +1,79 @@
+"""The story of published tables: each row planned and rehearsed, none of it run; then a table a
+table, files.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from flowrun.engine.errors import FlowrunError
+from flowrun.launcher.bench.foreseen.figures import UNITS
+from flowrun.launcher.bench.foreseen.planning import planned
+from flowrun.launcher.bench.foreseen.plot import draw
+from flowrun.launcher.bench.foreseen.published import Foreseen, Row, Table
+from flowrun.launcher.bench.foreseen.score import Line, Score, score
+from flowrun.launcher.bench.foreseen.show import result
+from flowrun.launcher.recipe import load
+
+FILE, PLOT = "bench.json", "bench.svg"
+
+
+def foresee(
+    suite: Foreseen, folder: Path, console: Console, config_dir: str | None = None
+) -> tuple[Line, ...]:
+    """Plan every row, print each table as it is done, fill `folder`.
+
+    Raises RecipeError if a row does not compose (nothing was planned).  A row that cannot be
+    planned is a line with a problem.
+    """
+    for table in suite.tables:
+        for row in table.rows:
+            load(list(row.overrides), config_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines: list[Line] = []
+    scores: list[Score] = []
+    for table in suite.tables:
+        for place, row in enumerate(table.rows, start=1):
+            begun = time.monotonic()
+            found = tuple(_foreseen(table, row, config_dir))
+            lines += found
+            told = f"{table.name} {place}/{len(table.rows)}  {row.name}"
+            console.print(f"{told}  {time.monotonic() - begun:.0f} s", style="dim", highlight=False)
+        mine = [score(suite, table, unit, lines) for unit in table.units]
+        scores += [each for each in mine if each is not None]
+        console.print(result(suite, table, lines, scores))
+        _write(suite, lines, scores, folder / FILE)
+    plotted = draw(suite, lines, folder / PLOT)
+    files = f"{FILE}, {PLOT}" if plotted else FILE
+    console.print(f"the same in {folder}: {files}", highlight=False, soft_wrap=True)
+    if not plotted:
+        console.print("no plot: it needs matplotlib (pip install 'flowrun[plot]')")
+    return tuple(lines)
+
+
+def _foreseen(table: Table, row: Row, config_dir: str | None) -> Iterator[Line]:
+    """A line for each published figure of the row."""
+    try:
+        recipe = load(list(row.overrides), config_dir)
+        rehearsal = planned(recipe).rehearsal
+    except FlowrunError as error:
+        for unit, published in row.figures:
+            yield Line(table.name, row.name, unit, published, problem=str(error))
+        return
+    for unit, published in row.figures:
+        yield Line(table.name, row.name, unit, published, UNITS[unit][1](recipe, rehearsal))
+
+
+def _write(suite: Foreseen, lines: list[Line], scores: list[Score], file: Path) -> None:
+    text = {
+        "suite": asdict(suite),
+        "lines": [{**asdict(line), "error": line.error} for line in lines],
+        "scores": [asdict(each) for each in scores],
+    }
+    file.write_text(json.dumps(text, indent=1) + "\n")

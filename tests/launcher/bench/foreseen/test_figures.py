@@ -1,0 +1,44 @@
+"""Units of published tables, by examples done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowrun.engine.rehearsal import Rehearsal
+from flowrun.launcher.bench.foreseen.figures import UNITS, gpt_flop
+from flowrun.launcher.recipe import load
+
+REHEARSAL = Rehearsal(0.25, 0.3, (0.0, 0.0), (2**20, 3 * 2**20), (0, 0), 0.0, (), ())
+
+
+@pytest.mark.parametrize(
+    ("unit", "figure"),
+    [
+        pytest.param("samples_per_s", 128.0, id="32 samples in a quarter of a second"),
+        pytest.param("step_ms", 250.0, id="a quarter of a second"),
+        pytest.param("memory_mib", 3.0, id="the stage that takes most"),
+    ],
+)
+def test_a_rehearsal_in_the_units_of_a_table(unit: str, figure: float) -> None:
+    recipe = load(["recipe=gpt_dp", "train.batch_size=32"])
+    assert UNITS[unit][1](recipe, REHEARSAL) == pytest.approx(figure)
+
+
+def test_the_formula_of_megatron_counts_each_weight_of_a_block_8_times_a_token() -> None:
+    """2 in forward, 2 again, 4 in backward; attention and head come on top."""
+    depth, width, tokens = 96, 12288, 2048
+    weights = 12 * depth * width**2
+    assert gpt_flop(1, tokens, depth, width, 0) / (8 * weights * tokens) == pytest.approx(
+        1 + tokens / (6 * width)
+    )
+    head = gpt_flop(1, tokens, depth, width, 51200) - gpt_flop(1, tokens, depth, width, 0)
+    assert head == pytest.approx(6 * width * 51200 * tokens)  # once forward, and 4 in backward
+
+
+def test_operations_are_shared_by_all_ranks_of_all_stages() -> None:
+    recipe = load(["recipe=gpt_hybrid", "model=gpt2", "data.length=1024", "train.batch_size=32"])
+    flop = gpt_flop(32, 1024, 12, 768, 50257)
+    found = UNITS["tflops_per_gpu"][1](recipe, replace(REHEARSAL, step_s=2.0))
+    assert found == pytest.approx(flop / 2.0 / 4 / 1e12)

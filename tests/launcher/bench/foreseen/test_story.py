@@ -1,0 +1,52 @@
+"""A small published table, end to end: planned, shown, written."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flowrun.launcher.bench.foreseen.planning import planned
+from flowrun.launcher.bench.foreseen.published import Foreseen, parse
+from flowrun.launcher.bench.foreseen.story import FILE, foresee
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load
+
+
+def suite() -> Foreseen:
+    table = {
+        "title": "A perceptron",
+        "source": "nobody",
+        "recipe": "mlp_hybrid",
+        "overrides": ["engine.cache=false"],
+        "columns": ["samples_per_s", "train.batch_size", "sbp.hidden.weight.data"],
+        "rows": {
+            "64": [1e4, 64, None],
+            "128": [2e4, 128, None],
+            "4096": [1e5, 4096, None],
+            "wrong": [1.0, 64, "S5"],
+        },
+    }
+    bounds = {"rank_at_least": 0.9, "error_at_most": 0.15}
+    return parse({"name": "mine", "note": "", "tables": {"mlp": table}, **bounds})
+
+
+def test_a_table_is_planned_shown_and_written(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    lines = foresee(suite(), tmp_path, Console(file=screen, width=120))
+    assert [line.row for line in lines] == ["mlp/64", "mlp/128", "mlp/4096", "mlp/wrong"]
+    assert lines[3].foreseen is None and lines[3].problem
+    text = screen.getvalue()
+    assert "A perceptron" in text and "not planned" in text
+    assert "samples/s, 3 rows: rank correlation 1.000 (>= 0.90 yes)" in text
+    written = json.loads((tmp_path / FILE).read_text())
+    assert written["lines"][0]["foreseen"] == lines[0].foreseen
+    assert written["scores"][0]["rank"] == pytest.approx(1.0)
+
+
+def test_a_plan_without_weights_or_samples_is_that_of_the_job() -> None:
+    recipe = load(["recipe=mlp_hybrid", "engine.cache=false"])
+    assert str(planned(recipe).plan) == str(Job(recipe).training.plan)
