@@ -21,6 +21,7 @@ from flowrun.engine.plan import Plan
 from flowrun.engine.rehearsal import Rehearsal, rehearse
 from flowrun.engine.sbp import B, Broadcast
 from flowrun.engine.strategy import Optimizer, Pin, Strategy, Zero
+from flowrun.engine.tile import tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: P
 def _rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     plan = lower(graph, strategy)
     if strategy.overwrites:
-        plan = overwrite(plan)
+        plan = overwrite(tile(plan, strategy.hardware))
     rehearsal = rehearse(plan)
     return Rehearsed(replace(plan, order=rehearsal.order), rehearsal)
 

@@ -9,14 +9,14 @@ else counts as another name of what it reads, to which nothing is written unless
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from flowrun.engine.graph import Op, Ref
 from flowrun.engine.ops.traits import TARGETS, Trait
 from flowrun.engine.plan import Actor, Plan, RegionWork
 
-# op -> the arguments that its result may be written over (runtime/in_place.py does it)
+# op -> the arguments that its result may be written over (runtime/into.py does it)
 OVER: Mapping[str, tuple[int, ...]] = {
     "aten.add.Tensor": (0, 1),
     "aten.sub.Tensor": (0,),
@@ -27,7 +27,7 @@ OVER: Mapping[str, tuple[int, ...]] = {
     "aten.threshold_backward.default": (0,),
     "aten.gelu_backward.default": (0,),
     "aten._log_softmax.default": (0,),
-    "aten._log_softmax_backward_data.default": (0,),
+    "aten._log_softmax_backward_data.default": (0, 1),
 }
 FRESH = frozenset(OVER) | {
     "aten.mm.default",
@@ -110,6 +110,7 @@ def _of_region(
     """(made, what it is written over)."""
     kept = {names.memory(n) for n in (*work.makes, *(new for _, new in work.updates))}
     last = {names.memory(n): k for k, op in enumerate(work.ops) for n in op.inputs}
+    tiles = {op.name: _Tile(run, work, names) for run in work.runs if len(run) > 1 for op in run}
     for k, op in enumerate(work.ops):
         reads = Counter(map(names.memory, _tensors(op)))
         for argument in OVER.get(op.target, ()):
@@ -119,9 +120,28 @@ def _of_region(
             memory = names.memory(ref.name)
             unread = last[memory] == k and reads[memory] == 1 and memory not in kept
             ours = names.readers.get(memory, set()) <= {actor.id} and memory not in names.lasting
-            if unread and ours and memory not in names.fixed:
+            fits = op.name not in tiles or tiles[op.name].allows(op.makes[0], ref.name)
+            if unread and ours and fits and memory not in names.fixed:
                 yield op.makes[0], ref.name
                 break
+
+
+class _Tile:
+    """Ops that run some rows at a time.  What they hand to one another is made a piece at a time,
+    so it is of use to nobody else, and other rows of what they read are read later.
+    """
+
+    def __init__(self, run: Sequence[Op], work: RegionWork, names: _Names) -> None:
+        self._inside = {name for op in run for name in op.makes} - {*work.shown(run)}
+        self._names = names
+        self._reads = {name for op in run for name in op.inputs}
+
+    def allows(self, made: str, over: str) -> bool:
+        """True if a piece of it may be written over the same piece of what is read."""
+        memory = self._names.memory(over)
+        if made in self._inside or over in self._inside:
+            return made in self._inside and over in self._inside
+        return {n for n in self._reads if self._names.memory(n) == memory} == {over}
 
 
 def _tensors(op: Op) -> Iterable[str]:

@@ -7,7 +7,7 @@ lower.py; run by rehearsal.py and runtime/.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,6 +55,7 @@ class RegionWork:
     accumulates: those made that are summed over the acts of a step.
     updates: (variable's tensor, tensor that it becomes).
     overwrites: (tensor made, tensor read in whose memory it is written): overwrite.py.
+    tiles: ops[first:end] that run some rows at a time: tile.py.
     """
 
     ops: tuple[Op, ...]
@@ -63,6 +64,24 @@ class RegionWork:
     accumulates: tuple[str, ...] = ()
     updates: tuple[tuple[str, str], ...] = ()
     overwrites: tuple[tuple[str, str], ...] = ()
+    tiles: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def runs(self) -> Iterator[tuple[Op, ...]]:
+        """The ops in order: those of a tile together, others by themselves."""
+        ends = dict(self.tiles)
+        k = 0
+        while k < len(self.ops):
+            end = ends.get(k, k + 1)
+            yield self.ops[k:end]
+            k = end
+
+    def shown(self, run: Sequence[Op]) -> tuple[str, ...]:
+        """What a run of ops makes and others read; nothing else of it is there as a whole."""
+        inside = {op.name for op in run}
+        read = {name for op in self.ops if op.name not in inside for name in op.inputs}
+        read.update(self.makes, (new for _, new in self.updates))
+        return tuple(name for op in run for name in op.makes if name in read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +263,11 @@ class Plan:
 
     def _work_lines(self, actor: Actor) -> Iterator[str]:
         match actor.work:
-            case RegionWork(ops=ops):
-                yield from (f"      {op}" for op in ops)
+            case RegionWork() as work:
+                for run in work.runs:
+                    if len(run) > 1:
+                        yield "      some rows at a time:"
+                    yield from (f"      {'  ' if len(run) > 1 else ''}{op}" for op in run)
             case BoxWork(steps, pairs):
                 for step, (read, made) in zip(steps, pairs, strict=True):
                     change = f"{self.axes[step.axis]}: {step.source} -> {step.target}"

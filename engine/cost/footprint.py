@@ -40,6 +40,24 @@ class Act:
     end: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Ops that run together.  reads, makes: what is there as a whole."""
+
+    ops: tuple[Op, ...]
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+
+    @staticmethod
+    def of(ops: tuple[Op, ...], work: RegionWork) -> _Run:
+        """One op, or a tile."""
+        if len(ops) == 1:
+            return _Run(ops, ops[0].inputs, ops[0].makes)
+        made = {name for op in ops for name in op.makes}
+        reads = tuple(name for op in ops for name in op.inputs if name not in made)
+        return _Run(ops, reads, work.shown(ops))
+
+
 class Footprint:
     """What the tensors, registers and acts of one stage of a plan take."""
 
@@ -150,9 +168,12 @@ class Footprint:
         return staging.collective(work.step.kind, parts, before, after)
 
     def _region(self, work: RegionWork, freed: frozenset[str], first: bool) -> Act:
-        """The program op by op: a storage is free behind the last op that reads a view of it."""
-        storage = {n: self._within(n, work) for op in work.ops for n in (*op.inputs, *op.makes)}
-        last = {storage[n]: k for k, op in enumerate(work.ops) for n in (*op.inputs, *op.makes)}
+        """The program op by op: a storage is free behind the last op that reads a view of it.  What
+        the ops of a tile hand to one another is never there as a whole.
+        """
+        runs = tuple(_Run.of(run, work) for run in work.runs)
+        storage = {n: self._within(n, work) for run in runs for n in (*run.reads, *run.makes)}
+        last = {storage[n]: k for k, run in enumerate(runs) for n in (*run.reads, *run.makes)}
         new = [new for _, new in work.updates]
         kept = {storage[name] for name in (*work.makes, *new)}
         dies: dict[int, set[str]] = {}
@@ -162,11 +183,11 @@ class Footprint:
                 dies.setdefault(k, set()).add(name)
         bytes_ = peak = 0
         made: set[str] = {storage[name] for name in work.reads}
-        for k, op in enumerate(work.ops):
-            fresh = {storage[name] for name in op.makes} - made
+        for k, run in enumerate(runs):
+            fresh = {storage[name] for name in run.makes} - made
             made |= fresh
             bytes_ += self._sum(fresh)
-            peak = max(peak, bytes_ + self._workspace(op))
+            peak = max(peak, bytes_ + self._workspace(run.ops[0]))
             bytes_ -= self._sum(dies.get(k, ()))
         sums = sum(map(self.tensor_bytes, work.accumulates))
         copies = sums if first and self.plan.micro_batches > 1 else 0

@@ -20,7 +20,8 @@ from flowrun.engine.plan import Plan, RegionWork
 from flowrun.engine.runtime.inductor import Boxed, Spec, compiled, made_specs
 from flowrun.engine.runtime.kernels import Kernel, emit
 from flowrun.engine.runtime.pieces import Piece, split
-from flowrun.engine.runtime.program import Program, region_program
+from flowrun.engine.runtime.program import Program
+from flowrun.engine.runtime.region_program import region_program
 from flowrun.engine.sbp import NdSbp
 
 Coordinate = tuple[int, ...]

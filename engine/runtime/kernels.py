@@ -11,9 +11,11 @@ import torch
 
 from flowrun.engine.graph import map_refs
 from flowrun.engine.plan import Plan, RegionWork
-from flowrun.engine.runtime.in_place import in_place
+from flowrun.engine.runtime.into import into
 from flowrun.engine.runtime.products import kernel_of
-from flowrun.engine.runtime.program import Program, region_program
+from flowrun.engine.runtime.program import Program, Tile
+from flowrun.engine.runtime.region_program import region_program
+from flowrun.engine.runtime.tiles import tiled
 
 # reads -> makes, then the new values of `updates` (RegionWork); the list is emptied
 Kernel = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
@@ -42,11 +44,14 @@ def emit(program: Program) -> Kernel:
         lookup = lambda ref: nodes[int(ref.name)]  # noqa: E731
         call = line.call
         function = call.function
-        if line.over is not None:
-            function = in_place(str(function), line.over)
+        if isinstance(function, Tile):
+            function = tiled(function, emit(function.whole), emit(function.rows))
+        args = map_refs(call.args, lookup)
+        if line.into is not None:
+            function, args = into(function), (nodes[line.into], *args)
         node = graph.call_function(
             kernel_of(function),
-            map_refs(call.args, lookup),
+            args,
             {k: map_refs(v, lookup) for k, v in call.kwargs},
         )
         for k, number in enumerate(line.made):

@@ -88,7 +88,7 @@ def _piece(lines: list[Line], wanted: set[int], plain: bool) -> Piece:
             line.single,
             tuple(numbers[k] for k in line.changes),
             line.plain,
-            line.over,
+            None if line.into is None else numbers[line.into],
         )
         for line in lines
     )

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from flowrun.engine.lower import lower
+from flowrun.engine.ops.signature import torch_callable
 from flowrun.engine.overwrite import FRESH, OVER, overwrite
 from flowrun.engine.passes import PASSES
 from flowrun.engine.plan import RegionWork
-from flowrun.engine.runtime.in_place import in_place
+from flowrun.engine.runtime.into import _OUT, into
 from support.graph_text import graph_of, one_axis, rewritten
 
 BEGIN = """
@@ -92,22 +93,18 @@ def _arguments(target: str) -> list[object]:
 
 
 @pytest.mark.parametrize("target", OVER)
-def test_an_op_over_its_argument_makes_what_the_op_makes(
-    target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flowrun.engine.runtime.in_place._PIECE_BYTES", 7 * 8 * 4)  # 7 rows of 30
-    namespace, name, overload = target.split(".")
-    function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    assert target in FRESH
+def test_an_op_over_its_argument_makes_what_the_op_makes(target: str) -> None:
+    function = torch_callable(target)
+    assert target in FRESH and target in _OUT
     for argument in OVER[target]:
         expected, given = function(*_arguments(target)), _arguments(target)
-        made = in_place(target, argument)(*given)
+        made = into(function)(given[argument], *given)
         assert made is given[argument]
         assert torch.equal(made, expected)
 
 
-def test_rows_that_do_not_lie_one_behind_the_other_are_left_alone() -> None:
+def test_rows_that_do_not_lie_one_behind_the_other_are_made_elsewhere_first() -> None:
     x = torch.randn(8, 6).t()
-    before = x.clone()
-    made = in_place("aten._log_softmax.default", 0)(x, 1, False)
-    assert torch.equal(x, before) and torch.equal(made, x.log_softmax(1))
+    expected = x.log_softmax(1)
+    made = into(torch.ops.aten._log_softmax.default)(x, x, 1, False)
+    assert made is x and torch.equal(made, expected)

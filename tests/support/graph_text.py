@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ from flowrun.engine.strategy import Optimizer, Strategy
 SGD = Optimizer("sgd", (("lr", 0.1), ("momentum", 0.9)))
 _SOURCE = re.compile(r"(\w+) (\S+) = %(\S+): (\w+)\[(.*)\]")
 _OP = re.compile(r"(.*?) = ([\w.]+)\((.*)\)  # (\w+) (\S+) stage (\d+)")
-_NAME = re.compile(r"%[\w./]+")
+_NAME = re.compile(r"%[\w./]+|torch\.\w+")
+_KEYWORD = re.compile(r", (\w+)=(torch\.\w+)")
 _RESULT = re.compile(r"result (\S+) = %(\S+)")
 
 
@@ -135,19 +136,23 @@ class _Reader:
 
     def _op(self, made: str, target: str, args: str, phase: str, module: str, stage: str) -> None:
         outputs = tuple(None if m == "_" else m.removeprefix("%") for m in made.split(", "))
-        arguments = _arguments(ast.literal_eval(f"({_NAME.sub(_quoted, args)},)"))
+        keywords = tuple((name, _arguments(value)) for name, value in _KEYWORD.findall(args))
+        args = _NAME.sub(_quoted, _KEYWORD.sub("", args))
+        arguments = _arguments(ast.literal_eval(f"({args},)"))
         name = next(filter(None, outputs))
         module = "" if module == "-" else module
-        self.ops.append(Op(name, target, arguments, (), outputs, module, phase, stage=int(stage)))
-        computed = self._compute(target, arguments)
+        self.ops.append(Op(name, target, arguments, keywords, outputs, module, phase, int(stage)))
+        computed = self._compute(target, arguments, dict(keywords))
         for output, value in zip(outputs, computed, strict=True):
             if output is not None:
                 self.tensors[output] = Tensor(output, tuple(value.shape), value.dtype)
 
-    def _compute(self, target: str, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    def _compute(
+        self, target: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, ...]:
         namespace, name, overload = target.split(".")
         function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-        made = function(*map_refs(arguments, self._meta))
+        made = function(*map_refs(arguments, self._meta), **keywords)
         return made if isinstance(made, tuple) else (made,)
 
     def _meta(self, ref: Ref) -> torch.Tensor:
@@ -160,7 +165,9 @@ def _quoted(match: re.Match[str]) -> str:
 
 
 def _arguments(value: Any) -> Any:
-    """Lists become tuples, as in every Op, and "%name" a Ref."""
+    """Lists become tuples, as in every Op, "%name" a Ref, and "torch.name" a dtype."""
     if isinstance(value, str) and value.startswith("%"):
         return Ref(value[1:])
+    if isinstance(value, str) and value.startswith("torch."):
+        return getattr(torch, value.removeprefix("torch."))
     return tuple(map(_arguments, value)) if isinstance(value, (list, tuple)) else value
