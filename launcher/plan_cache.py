@@ -1,9 +1,9 @@
 """Plans that were made before: the same job, code and torch need no capture and no compiler.
 
-A plan is a function of what `Job` hands to the compiler (its digest, with the place of this code, is
-the file's name) and of the source files of all that was imported to make it (listed in the file).  Nothing in it depends on
-the values of weights or data.  The files are pickles of our own types, in a folder that only the
-user can write: $XDG_CACHE_HOME/flowrun, or ~/.cache/flowrun.
+A plan is a function of what `Job` hands to the compiler (its digest, with the place of this code,
+is the file's name) and of the source files of all that was imported to make it (listed in the
+file).  Nothing in it depends on the values of weights or data.  The files are pickles of our own
+types, in a folder that only the user can write: $XDG_CACHE_HOME/flowrun, or ~/.cache/flowrun.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class PlanCache:
         if not used:
             return
         try:
-            self._key = digest(parts, _ROOT, torch.__version__, torch.version.git_version, sys.version)
+            self._key = digest(
+                parts, _ROOT, torch.__version__, torch.version.git_version, sys.version
+            )
         except Undigested as error:
             self.notes.append(f"no plan is kept: a {error} does not show what it is made of")
 

@@ -204,7 +204,7 @@ def memory(training: Rehearsed) -> Table:
 def times(job: Job, training: Rehearsed) -> Text:
     """Step time and bubble foreseen, on the recipe's hardware profile."""
     rehearsal = training.rehearsal
-    shares = [(share,) for share in rehearsal.bubble]
+    shares: list[tuple[float, ...]] = [(share,) for share in rehearsal.bubble]
     shares = shares if len(shares) <= FEW else [rehearsal.bubble]
     bubble = ", ".join(extent(share, "{:.0%}".format) for share in shares)
     return Text(

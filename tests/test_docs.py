@@ -79,7 +79,9 @@ def composed(line: str) -> None:
         at = given.index("--save-recipe")
         del given[at : at + 2]
     overrides = [text for text in given if "=" in text.removeprefix("--")]
-    assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "export", "calibrate"), line
+    assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "export", "calibrate"), (
+        line
+    )
     if command in ("recipes", "export", "calibrate"):
         assert not overrides
         return

@@ -43,7 +43,8 @@ def balanced_cuts(line: Line, ranks: Sequence[int]) -> tuple[int, ...]:
     """The pieces at which stages 1, 2, … begin; exact.
 
     ranks: of each stage; they share its work evenly.  Of the cuts whose slowest stage is, within
-    NEARLY of a rank's work, as fast as possible, those with the least to send; of those the fastest.
+    NEARLY of a rank's work, as fast as possible, those with the least to send; of those the
+    fastest.
     """
     limit = _fastest(line, ranks) + NEARLY * sum(line.work_s) / sum(ranks)
     total = list(itertools.accumulate(line.work_s, initial=0.0))
