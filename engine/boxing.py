@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from flowrun.engine.cost.network import Link
 from flowrun.engine.errors import SbpError
@@ -98,9 +98,8 @@ def fits(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> bool:
     return len(reductions) <= 1
 
 
-@lru_cache(maxsize=65536)
 def path(source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape) -> tuple[Step, ...]:
-    """The steps from source to target: least bytes, then fewest steps (Dijkstra over nd-SBPs).
+    """The steps from source to target: least bytes, then fewest steps.
 
     Axes of size 1 cost nothing: they have what the target says from the start.  Raises SbpError if
     source or target leaves a rank with nothing; else there is a way, if need be through all B.
@@ -108,26 +107,37 @@ def path(source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape) -> t
     start = tuple(t if n == 1 else s for s, t, n in zip(source, target, grid, strict=True))
     if start == target:
         return ()
-    for end in (start, target):
-        if not fits(end, grid, shape):
-            raise misfit(end, grid, shape)
-    order = itertools.count()
-    Entry = tuple[Fraction, int, int, NdSbp, tuple[Step, ...]]
-    heap: list[Entry] = [(Fraction(0), 0, 0, start, ())]
-    done: set[NdSbp] = set()
+    partial = tuple(sbp if isinstance(sbp, Partial) else None for sbp in target)
+    # a dim of at least as many elements as there are ranks can be split as any longer one
+    ranks = math.prod(grid)
+    steps = _paths(start, partial, grid, tuple(min(size, ranks) for size in shape)).get(target)
+    if steps is None:
+        raise misfit(target if fits(start, grid, shape) else start, grid, shape)
+    return steps
+
+
+@lru_cache(maxsize=65536)
+def _paths(
+    start: NdSbp, partial: tuple[Partial | None, ...], grid: tuple[int, ...], shape: Shape
+) -> Mapping[NdSbp, tuple[Step, ...]]:
+    """The paths from start to all nd-SBPs that have these P, or none (Dijkstra over nd-SBPs)."""
+    done: dict[NdSbp, tuple[Step, ...]] = {}
+    if not fits(start, grid, shape):
+        return done
+    ranks, order = math.prod(grid), itertools.count()
+    Entry = tuple[int, int, int, NdSbp, tuple[Step, ...]]  # bytes in whole tensors x ranks
+    heap: list[Entry] = [(0, 0, 0, start, ())]
     while heap:
         cost, length, _, state, steps = heapq.heappop(heap)
-        if state == target:
-            return steps
         if state in done:
             continue
-        done.add(state)
-        for step in _next_steps(state, target, grid, shape):
+        done[state] = steps
+        for step in _next_steps(state, partial, grid, shape):
             new = step.after(state)
             if new not in done:
-                total = cost + _tensors_moved(step, state, grid)
+                total = cost + int(_tensors_moved(step, state, grid) * ranks)
                 heapq.heappush(heap, (total, length + 1, next(order), new, (*steps, step)))
-    raise AssertionError(f"no path {start} -> {target} on {grid}, shape {shape}")
+    return done
 
 
 def step_bytes(step: Step, state: NdSbp, grid: tuple[int, ...], num_bytes: float) -> float:
@@ -197,12 +207,14 @@ def states(
         state = step.after(state)
 
 
-def _next_steps(state: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape) -> Iterator[Step]:
+def _next_steps(
+    state: NdSbp, partial: Sequence[Partial | None], grid: tuple[int, ...], shape: Shape
+) -> Iterator[Step]:
     """Legal steps from a state.  A P appears only where the target wants it: it saves no byte."""
     for axis, (sbp, parts) in enumerate(zip(state, grid, strict=True)):
         if parts == 1:
             continue
-        for new in dict.fromkeys((*unreduced(shape), target[axis])):
+        for new in (*unreduced(shape), *filter(None, (partial[axis],))):
             if new == sbp or (type(sbp), type(new)) not in KINDS:
                 continue
             step = Step(axis, sbp, new)
@@ -222,6 +234,7 @@ def unreduced(shape: Shape) -> tuple[Sbp, ...]:
     return (B, *map(S, range(len(shape))))
 
 
+@cache
 def _group_tensors(kind: str, parts: int) -> Fraction:
     """Table 2, same ranks: how often the group's tensor crosses links.
 
