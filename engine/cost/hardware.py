@@ -129,6 +129,11 @@ class Hardware:
         """What messages from one placement to another have."""
         return message_link(self.levels, source, target)
 
+    def is_far(self, source: Placement, target: Placement) -> bool:
+        """True if messages between two placements are slower than some inside the target."""
+        between = self.crossing(source, target).bytes_per_s
+        return any(k.bytes_per_s > between for k in self.links(target) if k.level >= 0)
+
 
 def on_hosts(levels: Sequence[Level], ranks: int, shared: bool) -> tuple[Level, ...]:
     """The levels where every host has so many ranks; shared: they exchange messages in its memory,

@@ -67,6 +67,24 @@ def minimise(sizes: Sequence[int], tables: Iterable[Table], widest: int = WIDEST
     return Least(tuple(choice), network.constant, exact)
 
 
+def lower_bound(sizes: Sequence[int], tables: Iterable[Table], widest: int = WIDEST) -> float:
+    """What no choice can be below.
+
+    Mini-buckets (Dechter and Rish 2003): where a variable's table would have more entries than
+    `widest`, its tables are parted, and each part is minimised for itself.
+    """
+    network = _Network(sizes)
+    for table in tables:
+        network.add(Table(table.over, np.round(table.values / _QUANTUM) * _QUANTUM))
+    while network.tables:
+        for v, entries in _order(sizes, network.neighbours):
+            if entries > widest:
+                network.relax(v, widest)
+                break
+            network.eliminate(v)
+    return network.constant
+
+
 Order = list[tuple[int, int]]  # variables as they leave, with the entries of the table made then
 
 
@@ -143,6 +161,25 @@ class _Network:
         total = np.broadcast_to(total, (*(self.sizes[u] for u in near), self.sizes[v]))
         self.add(Table(near, total.min(axis=-1)))
         return Table(near, total.argmin(axis=-1))
+
+    def relax(self, v: int, widest: int) -> None:
+        """Take v out in parts of at most `widest` entries (more, where one table alone has)."""
+        parts: list[tuple[set[int], list[Table]]] = []
+        for table in sorted(self._without(v), key=lambda table: -table.values.size):
+            for over, tables in parts:
+                if math.prod(self.sizes[u] for u in over.union(table.over)) <= widest:
+                    over.update(table.over)
+                    tables.append(table)
+                    break
+            else:
+                parts.append((set(table.over), [table]))
+        for over, tables in parts:
+            near = tuple(sorted(over - {v}))
+            total: Values = np.zeros(())
+            for table in tables:
+                total = total + _aligned(table, (*near, v))
+            total = np.broadcast_to(total, (*(self.sizes[u] for u in near), self.sizes[v]))
+            self.add(Table(near, total.min(axis=-1)))
 
     def fix(self, v: int) -> Table:
         """Take v out at the value that is best if all others were free."""

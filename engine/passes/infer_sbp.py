@@ -32,6 +32,7 @@ from flowrun.engine.passes.layout_costs import Costs
 from flowrun.engine.passes.layout_homes import feed_home, variable_homes
 from flowrun.engine.passes.layout_search import Form, Forms, Problem, Solution, solve
 from flowrun.engine.passes.mirror import own_ops
+from flowrun.engine.passes.search_sbp import search_sbp
 from flowrun.engine.placement import Shape
 from flowrun.engine.sbp import B, P, S, Sbp, parse_sbp
 from flowrun.engine.strategy import Strategy
@@ -41,6 +42,8 @@ ASSIGN = "flow.assign"
 
 def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Signatures of forward and backward ops, homes of variables and feeds."""
+    if strategy.auto.enabled and strategy.axes:
+        return search_sbp(graph, strategy, _inferred)
     layout = Layout(graph)
     notes: list[str] = list(graph.notes)
     for axis in range(len(strategy.axes)):
@@ -79,12 +82,18 @@ def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterat
 
 def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Signatures of the update ops, once the homes of weights and optimizer states are known."""
+    if strategy.auto.enabled and strategy.axes and not strategy.zero.stage:
+        return graph  # search_sbp has decided them with all others
     layout = Layout(graph)
     for axis in range(len(strategy.axes)):
         axis_view = _Axis(layout, strategy, axis)
         axis_view.decide([op for op in graph.ops if op.phase == UPDATE])
         axis_view.keep_homes()
     return layout.graph(graph)
+
+
+def _inferred(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    return infer_update(infer_sbp(graph, strategy), strategy)
 
 
 class _Axis:

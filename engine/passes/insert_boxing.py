@@ -170,10 +170,7 @@ class _Boxer:
             self.strategy.placements[target_stage],
         )
         if stage != target_stage:
-            hardware = self.strategy.hardware
-            between = hardware.crossing(source_placement, target_placement).bytes_per_s
-            inside = hardware.links(target_placement)
-            far = any(link.bytes_per_s > between for link in inside if link.level >= 0)
+            far = self.strategy.hardware.is_far(source_placement, target_placement)
             leaves, enters = transfer_sbps(
                 source_placement, nd_sbp, target_placement, target, shape, far
             )

@@ -1,0 +1,51 @@
+"""trunk: which compute hides which boxing.
+
+Ops run in the order of the graph.  A boxing can start when its tensor is made and must end before
+the first op that reads it; what runs in between (the *trunk* goes on meanwhile) hides it.  A link
+does one thing at a time, so what could be hidden behind an op shares its seconds, by bytes: of all
+tensors that are under way there.  A tensor of the trunk itself is read by the very next op, and
+nothing hides it; the gradient of a weight is read by the update alone, and all of backward that is
+still to come hides it.
+
+OneFlow's trunk takes a constant wait from each boxing; here seconds of the boxing itself are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flowrun.engine.graph import Feed, LogicalGraph, Variable
+
+
+def hidden_seconds(graph: LogicalGraph, least_s: Mapping[str, float]) -> dict[str, float]:
+    """Tensor -> seconds of a step in which its boxing costs nothing.  least_s: of each op by name,
+    in a step.
+    """
+    place = {op.name: k for k, op in enumerate(graph.ops)}
+    opens: dict[int, list[str]] = {}
+    closes: dict[int, list[str]] = {}
+    for name, readers in graph.consumers.items():
+        maker = graph.producer.get(name)
+        start = place[maker.name] + 1 if maker else 0
+        first = min(place[op.name] for op in readers)
+        if first > start:
+            opens.setdefault(start, []).append(name)
+            closes.setdefault(first, []).append(name)
+    under_way: dict[int, dict[str, int]] = {}  # stage -> tensor -> bytes
+    sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
+    stage_of = {source.tensor: source.stage for source in sources}
+    hidden: dict[str, float] = {}
+    shares: dict[int, float] = {}  # stage -> seconds for each byte under way, so far
+    began: dict[str, float] = {}
+    for k, op in enumerate(graph.ops):
+        for name in closes.get(k, ()):
+            stage = graph.producer[name].stage if name in graph.producer else stage_of[name]
+            hidden[name] = (shares.get(stage, 0.0) - began[name]) * under_way[stage].pop(name)
+        for name in opens.get(k, ()):
+            stage = graph.producer[name].stage if name in graph.producer else stage_of[name]
+            under_way.setdefault(stage, {})[name] = graph.tensors[name].num_bytes
+            began[name] = shares.get(stage, 0.0)
+        total = sum(under_way.get(op.stage, {}).values())
+        if total:
+            shares[op.stage] = shares.get(op.stage, 0.0) + least_s[op.name] / total
+    return hidden

@@ -1,0 +1,226 @@
+"""The joint search against brute force: every combination of signatures on grids of two axes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.network import Level
+from flowrun.engine.graph import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    Feed,
+    LogicalGraph,
+    Op,
+    Ref,
+    Tensor,
+    Variable,
+)
+from flowrun.engine.passes.auto.network import network
+from flowrun.engine.passes.auto.objective import Form, Objective
+from flowrun.engine.passes.auto.rows import Row, Rows, inputs_of, outputs_of
+from flowrun.engine.passes.auto.search import search
+from flowrun.engine.placement import Placement
+from flowrun.engine.strategy import Auto, Strategy
+
+GRID = Placement((("x", 2), ("y", 2)), (0, 1, 2, 3))
+SIZE = 64
+MOST = 48  # combinations
+UNARY = ("aten.relu.default", "aten.t.default", "aten.neg.default")
+BINARY = ("aten.mm.default", "aten.add.Tensor", "aten.mul.Tensor")
+
+
+class Few(Rows):
+    """Some rows of every op, and some homes of every source."""
+
+    def __init__(self, graph: LogicalGraph, strategy: Strategy, draw: st.DrawFn) -> None:
+        super().__init__(graph, strategy)
+        self.left = MOST
+        free = [v for v in graph.variables if v.kind != "state"]
+        self.few_homes = {s.tensor: self._some(super(Few, self).homes(s), draw) for s in free}
+        self.few_homes |= {
+            f.tensor: self._some(super(Few, self).homes(f), draw) for f in graph.feeds
+        }
+        lives = {s for some in self.few_homes.values() for s in some}
+        self.few = {}
+        for op in graph.ops:
+            rows = super().of(op)
+            if op.phase == UPDATE:
+                rows = tuple(row for row in rows if outputs_of(row)[0] in lives)
+                self.few[op.name] = rows
+                self.left //= max(1, len(rows))
+            else:
+                self.few[op.name] = self._some(rows, draw)
+
+    def _some(self, options: Sequence, draw: st.DrawFn) -> tuple:  # type: ignore[type-arg]
+        count = draw(st.integers(1, max(1, min(len(options), 4, self.left))))
+        self.left //= count
+        at = st.lists(st.integers(0, len(options) - 1), min_size=count, max_size=count, unique=True)
+        return tuple(options[k] for k in draw(at))
+
+    def of(self, op: Op) -> tuple[Row, ...]:
+        return self.few[op.name]
+
+    def homes(self, source: Variable | Feed) -> tuple:  # type: ignore[type-arg]
+        return self.few_homes[source.tensor]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[LogicalGraph, Strategy, Few, Objective]:
+    """Up to 7 ops: products, sums and the update of one weight, forward, then backward."""
+    names = ["x", "w"]
+    ops: list[Op] = []
+    num_ops = draw(st.integers(1, 6))
+    for k in range(num_ops):
+        target = draw(st.sampled_from(UNARY + BINARY))
+        read = [draw(st.sampled_from(names)) for _ in range(1 if target in UNARY else 2)]
+        phase = FORWARD if k < num_ops // 2 else BACKWARD
+        ops.append(Op(f"t{k}", target, tuple(map(Ref, read)), outputs=(f"t{k}",), phase=phase))
+        names.append(f"t{k}")
+    update = (Ref("w"), Ref(names[-1]), Ref("m"))
+    numbers = (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 0.0), ("nesterov", False))
+    ops.append(Op("update", "flow.sgd", update, numbers, ("w'", "m'"), phase=UPDATE))
+    shapes = [*names, "m", "w'", "m'"]
+    graph = LogicalGraph(
+        tuple(ops),
+        {name: Tensor(name, (SIZE, SIZE), torch.float32) for name in shapes},
+        (Variable("w", "w", "parameter", "w'"), Variable("m/w", "m", "state", "m'", "w")),
+        (Feed("x", "x"),),
+    )
+    auto = Auto(True, trunk=draw(st.booleans()), shared=draw(st.booleans()), wait_s=1e-5)
+    hardware = replace(Hardware(), levels=(Level(0, 1e-6, 1.5e9),))
+    strategy = Strategy(("x", "y"), (GRID,), auto=auto, hardware=hardware)
+    few, objective = Few(graph, strategy, draw), Objective(graph, strategy)
+    least = {op.name: float(objective.row_seconds(op, few.of(op)).min()) for op in graph.ops}
+    objective.hide(least)
+    return graph, strategy, few, objective
+
+
+def brute_force(graph: LogicalGraph, rows: Few, objective: Objective, byte_s: float) -> float:
+    """The least over all combinations of rows and homes; every tensor's boxings one by one."""
+    free = [(s.tensor, rows.homes(s)) for s in (graph.variables[0], *graph.feeds)]
+    options = [rows.of(op) for op in graph.ops]
+    shape = [len(o) for o in options] + [len(homes) for _, homes in free]
+    at = {name: len(options) + k for k, (name, _) in enumerate(free)} | {"m": len(options)}
+    total = np.zeros(shape)
+
+    def add(over: Sequence[int], value: object) -> None:
+        """A function of the options at some places."""
+        nonlocal total
+        found = np.empty([shape[v] for v in over])
+        for where in np.ndindex(*found.shape):
+            found[where] = value(*where)  # type: ignore[operator]
+        order = sorted(range(len(over)), key=over.__getitem__)
+        dims = [shape[v] if v in over else 1 for v in range(len(shape))]
+        total = total + found.transpose(order).reshape(dims)
+
+    def form(name: str, k: int) -> Form:
+        """In which a tensor is made, by option k of its maker."""
+        maker = graph.producer.get(name)
+        if maker is None:
+            return 0, dict(free)["w" if name == "m" else name][k]
+        return 0, outputs_of(rows.of(maker)[k])[maker.outputs.index(name)]
+
+    for v, op in enumerate(graph.ops):
+        seconds, held = objective.row_seconds(op, options[v]), objective.row_bytes(op, options[v])
+        add([v], lambda k, s=seconds, h=held: s[k] + byte_s * h[k])
+    weight, state = graph.variables
+    for name, homes in free:
+        if name == "w":
+            both = [sum(objective.home_bytes(s, h) for s in (weight, state)) for h in homes]
+            add([at[name]], lambda k, b=both: byte_s * b[k])
+    for name in graph.consumers:
+        maker = graph.producer.get(name)
+        source = graph.ops.index(maker) if maker else at[name]
+        readers = [
+            v
+            for v, op in enumerate(graph.ops)
+            if name in op.inputs and not (op.phase == UPDATE and name in ("w", "m"))
+        ]
+        asks = {
+            v: [
+                frozenset(
+                    (0, nd)
+                    for n, nd in zip(graph.ops[v].inputs, inputs_of(r), strict=True)
+                    if n == name
+                )
+                for r in options[v]
+            ]
+            for v in readers
+        }
+        could = {frozenset().union(*some) for some in itertools.product(*map(set, asks.values()))}
+        hidden = objective.hidden.get(name, 0.0)
+
+        @cache
+        def price(
+            have: Form, wanted: frozenset[Form], name: str = name, hidden: float = hidden
+        ) -> float:
+            missing, best = wanted - {have}, math.inf
+            for order in itertools.permutations(missing):
+                there, cost = {have}, 0.0
+                for f in order:
+                    cost += min(objective.box_seconds(name, h, f) for h in there)
+                    there.add(f)
+                best = min(best, cost)
+            kept = sum(objective.copy_bytes(name, f) for f in missing)
+            return max(0.0, best - hidden) + byte_s * kept
+
+        if objective.auto.shared:
+            many = len(readers) > 1
+
+            def paid(  # type: ignore[no-untyped-def]
+                k: int, *chosen: int, name=name, asks=asks, could=could, price=price, many=many
+            ) -> float:
+                asked = frozenset().union(
+                    *(a[c] for a, c in zip(asks.values(), chosen, strict=True))
+                )
+                return min(
+                    price(form(name, k), s) for s in could if asked == s or (many and asked <= s)
+                )
+
+            if readers:
+                add([source, *readers], paid)
+        else:
+            for v in readers:
+                add([source, v], lambda k, c, v=v, a=asks, n=name, p=price: p(form(n, k), a[v][c]))
+    update, last = graph.ops[-1], len(graph.ops) - 1
+    for i, place in enumerate((0, 2)):  # the weight, its state
+        add(
+            [last, at["w"]],
+            lambda k, h, i=i, p=place: (
+                0.0
+                if inputs_of(rows.of(update)[k])[p]
+                == outputs_of(rows.of(update)[k])[i]
+                == free[0][1][h]
+                else math.inf
+            ),
+        )
+    return float(total.min())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(problem=problems(), byte_s=st.sampled_from((0.0, 1e-10)))
+def test_the_search_finds_what_brute_force_finds(
+    problem: tuple[LogicalGraph, Strategy, Few, Objective], byte_s: float
+) -> None:
+    graph, _, rows, objective = problem
+    least = brute_force(graph, rows, objective, byte_s)
+    net = network(graph, rows, objective)
+    found = search(net, None, byte_s)
+    assert found.gap == 0.0
+    assert found.cost == pytest.approx(least, rel=1e-9, abs=1e-12)
+    seconds, held = net.cost(found.choice)
+    assert seconds + byte_s * held == pytest.approx(found.cost)
+    relaxed = search(network(graph, rows, objective, relaxed=True), None, byte_s)
+    assert relaxed.bound <= least * (1 + 1e-9), "a bound for graphs that are not solved exactly"
