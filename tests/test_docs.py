@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.runs import round_of
-from flowrun.launcher.bench.suite import load_suite
+from flowrun.launcher.bench.suite import Suite, load_suite
 from flowrun.launcher.cli import COMMANDS
 from flowrun.launcher.recipe import load, spell
 
@@ -87,7 +87,11 @@ def composed(line: str) -> None:
         return
     if command == "bench":
         suite, _ = load_suite(overrides)
-        for each in {run.overrides for run in round_of(suite)}:
+        if isinstance(suite, Suite):
+            recipes = {run.overrides for run in round_of(suite)}
+        else:  # every row: launcher/bench/foreseen
+            recipes = {table.rows[0].overrides for table in suite.tables}
+        for each in recipes:
             load(list(each))
         return
     if command == "resume":
