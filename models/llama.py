@@ -38,11 +38,11 @@ class Attention(nn.Module):
     def _turned(self, x_BHTC: Tensor) -> Tensor:
         """Rotary positions (RoFormer, arXiv 2104.09864, section 3.4.2), halves apart."""
         T, half = x_BHTC.shape[2], self.C // 2
-        rates_C = self.base ** (-torch.arange(half, device=x_BHTC.device) / half)
+        rates_C = self.base ** (-torch.arange(half, device=x_BHTC.device) / half).repeat(2)
         angles_TC = torch.arange(T, device=x_BHTC.device)[:, None] * rates_C
         cos, sin = angles_TC.cos().to(x_BHTC.dtype), angles_TC.sin().to(x_BHTC.dtype)
-        a, b = x_BHTC[..., :half], x_BHTC[..., half:]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        across_BHTC = torch.cat((-x_BHTC[..., half:], x_BHTC[..., :half]), dim=-1)
+        return x_BHTC * cos + across_BHTC * sin
 
 
 class FeedForward(nn.Module):
