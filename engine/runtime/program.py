@@ -71,7 +71,8 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A function of tensors: ops that run some rows at a time.
+    """Ops that run some rows at a time: data in the place of a call's function, of which kernels.py
+    makes code.
 
     whole: the ops on the tensors as they are.  rows: on some rows of those of them that are `cut`,
     as matrices; it is also given the rows of what is made, and fills them.
@@ -81,10 +82,6 @@ class Tile:
     rows: Program
     cut: tuple[bool, ...]
     made: tuple[Made, ...]
-
-    def __call__(self, *reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """It is data: kernels.py makes code of it."""
-        raise NotImplementedError
 
 
 # ---- text ----------------------------------------------------------------------------------------

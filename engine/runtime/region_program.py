@@ -78,7 +78,7 @@ class _Writer:
             assert found is not None, op  # tile.py took it
             cut |= found.cut
             rows.on_rows(op, shown)
-        tile = Tile(
+        tile: Any = Tile(  # in the place of a function: kernels.py makes one of it
             whole.program(shown),
             rows.program(()),
             tuple(name in cut for name in reads),

@@ -1,0 +1,104 @@
+"""hydra_jobs: arguments -> Hydra's main, which composes one job or those of a sweep -> what came of
+each.  Imports are late: a mistake in the arguments is to be told at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from flowrun.engine.errors import FlowrunError
+
+
+def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -> list[Any]:
+    """Let Hydra compose and run one job, or many; the outcome of each: its report, or the
+    FlowrunError that ended it.
+    """
+    import hydra
+
+    from flowrun.launcher.errors import from_hydra
+    from flowrun.launcher.recipe import CONFIG_MODULE, CONFIG_NAME, register, schema, spell
+
+    register()
+    spelled = spell(overrides)
+    outcomes: list[Any] = []
+
+    started = False
+
+    def train(cfg: Any) -> Any:
+        nonlocal started
+        started = True
+        outcomes.append(_job(cfg, config_dir))
+        return outcomes[-1]
+
+    job = hydra.main(
+        version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME
+    )(train)
+    with _command_line(["flowrun", *spelled, *flags]):
+        try:
+            job()
+        except Exception as error:
+            if started:  # composed: the error is a job's own
+                raise
+            raise from_hydra(error, schema()) from error
+    return outcomes
+
+
+def _job(cfg: Any, config_dir: str | None) -> Any:
+    """One job, in Hydra's run folder."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from flowrun.launcher.recipe import regrouped, to_recipe
+
+    try:
+        chosen = list(HydraConfig.get().overrides.task)
+        recipe = to_recipe(regrouped(cfg, chosen, config_dir))
+        if recipe.launch.name == "slurm":
+            from flowrun.launcher.run import settled
+
+            recipe = settled(recipe)
+            return _submitted(recipe, Path(HydraConfig.get().runtime.output_dir))
+        from flowrun.launcher.progress import Progress
+        from flowrun.launcher.run import run as run_recipe
+
+        return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
+    except FlowrunError as error:
+        return error
+
+
+def _submitted(recipe: Any, folder: Path) -> Any:
+    """The job in the queue; its report, if it is to be waited for and no sweep has more to
+    submit.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from flowrun.launcher.slurm import submit
+
+    submitted = submit(recipe, folder)
+    typer.echo(f"submitted: {submitted}")
+    sweeps = HydraConfig.get().mode == RunMode.MULTIRUN
+    return submitted.report() if recipe.launch.slurm.wait and not sweeps else submitted
+
+
+@contextmanager
+def _command_line(argv: list[str]) -> Iterator[None]:
+    """What Hydra's main reads: the arguments, and the wish that errors come to us instead of being
+    printed.
+    """
+    before, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = before
+        if full is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full
