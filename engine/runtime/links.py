@@ -101,6 +101,12 @@ class Links:
             return shared_memory.receive(self._neighbours, shapes, dtypes, source_rank, tag)
         return collectives.receive(shapes, dtypes, source_rank, tag, device=self.device)
 
+    def flush(self) -> None:
+        """Return when a rank of this host need not wait for this one's loop any more: before it
+        waits for something that its inbox does not hear of (a barrier, a disk).
+        """
+        self._neighbours.flush()
+
     @property
     def shared_bytes(self) -> int:
         """Most bytes of this rank's messages in shared memory at once."""

@@ -130,6 +130,11 @@ class Neighbours:
             del self._readers[start]
             self.arena.give(start)
 
+    def flush(self) -> None:
+        """Return when all that was told has left this rank, or the peer it was told has gone."""
+        while any(peer.behind for peer in self._peers.values()):
+            self.inbox.turn()
+
     def close(self) -> None:
         """Leave; the others find this rank gone, if they still expect something."""
         for peer in self._peers.values():
@@ -156,7 +161,7 @@ class _Peer:
         self._read = read
         self._gone = False
         self._rest = b""  # of a note that came in two pieces
-        self._behind = b""  # notes for which the socket had no room
+        self.behind = b""  # notes for which the socket had no room
         self._full = False
         self._came: dict[tuple[int, int], deque[int]] = {}
         self._expected: dict[tuple[int, int], deque[Note]] = {}
@@ -165,7 +170,7 @@ class _Peer:
 
     def tell(self, what: int, stream: int, start: int) -> None:
         if not self._gone:
-            self._behind += _NOTE.pack(what, stream, start)
+            self.behind += _NOTE.pack(what, stream, start)
             self._flush()
 
     def expect(self, what: int, stream: int, note: Note) -> None:
@@ -178,7 +183,7 @@ class _Peer:
             self._expected.setdefault((what, stream), deque()).append(note)
 
     def _handle(self) -> None:
-        if self._behind:
+        if self.behind:
             self._flush()
         try:
             data = self._link.recv(1 << 16)
@@ -206,17 +211,17 @@ class _Peer:
     def _flush(self) -> None:
         """Send what can be sent; with a full socket, the rest when it has room."""
         try:
-            self._behind = self._behind[self._link.send(self._behind) :]
+            self.behind = self.behind[self._link.send(self.behind) :]
         except BlockingIOError:
             pass
         except ConnectionError:
-            self._behind = b""  # what the other said before it went can still be read
-        if self._full != bool(self._behind):
-            self._full = bool(self._behind)
+            self.behind = b""  # what the other said before it went can still be read
+        if self._full != bool(self.behind):
+            self._full = bool(self.behind)
             self._inbox.watch(self._link.fileno(), self._handle, write=self._full)
 
     def _lose(self) -> None:
-        self._gone = True
+        self._gone, self.behind = True, b""
         self._inbox.forget(self._link.fileno())
         expected, self._expected = self._expected, {}
         for notes in expected.values():
