@@ -8,14 +8,20 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from flowrun.engine.graph import FORWARD, LogicalGraph, Op, Ref, Variable, rename_inputs
 
+WRITES = "writes/"  # a result of this name is no report, but what forward makes of a buffer
 
-def assign_buffers(graph: LogicalGraph, changed: Mapping[str, str]) -> LogicalGraph:
-    """changed: buffer, by name -> the tensor that it becomes."""
+
+def assign_buffers(graph: LogicalGraph) -> LogicalGraph:
+    """No result of the graph is what a buffer becomes; ops write that."""
+    changed = {
+        key.removeprefix(WRITES): name for key, name in graph.results if key.startswith(WRITES)
+    }
+    if not changed:
+        return graph
     tensors = dict(graph.tensors)
     variables = {v.name: v for v in graph.variables}
     before = {variables[name].tensor: f"{name}/before" for name in changed}
@@ -36,7 +42,13 @@ def assign_buffers(graph: LogicalGraph, changed: Mapping[str, str]) -> LogicalGr
     for op in graph.ops:
         ops.append(rename_inputs(op, before))
         ops.extend(write for name in op.makes for write in assigns.get(name, ()))
-    return replace(graph, ops=tuple(ops), tensors=tensors, variables=tuple(variables.values()))
+    return replace(
+        graph,
+        ops=tuple(ops),
+        tensors=tensors,
+        variables=tuple(variables.values()),
+        results=tuple((key, name) for key, name in graph.results if not key.startswith(WRITES)),
+    )
 
 
 def _module(graph: LogicalGraph, buffer: Variable) -> str:

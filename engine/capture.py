@@ -1,21 +1,22 @@
 """capture: a torch module and the shapes of one micro-batch -> LogicalGraph (level "captured").
 
-The only file that knows torch's capture internals.  Relied upon (tests/engine/test_capture.py names
-each fact): `dynamo_graph_capture_for_export` turns module and loss into one FX graph;
-`aot_export_joint_with_descriptors` turns that into one functional ATen graph of forward and
-backward whose placeholders and outputs carry descriptors (`meta["desc"]`), whose nodes carry
-`partitioner_tag`, `nn_module_stack` (forward) and `fwd_nn_module_stack` (backward), and `val` (a
-fake tensor).
+Relied upon of torch (tests/engine/test_capture.py names each fact):
+`dynamo_graph_capture_for_export` turns module and loss into one FX graph, whose `process_inputs`
+gives what its placeholders stand for; `aot_export_joint_with_descriptors` turns that into one
+functional ATen graph of forward and backward, which joint_graph.py reads.  These two files and
+fold.py are the only ones that know torch's capture internals.
+
+Of many equal blocks a few are handed to the second (fold.py); the others are put back behind it
+(unfold.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,20 +25,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowrun.engine.buffers import assign_buffers
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import (
-    BACKWARD,
-    FORWARD,
-    Feed,
-    LogicalGraph,
-    Op,
-    Ref,
-    Tensor,
-    Variable,
-)
+from flowrun.engine.fold import Fold, fold
+from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.joint_graph import JointGraph
 from flowrun.engine.random_ops import seed_random_ops
 from flowrun.engine.simplify import simplify
-
-MOST_NUMBERS = 4096  # of a constant tensor that a plan carries
+from flowrun.engine.unfold import UnlikeError, unfold
 
 Batch = Mapping[str, torch.Tensor]
 LossFn = Callable[[Any, Batch], torch.Tensor]
@@ -125,11 +118,26 @@ def capture_evaluation(task: Task, batch: Batch) -> LogicalGraph:
 def _captured(
     task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool
 ) -> LogicalGraph:
+    try:
+        graph = _joint(task, batch, metrics, train=train, folds=True)
+    except UnlikeError as unlike:
+        graph = _joint(task, batch, metrics, train=train, folds=False)
+        graph = replace(graph, notes=(f"equal blocks are captured one by one: {unlike}",))
+    return simplify(seed_random_ops(assign_buffers(graph), task.seed))
+
+
+def _joint(
+    task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool, folds: bool
+) -> LogicalGraph:
+    """Forward, and backward where it is training.  folds: equal blocks are captured once; raises
+    UnlikeError where that cannot be.
+    """
     from torch._dynamo.functional_export import dynamo_graph_capture_for_export
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     program = _Program(task, tuple(batch), metrics)
-    values = tuple(batch.values())
+    values, names = tuple(batch.values()), _first_names(task.model)
+    folded: tuple[Fold, ...] = ()
     grad = contextlib.nullcontext() if train else torch.no_grad()
     try:
         with contextlib.ExitStack() as stack, grad, warnings.catch_warnings():
@@ -139,17 +147,33 @@ def _captured(
             warnings.simplefilter("ignore")
             stack.enter_context(torch._dynamo.config.patch(ignore_logger_methods=_loggers()))
             torch._dynamo.reset()
-            captured = dynamo_graph_capture_for_export(program)(*values)
-            joint = aot_export_joint_with_descriptors(stack, captured, values)
+            traced: Any = dynamo_graph_capture_for_export(program)(*values)
+            if folds:
+                folded = fold(traced.graph, _entering(traced.graph, values, task.model, names))
+            joint = aot_export_joint_with_descriptors(stack, traced, values)
     except Exception as error:
         raise RecipeError(
             "model",
             f"torch could not capture {type(task.model).__name__}: {_first_line(error)}",
             "The model must run on one micro-batch without data-dependent Python control flow.",
         ) from error
-    reader = _Reader(tuple(batch), ("loss", *metrics), _first_names(task.model), train)
-    graph = reader.read(joint.graph_module)
-    return simplify(seed_random_ops(graph, task.seed))
+    graph = JointGraph(tuple(batch), ("loss", *metrics), names, train).read(joint.graph_module)
+    for each in folded:
+        graph = unfold(graph, each)
+    return graph
+
+
+def _entering(
+    graph: torch.fx.Graph, values: tuple[torch.Tensor, ...], model: nn.Module, names: dict[str, str]
+) -> dict[torch.fx.Node, str]:
+    """Placeholders of parameters and buffers, by the first name of each."""
+    named = {
+        id(tensor): names[name]
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+    nodes = (node for node in graph.nodes if node.op == "placeholder")
+    pairs = zip(nodes, graph.process_inputs(*values), strict=True)
+    return {node: named[id(value)] for node, value in pairs if id(value) in named}
 
 
 @contextlib.contextmanager
@@ -179,185 +203,6 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
-class _Reader:
-    """Reads torch's joint FX graph into a LogicalGraph; detach and getitem disappear."""
-
-    def __init__(
-        self,
-        fields: tuple[str, ...],
-        results: tuple[str, ...],
-        first_names: Mapping[str, str],
-        train: bool,
-    ) -> None:
-        self.first_names = first_names
-        self.train = train
-        self.fields = fields
-        self.result_names = results
-        self.names: dict[Any, str] = {}  # FX node -> tensor
-        self.tensors: dict[str, Tensor] = {}
-        self.ops: list[Op] = []
-        self.variables: list[Variable] = []
-        self.feeds: list[Feed] = []
-        self.results: list[tuple[str, str]] = []
-        self.changed: dict[str, str] = {}  # buffer -> what forward makes of it
-
-    def read(self, module: torch.fx.GraphModule) -> LogicalGraph:
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                self._placeholder(node)
-            elif node.op == "call_function":
-                self._call(node)
-            elif node.op == "get_attr":
-                self._constant(node, getattr(module, str(node.target)))
-            elif node.op == "output":
-                self._outputs(node)
-        graph = LogicalGraph(
-            tuple(self.ops),
-            self.tensors,
-            tuple(self.variables),
-            tuple(self.feeds),
-            tuple(self.results),
-        )
-        return assign_buffers(graph, self.changed)
-
-    def _tensor(self, node: torch.fx.Node, name: str, value: Any) -> str:
-        self.tensors[name] = Tensor(name, tuple(int(n) for n in value.shape), value.dtype)
-        self.names[node] = name
-        return name
-
-    def _placeholder(self, node: torch.fx.Node) -> None:
-        described, value = node.meta["desc"], node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            return
-        kind = type(described).__name__
-        if kind in ("ParamAOTInput", "BufferAOTInput"):
-            name = self._first_name(described)
-            if any(v.name == name for v in self.variables):  # tied: torch lists every name
-                self.names[node] = name
-                return
-            tensor = self._tensor(node, name, value)
-            role = "parameter" if kind == "ParamAOTInput" else "buffer"
-            others = tuple(
-                other for other, first in self.first_names.items() if first == name != other
-            )
-            self.variables.append(Variable(name, tensor, role, aliases=others))
-        elif kind == "PlainAOTInput":
-            field = self.fields[described.idx]
-            self.feeds.append(Feed(field, self._tensor(node, f"batch.{field}", value)))
-        elif kind == "TangentAOTInput":
-            self.feeds.append(Feed("@tangent", self._tensor(node, "tangent", value)))
-        else:
-            raise RecipeError("model", f"an input of kind {kind} is not understood ({described})")
-
-    def _first_name(self, described: Any) -> str:
-        name = described.target.removeprefix("model.")
-        return self.first_names.get(name, name)
-
-    def _constant(self, node: torch.fx.Node, value: torch.Tensor) -> None:
-        """A tensor made of numbers inside forward: an op of the graph that holds the numbers."""
-        name, numbers = self._tensor(node, node.name, value), tuple(value.flatten().tolist())
-        if len(numbers) > MOST_NUMBERS:
-            raise RecipeError(
-                "model",
-                f"a constant tensor of {len(numbers):,} numbers is made inside forward of module "
-                f"{_module_of(node) or '(top level)'}; at most {MOST_NUMBERS:,} are carried along.",
-                "Register it as a buffer of the module.",
-            )
-        shape, dtype = self.tensors[name].shape, (("dtype", value.dtype),)
-        alike = len(set(numbers)) == 1
-        target = "aten.full.default" if alike else "flow.constant"
-        args = (shape, numbers[0]) if alike else (numbers, shape)
-        self.ops.append(Op(name, target, args, dtype, (name,), _module_of(node), _phase_of(node)))
-
-    def _call(self, node: torch.fx.Node) -> None:
-        target = str(node.target)
-        if target == "<built-in function getitem>":
-            return  # read together with the op that makes the tuple
-        if target in ("aten.detach.default", "aten.alias.default"):
-            self.names[node] = self.names[node.args[0]]
-            return
-        self.ops.append(
-            Op(
-                name=node.name,
-                target=target,
-                args=tuple(self._argument(arg) for arg in node.args),
-                kwargs=tuple(
-                    (key, self._argument(arg))
-                    for key, arg in node.kwargs.items()
-                    if key not in ("device", "pin_memory", "layout")
-                ),
-                outputs=self._made(node),
-                module=_module_of(node),
-                phase=_phase_of(node),
-                moment=_moment_of(node),
-            )
-        )
-
-    def _made(self, node: torch.fx.Node) -> tuple[str | None, ...]:
-        value = node.meta["val"]
-        if isinstance(value, torch.Tensor):
-            return (self._tensor(node, node.name, value),)
-        made: list[str | None] = [None] * len(value)
-        for user in node.users:
-            index: Any = user.args[1]
-            if made[index] is None and user.users:
-                made[index] = self._tensor(user, f"{node.name}.{index}", value[index])
-            elif made[index] is not None:
-                self.names[user] = str(made[index])
-        return tuple(made)
-
-    def _argument(self, arg: Any) -> Any:
-        if isinstance(arg, torch.fx.Node):
-            return Ref(self.names[arg])
-        if isinstance(arg, (list, tuple)):
-            return tuple(self._argument(item) for item in arg)
-        return arg
-
-    @staticmethod
-    def _check_scalar(name: str, made: Tensor) -> None:
-        if made.shape != () or not made.dtype.is_floating_point:
-            key = "task.loss" if name == "loss" else f"task.metrics.{name}"
-            raise RecipeError(
-                key,
-                f"this makes {made.dtype} of shape {made.shape}, not one number, the batch's mean.",
-                "Name a function called with (output, batch) that returns a floating-point scalar.",
-            )
-
-    def _outputs(self, node: torch.fx.Node) -> None:
-        values: Any = node.args[0]
-        for value, described in zip(values, node.meta["desc"], strict=True):
-            kind = type(described).__name__
-            if value is None:
-                continue
-            name = self.names[value]
-            if kind == "PlainAOTOutput":
-                self._check_scalar(self.result_names[described.idx], self.tensors[name])
-                self.results.append((self.result_names[described.idx], name))
-            elif kind == "GradAOTOutput":
-                if type(described.grad_of).__name__ == "ParamAOTInput":
-                    self.results.append((f"grad/{self._first_name(described.grad_of)}", name))
-            elif kind == "InputMutationAOTOutput":
-                self._changed(described.mutated_input, name)
-            else:
-                raise RecipeError(
-                    "model", f"an output of kind {kind} is not understood ({described})"
-                )
-
-    def _changed(self, described: Any, made: str) -> None:
-        """Forward writes into a buffer: in evaluation that is left undone."""
-        if type(described).__name__ != "BufferAOTInput":
-            raise RecipeError(
-                "model",
-                f"forward writes into {described}.",
-                "Only buffers of the model may change in forward.",
-            )
-        if self.train:
-            self.changed[self._first_name(described)] = made
-
-
-_INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
-
-
 def _first_names(model: nn.Module) -> dict[str, str]:
     """Name of each parameter and buffer -> the first name of the same tensor: one where it is tied,
     as in `named_parameters()`; torch's graph lists every name and reads an arbitrary one.
@@ -368,35 +213,3 @@ def _first_names(model: nn.Module) -> dict[str, str]:
         for named in (model.named_parameters, model.named_buffers)
         for name, tensor in named(remove_duplicate=False)
     }
-
-
-def _moment_of(node: torch.fx.Node) -> int:
-    """torch's number of the autograd node that a forward op made, or that a backward op runs.
-
-    A sum of gradients belongs to none: it has no module and carries the number of what ran before.
-    """
-    backward = node.meta.get("partitioner_tag") == "is_backward"
-    if backward and _module_of(node) == "" and not node.meta.get("fwd_nn_module_stack"):
-        return -1
-    return int(node.meta.get("seq_nr", -1))
-
-
-def _phase_of(node: torch.fx.Node) -> str:
-    return BACKWARD if node.meta.get("partitioner_tag") == "is_backward" else FORWARD
-
-
-def _module_of(node: torch.fx.Node) -> str:
-    """Dotted path in the user's model; "loss" outside of it; "" if torch does not tell."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    backward = node.meta.get("partitioner_tag") == "is_backward"
-    paths = [entry[0] for entry in (stack or {}).values()]
-    for path in reversed(paths):
-        dotted = re.sub(r"^L\[['\"]\w+['\"]\]\.?", "", path)
-        dotted = _INDEX.sub(r".\1", dotted).replace("..", ".").lstrip(".")
-        dotted = dotted.replace("_modules.", "")
-        if dotted == "model":
-            return ""
-        if dotted.startswith("model."):
-            return dotted.removeprefix("model.")
-    named = any(part in str(node.target) for part in ("add.Tensor",))
-    return "" if backward and named and not paths else "loss"
