@@ -43,7 +43,7 @@ ASSIGN = "flow.assign"
 def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Signatures of forward and backward ops, homes of variables and feeds."""
     if strategy.auto.enabled and strategy.axes:
-        return search_sbp(graph, strategy, _inferred)
+        return search_sbp(graph, strategy, inferred)
     layout = Layout(graph)
     notes: list[str] = list(graph.notes)
     for axis in range(len(strategy.axes)):
@@ -92,7 +92,8 @@ def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return layout.graph(graph)
 
 
-def _inferred(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+def inferred(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Signatures of all ops, homes of all that enters."""
     return infer_update(infer_sbp(graph, strategy), strategy)
 
 

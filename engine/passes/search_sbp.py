@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from flowrun.engine.graph import UPDATE, LogicalGraph
-from flowrun.engine.passes.auto.network import Network, network
-from flowrun.engine.passes.auto.objective import HEAVIEST, WEIGHTS, Objective
+from flowrun.engine.passes.auto.make_network import make_network
+from flowrun.engine.passes.auto.network import Network
+from flowrun.engine.passes.auto.objective import Objective
+from flowrun.engine.passes.auto.options import Choice, Options
 from flowrun.engine.passes.auto.rows import Rows, inputs_of, outputs_of
-from flowrun.engine.passes.auto.search import Choice, Found, search
-from flowrun.engine.passes.auto.starts import choice_of, greedy
+from flowrun.engine.passes.auto.search import Found, search
+from flowrun.engine.passes.auto.starts import choice_of, greedy, with_sets
+from flowrun.engine.passes.auto.weigh import weighed
 from flowrun.engine.strategy import Strategy
 
 Infer = Callable[[LogicalGraph, Strategy], LogicalGraph]
@@ -51,34 +55,18 @@ def searched(graph: LogicalGraph, strategy: Strategy, infer: Infer) -> Searched:
     objective.hide(
         {op.name: float(objective.row_seconds(op, rows.of(op)).min()) for op in graph.ops}
     )
-    net = network(graph, rows, objective)
-    inferred = infer(graph, replace(strategy, auto=replace(strategy.auto, enabled=False)))
-    starts = {"greedy": greedy(graph, net, objective), "inferred": choice_of(net, inferred)}
-    known = {name: choice for name, choice in starts.items() if choice is not None}
-    relaxed = network(graph, rows, objective, relaxed=True)
-    found, byte_s = _weighed(net, relaxed, strategy, known)
-    return Searched(net, known, found, byte_s)
+    options = Options.of(graph, rows)
+    layout = infer(graph, replace(strategy, auto=replace(strategy.auto, enabled=False)))
+    simple = {"greedy": greedy(graph, options, objective), "inferred": choice_of(options, layout)}
+    chosen = {name: choice for name, choice in simple.items() if choice is not None}
+    net = make_network(graph, options, objective, chosen.values())
+    starts = {name: with_sets(net, choice) for name, choice in chosen.items()}
+    relaxed = cache(lambda: make_network(graph, options, objective, relaxed=True))
 
+    def found(byte_s: float, *better: Choice) -> Found:
+        return search(net, relaxed, byte_s, (*starts.values(), *better))
 
-def _weighed(
-    net: Network, relaxed: Network, strategy: Strategy, starts: dict[str, Choice]
-) -> tuple[Found, float]:
-    """With what a held byte costs; adaptive: the least weight that fits the memory, to a factor of
-    2.
-    """
-    read_s = 1 / strategy.hardware.memory_bytes_per_s
-    if strategy.auto.memory != "adaptive":
-        byte_s = WEIGHTS[strategy.auto.memory] * read_s
-        return search(net, relaxed, byte_s, starts.values()), byte_s
-    found, weight, limit = (
-        search(net, relaxed, 0.0, starts.values()),
-        0.0,
-        strategy.hardware.memory_bytes,
-    )
-    while limit and net.cost(found.choice)[1] > limit and weight < HEAVIEST:
-        weight = max(0.5, 2 * weight)
-        found = search(net, relaxed, weight * read_s, (*starts.values(), found.choice))
-    return found, weight * read_s
+    return Searched(net, starts, *weighed(found, net, strategy))
 
 
 def signed(graph: LogicalGraph, strategy: Strategy, result: Searched) -> LogicalGraph:
@@ -89,10 +77,9 @@ def signed(graph: LogicalGraph, strategy: Strategy, result: Searched) -> Logical
         op
         if late and op.phase == UPDATE
         else replace(op, in_sbp=inputs_of(rows[k]), out_sbp=outputs_of(rows[k]))
-        for op, rows, k in zip(graph.ops, net.rows, choice, strict=False)
+        for op, rows, k in zip(graph.ops, net.options.rows, choice, strict=False)
     )
-    chosen = choice[len(ops) :]
-    homes = {n: h[k] for n, h, k in zip(net.sources, net.homes, chosen, strict=False)}
+    homes = net.options.homes_at(choice)
     by_name = {v.name: v.tensor for v in graph.variables}
     variables = tuple(
         replace(v, nd_sbp=homes[v.tensor if v.tensor in homes else by_name[v.of]])

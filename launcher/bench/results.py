@@ -132,7 +132,7 @@ def _compared(
     alone: dict[int, Sample],
 ) -> dict[str, Any]:
     """Efficiency of flowrun, or a peer's ratio and how far its losses are off."""
-    if run.peer is None:
+    if run.side == FLOWRUN:
         each = pairs(suite, alone, theirs)
         return {
             "efficiency": statistics.median(each) / run.ranks if each else None,
@@ -145,7 +145,7 @@ def _compared(
     allowed = suite.loss_tolerance if allowed is None else allowed
     return {
         "ratio": statistics.median(ratios) if ratios else None,
-        "at_most": experiment.at_most.get(run.setting),
+        "at_most": experiment.at_most.get(run.setting or run.side),
         "losses_apart": max(apart, default=None),
         "agree": max(apart) <= allowed if apart else None,
     }

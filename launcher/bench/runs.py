@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowrun.launcher.bench.suite import MODES, Experiment, Peer, Suite
 
@@ -14,8 +14,9 @@ FLOWRUN = "flowrun"
 class Run:
     """One training in processes of its own.
 
-    side: flowrun, or the peer's name.  setting: of the allocator, by its name in the suite; empty:
-    flowrun, which has its own.  overrides: of the recipe.  peer: None: flowrun.
+    side: flowrun, or the name of another layout of it, or the peer's.  setting: of the allocator,
+    by its name in the suite; empty: flowrun, which has its own.  overrides: of the recipe.
+    peer: None: flowrun.
     """
 
     experiment: str
@@ -37,7 +38,8 @@ class Run:
 
 
 def round_of(suite: Suite) -> Iterator[Run]:
-    """All runs of one round: flowrun and its peers in turn, experiment by experiment.
+    """All runs of one round: flowrun, other layouts of it and its peers in turn, experiment by
+    experiment.
 
     What efficiency is counted from runs too, without peers, if it was not asked for.
     """
@@ -51,13 +53,15 @@ def round_of(suite: Suite) -> Iterator[Run]:
             experiment = suite.experiments[name]
             if not experiment.modes or mode in experiment.modes:
                 yield _of_flowrun(suite, experiment, mode)
+                for title, layout in experiment.others.items():
+                    yield _of_flowrun(suite, replace(experiment, flowrun=layout), mode, title)
                 yield from _of_peers(suite, experiment, mode)
 
 
-def _of_flowrun(suite: Suite, experiment: Experiment, mode: str) -> Run:
+def _of_flowrun(suite: Suite, experiment: Experiment, mode: str, side: str = FLOWRUN) -> Run:
     overrides = suite.recipe_of(experiment)
     overrides += [*experiment.flowrun, *suite.mode_overrides.get(mode, ())]
-    return Run(experiment.name, FLOWRUN, mode, "", tuple(overrides), {}, experiment.ranks)
+    return Run(experiment.name, side, mode, "", tuple(overrides), {}, experiment.ranks)
 
 
 def _of_peers(suite: Suite, experiment: Experiment, mode: str) -> Iterator[Run]:

@@ -60,9 +60,10 @@ class Experiment:
     """One layout of flowrun beside what torch has for it.
 
     recipe: empty: the suite's.  overrides: of both sides.  flowrun: of flowrun alone, its layout.
-    ranks: of a peer.  peers: by the name that the table shows.  at_most: setting -> largest share
-    of a peer's time.  efficiency: least share of a perfect speed-up, 0: to be shown.  modes: empty:
-    the suite's.  loss_tolerance: None: the suite's.
+    others: more layouts of flowrun, overrides by the name that the table shows.
+    ranks: of a peer.  peers: by the name that the table shows.  at_most: setting, or one of
+    `others` -> largest share of a peer's time.  efficiency: least share of a perfect speed-up, 0:
+    to be shown.  modes: empty: the suite's.  loss_tolerance: None: the suite's.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Experiment:
     recipe: str = ""
     overrides: tuple[str, ...] = ()
     flowrun: tuple[str, ...] = ()
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ranks: int = 2
     peers: Mapping[str, Peer] = field(default_factory=dict)
     at_most: Mapping[str, float] = field(default_factory=dict)
@@ -195,7 +197,9 @@ def _experiment(name: str, node: dict[str, Any]) -> Experiment:
         str(title): _made(Peer, given or {}, f"{where}.peers.{title}")
         for title, given in (node.get("peers") or {}).items()
     }
-    made: Experiment = _made(Experiment, {**node, "name": name, "peers": peers}, where)
+    others = {str(title): tuple(given) for title, given in (node.get("others") or {}).items()}
+    given = {**node, "name": name, "peers": peers, "others": others}
+    made: Experiment = _made(Experiment, given, where)
     for title, peer in peers.items():
         if peer.kind not in KINDS:
             raise RecipeError(

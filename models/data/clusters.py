@@ -1,4 +1,6 @@
-"""Generated images of classes that can be told apart: kinds of objects, or identities of faces."""
+"""Generated samples of classes that can be told apart: images (kinds of objects, identities of
+faces), or plain features.
+"""
 
 from __future__ import annotations
 
@@ -43,3 +45,27 @@ class ImageClusters(Dataset[dict[str, Tensor]]):
         coarse = torch.from_numpy(draws.standard_normal((1, 3, _GRID, _GRID), dtype=np.float32))
         size = (self.size, self.size)
         return F.interpolate(coarse, size, mode="bilinear", align_corners=False)[0]
+
+
+class FeatureClusters(Dataset[dict[str, Tensor]]):
+    """{features (features,) float32, labels () int64}, all made at once and kept.
+
+    A class is a random point, a sample of it the point plus noise.  Sample k belongs to class k mod
+    classes.  spread: size of the noise, over what is the class's.
+    """
+
+    def __init__(
+        self, classes: int, samples: int, features: int, spread: float = 1.0, seed: int = 0
+    ) -> None:
+        draws = np.random.default_rng(seed)
+        centres = draws.standard_normal((classes, features), dtype=np.float32)
+        noise = draws.standard_normal((samples, features), dtype=np.float32)
+        labels = np.arange(samples) % classes
+        self.features = torch.from_numpy(centres[labels] + np.float32(spread) * noise)
+        self.labels = torch.from_numpy(labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"features": self.features[index], "labels": self.labels[index]}

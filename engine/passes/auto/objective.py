@@ -3,10 +3,14 @@
     seconds   of every op on the shapes that the busiest rank holds (cost/op_cost.py), and of every
               boxing (boxing.py) with `wait_s` for the acts that it adds; both as often as they
               happen in a step.  With stages: of all stages together.
+    hidden    of a boxing's seconds, those in which compute goes on beside it (trunk.py) count
+              little: they still take a link and some memory bandwidth, and among equals the fewest
+              bytes win.  Where the loop's own thread carries the bytes (shared memory), nothing is
+              hidden
     bytes     weights with their states, accumulated gradients, what forward stores for backward,
               and copies of both in other forms
 
-A held byte weighs as much as reading it so many times from memory (WEIGHTS).  So all is a sum of
+A held byte weighs as much as reading it so many times from memory (weigh.py).  So all is a sum of
 terms that each depend on a few choices: that is what makes it searchable (network.py).
 """
 
@@ -18,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrun.engine.boxing import path, path_seconds
+from flowrun.engine.boxing import path_seconds, start_seconds, states, step_seconds
 from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.crossing import transfer_sbps
 from flowrun.engine.errors import SbpError
@@ -33,9 +37,7 @@ from flowrun.engine.strategy import Strategy
 Form = tuple[int, NdSbp]  # (stage, nd-SBP)
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# How often a held byte counts as read from memory, in a step.
-WEIGHTS: Mapping[str, float] = {"off": 0.0, "slight": 1.0, "moderate": 10.0, "heavy": 100.0}
-HEAVIEST = 1e4  # what adaptive tries at most
+HIDDEN_SHARE = 0.05  # what a hidden second counts
 
 
 class Objective:
@@ -63,7 +65,17 @@ class Objective:
     def hide(self, least_s: Mapping[str, float]) -> None:
         """Let compute hide boxings.  least_s: seconds of each op by name, at its best."""
         if self.auto.trunk:
-            self.hidden = hidden_seconds(self.graph, least_s)
+            levels = self.strategy.hardware.levels
+            carried = {
+                stage
+                for stage, links in enumerate(self.links)
+                if any(k.level >= 0 and levels[k.level].shared_memory for k in links)
+            }
+            self.hidden = hidden_seconds(self.graph, least_s, carried)
+
+    def shown(self, seconds: Array, hidden: float) -> Array:
+        """What boxings cost of which so many seconds are hidden."""
+        return np.maximum(seconds - hidden, HIDDEN_SHARE * seconds)
 
     # ------------------------------------------------------------------ rows
 
@@ -83,7 +95,8 @@ class Objective:
         tensors = self.graph.tensors
         held = tuple(name in self.stored or has(op.target, Trait.SUM) for name in op.outputs)
         kinds = tuple((tensors[n].shape, tensors[n].dtype) for n in (*op.inputs, *op.makes))
-        key = (op.target, op.phase, op.stage, kinds, held, id(rows))  # rows: kept by Rows
+        stage = (self.links[op.stage], _in_flight(self.strategy, op.stage))
+        key = (op.target, op.phase, stage, kinds, held, id(rows))  # rows: kept by Rows
         if key not in self._rows:
             found = [self._row(op, row, held) for row in rows]
             self._rows[key] = (np.array([s for s, _ in found]), np.array([b for _, b in found]))
@@ -174,8 +187,12 @@ class Objective:
         self, stage: int, source: NdSbp, target: NdSbp, shape: Shape, num_bytes: int
     ) -> float:
         grid, links = self.strategy.placements[stage].shape, self.links[stage]
-        moves = sum(step.moves for step in path(source, target, grid, shape))
-        return path_seconds(source, target, grid, shape, num_bytes, links) + self.wait_s * moves
+        return sum(
+            start_seconds(step, links[step.axis])
+            + step_seconds(step, state, grid, shape, num_bytes, links[step.axis])
+            + self.wait_s * step.moves
+            for step, state in states(source, target, grid, shape)
+        )
 
 
 def _stored(graph: LogicalGraph) -> frozenset[str]:

@@ -47,9 +47,9 @@ class Rows:
         """Legal rows on the grid of the op's stage; the first that is legal for all is all B."""
         ins = tuple(self.graph.tensors[name].shape for name in op.inputs)
         outs = tuple(None if n is None else self.graph.tensors[n].shape for n in op.outputs)
-        key = (op.target, map_refs((op.args, op.kwargs), _nameless), ins, outs, op.stage)
+        grid = self.strategy.placements[op.stage].shape
+        key = (op.target, map_refs((op.args, op.kwargs), _nameless), ins, outs, grid)
         if key not in self._known:
-            grid = self.strategy.placements[op.stage].shape
             self._known[key] = tuple(
                 row for row in self._lifted(op, ins, outs, 0) if _fit(row, ins, outs, grid)
             )

@@ -12,14 +12,18 @@ OneFlow's trunk takes a constant wait from each boxing; here seconds of the boxi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 
 from flowrun.engine.graph import Feed, LogicalGraph, Variable
 
 
-def hidden_seconds(graph: LogicalGraph, least_s: Mapping[str, float]) -> dict[str, float]:
-    """Tensor -> seconds of a step in which its boxing costs nothing.  least_s: of each op by name,
-    in a step.
+def hidden_seconds(
+    graph: LogicalGraph, least_s: Mapping[str, float], but: Collection[int] = ()
+) -> dict[str, float]:
+    """Tensor -> seconds of a step that hide its boxing.
+
+    least_s: of each op by name, in a step.  but: stages where nothing is hidden.
     """
     place = {op.name: k for k, op in enumerate(graph.ops)}
     opens: dict[int, list[str]] = {}
@@ -31,21 +35,30 @@ def hidden_seconds(graph: LogicalGraph, least_s: Mapping[str, float]) -> dict[st
         if first > start:
             opens.setdefault(start, []).append(name)
             closes.setdefault(first, []).append(name)
-    under_way: dict[int, dict[str, int]] = {}  # stage -> tensor -> bytes
     sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
     stage_of = {source.tensor: source.stage for source in sources}
-    hidden: dict[str, float] = {}
+    stage_of |= {name: op.stage for name, op in graph.producer.items()}
+    under_way: dict[int, int] = {}  # stage -> bytes
     shares: dict[int, float] = {}  # stage -> seconds for each byte under way, so far
     began: dict[str, float] = {}
+    hidden: dict[str, float] = {}
     for k, op in enumerate(graph.ops):
         for name in closes.get(k, ()):
-            stage = graph.producer[name].stage if name in graph.producer else stage_of[name]
-            hidden[name] = (shares.get(stage, 0.0) - began[name]) * under_way[stage].pop(name)
+            stage, num_bytes = stage_of[name], graph.tensors[name].num_bytes
+            under_way[stage] -= num_bytes
+            if stage not in but:
+                hidden[name] = _rounded((shares.get(stage, 0.0) - began[name]) * num_bytes)
         for name in opens.get(k, ()):
-            stage = graph.producer[name].stage if name in graph.producer else stage_of[name]
-            under_way.setdefault(stage, {})[name] = graph.tensors[name].num_bytes
+            stage = stage_of[name]
+            under_way[stage] = under_way.get(stage, 0) + graph.tensors[name].num_bytes
             began[name] = shares.get(stage, 0.0)
-        total = sum(under_way.get(op.stage, {}).values())
+        total = under_way.get(op.stage, 0)
         if total:
             shares[op.stage] = shares.get(op.stage, 0.0) + least_s[op.name] / total
     return hidden
+
+
+def _rounded(seconds: float) -> float:
+    """Down, by an eighth at most, so that blocks that are nearly equal become equal."""
+    mantissa, exponent = math.frexp(max(0.0, seconds))
+    return math.ldexp(math.floor(16 * mantissa) / 16, exponent)

@@ -133,3 +133,17 @@ def test_a_slower_machine_changes_no_ratio(
         return theirs.ratio
 
     assert ratio(slower) == pytest.approx(ratio(1.0)) == pytest.approx(factor)
+
+
+def test_another_layout_of_flowrun_is_compared_as_a_peer_is() -> None:
+    experiment = {"others": {"by hand": ["parallel=manual"]}, "at_most": {"by hand": 0.6}}
+    given = parse({**TREE, "experiments": {"data": experiment}, "efficiency_of": None})
+    ours, theirs = lines(
+        given,
+        [
+            Record(0, OURS, sample(1, 1, 1)),
+            Record(0, ("data", "by hand", "eager", ""), sample(2, 2, 2)),
+        ],
+    )
+    assert (ours.side, ours.ratio) == (FLOWRUN, None)
+    assert (theirs.side, theirs.ratio, theirs.holds, theirs.agree) == ("by hand", 0.5, True, True)

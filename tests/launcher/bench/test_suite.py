@@ -37,10 +37,11 @@ def test_both_sides_of_every_experiment_compose(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_every_setting_with_a_bound_is_one_of_the_suite(name: str) -> None:
+def test_what_has_a_bound_is_a_setting_or_another_layout(name: str) -> None:
     given = suite(f"suite={name}")
     for experiment in given.experiments.values():
-        assert set(experiment.at_most) <= set(given.settings), experiment.name
+        known = {*given.settings, *experiment.others}
+        assert set(experiment.at_most) <= known, experiment.name
 
 
 # layout -> largest share of a peer's time as users run it, with pages kept; least efficiency
@@ -83,6 +84,14 @@ def test_a_round_is_flowrun_and_its_peers_in_turn() -> None:
         "zero1: ZeroRedundancyOptimizer, as is",
         "zero1: ZeroRedundancyOptimizer, pages kept",
     ]
+
+
+def test_other_layouts_of_flowrun_run_beside_it() -> None:
+    given = suite("suite=searched", "suite.rows=[wide_mlp]")
+    ours, by_hand, peer = round_of(given)
+    assert [str(run) for run in (ours, by_hand)] == ["wide_mlp: flowrun", "wide_mlp: data parallel"]
+    assert by_hand.peer is None and by_hand.overrides == (*ours.overrides, "parallel=manual")
+    assert peer.peer is not None
 
 
 def test_one_rank_runs_for_efficiency_where_it_was_not_asked_for() -> None:

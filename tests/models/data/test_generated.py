@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowrun.models.data.clusters import ImageClusters
+from flowrun.models.data.clusters import FeatureClusters, ImageClusters
 from flowrun.models.data.masked import Masked
 from flowrun.models.data.photographs import Photographs
 from flowrun.models.data.text import Text
@@ -20,10 +20,23 @@ def test_images_of_a_class_are_nearer_to_each_other_than_to_others() -> None:
     assert torch.equal(labels[distances.argmin(1)], labels)
 
 
+def test_features_of_a_class_are_nearer_to_each_other_than_to_others() -> None:
+    data = FeatureClusters(classes=5, samples=40, features=64, spread=0.5)
+    features, labels = data.features, data.labels
+    assert features.shape == (40, 64) and labels.tolist() == [k % 5 for k in range(40)]
+    distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
+    assert torch.equal(labels[distances.argmin(1)], labels)
+
+
 @pytest.mark.parametrize(
     "make",
-    [lambda: ImageClusters(3, 9), lambda: Photographs(16), lambda: masked()],
-    ids=["clusters", "photographs", "masked"],
+    [
+        lambda: ImageClusters(3, 9),
+        lambda: FeatureClusters(3, 9, 4),
+        lambda: Photographs(16),
+        lambda: masked(),
+    ],
+    ids=["clusters", "features", "photographs", "masked"],
 )
 def test_items_are_the_same_each_time(make) -> None:  # type: ignore[no-untyped-def]
     one, other = make(), make()

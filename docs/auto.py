@@ -1,0 +1,90 @@
+"""The tables of auto.md: `python docs/auto.py` searches a layout for every shipped recipe, with its
+pins and without, and for a GPT of 4, 24 and 96 blocks.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flowrun.engine.compile import captured
+from flowrun.engine.passes import LAYOUT
+from flowrun.engine.passes.infer_sbp import inferred
+from flowrun.engine.passes.search_sbp import Searched, searched
+from flowrun.engine.strategy import Auto
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load
+
+TABLE = "<!-- tables: python docs/auto.py -->\n"
+RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").glob("*.yaml"))
+SMALLER = {  # too large to be searched here in a minute
+    "gpt3_175b": (
+        "model.depth=12",
+        "placement.stages=8",
+        "train.micro_batches=32",
+        "train.batch_size=192",
+    ),
+    "llama3_405b": ("model.depth=8", "placement.stages=2"),
+}
+GPT = RECIPES[0].with_name("gpt_tp.yaml")
+
+
+def main() -> None:
+    """Search, write."""
+    page = Path(__file__).with_suffix(".md")
+    text = page.read_text().partition(TABLE)[0]
+    page.write_text(text + TABLE + "\n" + "\n".join(rows()) + "\n")
+
+
+def rows() -> Iterator[str]:
+    """Lines of all tables."""
+    yield "| recipe | pins | ops | greedy | inferred | searched | proof | search |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |"
+    for file in RECIPES:
+        keys = [f"recipe={file}", *SMALLER.get(file.stem, ())]
+        if load(keys).axes:
+            yield from rows_of(file.stem, keys)
+    yield ""
+    yield "| GPT, tensor 2 | ops | search |"
+    yield "| --- | ---: | ---: |"
+    for depth in (4, 24, 96):
+        found, seconds = search_of([f"recipe={GPT}", f"model.depth={depth}"], pins=False)
+        yield f"| {depth} blocks | {len(found.network.options.ops):,} | {seconds:.1f} s |"
+
+
+def rows_of(name: str, keys: Sequence[str]) -> Iterator[str]:
+    """Of one recipe."""
+    for pins in (True, False):
+        found, seconds = search_of(keys, pins)
+        costs = {n: f"{found.network.cost(c)[0] * 1e3:.1f} ms" for n, c in found.starts.items()}
+        gap = found.found.gap
+        yield (
+            f"| `{name}` | {'kept' if pins else 'ignored'} | {len(found.network.options.ops):,} "
+            f"| {costs.get('greedy', '-')} | {costs.get('inferred', '-')} "
+            f"| {found.seconds * 1e3:.1f} ms | {f'gap {gap:.1%}' if gap else 'least'} "
+            f"| {seconds:.1f} s |"
+        )
+
+
+def search_of(keys: Sequence[str], pins: bool) -> tuple[Searched, float]:
+    """What is found, and seconds of the search alone."""
+    job = Job(load([*keys, "engine.cache=false"]), values=False)
+    strategy = replace(job.strategy, auto=Auto(True))
+    if not pins:
+        strategy = replace(strategy, pins=())
+    graph = captured(job.task, job.example, strategy)
+    for rewrite in LAYOUT[:-1]:
+        graph = rewrite(graph, strategy)
+    gc.disable()  # as launcher/job.py does while a plan is made
+    begin = time.process_time()
+    found = searched(graph, strategy, inferred)
+    seconds = time.process_time() - begin
+    gc.enable()
+    return found, seconds
+
+
+if __name__ == "__main__":
+    main()

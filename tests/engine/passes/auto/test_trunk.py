@@ -1,0 +1,45 @@
+"""What compute hides of boxings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowrun.engine.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.passes.auto.trunk import hidden_seconds
+
+# x -> a -> b -> c, which also reads the weight w; b's result is read by the very next op
+OPS = tuple(
+    Op(name, "aten.add.Tensor", tuple(map(Ref, read)), outputs=(name,))
+    for name, read in (("a", "xx"), ("b", "aa"), ("c", "bw"))
+)
+GRAPH = LogicalGraph(
+    OPS,
+    {name: Tensor(name, (4,), torch.float32) for name in "xwabc"},
+    (Variable("w", "w", "parameter"),),
+    (Feed("x", "x"),),
+)
+SECONDS = {"a": 1.0, "b": 2.0, "c": 4.0}
+
+
+def test_compute_between_maker_and_first_reader_hides_a_boxing() -> None:
+    assert hidden_seconds(GRAPH, SECONDS) == {"w": 3.0}
+
+
+def test_tensors_that_are_under_way_together_share_it_by_bytes() -> None:
+    tensors = {**GRAPH.tensors, "v": Tensor("v", (12,), torch.float32)}
+    last = Op("c", "aten.cat.default", (Ref("v"), Ref("w")), outputs=("c",))
+    variables = (*GRAPH.variables, Variable("v", "v", "parameter"))
+    graph = LogicalGraph((*OPS[:2], last), tensors, variables, GRAPH.feeds)
+    assert hidden_seconds(graph, {"a": 1.0, "b": 3.0, "c": 4.0}) == {"w": 1.0, "v": 3.0}
+
+
+def test_nothing_is_hidden_where_the_loops_thread_carries_the_bytes() -> None:
+    assert hidden_seconds(GRAPH, SECONDS, but={0}) == {}
+
+
+def test_hidden_seconds_are_rounded_down_by_an_eighth_at_most() -> None:
+    """So that blocks which are nearly equal have equal tables."""
+    found = [hidden_seconds(GRAPH, {**SECONDS, "a": 1 + k / 100})["w"] for k in range(20)]
+    assert set(found) == {3.0}
+    assert hidden_seconds(GRAPH, {**SECONDS, "a": 1.3})["w"] == pytest.approx(3.25)

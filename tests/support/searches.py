@@ -1,0 +1,40 @@
+"""The search for a layout of a shipped recipe, alone: what it began with, found and proved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from flowrun.engine.compile import captured
+from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes import LAYOUT
+from flowrun.engine.passes.infer_sbp import inferred
+from flowrun.engine.passes.search_sbp import Searched, searched
+from flowrun.engine.sbp import NdSbp, format_nd_sbp
+from flowrun.engine.strategy import Auto, Strategy
+from support.small_recipes import RECIPES, small_job
+
+
+@cache
+def _captured(recipe: str, *overrides: str) -> tuple[LogicalGraph, Strategy]:
+    job = small_job(RECIPES[0].with_name(f"{recipe}.yaml"), *overrides)
+    return captured(job.task, job.example, job.strategy), job.strategy
+
+
+def search_of(recipe: str, *overrides: str, pins: bool, auto: Auto = Auto(True)) -> Searched:  # noqa: B008
+    """Of a recipe made smaller; pins: that it has."""
+    graph, strategy = _captured(recipe, *overrides)
+    asked = replace(strategy, auto=auto, pins=strategy.pins if pins else ())
+    for rewrite in LAYOUT[:-1]:
+        graph = rewrite(graph, asked)
+    return searched(graph, asked, inferred)
+
+
+def homes(found: Searched) -> dict[str, NdSbp]:
+    """Of every weight and field that does not live with another, by its tensor."""
+    return found.network.options.homes_at(found.found.choice)
+
+
+def words(found: Searched) -> dict[str, str]:
+    """The same as text."""
+    return {name: format_nd_sbp(nd_sbp) for name, nd_sbp in homes(found).items()}
