@@ -62,7 +62,7 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
         if recipe.launch.name == "slurm":
             from flowrun.launcher.run import settled
 
-            recipe = settled(recipe)
+            recipe, _ = settled(recipe)
             return _submitted(recipe, Path(HydraConfig.get().runtime.output_dir))
         from flowrun.launcher.progress import Progress
         from flowrun.launcher.run import run as run_recipe

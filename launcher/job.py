@@ -130,13 +130,20 @@ class Job:
 
     start: the checkpoint that it goes on from; None: it begins.
     values: False: for a plan alone, weights have shapes and no memory.
+    planned: its training plan, where it is known already.
     """
 
     def __init__(
-        self, recipe: Recipe, start: Checkpoint | None = None, *, values: bool = True
+        self,
+        recipe: Recipe,
+        start: Checkpoint | None = None,
+        *,
+        values: bool = True,
+        planned: Rehearsed | None = None,
     ) -> None:
         self.recipe = recipe
         self.start = start
+        self.planned = planned
         self.device_type = device_type(recipe)
         torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
         torch.manual_seed(recipe.train.seed)
@@ -180,10 +187,12 @@ class Job:
     @cached_property
     def training(self) -> Rehearsed:
         """The training plan and its rehearsal."""
+
+        def make() -> Rehearsed:
+            return self.planned or compile_training(self.task, self.example, self.strategy)
+
         with uncollected():
-            return self.plans.get(
-                "training", lambda: compile_training(self.task, self.example, self.strategy)
-            )
+            return self.plans.get("training", make)
 
     @cached_property
     def evaluation(self) -> Rehearsed | None:

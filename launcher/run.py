@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.launcher import trace
 from flowrun.launcher.auto.saved import save as write
@@ -41,8 +42,8 @@ def run(
     start: a checkpoint to go on from (resume.py).  Raises FlowrunError: nothing was started if it
     is a RecipeError, SbpError or PlanError.
     """
-    recipe = settled(recipe, progress)  # auto.placement: the fastest placement that fits
-    job = Job(recipe, start)  # the model, the data and what the recipe asks of the compiler
+    recipe, planned = settled(recipe, progress)  # auto.placement: the fastest placement that fits
+    job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
     training = job.training  # capture, passes, plan, rehearsal (engine/compile.py)
     evaluation = job.evaluation
     prepare(folder, resumed=start is not None)
@@ -73,14 +74,14 @@ def _resumed(job: Job, start: Checkpoint) -> tuple[str, ...]:
     return tuple(notes(job, start))
 
 
-def settled(recipe: Recipe, progress: Progress | None = None) -> Recipe:
-    """The recipe as it will run: placed, where it leaves that to flowrun."""
+def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Rehearsed | None]:
+    """The recipe as it will run; with its plan, where flowrun has placed it."""
     if not recipe.auto.placement:
-        return recipe
+        return recipe, None
     placed = place(recipe)
     if progress:
         progress.console.print(summary(placed.found), highlight=False, markup=False)
-    return placed.recipe
+    return placed.recipe, placed.training
 
 
 def plan_text(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None) -> str:
@@ -93,13 +94,14 @@ def plan_text(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None =
     width = shutil.get_terminal_size().columns if terminal else 120
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
     with console.capture() as text:
+        planned = None
         if recipe.auto.placement:
             placed = place(recipe)
-            recipe = placed.recipe
+            recipe, planned = placed.recipe, placed.training
             console.print(table(placed.found), "")
             if save:
                 write(placed, list(overrides), save)
-        console.print(plan_report(Job(recipe, values=False), width))
+        console.print(plan_report(Job(recipe, values=False, planned=planned), width))
     return text.get().rstrip()
 
 

@@ -57,6 +57,15 @@ def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return _with_sources(replace(graph, level="staged"), strategy)
 
 
+def work_of_line(graph: LogicalGraph, strategy: Strategy) -> list[tuple[Op, float]]:
+    """The forward ops that stages share out, in order, each with the foreseen seconds of what it
+    brings about for a micro-batch.  graph: captured.
+    """
+    free = _free(graph)
+    line = [op for op in graph.ops if op.phase == FORWARD and op.name not in free]
+    return list(zip(line, _seconds(graph, line, free, strategy), strict=True))
+
+
 # ---- which ops go where --------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ busiest stage, on its own shards.  Neither counts communication, nor waits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +24,8 @@ from flowrun.engine.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.outcome import Bound
 from flowrun.launcher.auto.space import Branch
+
+VARIABLES = ("parameter", "buffer", "state")
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,11 @@ class LaidOut:
         stages = [a + b for a, b in zip(self._work[0], self._link_s, strict=True)]
         return (count - 1) * max(stages) + sum(stages) + max(self._work[1])
 
-    def bytes(self, zero: int) -> int:
+    def bytes(self, zero: int, kinds: Collection[str] = VARIABLES) -> int:
         """At least, of a rank, under a stage of ZeRO: weights, buffers and states."""
         needed = [0] * len(self.strategy.placements)
         by_name = {v.name: v for v in self.graph.variables if v.kind == "parameter"}
-        for v in self.graph.variables:
+        for v in (v for v in self.graph.variables if v.kind in kinds):
             needed[v.stage] += self._held(v, by_name, zero)
         return max(needed)
 

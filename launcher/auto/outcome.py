@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from flowrun.engine.compile import Rehearsed, missing_bytes
 from flowrun.engine.cost.seconds import repeated_seconds
 from flowrun.engine.plan import BOX, RECEIVE, SEND
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.space import Candidate
+
+NEARLY = 0.01  # so much slower is as good, of what is foreseen
+
+
+def as_good_as(step_s: float) -> float:
+    """The longest step that is as good as this one."""
+    return step_s * (1 + NEARLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,8 @@ class Outcome:
     bytes: of the rank that may need most, which is `rank`, of `stage`; missing: of these.
     sent_bytes: of all ranks, a step.  bubble: share of a step in which ranks do not compute.
     expected_s: what its bound expected.  problem: why there is no plan; empty where there is.
+    extrapolated: from plans of few of the model's blocks.  told: of a whole plan, what such plans
+    had told.
     """
 
     candidate: Candidate
@@ -56,6 +66,8 @@ class Outcome:
     spent: Spent = Spent(0.0, 0.0, 0.0, 0.0)
     expected_s: float = 0.0
     problem: str = ""
+    extrapolated: bool = False
+    told: Outcome | None = None
 
     @property
     def fits(self) -> bool:
@@ -88,18 +100,24 @@ def outcome_of(
 
 def _spent(found: Rehearsed, strategy: Strategy, ranks: list[int], idle: float) -> Spent:
     """Waits of a steady step are shared out as those of the first, whose timeline there is."""
-    step_s, total = found.rehearsal.step_s, sum(ranks)
+    step_s, share = found.rehearsal.step_s, moving_share(found, ranks)
+    repeated = sum(
+        n * repeated_seconds(found.plan, stage, strategy.hardware) for stage, n in enumerate(ranks)
+    ) / sum(ranks)
+    work = step_s * (1 - idle) - repeated
+    return Spent(work, repeated, step_s * idle * share, step_s * idle * (1 - share))
+
+
+def moving_share(found: Rehearsed, ranks: Sequence[int]) -> float:
+    """Share of all waits in the first step in which messages of the rank are under way.  ranks: of
+    each stage.
+    """
     waits, covered = 0.0, 0.0
     for stage, count in enumerate(ranks):
         gaps, links = _gaps(found, stage)
         waits += count * sum(end - start for start, end in gaps)
         covered += count * _overlap(gaps, links)
-    share = covered / waits if waits else 0.0
-    repeated = sum(
-        n * repeated_seconds(found.plan, stage, strategy.hardware) for stage, n in enumerate(ranks)
-    )
-    spent = Spent(step_s * (1 - idle), 0.0, step_s * idle * share, step_s * idle * (1 - share))
-    return replace(spent, work=spent.work - repeated / total, repeated=repeated / total)
+    return covered / waits if waits else 0.0
 
 
 Spans = list[tuple[float, float]]

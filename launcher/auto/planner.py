@@ -5,33 +5,38 @@ What candidates share is made once: a capture for each number of rows, a layout 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from flowrun.engine.compile import captured, finished
+from flowrun.engine.compile import Rehearsed, captured, finished
 from flowrun.engine.errors import FlowrunError
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.passes import lay_out
 from flowrun.engine.passes.split_stages import unit_of
 from flowrun.engine.placement import BATCH_AXES, Placement
 from flowrun.engine.strategy import Recompute, Strategy, Zero
+from flowrun.launcher.auto.blocks import equal_blocks, with_blocks
 from flowrun.launcher.auto.bound import LaidOut, Whole
-from flowrun.launcher.auto.outcome import Bound, Outcome, outcome_of
+from flowrun.launcher.auto.outcome import Bound, Outcome, as_good_as, outcome_of
 from flowrun.launcher.auto.space import Branch, Candidate, Space
-from flowrun.launcher.job import Job, strategy_of
+from flowrun.launcher.job import Job, strategy_of, uncollected
 from flowrun.launcher.recipe import schema, to_recipe
 from flowrun.launcher.schema import Recipe
 
 KEPT_OPS = 200_000  # of layouts that are kept for later candidates: about 1 kB each
+MANY = 12  # equal blocks from which on candidates are planned with few of them (short.py)
 JOINED = ("1f1b", "gpipe")  # schedules that keep weight gradients in backward: another layout
 
 
 class Planner:
-    """A search.Source.  job: of the recipe as it is; its model, data and task serve all."""
+    """A search.Source.  job: of the recipe as it is; its model, data and task serve all.
+
+    blocks: that the model repeats.  in_short: there are so many that few of them shall tell of all.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -39,16 +44,19 @@ class Planner:
         self.limit = job.strategy.hardware.memory_bytes
         self.problems: list[Outcome] = []  # branches that cannot be compiled
         self.expected: dict[Candidate, float] = {}
-        self._captured: dict[int, LogicalGraph] = {}
-        kept = max(4, KEPT_OPS // len(self._whole_graph.ops))
-        self._laid_out = lru_cache(maxsize=kept)(self._lay_out)
+        self.plans: dict[Candidate, Rehearsed] = {}  # of those that may turn out to be the best
+        self.blocks = equal_blocks(job.model)
+        listed = isinstance(self.tree["placement"]["stages"], list)
+        self.in_short = self.blocks.count >= MANY and not listed and not job.strategy.mirrored
+        self._captured: dict[tuple[int, int], LogicalGraph] = {}
 
     # ------------------------------------------------------------------ what is asked for
 
     @cached_property
     def space(self) -> Space:
         """Of the recipe."""
-        return Space.of(self.tree, self.job.recipe.num_ranks, blocks(self._whole_graph))
+        graph = self._all_rows(2 if self.in_short else 0)
+        return Space.of(self.tree, self.job.recipe.num_ranks, repeated(graph))
 
     def keys_of(self, candidate: Candidate) -> dict[str, Any]:
         """The recipe's keys that the candidate sets, nested."""
@@ -84,7 +92,7 @@ class Planner:
         for candidate in self.space.leaves(branch):
             try:
                 strategy = self.strategy_of(candidate)
-                laid_out = self._laid_out(_layout_of(strategy))
+                laid_out = self._laid_out(layout_of(strategy))
             except FlowrunError as error:
                 self.problems.append(Outcome(candidate, problem=str(error)))
                 return
@@ -99,33 +107,52 @@ class Planner:
             self.expected[each] = self.expected.get(candidate, 0.0)
             yield each
 
+    @uncollected()
     def plan(self, candidate: Candidate) -> Outcome:
         """Compile and rehearse."""
         try:
             strategy = self.strategy_of(candidate)
-            graph = self._laid_out(_layout_of(strategy)).graph
+            graph = self._laid_out(layout_of(strategy)).graph
             found = finished(graph, strategy)
         except FlowrunError as error:
             return Outcome(candidate, problem=str(error))
-        return outcome_of(candidate, found, strategy, self.expected.get(candidate, 0.0))
+        outcome = outcome_of(candidate, found, strategy, self.expected.get(candidate, 0.0))
+        if outcome.fits:
+            self._keep(candidate, found)
+        return outcome
+
+    def _keep(self, candidate: Candidate, found: Rehearsed) -> None:
+        """And drop those that it beats for good: a plan is large."""
+        self.plans[candidate] = found
+        limit = as_good_as(min(each.rehearsal.step_s for each in self.plans.values()))
+        self.plans = {k: v for k, v in self.plans.items() if v.rehearsal.step_s <= limit}
 
     # ------------------------------------------------------------------ what is shared
 
+    @cached_property
+    def _laid_out(self) -> Callable[[Strategy], LaidOut]:
+        kept = max(4, KEPT_OPS // len(self._all_rows().ops))
+        return lru_cache(maxsize=kept)(self._lay_out)
+
     def _lay_out(self, strategy: Strategy) -> LaidOut:
         rows = self.job.recipe.train.batch_size // strategy.micro_batches
-        return LaidOut(lay_out(self._capture(rows, strategy), strategy), strategy)
+        return LaidOut(lay_out(self.capture(rows, strategy), strategy), strategy)
 
-    def _capture(self, rows: int, strategy: Strategy) -> LogicalGraph:
-        """The mirrored view captures what one rank reads."""
+    def capture(self, rows: int, strategy: Strategy, count: int = 0) -> LogicalGraph:
+        """Of the whole model, or with so many of its equal blocks.  The mirrored view captures what
+        one rank reads.
+        """
         shards = len(strategy.placements[0].ranks) if strategy.mirrored else 1
-        key = rows // shards
+        key = rows // shards, count
         if key not in self._captured:
-            batch = self.job.sampler(0, 0, slice(0, rows))
-            self._captured[key] = captured(self.job.task, batch, strategy)
+            batch, task = self.job.sampler(0, 0, slice(0, rows)), self.job.task
+            if count:
+                task = replace(task, model=with_blocks(task.model, self.blocks, count))
+            self._captured[key] = captured(task, batch, strategy)
         return self._captured[key]
 
     @cached_property
-    def _alone(self) -> Strategy:
+    def alone(self) -> Strategy:
         """One rank that does all."""
         names = self.job.strategy.axes
         return replace(
@@ -136,13 +163,16 @@ class Planner:
             zero=Zero(),
         )
 
-    @cached_property
-    def _whole_graph(self) -> LogicalGraph:
-        return self._capture(self.job.recipe.train.batch_size, self._alone)
+    def all_of(self, count: int = 0) -> Whole:
+        """A step of the whole model, or with so many of its equal blocks."""
+        return Whole.of(self._all_rows(count), self.alone)
+
+    def _all_rows(self, count: int = 0) -> LogicalGraph:
+        return self.capture(self.job.recipe.train.batch_size, self.alone, count)
 
     @cached_property
     def _whole(self) -> Whole:
-        return Whole.of(self._whole_graph, self._alone)
+        return self.all_of()
 
 
 def without_own(auto: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +181,7 @@ def without_own(auto: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in auto.items() if key not in own}
 
 
-def _layout_of(strategy: Strategy) -> Strategy:
+def layout_of(strategy: Strategy) -> Strategy:
     """What the layout depends on: equal for candidates that share one (passes.lay_out)."""
     axis = "" if strategy.zero.axis in BATCH_AXES else strategy.zero.axis
     return replace(
@@ -162,7 +192,7 @@ def _layout_of(strategy: Strategy) -> Strategy:
     )
 
 
-def blocks(graph: LogicalGraph) -> tuple[str, ...]:
+def repeated(graph: LogicalGraph) -> tuple[str, ...]:
     """Patterns of the modules that are repeated: "blocks.*"."""
     units = {unit_of(op.module) for op in graph.ops if op.module}
     families: dict[str, int] = {}

@@ -7,15 +7,15 @@ planned, and candidates that lack memory are followed by smaller ones.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from flowrun.launcher.auto.outcome import Bound, Outcome
+from flowrun.launcher.auto.outcome import Bound, Outcome, as_good_as
 from flowrun.launcher.auto.space import Branch, Candidate
 
 SHOWN = 10
-NEARLY = 0.01  # so much slower is as good, of what is foreseen
 
 
 class Source(Protocol):
@@ -38,19 +38,23 @@ class Source(Protocol):
 class Found:
     """outcomes: of all that was planned, best first.  left: candidates and branches that were not
     planned because their bound is too slow or too large; unseen: because auto.plans was reached,
-    and the least bound of these, in seconds.
+    and the least bound of these, in seconds.  skipped: branches that make no sense.
     """
 
     outcomes: tuple[Outcome, ...]
     left: int = 0
     unseen: int = 0
     unseen_s: float = 0.0
+    skipped: int = 0
 
     @property
     def best(self) -> Outcome | None:
-        """The simplest of those that fit and are nearly as fast as the fastest of these."""
+        """The simplest of those that fit and are nearly as fast as the fastest of these.  One that
+        was planned whole goes before all that are extrapolated: it was the best of them.
+        """
         fit = [outcome for outcome in self.outcomes if outcome.fits]
-        limit = fit[0].step_s * (1 + NEARLY) if fit else 0.0
+        fit = [outcome for outcome in fit if not outcome.extrapolated] or fit
+        limit = as_good_as(fit[0].step_s) if fit else 0.0
         near = [outcome for outcome in fit if outcome.step_s <= limit]
         return min(near, key=lambda o: (*simplicity(o.candidate), *order(o)), default=None)
 
@@ -59,6 +63,12 @@ class Found:
         """Of those that lack memory, the one that lacks least."""
         lacking = [outcome for outcome in self.outcomes if outcome.missing]
         return min(lacking, key=lambda o: (o.missing, o.step_s), default=None)
+
+    def instead(self, told: Outcome, whole: Outcome) -> Found:
+        """With a candidate's whole plan in the place of what few blocks told of it."""
+        kept = (each for each in self.outcomes if each is not told)
+        outcomes = (*kept, replace(whole, told=told))
+        return replace(self, outcomes=tuple(sorted(outcomes, key=order)))
 
 
 def search(source: Source, limit: int, most: int, shown: int = SHOWN) -> Found:
@@ -130,20 +140,21 @@ class _Waiting:
 
     def pop(self, by_time: bool, outcomes: list[Outcome]) -> _Open:
         """The most promising: by seconds, or by bytes.  What was expected is corrected by what
-        plans of the same grid came to.
+        plans of the same grid came to; of a grid without plans by what all came to.
         """
         slower: dict[object, list[float]] = {}
         for outcome in outcomes:
             if outcome.expected_s and not outcome.problem:
                 ratio = outcome.step_s / outcome.expected_s
                 slower.setdefault(outcome.candidate.branch.grid, []).append(ratio)
-        factor = {grid: sum(each) / len(each) for grid, each in slower.items()}
+        factor = {grid: statistics.mean(each) for grid, each in slower.items()}
+        of_all = statistics.mean(factor.values()) if factor else 1.0
 
         def promise(item: _Open) -> float:
             branch = item.what if isinstance(item.what, Branch) else item.what.branch
             if not by_time:
                 return float(item.bound.bytes)
-            return item.bound.expected_s * factor.get(branch.grid, 1.0)
+            return item.bound.expected_s * factor.get(branch.grid, of_all)
 
         best = min(range(len(self.items)), key=lambda k: promise(self.items[k]))
         return self.items.pop(best)

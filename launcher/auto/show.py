@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flowrun.launcher.auto.outcome import Outcome, Spent
-from flowrun.launcher.auto.search import NEARLY, SHOWN, Found
+from flowrun.launcher.auto.outcome import Outcome, Spent, as_good_as
+from flowrun.launcher.auto.search import SHOWN, Found
 from flowrun.launcher.auto.space import Branch
 from flowrun.launcher.quantities import seconds, size
 
@@ -65,10 +65,12 @@ def why(outcome: Outcome, best: Outcome) -> str:
         return "the best"
     if outcome.missing:
         return f"rank {outcome.rank} (stage {outcome.stage}) lacks {size(outcome.missing)}"
+    if outcome.extrapolated and best.told:
+        best = best.told  # like with like
     slower = outcome.step_s / best.step_s - 1
     more = {name: _more(outcome.spent, best.spent, name) for name in _SPENT}
     most = max(more, key=lambda name: more[name])
-    if slower < NEARLY:
+    if outcome.step_s <= as_good_as(best.step_s):
         return "as fast, but no simpler"
     return f"{slower:.1%} slower: {_SPENT[most]} +{seconds(more[most])}"
 
@@ -83,14 +85,27 @@ def coverage(found: Found) -> str:
     failed = len(found.outcomes) - planned
     text = f"{planned} candidates planned"
     text += f", {failed} cannot be compiled" if failed else ""
+    text += f"; {found.skipped} groups make no sense" if found.skipped else ""
     if found.left:
         text += f"; {found.left} groups or candidates left out: their least time or memory is more"
-    if not found.unseen or found.best is None:
-        return f"{text}. No other is faster."
-    gap = max(0.0, found.best.step_s / found.unseen_s - 1) if found.unseen_s else 0.0
+    best = found.best
+    if not found.unseen or best is None:
+        return f"{text}. No other is faster.{_told(best)}"
+    gap = max(0.0, best.step_s / found.unseen_s - 1) if found.unseen_s else 0.0
     return (
-        f"{text}; {found.unseen} not looked at (auto.plans):"
-        f" none takes less than {seconds(found.unseen_s)}, so that the best is within {gap:.0%}."
+        f"{text}; {found.unseen} not looked at (auto.plans): none takes less than"
+        f" {seconds(found.unseen_s)}, so that the best is within {gap:.0%}.{_told(best)}"
+    )
+
+
+def _told(best: Outcome | None) -> str:
+    """Of a winner that few blocks told of first."""
+    if not best or not best.told:
+        return ""
+    return (
+        " Figures with ~ are told by plans of few blocks (docs/placement_search.md); of the best"
+        f" these told {seconds(best.told.step_s)} and {size(best.told.bytes)},"
+        f" its whole plan {seconds(best.step_s)} and {size(best.bytes)}."
     )
 
 
@@ -104,7 +119,7 @@ def _cells(outcome: Outcome) -> Sequence[str]:
         f"{branch.micro_batches}{in_flight}",
         str(candidate.zero or ""),
         " ".join(candidate.recompute) + kept,
-        f"{outcome.step_s * 1e3:.1f}",
+        f"{'~' if outcome.extrapolated else ''}{outcome.step_s * 1e3:,.1f}",
         size(outcome.bytes),
         size(outcome.sent_bytes),
         f"{max(0.0, outcome.bubble):.0%}",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.auto.outcome import Outcome
 from flowrun.launcher.auto.planner import Planner
 from flowrun.launcher.auto.search import Found, search
+from flowrun.launcher.auto.short import PLANS, ShortPlanner
 from flowrun.launcher.job import Job
 from flowrun.launcher.quantities import size
 from flowrun.launcher.schema import Recipe
@@ -16,11 +18,14 @@ from flowrun.launcher.schema import Recipe
 
 @dataclass(frozen=True)
 class Placed:
-    """recipe: the recipe with the keys of the best candidate.  best: what was foreseen of it."""
+    """recipe: the recipe with the keys of the best candidate, and training: its plan.  best: what
+    was foreseen of it.
+    """
 
     recipe: Recipe
     keys: dict[str, Any]
     best: Outcome
+    training: Rehearsed
     found: Found
 
 
@@ -31,11 +36,29 @@ def place(recipe: Recipe) -> Placed:
     rank lacks how many bytes; what the compiler said if nothing can be compiled.
     """
     planner = Planner(Job(recipe, values=False))
-    found = search(planner, planner.limit, recipe.auto.plans)
+    found = _by_few_blocks(planner) if planner.in_short else _by_all(planner)
     if found.best is None:
         raise _nothing(planner, found)
-    candidate = found.best.candidate
-    return Placed(planner.recipe_of(candidate), planner.keys_of(candidate), found.best, found)
+    best = found.best.candidate
+    recipe, keys = planner.recipe_of(best), planner.keys_of(best)
+    return Placed(recipe, keys, found.best, planner.plans[best], found)
+
+
+def _by_all(planner: Planner) -> Found:
+    return search(planner, planner.limit, planner.job.recipe.auto.plans)
+
+
+def _by_few_blocks(planner: Planner) -> Found:
+    """Candidates by plans of few blocks.  The best is then planned whole, and the next where it
+    does not fit after all; where nothing fits, what comes closest.
+    """
+    short = ShortPlanner(planner)
+    found = search(short, planner.limit, min(PLANS, planner.job.recipe.auto.plans))
+    while (best := found.best) and best.extrapolated:
+        found = found.instead(best, planner.plan(best.candidate))
+    if best is None and (closest := found.closest) and closest.extrapolated:
+        found = found.instead(closest, planner.plan(closest.candidate))
+    return replace(found, skipped=short.skipped)
 
 
 def _nothing(planner: Planner, found: Found) -> RecipeError:

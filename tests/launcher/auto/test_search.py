@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.launcher.auto.outcome import Bound, Outcome
-from flowrun.launcher.auto.search import order, search
+from flowrun.launcher.auto.search import Found, order, search
 from flowrun.launcher.auto.space import Branch, Candidate
 
 TIMES = st.integers(1, 30).map(float)
@@ -116,3 +116,18 @@ def test_of_those_nearly_as_fast_the_simplest_is_the_best() -> None:
     found = search(Made(costs, {}, 0), 0, 10)
     assert [outcome.candidate for outcome in found.outcomes] == [sharded, plain, slow]
     assert found.best and found.best.candidate == plain
+
+
+def test_a_whole_plan_goes_before_what_few_blocks_tell() -> None:
+    """Until it turns out that it does not fit."""
+    few = [
+        Outcome(Candidate(Branch((("data", 2),), 1, count)), seconds, extrapolated=True)
+        for count, seconds in ((1, 10.0), (2, 11.0), (4, 12.0))
+    ]
+    found = Found(tuple(few))
+    assert found.best is few[0]
+    slower = Outcome(few[0].candidate, 11.5)
+    whole = found.instead(few[0], slower).best
+    assert whole and not whole.extrapolated and whole.told is few[0]
+    lacking = found.instead(few[0], Outcome(few[0].candidate, 10.0, missing=5))
+    assert lacking.best is few[1]

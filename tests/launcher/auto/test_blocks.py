@@ -1,0 +1,81 @@
+"""A model with fewer of its equal blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flowrun.engine.graph import Op
+from flowrun.launcher.auto.blocks import Blocks, equal_blocks, unevenness, with_blocks
+
+
+class Tower(nn.Module):
+    """Equal blocks between others."""
+
+    def __init__(self, widths: list[int]) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.body = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(8, w) for w in widths)})
+        self.last = nn.Sequential(nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+        """(B, 4) -> (B, 2)."""
+        y_BD = self.first(x_BD)
+        for layer in self.body["layers"]:  # type: ignore[attr-defined]
+            y_BD = layer(y_BD)
+        return self.last(y_BD)  # type: ignore[no-any-return]
+
+
+def test_the_longest_list_of_equal_modules_is_found() -> None:
+    assert equal_blocks(Tower([8] * 5)) == Blocks("body.layers", 5)
+    assert equal_blocks(nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))) == Blocks("", 3)
+
+
+def test_blocks_that_differ_are_no_equal_blocks() -> None:
+    assert equal_blocks(Tower([8, 8, 6])).path != "body.layers"
+    assert equal_blocks(nn.Linear(2, 2)).count == 0
+
+
+def test_a_shorter_model_shares_what_it_keeps_and_leaves_the_whole_alone() -> None:
+    model = Tower([8] * 5)
+    blocks = equal_blocks(model)
+    shorter = with_blocks(model, blocks, 2)
+    kept = dict(shorter.named_parameters())
+    assert {name for name in kept if "layers" in name} == {
+        f"body.layers.{k}.{part}" for k in (0, 1) for part in ("weight", "bias")
+    }
+    assert all(kept[name] is value for name, value in model.named_parameters() if name in kept)
+    assert len(model.body["layers"]) == 5  # type: ignore[arg-type]
+    assert shorter(torch.ones(3, 4)).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [("body.layers.3", 3), ("body.layers.12.fc", 12), ("body.layers", None), ("first", None)],
+)
+def test_a_module_knows_its_block(module: str, number: int | None) -> None:
+    assert Blocks("body.layers", 20).of(module) == number
+
+
+@pytest.mark.parametrize(
+    ("stages", "slowest"),
+    [
+        (1, 1.0),
+        (2, 1.0),  # 3 blocks each
+        (4, 1.0),  # 12 pieces: 3 a stage
+        (5, 3 / 2.4),
+        (12, 1.0),
+    ],
+)
+def test_stages_are_as_uneven_as_pieces_make_them(stages: int, slowest: float) -> None:
+    """Six blocks of two pieces."""
+    pieces = [(f"body.layers.{block}", seconds) for block in (0, 1) for seconds in (1.0, 1.0)]
+    line = [(Op("", "", (), module=module), seconds) for module, seconds in pieces]
+    found = unevenness(line, Blocks("body.layers", 6), stages)
+    assert found == pytest.approx(slowest, rel=1e-3)
+
+
+def test_blocks_of_the_model_itself() -> None:
+    assert Blocks("", 3).of("2.weight") == 2
+    assert Blocks("", 3).of("loss") is None

@@ -1,0 +1,66 @@
+"""A model of many equal blocks, told from plans of few, beside plans of the whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrun.launcher.auto.planner import Planner
+from flowrun.launcher.auto.short import ShortPlanner
+from flowrun.launcher.auto.space import Branch, Candidate
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load
+
+LONG = [
+    "recipe=gpt_tp",
+    "model.depth=12",
+    "model.width=2048",  # wide: where acts weigh little, real cuts are as even as told
+    "model.heads=16",
+    "data.length=256",
+    "hardware=dgx_a100",
+    "placement.axes={data:2,tensor:2}",
+    "placement.stages=4",
+    "train.batch_size=64",
+    "train.micro_batches=16",
+    "engine.cache=false",
+    "eval.batches=0",
+    "auto.placement=true",
+]
+
+
+@pytest.fixture(scope="module")
+def short() -> ShortPlanner:
+    return ShortPlanner(Planner(Job(load(LONG), values=False)))
+
+
+def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
+    return Branch((("data", data), ("tensor", tensor)), stages, micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "time", "memory"),
+    [
+        (Candidate(grid(2, 2, 4, 8), "1f1b"), 0.05, 0.1),
+        (Candidate(grid(1, 2, 8, 16), "zero_bubble"), 0.05, 0.1),
+        (Candidate(grid(16, 1, 1, 1), zero=3), 0.05, 0.1),
+        (Candidate(grid(4, 2, 2, 2), "1f1b", zero=2, recompute=("blocks.*",)), 0.05, 0.1),
+    ],
+    ids=str,
+)
+def test_few_blocks_tell_of_all(
+    short: ShortPlanner, candidate: Candidate, time: float, memory: float
+) -> None:
+    """Where the whole is cut, its stages are not quite equal."""
+    told, whole = short.plan(candidate), short.planner.plan(candidate)
+    assert told.extrapolated and not whole.extrapolated
+    assert not told.problem and not whole.problem
+    assert told.step_s == pytest.approx(whole.step_s, rel=time)
+    assert told.bytes == pytest.approx(whole.bytes, rel=memory)
+    assert told.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.02)
+
+
+def test_no_more_stages_than_blocks_and_tensor_parallel_within_a_node(short: ShortPlanner) -> None:
+    branches = [branch for branch, _ in short.branches()]
+    assert short.skipped and len(branches) == len(set(branches))
+    assert {dict(branch.axes)["tensor"] for branch in branches} == {1, 2, 4, 8}
+    assert max(branch.stages for branch in branches) == 8
+    assert all(branch.stages <= branch.micro_batches for branch in branches)
