@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -102,8 +103,12 @@ def _rounds(
     found: Sequence[Trial],
     heard: dict[Trial, list[Heard]],
 ) -> None:
+    """What failed once is not tried again."""
+    begun, done = time.monotonic(), 0
     for number in range(suite.rounds):
         for k, trial in enumerate(found):
+            if number and heard[trial][-1][0].problem:
+                continue
             where = folder / "runs" / f"{number}_{k:03}_{trial.experiment}"
             console.print(
                 f"round {number + 1}/{suite.rounds}  run {k + 1}/{len(found)}"
@@ -117,10 +122,11 @@ def _rounds(
             file = where / "report.json"
             report = json.loads(file.read_text()) if file.exists() else {}
             heard.setdefault(trial, []).append((sample, report))
-            steps = settled(suite, sample)
-            told = seconds(statistics.median(steps)) if steps else sample.problem
-            console.print(told, highlight=False, markup=False)
             write(suite, rows(suite, heard), folder / FILE)
+            steps, done = settled(suite, sample), done + 1
+            told = seconds(statistics.median(steps)) if steps else sample.problem
+            left = (time.monotonic() - begun) / done * (suite.rounds * len(found) - done)
+            console.print(f"{told}; {left:.0f} s left", highlight=False, markup=False)
 
 
 def trials(suite: Suite, console: Console, config_dir: str | None = None) -> Iterator[Trial]:
@@ -130,14 +136,15 @@ def trials(suite: Suite, console: Console, config_dir: str | None = None) -> Ite
         for ranks in suite.sweep.ranks:
             given = [*suite.recipe_of(suite.experiments[name]), f"auto.ranks={ranks}"]
             recipe = load([*given, "auto.placement=true"], config_dir)
+            pick: Candidate | None = None
             try:
                 pick = place(recipe).best.candidate
+                said = f"{name}, {ranks} ranks: picked {pick}"
             except FlowrunError as error:
-                console.print(f"{name}: {error}", style="yellow", markup=False)
-                continue
-            console.print(f"{name}, {ranks} ranks: picked {pick}", highlight=False, markup=False)
+                said = f"{name}, {ranks} ranks: nothing is picked. {error}"
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
             modest = list(candidates(recipe, suite.sweep))
-            for candidate in [*modest, *([] if pick in modest else [pick])]:
+            for candidate in [*modest, *([pick] if pick and pick not in modest else [])]:
                 yield Trial(name, ranks, candidate, candidate == pick)
 
 

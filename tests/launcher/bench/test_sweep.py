@@ -30,8 +30,8 @@ def heard(step_s: float, foreseen_s: float, peak: int) -> tuple[Sample, dict[str
 
 def test_rows_are_ranked_by_what_was_measured_and_tell_how_far_behind_they_are() -> None:
     trials = {
-        Trial("mlp", 2, PLAIN, picked=True): [heard(1.1, 1.0, 100), heard(1.1, 1.0, 100)],
-        Trial("mlp", 2, SHARDED): [heard(1.0, 1.2, 90)],
+        Trial("gpt_small", 2, PLAIN, picked=True): [heard(1.1, 1.0, 100), heard(1.1, 1.0, 100)],
+        Trial("gpt_small", 2, SHARDED): [heard(1.0, 1.2, 90)],
     }
     first, second = rows(SUITE, trials)
     assert (first.trial.candidate, first.place, first.behind) == (SHARDED, 1, 0.0)
@@ -45,8 +45,8 @@ def test_rows_are_ranked_by_what_was_measured_and_tell_how_far_behind_they_are()
 
 def test_a_run_that_failed_is_a_row_with_its_reason() -> None:
     trials = {
-        Trial("mlp", 2, PLAIN): [heard(1.0, 1.0, 100)],
-        Trial("mlp", 2, SHARDED): [(Sample(problem="it broke"), {})],
+        Trial("gpt_small", 2, PLAIN): [heard(1.0, 1.0, 100)],
+        Trial("gpt_small", 2, SHARDED): [(Sample(problem="it broke"), {})],
     }
     found = rows(SUITE, trials)
     assert [row.problem for row in found] == ["", "it broke"]
@@ -66,7 +66,7 @@ def test_the_modest_set_has_every_grid_and_no_more_stages_than_micro_batches() -
 
 @pytest.mark.parametrize("candidate", [PLAIN, SHARDED])
 def test_a_run_trains_the_candidate(candidate: Candidate) -> None:
-    recipe = load(list(run_of(SUITE, Trial("mlp", 2, candidate)).overrides))
+    recipe = load(list(run_of(SUITE, Trial("gpt_small", 2, candidate)).overrides))
     assert recipe.train.micro_batches == candidate.branch.micro_batches
     assert recipe.zero.stage == candidate.zero
     assert recipe.num_ranks == 2
