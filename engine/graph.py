@@ -243,6 +243,8 @@ def map_refs(value: Any, fn: Callable[[Ref], Any]) -> Any:
 
 def rename_inputs(op: Op, names: Mapping[str, str]) -> Op:
     """The op with inputs renamed; names that are not in the mapping stay."""
+    if names.keys().isdisjoint(op.inputs):
+        return op
     swap = lambda ref: Ref(names.get(ref.name, ref.name))  # noqa: E731
     return replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap))
 

@@ -44,6 +44,10 @@ class JointGraph:
         train: bool,
     ) -> None:
         self.first_names = first_names
+        self.other_names: dict[str, list[str]] = {}
+        for other, first in first_names.items():
+            if other != first:
+                self.other_names.setdefault(first, []).append(other)
         self.train = train
         self.fields = fields
         self.result_names = results
@@ -89,9 +93,7 @@ class JointGraph:
                 return
             tensor = self._tensor(node, name, value)
             role = "parameter" if kind == "ParamAOTInput" else "buffer"
-            others = tuple(
-                other for other, first in self.first_names.items() if first == name != other
-            )
+            others = tuple(self.other_names.get(name, ()))
             self.variables.append(Variable(name, tensor, role, aliases=others))
         elif kind == "PlainAOTInput":
             field = self.fields[described.idx]

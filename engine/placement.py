@@ -36,7 +36,7 @@ class Placement:
             f"{self.axes} does not hold {len(self.ranks)} ranks"
         )
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes."""
         return tuple(size for _, size in self.axes)

@@ -53,7 +53,10 @@ def balanced_cuts(line: Line, ranks: Sequence[int]) -> tuple[int, ...]:
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for k, share in enumerate(ranks):
         here: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        least = _least_done(total[n], limit, ranks[k + 1 :])
         for end in range(k + 1, n - (stages - k - 1) + 1):
+            if total[end] < least:
+                continue
             leaving = line.leaving_s[end] if end < n else 0.0
             for start in range(end - 1, k - 1, -1):
                 work = total[end] - total[start]
@@ -70,22 +73,42 @@ def balanced_cuts(line: Line, ranks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _fastest(line: Line, ranks: Sequence[int]) -> float:
-    """Seconds of the slowest stage, at best."""
+    """Seconds of the slowest stage, at best: sought below a limit, which grows until it is met, as
+    few ends of a stage are possible below a low one.
+    """
+    limit, found = max(1e-9, sum(line.work_s) / sum(ranks)), math.inf
+    while math.isinf(found):
+        limit *= 1.2
+        found = _fastest_below(line, ranks, limit)
+    return found
+
+
+def _fastest_below(line: Line, ranks: Sequence[int], limit: float) -> float:
+    """Seconds of the slowest stage, at best; infinite if they are more than a limit."""
     total = list(itertools.accumulate(line.work_s, initial=0.0))
     n = len(line.work_s)
-    best = [0.0] + [math.inf] * n
+    best = {0: 0.0}  # slowest stage so far, by where the last ends
     for k, share in enumerate(ranks):
-        here = [math.inf] * (n + 1)
-        for end in range(k + 1, n + 1):
-            leaving = line.leaving_s[end] if end < n else 0.0
-            for start in range(end - 1, k - 1, -1):
+        here: dict[int, float] = {}
+        least = _least_done(total[n], limit, ranks[k + 1 :])
+        for start, slowest in best.items():
+            for end in range(start + 1, n + 1):
                 work = total[end] - total[start]
-                if work / share >= here[end]:
-                    break  # more work only makes it worse
-                seconds = (work + line.entering_s[start] + leaving) / share
-                here[end] = min(here[end], max(best[start], seconds))
+                if work / share > limit:
+                    break
+                if total[end] < least:
+                    continue
+                leaving = line.leaving_s[end] if end < n else 0.0
+                seconds = max(slowest, (work + line.entering_s[start] + leaving) / share)
+                if seconds <= limit and seconds < here.get(end, math.inf):
+                    here[end] = seconds
         best = here
-    return best[n]
+    return best.get(n, math.inf)
+
+
+def _least_done(all_s: float, limit: float, others: Sequence[int]) -> float:
+    """Work that must be done before stages on so many ranks each, none slower than a limit."""
+    return all_s - limit * sum(others) * (1 + 1e-9)
 
 
 def balanced(

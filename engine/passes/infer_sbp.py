@@ -133,7 +133,9 @@ class _Axis:
         homes = {n: self._homes(n) for n in read if n not in made and n not in known}
         self.whole |= {n for n, options in homes.items() if all(f[1] == B for f, _ in options)}
         rows = [self._rows(op) for op in ops]
-        solution = solve(Problem(ops, rows, known, homes, self.costs.box, self._movable))
+        solution = solve(
+            Problem(ops, rows, known, homes, self.costs.box, self.costs.like, self._movable)
+        )
         for op, row in zip(ops, solution.rows, strict=True):
             ins, outs = self.layout.in_sbp[op.name], self.layout.out_sbp[op.name]
             for i, sbp in enumerate(row.inputs):

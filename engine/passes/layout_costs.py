@@ -66,16 +66,20 @@ class Costs:
         link = self.links[op.stage]
         return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, link)
 
+    def like(self, name: str, stage: int) -> tuple[int, Shape, int, Link]:
+        """What decides the cost of boxing a tensor on a stage: ranks, shape, bytes, link."""
+        grid = self.strategy.placements[stage].shape
+        shape = self.layout.shape(name, self.layout.decided(name), self.axis, grid)
+        num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
+        return self.strategy.parts(stage, self.axis), shape, num_bytes, self.links[stage]
+
     def box(self, name: str, have: Form, wanted: Form) -> float:
         """Of a tensor from one form to another, on this stage or between two."""
         if have == wanted:
             return 0.0
-        (stage, source), (to_stage, target), link = have, wanted, self.links[have[0]]
+        (stage, source), (to_stage, target) = have, wanted
         placements = self.strategy.placements
-        grid = placements[stage].shape
-        shape = self.layout.shape(name, self.layout.decided(name), self.axis, grid)
-        num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
-        parts = self.strategy.parts(stage, self.axis)
+        parts, shape, num_bytes, link = self.like(name, stage)
         if stage == to_stage:
             return _seconds(source, target, parts, shape, num_bytes, link)
         crossing = self.strategy.hardware.crossing(placements[stage], placements[to_stage])

@@ -14,7 +14,7 @@ division of work behind it, and a weight stays at home.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -41,6 +41,7 @@ class Problem:
     known: forms of tensors decided before.
     homes: for a variable or feed not decided yet, its possible homes.
     box: seconds from one form to another of a tensor.
+    like: of a tensor on one stage, all that boxings there depend on beside their SBPs.
     movable: False for variables.
     """
 
@@ -49,6 +50,7 @@ class Problem:
     known: Mapping[str, Forms]
     homes: Mapping[str, Sequence[tuple[Form, float]]]
     box: Callable[[str, Form, Form], float]
+    like: Callable[[str, int], Hashable]
     movable: Callable[[str], bool]
 
 
@@ -85,8 +87,9 @@ def solve(problem: Problem) -> Solution:
     own += [[cost for _, cost in problem.homes[name]] for name in sources]
     tables = [Table((v,), np.array(costs)) for v, costs in enumerate(own)]
     made = _made(problem, sources)
+    fans: dict[Hashable, _Fan] = {}
     for name, readers in asked.items():
-        tables += _boxings(problem, name, made[name], readers, sizes)
+        tables += _boxings(problem, name, made[name], readers, sizes, fans)
     least = minimise(sizes, tables)
     rows = tuple(legal[at][0] for legal, at in zip(problem.rows, least.choice, strict=False))
     chosen = least.choice[len(problem.ops) :]
@@ -121,47 +124,95 @@ def _made(problem: Problem, sources: Sequence[str]) -> dict[str, _Choice]:
     return made
 
 
-def _boxings(
-    problem: Problem, name: str, made: _Choice, readers: Iterable[_Choice], sizes: list[int]
-) -> list[Table]:
+@dataclass(frozen=True, slots=True)
+class _Fan:
     """What one tensor's boxings cost.
 
-    Readers with a choice meet in one more variable: the set of forms in which the tensor is there.
-    Each asks that its own be among them.
+    allowed: of each reader with a choice, 0 where what it asks for is there, else infinite; dims:
+    sets of forms in which the tensor may be there, the reader's rows.  paid: dims: the forms in
+    which it is made, the sets.
     """
-    certain: Forms = frozenset().union(*(r.forms[0] for r in readers if len(set(r.forms)) == 1))
-    choosing = [reader for reader in readers if len(set(reader.forms)) > 1]
-    there = _Choice(len(sizes) if choosing else None, _unions(certain, choosing))
-    tables = []
+
+    allowed: tuple[Values, ...]
+    paid: Values
+
+
+def _boxings(
+    problem: Problem,
+    name: str,
+    made: _Choice,
+    readers: Sequence[_Choice],
+    sizes: list[int],
+    fans: dict[Hashable, _Fan],
+) -> list[Table]:
+    """What one tensor's boxings cost, as tables.
+
+    Readers with a choice meet in one more variable: the set of forms in which the tensor is there.
+    Each asks that its own be among them.  fans: of tensors before; those of repeated blocks are
+    alike.
+    """
+    key = _likeness(problem, name, made, readers)
+    if key not in fans:
+        fans[key] = _fan(problem, name, made.forms, [reader.forms for reader in readers])
+    fan = fans[key]
+    choosing = [reader.variable for reader in readers if len(set(reader.forms)) > 1]
+    there = len(sizes) if choosing else None
     if choosing:
-        sizes.append(len(there.forms))
-    for reader in choosing:
-        legal = [[forms <= all_of for forms in reader.forms] for all_of in there.forms]
-        tables.append(_table((there, reader), np.where(legal, 0.0, math.inf)))
+        sizes.append(fan.paid.shape[1])
+    tables = [_table((there, v), allowed) for v, allowed in zip(choosing, fan.allowed, strict=True)]
+    return [*tables, _table((made.variable, there), fan.paid)]
+
+
+def _likeness(problem: Problem, name: str, made: _Choice, readers: Sequence[_Choice]) -> Hashable:
+    """Equal for tensors of equal fans; one that crosses stages is like no other."""
+    asked = [reader.forms for reader in readers]
+    stages = {form[0] for forms in (made.forms, *asked) for each in forms for form in each}
+    if len(stages) > 1:
+        return name
+    (stage,) = stages
+    of_forms = tuple(
+        tuple(frozenset(sbp for _, sbp in each) for each in forms) for forms in (made.forms, *asked)
+    )
+    return problem.like(name, stage), problem.movable(name), of_forms
+
+
+def _fan(
+    problem: Problem, name: str, made: Sequence[Forms], asked: Sequence[Sequence[Forms]]
+) -> _Fan:
+    """made: the forms in which a tensor may be made.  asked: of each reader, those that it may ask
+    for.
+    """
+    certain: Forms = frozenset().union(*(forms[0] for forms in asked if len(set(forms)) == 1))
+    choosing = [forms for forms in asked if len(set(forms)) > 1]
+    there = _unions(certain, choosing)
+    allowed = tuple(
+        np.where([[each <= all_of for each in forms] for all_of in there], 0.0, math.inf)
+        for forms in choosing
+    )
 
     @cache
     def price(have: Form, wanted: Form) -> float:
         return _price(problem, name, have, wanted)
 
     paid = {
-        have: [_all(price, have, all_of - have) for all_of in there.forms]
-        for have in dict.fromkeys(made.forms)
+        have: [_all(price, have, all_of - have) for all_of in there] for have in dict.fromkeys(made)
     }
-    return [*tables, _table((made, there), np.array([paid[have] for have in made.forms]))]
+    return _Fan(allowed, np.array([paid[have] for have in made]))
 
 
-def _unions(certain: Forms, readers: Iterable[_Choice]) -> tuple[Forms, ...]:
+def _unions(certain: Forms, asked: Iterable[Sequence[Forms]]) -> tuple[Forms, ...]:
     """Every set of forms that readers may together ask for."""
     sets = {certain: None}
-    for reader in readers:
-        sets = dict.fromkeys(s | forms for s in sets for forms in dict.fromkeys(reader.forms))
+    for forms in asked:
+        sets = dict.fromkeys(s | each for s in sets for each in dict.fromkeys(forms))
     return tuple(sets)
 
 
-def _table(choices: tuple[_Choice, _Choice], values: Values) -> Table:
-    """A table over two choices, without those where there is nothing to choose."""
-    over = tuple(c.variable for c in choices if c.variable is not None)
-    return Table(over, values.reshape([len(c.forms) for c in choices if c.variable is not None]))
+def _table(over: tuple[int | None, int | None], values: Values) -> Table:
+    """A table over two choices, without those where there is nothing to choose: 1 long then."""
+    kept = [d for d, v in enumerate(over) if v is not None]
+    shape = [values.shape[d] for d in kept]
+    return Table(tuple(v for v in over if v is not None), values.reshape(shape))
 
 
 def _all(price: Callable[[Form, Form], float], have: Forms, missing: Forms) -> float:

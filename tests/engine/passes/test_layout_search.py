@@ -61,7 +61,12 @@ def problems(draw: st.DrawFn) -> Problem:
     def box(name: str, have: Form, wanted: Form) -> float:
         return boxing_seconds(sizes[name], have, wanted)
 
-    return Problem(ops, rows, known, homes, box, lambda name: name not in weights)
+    return Problem(ops, rows, known, homes, box, _alone, lambda name: name not in weights)
+
+
+def _alone(name: str, stage: int) -> str:
+    """No tensor is like another."""
+    return name
 
 
 def boxing_seconds(num_bytes: int, have: Form, wanted: Form) -> float:
@@ -183,7 +188,7 @@ def residual(length: int, choose: random.Random) -> Problem:
         ops.append(Op(f"op{k}", "op", tuple(map(Ref, inputs)), outputs=(f"t{k}",)))
         legal = [Signature((sbp,) * len(inputs), (choose.choice(SBPS),)) for sbp in SBPS]
         rows.append([(row, 0.0) for row in legal])
-    return Problem(ops, rows, {"s0": frozenset({(0, B)})}, {}, box_4k, lambda name: True)
+    return Problem(ops, rows, {"s0": frozenset({(0, B)})}, {}, box_4k, _alone, lambda name: True)
 
 
 def box_4k(name: str, have: Form, wanted: Form) -> float:
@@ -197,7 +202,9 @@ def test_a_long_chain_costs_what_its_shortest_path_costs(seed: int) -> None:
     choose = random.Random(f"chain {seed}")
     ops = [Op(f"op{k}", "op", (Ref(f"t{k - 1}"),), outputs=(f"t{k}",)) for k in range(200)]
     rows = [[(Signature((s,), (choose.choice(SBPS),)), 0.0) for s in SBPS] for _ in ops]
-    problem = Problem(ops, rows, {"t-1": frozenset({(0, B)})}, {}, box_4k, lambda name: True)
+    problem = Problem(
+        ops, rows, {"t-1": frozenset({(0, B)})}, {}, box_4k, _alone, lambda name: True
+    )
     cheapest = {(0, B): 0.0}
     for legal in rows:
         costs: dict[Form, float] = {}
@@ -232,7 +239,7 @@ def test_a_sum_over_many_branches_is_solved_exactly_branch_by_branch() -> None:
         ops.append(Op(f"update{k}", "op", (Ref(f"g{k}"), Ref("norm")), outputs=(f"w{k}",)))
         rows.append([(Signature((s, B), (s,)), 0.0) for s in (B, S(0))])
     known = {f"g{k}": frozenset({(0, P)}) for k in names}
-    found = solve(Problem(ops, rows, known, {}, box_4k, lambda name: True))
+    found = solve(Problem(ops, rows, known, {}, box_4k, _alone, lambda name: True))
     scatter, reduce = boxing_seconds(4096, (0, P), (0, S(0))), boxing_seconds(4096, (0, P), (0, B))
     assert found.exact
     assert found.cost == pytest.approx(60 * scatter + reduce)
