@@ -6,11 +6,12 @@ GPT-3 (recipes/gpt3_175b.yaml), made smaller; each plan in a process of its own,
 
 from __future__ import annotations
 
-import resource
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 FEW_STAGES = "recipe=gpt3_175b model.depth=16 placement.stages=8 train.micro_batches=32"
 RANKS = {  # ranks -> keys: the same 8 stages, wider
@@ -22,7 +23,18 @@ LAYERS = {  # layers -> keys: as many stages as GPT-3 has for them
     depth: f"recipe=gpt3_175b model.depth={depth} placement.stages={depth * 2 // 3}"
     for depth in (6, 12, 24, 48, 96)
 }
+TITLES = {
+    "ranks": "16 layers on 8 stages, more ranks each",
+    "layers": "3 layers on 2 stages of 48 ranks, more of both",
+}
 TABLE = "<!-- table: python docs/scale.py -->\n"
+
+
+class Planned(NamedTuple):
+    """Of one `flowrun plan`, imports included: seconds, most bytes in memory."""
+
+    seconds: float
+    peak_bytes: int
 
 
 def main() -> None:
@@ -30,39 +42,59 @@ def main() -> None:
     page = Path(__file__).with_suffix(".md")
     text = page.read_text().partition(TABLE)[0]
     lines = ["", "| | seconds | peak memory |", "| --- | ---: | ---: |"]
-    found: dict[str, dict[int, float]] = {"ranks": {}, "layers": {}}
+    found: dict[str, dict[int, Planned]] = {"ranks": {}, "layers": {}}
     for what, plans in (("ranks", RANKS), ("layers", LAYERS)):
         for number, keys in plans.items():
-            seconds, peak = planned(keys)
-            found[what][number] = seconds
-            lines.append(f"| {number:,} {what} | {seconds:.0f} | {peak / 1e9:.1f} GB |")
+            each = found[what][number] = planned(keys)
+            row = f"| {number:,} {what} | {each.seconds:.0f} | {each.peak_bytes / 1e6:,.0f} MB |"
+            lines.append(row)
+            print(row, flush=True)
     page.write_text(text + TABLE + "\n".join(lines) + "\n")
     draw(found, page.with_suffix(".svg"))
 
 
-def planned(keys: str) -> tuple[float, int]:
-    """Seconds of the whole command; peak bytes of the largest so far."""
+def planned(keys: str) -> Planned:
+    """One plan, in a process of its own."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "flowrun.launcher.cli", "plan", *keys.split()]
-    subprocess.run([*command, "engine.cache=false"], check=True, stdout=subprocess.DEVNULL)
-    seconds = time.perf_counter() - begin
-    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    process = subprocess.Popen([*command, "engine.cache=false"], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return Planned(time.perf_counter() - begin, used.ru_maxrss * 1024)
 
 
-def draw(found: dict[str, dict[int, float]], file: Path) -> None:
-    """Two panels side by side."""
+def draw(found: dict[str, dict[int, Planned]], file: Path) -> None:
+    """Seconds above, megabytes below; against ranks on the left, against layers on the right."""
     import matplotlib
 
     matplotlib.use("svg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
-    figure, panels = pyplot.subplots(1, 2, figsize=(8, 3), sharey=False)
-    for panel, (what, values) in zip(panels, found.items(), strict=True):
-        panel.plot(list(values), list(values.values()), marker="o")
-        panel.set(xlabel=what, ylabel="seconds of flowrun plan", ylim=(0, None))
-        panel.set_xscale("log" if what == "ranks" else "linear")
+    matplotlib.rcParams["svg.hashsalt"] = "flowrun"  # the same bytes for the same figures
+    figure, panels = pyplot.subplots(2, 2, figsize=(8, 4.8), sharex="col", sharey="row")
+    for column, (what, plans) in enumerate(found.items()):
+        numbers = list(plans)
+        rows = (
+            ("seconds", [each.seconds for each in plans.values()], "tab:blue"),
+            ("peak memory, MB", [each.peak_bytes / 1e6 for each in plans.values()], "tab:orange"),
+        )
+        for panel, (label, values, colour) in zip(panels[:, column], rows, strict=True):
+            panel.plot(numbers, values, marker="o", color=colour)
+            panel.set_ylim(0, None)
+            panel.grid(alpha=0.3)
+            if not column:
+                panel.set_ylabel(label)
+            if what == "ranks":
+                panel.set_xscale("log")
+            panel.set_xticks(numbers)
+            panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda n, _: f"{n:,.0f}"))
+            panel.xaxis.set_minor_locator(ticker.NullLocator())
+        panels[0, column].set_title(TITLES[what], fontsize=10)
+        panels[1, column].set_xlabel(what)
     figure.tight_layout()
-    figure.savefig(file)
+    figure.savefig(file, metadata={"Date": None})
 
 
 if __name__ == "__main__":

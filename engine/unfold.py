@@ -88,7 +88,8 @@ class _Unfolding:
         self.variables = {v.tensor for v in graph.variables}
         self.modes: dict[str, tuple[Mode, ...]] = {}  # op of the two parts -> how it reads
         self.steps: dict[tuple[str, str], int] = {}  # phase and word -> names with it in a part
-        self.moments = self.moment = 0  # that a part takes; the first behind the repeated one
+        self.moments = self.moment = 0  # that a part takes; the first of the repeated one
+        self.undated: set[str] = set()  # ops of the two parts with one moment
         for phase in (FORWARD, BACKWARD):
             self._compare(phase)
 
@@ -120,7 +121,9 @@ class _Unfolding:
                     f"the names of {this} and {that} do not tell how many are between"
                 )
             if phase == FORWARD and this.moment >= 0:
-                self.moments, self.moment = that.moment - this.moment, self.moment or that.moment
+                self.moments, self.moment = that.moment - this.moment, self.moment or this.moment
+            if this.moment == that.moment:
+                self.undated |= {this.name, that.name}
 
     def _described(self, op: Op, part: int) -> tuple[Any, ...]:
         """What must be equal of an op of the repeated part and of the next."""
@@ -256,15 +259,16 @@ class _Unfolding:
         return self._made_at(made, here + made.part - self.at)
 
     def _moment(self, op: Op, copy: int) -> int:
-        """autograd counts through forward; backward goes by the numbers of forward."""
-        if op.moment < 0:
-            return op.moment
-        if copy:
-            return op.moment + copy * self.moments
+        """autograd counts through forward; backward goes by the numbers of forward, about."""
         _, part = self.parts.of.get(op.name, (op.phase, -1))
         behind = part > self.at if part >= 0 else op.phase == BACKWARD
-        moves = behind and (op.phase == FORWARD or op.moment >= self.moment)
-        return op.moment + (self.fold.cut * self.moments if moves else 0)
+        if op.moment < 0 or op.name in self.undated:
+            parts = 0
+        elif op.name in self.modes:
+            parts = copy or self.fold.cut * behind
+        else:
+            parts = self.fold.cut * (behind and op.moment >= self.moment)
+        return op.moment + parts * self.moments
 
     def _results(self) -> tuple[tuple[str, str], ...]:
         """In the order of torch's outputs: of each kind, that of the variables."""

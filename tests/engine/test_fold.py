@@ -237,7 +237,7 @@ def test_ops_that_differ_between_two_blocks_are_refused(folded: LogicalGraph, ph
 
 
 def test_an_op_that_reads_what_may_be_of_any_block_is_refused(folded: LogicalGraph) -> None:
-    made = next(op for op in folded.ops if op.module == "blocks.2.mlp" and "gelu" in op.target)
-    last = replace(folded.ops[-1], args=((made.args[0],),))
+    made = next(op for op in folded.ops if op.module == "blocks.3.mlp" and "gelu" in op.target)
+    last = replace(folded.ops[-1], name="last", args=(made.args[0],), outputs=())
     with pytest.raises(UnlikeError, match="any of the equal blocks"):
         unfold(replace(folded, ops=(*folded.ops, last)), Fold("blocks", 1, 2))
