@@ -159,8 +159,8 @@ class _Line:
                 self._same(part, this[key], that[key], reads) for key in this
             )
         if isinstance(this, slice):
-            ends = [(s.start, s.stop, s.step) for s in (this, that)]
-            return self._same(part, *ends, reads)
+            these, those = ((s.start, s.stop, s.step) for s in (this, that))
+            return self._same(part, these, those, reads)
         return bool(this == that)
 
     def _same_tensor(

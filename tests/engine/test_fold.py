@@ -80,7 +80,7 @@ class Decoder(nn.Module):
     def forward(self, x_BTD: Tensor, read_BSD: Tensor, bias_TS: Tensor) -> Tensor:
         k_BSD, v_BSD = self.kv(read_BSD).chunk(2, -1)
         y_BTD = F.softmax(self.q(x_BTD) @ k_BSD.transpose(1, 2) + bias_TS, -1) @ v_BSD
-        return x_BTD + F.dropout(self.fc(y_BTD), 0.1, self.training)
+        return x_BTD + F.dropout(self.fc(y_BTD[..., :8]), 0.1, self.training)
 
 
 class EncoderDecoder(nn.Module):
