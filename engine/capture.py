@@ -28,9 +28,10 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.fold import Fold, fold
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.joint_graph import JointGraph
+from flowrun.engine.parts import UnlikeError
 from flowrun.engine.random_ops import seed_random_ops
 from flowrun.engine.simplify import simplify
-from flowrun.engine.unfold import UnlikeError, unfold
+from flowrun.engine.unfold import unfold
 
 Batch = Mapping[str, torch.Tensor]
 LossFn = Callable[[Any, Batch], torch.Tensor]

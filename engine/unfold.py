@@ -10,36 +10,12 @@ repeated.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 from flowrun.engine.fold import KEPT, Fold, block_of
 from flowrun.engine.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, Tensor, map_refs
-
-
-class UnlikeError(Exception):
-    """Blocks that are equal before autograd are not behind it."""
-
-
-class Place(NamedTuple):
-    """Where a tensor is made, by a part of the graph: see _Parts."""
-
-    phase: str
-    part: int
-    op: int
-    output: int
-
-
-class Mode(NamedTuple):
-    """How an op of the repeated part reads a tensor.
-
-    own: not the same one in every part.  place: where it is made, if it is not a variable.
-    """
-
-    own: bool
-    place: Place | None = None
+from flowrun.engine.parts import Pair, Place, UnlikeError, numbered
 
 
 def unfold(graph: LogicalGraph, fold: Fold) -> LogicalGraph:
@@ -47,115 +23,17 @@ def unfold(graph: LogicalGraph, fold: Fold) -> LogicalGraph:
     return _Unfolding(graph, fold).graph()
 
 
-class _Parts:
-    """Forward ops from the first of a block to the first of the next; backward ops from the first
-    of a block to the first of the one before.  Of `numbers` of blocks; the parts count from 0.
-    """
-
-    def __init__(self, graph: LogicalGraph, blocks: str) -> None:
-        self.ops: dict[tuple[str, int], list[Op]] = {}
-        self.numbers: list[int] = []
-        self.place: dict[str, Place] = {}  # tensor -> where
-        self.of: dict[str, tuple[str, int]] = {}  # op -> phase and part
-        at = {FORWARD: -1, BACKWARD: -1}
-        for op in graph.ops:
-            number, phase = block_of(op.module, blocks), op.phase
-            if number is not None and phase == FORWARD and number not in self.numbers:
-                self.numbers.append(number)
-            part = self.numbers.index(number) if number in self.numbers else -1
-            first = at[phase] < 0
-            if part >= 0 and (first or (part > at[phase]) == (phase == FORWARD)):
-                at[phase] = part
-            if at[phase] >= 0:
-                key = self.of[op.name] = phase, at[phase]
-                ops = self.ops.setdefault(key, [])
-                for k, name in enumerate(op.outputs):
-                    if name is not None:
-                        self.place[name] = Place(*key, len(ops), k)
-                ops.append(op)
-
-
 class _Unfolding:
-    """`at`: the part that is repeated.  Parts behind it are `fold.cut` further on then, and so are
-    the blocks between it and those that were left out.
+    """What is behind the repeated part is `fold.cut` parts further on then, and so are the blocks
+    between it and those that were left out.
     """
 
     def __init__(self, graph: LogicalGraph, fold: Fold) -> None:
         self.base = graph
         self.fold = fold
-        self.parts = _Parts(graph, fold.blocks)
-        self.at = self._second()
-        self.variables = {v.tensor for v in graph.variables}
-        self.modes: dict[str, tuple[Mode, ...]] = {}  # op of the two parts -> how it reads
-        self.steps: dict[tuple[str, str], int] = {}  # phase and word -> names with it in a part
-        self.moments = self.moment = 0  # that a part takes; the first of the repeated one
-        self.undated: set[str] = set()  # ops of the two parts with one moment
-        for phase in (FORWARD, BACKWARD):
-            self._compare(phase)
-
-    def _second(self) -> int:
-        numbers, first = self.parts.numbers, self.fold.first
-        at = numbers.index(first) if first in numbers else 0
-        if numbers[at : at + KEPT] != [*range(first, first + KEPT)]:
-            raise UnlikeError(f"blocks of {self.fold.blocks} do not follow each other")
-        return at + 1
-
-    # ------------------------------------------------------------------ two parts that are alike
-
-    def _compare(self, phase: str) -> None:
-        """The repeated part with the next."""
-        these, those = (self.parts.ops.get((phase, self.at + k), []) for k in (0, 1))
-        if len(these) != len(those):
-            raise UnlikeError(f"{phase} of blocks of {self.fold.blocks} has not as many ops each")
-        for this, that in zip(these, those, strict=True):
-            if self._described(this, 0) != self._described(that, 1):
-                raise UnlikeError(f"{this} is unlike {that}")
-            pairs = zip(this.inputs, that.inputs, strict=True)
-            self.modes[this.name] = self.modes[that.name] = tuple(
-                self._mode(a, b) for a, b in pairs
-            )
-            (word, number), (_, other) = _numbered(this.name), _numbered(that.name)
-            step = abs(other - number)
-            if self.steps.setdefault((phase, word), step) != step:
-                raise UnlikeError(
-                    f"the names of {this} and {that} do not tell how many are between"
-                )
-            if phase == FORWARD and this.moment >= 0:
-                self.moments, self.moment = that.moment - this.moment, self.moment or this.moment
-            if this.moment == that.moment:
-                self.undated |= {this.name, that.name}
-
-    def _described(self, op: Op, part: int) -> tuple[Any, ...]:
-        """What must be equal of an op of the repeated part and of the next."""
-        made = [n and self.base.tensors[n] for n in op.outputs]
-        return (
-            _numbered(op.name)[0],
-            op.target,
-            map_refs(op.args, lambda _: Ref("")),
-            map_refs(op.kwargs, lambda _: Ref("")),
-            [(t.shape, t.dtype) if t else None for t in made],
-            self._inside(op.module, part),
-        )
-
-    def _mode(self, this: str, that: str) -> Mode:
-        """How what a part reads is what the next part reads in its place."""
-        if this == that:
-            return Mode(False)
-        if {this, that} <= self.variables:
-            if self._inside(this, 0) == self._inside(that, 1):
-                return Mode(True)
-        elif this in self.parts.place and that in self.parts.place:
-            place = self.parts.place[this]
-            following = place._replace(part=place.part + 1)
-            if following == self.parts.place[that] and abs(place.part - self.at) <= 1:
-                return Mode(True, place)
-        raise UnlikeError(f"%{this} and %{that} are not read alike")
-
-    def _inside(self, path: str, part: int) -> tuple[bool, str]:
-        """A path as seen from the block of the repeated part, or of the next."""
-        own = f"{self.fold.blocks}.{self.fold.first + 1 + part}"
-        inside = f"{path}.".startswith(f"{own}.")
-        return inside, path.removeprefix(own) if inside else path
+        self.pair = Pair(graph, fold)
+        self.parts, self.at = self.pair.parts, self.pair.at
+        self.tensors: dict[str, Tensor] = {}
 
     # ------------------------------------------------------------------ names
 
@@ -163,8 +41,8 @@ class _Unfolding:
         """torch numbers ops of one word in the order in which it makes them.  copy: of the repeated
         part, from 1; 0: the op itself.
         """
-        word, number = _numbered(op.name)
-        forward, backward = (self.steps.get((p, word), 0) for p in (FORWARD, BACKWARD))
+        word, number = numbered(op.name)
+        forward, backward = (self.pair.steps.get((p, word), 0) for p in (FORWARD, BACKWARD))
         cut, moved = self.fold.cut, copy or self.fold.cut * self._is_behind(op)
         if op.phase == FORWARD:
             number += forward * moved
@@ -192,7 +70,7 @@ class _Unfolding:
         """What a tensor of the folded graph is called; copy: as in _renamed."""
         op = self.base.producer.get(name)
         if op is None:
-            return self._path(name, copy) if name in self.variables else name
+            return self._path(name, copy) if name in self.pair.variables else name
         return self._renamed(op, copy) + name.removeprefix(op.name)
 
     def _made_at(self, place: Place, part: int) -> str:
@@ -207,7 +85,7 @@ class _Unfolding:
     def graph(self) -> LogicalGraph:
         """All ops, with those of the blocks that were left out."""
         sources = [*(v.tensor for v in self.base.variables), *(f.tensor for f in self.base.feeds)]
-        self.tensors: dict[str, Tensor] = {name: self.base.tensors[name] for name in sources}
+        self.tensors = {name: self.base.tensors[name] for name in sources}
         ops = tuple(self._ops())
         return replace(self.base, ops=ops, tensors=self.tensors, results=self._results())
 
@@ -244,13 +122,13 @@ class _Unfolding:
         """Input k of an op in the whole graph, or of a copy of it."""
         _, part = self.parts.of.get(op.name, (op.phase, -1))
         place = self.parts.place.get(name)
-        if op.name not in self.modes:
+        if op.name not in self.pair.modes:
             behind = part > self.at if part >= 0 else op.phase == BACKWARD
             near = place is not None and place.part in (self.at, self.at + 1)
             if place and near and behind != (place.part > self.at):
                 raise UnlikeError(f"{op} reads what may be of any of the equal blocks")
             return self._tensor(name)
-        own, made = self.modes[op.name][k]
+        own, made = self.pair.modes[op.name][k]
         if not own:
             return self._tensor(name)
         if made is None:
@@ -262,13 +140,13 @@ class _Unfolding:
         """autograd counts through forward; backward goes by the numbers of forward, about."""
         _, part = self.parts.of.get(op.name, (op.phase, -1))
         behind = part > self.at if part >= 0 else op.phase == BACKWARD
-        if op.moment < 0 or op.name in self.undated:
+        if op.moment < 0 or op.name in self.pair.undated:
             parts = 0
-        elif op.name in self.modes:
+        elif op.name in self.pair.modes:
             parts = copy or self.fold.cut * behind
         else:
-            parts = self.fold.cut * (behind and op.moment >= self.moment)
-        return op.moment + parts * self.moments
+            parts = self.fold.cut * (behind and op.moment >= self.pair.moment)
+        return op.moment + parts * self.pair.moments
 
     def _results(self) -> tuple[tuple[str, str], ...]:
         """In the order of torch's outputs: of each kind, that of the variables."""
@@ -289,12 +167,3 @@ class _Unfolding:
                 made = self._tensor(name, copy)
                 kinds.setdefault(kind, []).append((order[new], f"{kind}/{new}", made))
         return tuple((key, name) for kind in kinds.values() for _, key, name in sorted(kind))
-
-
-_NUMBERED = re.compile(r"(.+?)_([1-9]\d*)")
-
-
-def _numbered(name: str) -> tuple[str, int]:
-    """torch's name of a node: a word, and which one with that word."""
-    found = _NUMBERED.fullmatch(name)
-    return (found[1], int(found[2])) if found else (name, 0)

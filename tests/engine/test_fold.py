@@ -14,7 +14,8 @@ from flowrun.engine import capture as capturing
 from flowrun.engine.capture import Task, capture, capture_evaluation
 from flowrun.engine.fold import KEPT, Fold
 from flowrun.engine.graph import BACKWARD, FORWARD, LogicalGraph
-from flowrun.engine.unfold import UnlikeError, unfold
+from flowrun.engine.parts import UnlikeError
+from flowrun.engine.unfold import unfold
 from flowrun.models.gpt import GPT
 from flowrun.models.llama import Llama
 

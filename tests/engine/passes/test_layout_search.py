@@ -37,7 +37,8 @@ def _signature(row: tuple[Any, ...]) -> tuple[Any, ...]:
 def problems(draw: st.DrawFn) -> Problem:
     """Up to 6 ops in a random graph of up to 3 sources, 1 to 3 rows an op, in up to 2 stages."""
     sources = [f"s{k}" for k in range(draw(st.integers(1, 3)))]
-    sizes = {name: draw(st.integers(1, 1 << 20)) for name in sources}
+    size = st.one_of(st.sampled_from((1 << 12, 1 << 18)), st.integers(1, 1 << 20))
+    sizes = {name: draw(size) for name in sources}
     stage = 0
     ops: list[Op] = []
     rows: list[list[tuple[Signature, float]]] = []
@@ -46,7 +47,7 @@ def problems(draw: st.DrawFn) -> Problem:
         stage = max(stage, draw(st.integers(0, 4)) // 4)
         inputs = draw(st.lists(st.sampled_from(there), min_size=1, max_size=2, unique=True))
         made = f"t{k}"
-        sizes[made] = draw(st.integers(1, 1 << 20))
+        sizes[made] = draw(size)
         ops.append(Op(f"op{k}", "op", tuple(map(Ref, inputs)), outputs=(made,), stage=stage))
         row = st.tuples(*[st.sampled_from(SBPS)] * (len(inputs) + 1), st.integers(0, 3))
         least = draw(st.sampled_from((1, 2, 2, 3)))
@@ -61,7 +62,10 @@ def problems(draw: st.DrawFn) -> Problem:
     def box(name: str, have: Form, wanted: Form) -> float:
         return boxing_seconds(sizes[name], have, wanted)
 
-    return Problem(ops, rows, known, homes, box, _alone, lambda name: name not in weights)
+    def like(name: str, stage: int) -> int:
+        return sizes[name]
+
+    return Problem(ops, rows, known, homes, box, like, lambda name: name not in weights)
 
 
 def _alone(name: str, stage: int) -> str:
