@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ TABLE = "<!-- table: python docs/scale.py -->\n"
 
 
 class Planned(NamedTuple):
-    """Of one `flowrun plan`, imports included: seconds, most bytes in memory."""
+    """Of one `flowrun plan`, imports included: seconds of a core, most bytes in memory."""
 
     seconds: float
     peak_bytes: int
@@ -41,7 +40,7 @@ def main() -> None:
     """Measure, draw, write."""
     page = Path(__file__).with_suffix(".md")
     text = page.read_text().partition(TABLE)[0]
-    lines = ["", "| | seconds | peak memory |", "| --- | ---: | ---: |"]
+    lines = ["", "| | seconds of a core | peak memory |", "| --- | ---: | ---: |"]
     found: dict[str, dict[int, Planned]] = {"ranks": {}, "layers": {}}
     for what, plans in (("ranks", RANKS), ("layers", LAYERS)):
         for number, keys in plans.items():
@@ -55,14 +54,13 @@ def main() -> None:
 
 def planned(keys: str) -> Planned:
     """One plan, in a process of its own."""
-    begin = time.perf_counter()
     command = [sys.executable, "-m", "flowrun.launcher.cli", "plan", *keys.split()]
     process = subprocess.Popen([*command, "engine.cache=false"], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return Planned(time.perf_counter() - begin, used.ru_maxrss * 1024)
+    return Planned(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
 
 def draw(found: dict[str, dict[int, Planned]], file: Path) -> None:
@@ -77,7 +75,7 @@ def draw(found: dict[str, dict[int, Planned]], file: Path) -> None:
     for column, (what, plans) in enumerate(found.items()):
         numbers = list(plans)
         rows = (
-            ("seconds", [each.seconds for each in plans.values()], "tab:blue"),
+            ("seconds of a core", [each.seconds for each in plans.values()], "tab:blue"),
             ("peak memory, MB", [each.peak_bytes / 1e6 for each in plans.values()], "tab:orange"),
         )
         for panel, (label, values, colour) in zip(panels[:, column], rows, strict=True):
