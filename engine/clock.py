@@ -1,9 +1,10 @@
 """Clock: all stages of a plan on one virtual clock.
 
 One rank stands for all ranks of its stage (they differ only by coordinate), so the cost is flat in
-the number of ranks.  A rank computes one act at a time; its collectives and messages share one link
-and run beside, and so does what makes batches ready, each actor on a core of its own.  A transfer
-ends when both ends have posted it.
+the number of ranks.  A rank computes one act at a time.  Collectives and messages run beside, over
+a link for each level of the network and direction (flights.py); what they take of compute meanwhile
+makes acts longer.  What makes batches ready runs beside too, each actor on a core of its own.  A
+transfer ends when both ends have posted it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from flowrun.engine.cost.live import Live
 from flowrun.engine.deadlock import deadlock
+from flowrun.engine.flights import Flights
 from flowrun.engine.period import Period, steady
 from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan, TransferWork
 from flowrun.engine.scheduler import Scheduler
@@ -38,15 +40,15 @@ def computes(actor: Actor) -> bool:
     return actor.kind not in (BOX, SEND, RECEIVE) and not actor.beside
 
 
-def exact_seconds(plan: Plan, cost: Callable[[Actor], float]) -> list[float]:
-    """Of an act of each actor, rounded so that all sums of a few steps are exact: what happens
-    again, happens at the same distance, to the last bit.
+def exact_seconds(plan: Plan, cost: Callable[[Actor], float]) -> tuple[list[float], float]:
+    """Of an act of each actor, in whole quanta, so that all sums of a few steps are exact: what
+    happens again, happens at the same distance, to the last bit.
     """
     seconds = [cost(actor) for actor in plan.actors]
     acts = map(plan.acts_per_step, plan.actors)
     total = sum(each * n for each, n in zip(seconds, acts, strict=True))
     quantum = math.ldexp(1.0, math.frexp(total)[1] - _DIGITS)
-    return [round(each / quantum) * quantum for each in seconds]
+    return [round(each / quantum) * quantum for each in seconds], quantum
 
 
 class Clock:
@@ -66,14 +68,15 @@ class Clock:
         observed: bool = False,
     ) -> None:
         self.plan = plan
-        self.seconds = exact_seconds(plan, cost)
+        self.seconds, quantum = exact_seconds(plan, cost)
         self.steps = steps
         self.observed = observed
         last = steps + (_AHEAD if observed else 0)
         self.ranks = [Scheduler(plan, stage, last) for stage in range(len(plan.placements))]
         self.now = 0.0
         self.computing = [False] * len(self.ranks)
-        self.link_free = [0.0] * len(self.ranks)
+        self.began: dict[int, float] = {}  # actor -> when the act under way began
+        self.flights = Flights(plan, quantum)
         self.posted: dict[tuple[int, int], int] = {}  # (channel, act) -> the actor that waits
         self.heap: list[tuple[float, int, tuple[int, ...]]] = []
         self.begun = 0  # acts and transfers so far: what ends at once, ends in this order
@@ -93,6 +96,9 @@ class Clock:
         period, before = self.period, None
         while self.heap:
             self.now, _, actors = heapq.heappop(self.heap)
+            if more := self._longer(actors[0]):
+                self._push(self.now + more, actors)
+                continue
             whole = False
             for actor in actors:
                 whole |= self._end(actor)
@@ -133,42 +139,44 @@ class Clock:
                 self._begin(stage, *launched)
             if not self.computing[stage] and (launched := rank.next_compute()):
                 self.computing[stage] = True
+                self.flights.computes(stage, self.now)
                 self._begin(stage, *launched)
 
     def _begin(self, stage: int, actor: int, act: int) -> None:
         if self.observed:
             self.memory[stage].begin(actor, act)
-        self._run(actor, act, self.now)
+        self._run(actor, self.now)
 
-    def _run(self, actor: int, act: int, start: float, also: tuple[int, ...] = ()) -> None:
-        end = start + self.seconds[actor]
-        if not self.observed:
-            for each in (actor, *also):
-                self.events.append(Event(self.stage_of[each], each, act, start, end))
+    def _run(self, actor: int, start: float, also: tuple[int, ...] = ()) -> None:
+        for each in (actor, *also):
+            self.began[each] = start
+        self._push(start + self.seconds[actor], (actor, *also))
+
+    def _push(self, end: float, actors: tuple[int, ...]) -> None:
         self.begun += 1
-        heapq.heappush(self.heap, (end, self.begun, (actor, *also)))
+        heapq.heappush(self.heap, (end, self.begun, actors))
+
+    def _longer(self, actor: int) -> float:
+        """By how much what communicated beside an act, that should end now, makes it longer."""
+        if not self._computes[actor]:
+            return 0.0
+        return self.flights.longer(self.stage_of[actor], self.now)
 
     def _communicate(self, stage: int, actor: int, act: int) -> None:
         work = self.plan.actors[actor].work
         if self.observed:  # a message waits for its other end in memory
             self.memory[stage].begin(actor, act)
+        also: tuple[int, ...] = ()
         if isinstance(work, TransferWork):
             other = self.posted.pop((work.channel, act), None)
             if other is None:
                 self.posted[work.channel, act] = actor
                 return
-            ends = (stage, self.stage_of[other])
-            start = max(self.now, *(self.link_free[s] for s in ends))
-            self._run(actor, act, start, (other,))
-            for s in ends:
-                self.link_free[s] = start + self.seconds[actor]
-            return
-        if not self.observed:
+            also = (other,)
+        elif not self.observed:
             axis = work.step.axis  # type: ignore[union-attr]
             self.collectives.setdefault((stage, axis), []).append((actor, act))
-        start = max(self.now, self.link_free[stage])
-        self._run(actor, act, start)
-        self.link_free[stage] = start + self.seconds[actor]
+        self._run(actor, self.flights.take(actor, self.now, self.seconds[actor]), also)
 
     def _end(self, actor: int) -> bool:
         """An act has ended; True if it was the last of its step."""
@@ -176,9 +184,11 @@ class Clock:
         rank = self.ranks[stage]
         if self._computes[actor]:
             self.computing[stage] = False
-        act = rank.acts[actor]
+        act, began = rank.acts[actor], self.began.pop(actor)
         if self.observed:
             self.memory[stage].end(actor, act)
+        else:
+            self.events.append(Event(stage, actor, act, began, self.now))
         rank.done(actor)
         step = act // self.acts[actor]
         self.step_ends[step] = max(self.step_ends[step], self.now)

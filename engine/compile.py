@@ -65,7 +65,7 @@ def finished(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 
 def missing_bytes(found: Rehearsed, strategy: Strategy) -> int:
     """Of the rank that may need most; 0 where memory suffices, or is not limited."""
-    limit = strategy.hardware.memory_bytes
+    limit = strategy.hardware.tensor_bytes
     return max(0, max(found.rehearsal.bound_bytes) - limit) if limit else 0
 
 
@@ -73,7 +73,7 @@ def too_large(found: Rehearsed, strategy: Strategy) -> PlanError:
     """The error of a plan that lacks memory."""
     needed = found.rehearsal.bound_bytes
     stage = max(range(len(needed)), key=needed.__getitem__)
-    limit = strategy.hardware.memory_bytes
+    limit = strategy.hardware.tensor_bytes
     return PlanError(
         "hardware.memory_bytes",
         f"a rank of stage {stage} ({found.plan.placements[stage]}) needs {needed[stage]:,} bytes; "

@@ -86,6 +86,7 @@ class _Lowering:
                 tuple(outputs[k]),
                 cost.seconds(d),
                 cost.sent_bytes(d),
+                *cost.carrier(d),
             )
             for k, d in enumerate(self.drafts)
         )

@@ -25,11 +25,11 @@ def state(clock: Clock, act: int, step: int) -> State:
     since = [act if n > 1 else step for n in clock.acts]
     return (
         tuple((end - now, actors) for end, _, actors in sorted(clock.heap)),
-        tuple(max(0.0, free - now) for free in clock.link_free),
+        clock.flights.moment(now),
         tuple(clock.computing),
         frozenset((c, a - since[actor], actor) for (c, a), actor in clock.posted.items()),
         tuple(rank.moment(since) for rank in clock.ranks),
-        tuple(memory.live for memory in clock.memory),
+        tuple(memory.moment() for memory in clock.memory),
     )
 
 
@@ -137,7 +137,8 @@ class Period:
                 issued += [(actor, act + k * acts) for actor, act in repeated]
         clock.now += wait
         clock.heap = [(end + wait, n, actors) for end, n, actors in clock.heap]
-        clock.link_free = [free + wait for free in clock.link_free]
+        clock.flights.forward(wait)
+        clock.began = {actor: began + wait for actor, began in clock.began.items()}
         often = set(self.often)
         clock.posted = {
             (c, act + (more if actor in often else 0)): actor

@@ -131,6 +131,8 @@ class Actor:
     inputs, outputs: register ids.
     seconds: foreseen, of one act.
     sent_bytes: of all ranks of the stage, in one act.
+    level: of communication, the outermost of the network that it crosses (cost/network.py).
+    taken: of communication, what it takes of compute beside it (Level.taken).
     """
 
     id: int
@@ -144,6 +146,8 @@ class Actor:
     outputs: tuple[int, ...] = ()
     seconds: float = 0.0
     sent_bytes: float = 0.0
+    level: int = 0
+    taken: float = 0.0
 
     @property
     def beside(self) -> bool:

@@ -75,7 +75,7 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
             if session.device:
                 hardware = with_device(hardware, of_devices)
             if first:
-                level = Level(shared_memory=transport == SHARED)
+                level = Level(taken=1.0, shared_memory=transport == SHARED)
                 levels.append(level_of(of_links, level))
             links += [(transport, timed) for timed in of_links]
     return Calibration(replace(hardware, levels=tuple(levels)), tuple(links))

@@ -94,6 +94,22 @@ class ActorCost:
                 return link.message_seconds(sum(self.tensor_bytes(made) for _, made in pairs))
         return hardware.act_s
 
+    def carrier(self, draft: Draft) -> tuple[int, float]:
+        """Of communication: the level of the network that carries it, and what that takes of
+        compute meanwhile.
+        """
+        hardware, placements = self.strategy.hardware, self.strategy.placements
+        match draft.work:
+            case BoxWork(steps):
+                link = hardware.links(placements[draft.stage])[steps[0].axis]
+            case TransferWork(_, source, target):
+                link = hardware.crossing(placements[source], placements[target])
+            case _:
+                return 0, 0.0
+        level = max(0, link.level)
+        moving = 1 - min(1.0, link.latency_s / max(self.seconds(draft), 1e-12))
+        return level, hardware.levels[level].taken * moving
+
     def sent_bytes(self, draft: Draft) -> float:
         """Of all ranks of the stage, in one act: the paper's table 2."""
         match draft.work:

@@ -32,12 +32,13 @@ class Act:
     """Bytes beyond what was live before.
 
     begin: most while it runs (of communication: while it is issued).  held: of communication under
-    way.  end: most while what it made is stored.
+    way.  end: most while what it made is stored.  written: into shared memory, until it ends.
     """
 
     begin: int = 0
     held: int = 0
     end: int = 0
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class Footprint:
         if isinstance(actor.work, BoxWork | TransferWork):
             found = self._staging(actor)
             gone = 0 if found.keeps else self._sum(freed)
-            return Act(found.begin, found.held - gone, found.end - gone)
+            return Act(found.begin, found.held - gone, found.end - gone, found.written)
         made = {s for r in actor.outputs for s in self.slot(self.plan.registers[r])}
         total = sum(map(self.storage_bytes, made))
         return Act(total, 0, total)
@@ -157,7 +158,7 @@ class Footprint:
         assert isinstance(work, BoxWork | TransferWork)
         shared = self.plan.shared_memory
         if actor.kind == "send":
-            return staging.send(sum(self.tensor_bytes(sent) for sent, _ in work.pairs))
+            return staging.send(sum(self.tensor_bytes(sent) for sent, _ in work.pairs), shared)
         after = [self.tensor_bytes(made) for _, made in work.pairs]
         if isinstance(work, TransferWork):
             return staging.receive(sum(after), shared)

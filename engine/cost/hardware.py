@@ -52,7 +52,8 @@ _CORE = (2.7e7, 5e7, 1e8, 2e8, 4e8, 1e9), (0.77, 0.862, 0.926, 0.962, 0.98, 0.99
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A rank's device, and what joins the ranks.  Numbers are of one rank.
+    """A rank's device, and what joins the ranks.  Numbers are of one rank; defaults those of
+    conf/hardware/cpu.yaml for ranks that share no memory.
 
     device: "cpu": the ranks of a host share its cores; else each has a device of its own.
     source: where the numbers come from.
@@ -63,7 +64,7 @@ class Hardware:
         2.25 by F(2 x 2, 3 x 3) of Lavin and Gray (arXiv 1509.09308), 1 where it is not used.
     exponentials_per_s: exponentials, error functions and the like.
     memory_bytes_per_s: streaming reads plus writes.
-    memory_bytes: 0: not limited.
+    memory_bytes: 0: not limited.  reserved_bytes: of these, what driver and libraries keep.
     op_s: of starting one op.  act_s: overhead of one act of an actor.
     levels: what joins ranks, innermost first.
     """
@@ -73,8 +74,8 @@ class Hardware:
     source: str = ""
     fp32: Products = Products(1.0e11, *_CORE)
     tf32: Products = Products()
-    bf16: Products = Products()
-    fp16: Products = Products()
+    bf16: Products = Products(2.2e11, *_CORE)
+    fp16: Products = Products(9e8)
     uses_tf32: bool = False
     backward_share: float = 0.97
     weight_grad_share: float = 0.9
@@ -84,12 +85,18 @@ class Hardware:
     exponentials_per_s: float = 1.2e9
     memory_bytes_per_s: float = 2.5e10
     memory_bytes: int = 0
+    reserved_bytes: int = 0
     op_s: float = 4e-6
     act_s: float = 80e-6
-    levels: tuple[Level, ...] = (Level(0, 150e-6, 1.5e9),)
+    levels: tuple[Level, ...] = (Level(0, 150e-6, 1.5e9, taken=1.0),)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", tuple(self.levels))  # a list, after Hydra
+
+    @property
+    def tensor_bytes(self) -> int:
+        """What a rank's tensors may take; 0: not limited."""
+        return max(1, self.memory_bytes - self.reserved_bytes) if self.memory_bytes else 0
 
     def products(self, dtype: str) -> Products:
         """Of matrices of a dtype by its short name, "bf16"; of others as of "fp32"."""

@@ -8,14 +8,16 @@ may have fewer or more, as messages come: up to the slots of the stash registers
 from __future__ import annotations
 
 from flowrun.engine.cost.footprint import Act, Footprint
-from flowrun.engine.plan import Actor, Plan
+from flowrun.engine.cost.messages import Messages
+from flowrun.engine.plan import Actor, Plan, RegionWork
 
 
 class Live:
     """Bytes of one rank while a plan is rehearsed.
 
-    peak: most at once.  bound: the same, if beside the micro-batch that an act works on as many
-    others wait for backward as stash registers have slots for.
+    peak: most at once, and all that messages ever touched of shared memory: its pages stay.  bound:
+    the same, if beside the micro-batch that an act works on as many others wait for backward as
+    stash registers have slots for.
     """
 
     def __init__(self, plan: Plan, stage: int) -> None:
@@ -28,13 +30,28 @@ class Live:
         self.others = sum((slots - 1) * size(s) for s, slots in self.slots.items())
         self.under_way: dict[int, int] = {}
         self.waiting = self.held = 0  # sums of stashed and under_way
+        self.messages = Messages()
         of_step = (r for r in plan.registers if r.stage == stage and r.per_step)
         self.of_step = {storage for r in of_step for storage in self.footprint.slot(r)}
-        self.peak = self.bound = self.live
+        self._peak = self._bound = self.live
         self.readers_left: dict[tuple[int, int], int] = {}
         self.holders: dict[tuple[str, int], int] = {}  # storage, version -> register versions
         # (actor, fills) -> registers that are no variable's, and the acts that a version lasts
         self._changing: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+
+    @property
+    def peak(self) -> int:
+        """Most bytes."""
+        return self._peak + self.messages.touched
+
+    @property
+    def bound(self) -> int:
+        """Most bytes with every stash full."""
+        return self._bound + self.messages.touched
+
+    def moment(self) -> tuple[object, ...]:
+        """All that decides what follows, but for versions."""
+        return self.live, self.messages.moment()
 
     def begin(self, actor: int, act: int) -> None:
         """An act starts."""
@@ -43,11 +60,15 @@ class Live:
         self._reach(described, act, found.begin)
         self.under_way[actor] = found.held
         self.held += found.held
+        self.messages.begin(actor, found.written)
 
     def end(self, actor: int, act: int) -> None:
         """An act ends: what it made is live, what it was the last to read is free."""
         described = self.plan.actors[actor]
         self.held -= self.under_way.pop(actor)
+        self.messages.end(actor)
+        if isinstance(described.work, RegionWork):
+            self.messages.computed()
         self._reach(described, act, self._act(described, act).end)
         for r, version in self._versions(described, described.outputs, act, filled=True):
             self.readers_left[r, version] = len(self.plan.registers[r].readers)
@@ -84,11 +105,11 @@ class Live:
     def _reach(self, actor: Actor, act: int, more: int) -> None:
         """So many bytes more than what is live."""
         now = self.live + self.held + more
-        self.peak = max(self.peak, now)
+        self._peak = max(self._peak, now)
         if not actor.per_step:
             waiting = self.waiting - self.stashed.get(act, 0)
             now += max(0, self.others - waiting)
-        self.bound = max(self.bound, now)
+        self._bound = max(self._bound, now)
 
     def _add(self, storage: str, version: int, count: int) -> None:
         num_bytes = count * self.footprint.storage_bytes(storage)

@@ -25,6 +25,8 @@ class Level:
     hop_s: seconds that each further unit on the way adds.
     bytes_per_s: of one rank, each direction, while all ranks of a unit below send.
     alone_bytes_per_s: the same while the others are silent; 0: no more than beside them.
+    taken: of compute beside it, how much stands still while bytes flow; 1: all, as on a core that
+        copies them itself.
     shared_memory: the memory of one host.  `launch.transport=gloo` does without; `ranks` are those
         of a host.
     """
@@ -34,6 +36,7 @@ class Level:
     bytes_per_s: float = math.inf
     hop_s: float = 0.0
     alone_bytes_per_s: float = 0.0
+    taken: float = 0.0
     shared_memory: bool = False
 
 

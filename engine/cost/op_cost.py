@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.hardware import CPU, Hardware
 from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, Op, Tensor
 from flowrun.engine.ops.signature import bind, places
 from flowrun.engine.ops.traits import is_view
@@ -28,13 +28,16 @@ _EXPONENTIALS = {
     "aten.gelu.default": 0.61,
     "aten.gelu_backward.default": 0.92,
 }
+# Bytes of what the engine's own ops make on the way, for each element of the first output: a hash
+# is some 15 torch ops over 32-bit words (ops/random.py).  A GPU has one kernel for them.
+_BETWEEN = {"flow.dropout_mask": 120.0}
 
 
 def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
     """Multiply-adds times 2 of matrix products, attention and convolutions; else 0."""
     name = op.target.split(".")[1] if op.target.startswith("aten.") else ""
     match name:
-        case "mm" | "bmm":
+        case "mm" | "bmm" | "matmul":
             return 2.0 * math.prod(in_shapes[0]) * in_shapes[1][-1]
         case "addmm" | "baddbmm":
             return 2.0 * math.prod(in_shapes[1]) * in_shapes[2][-1]
@@ -73,6 +76,8 @@ def op_seconds(
         moved -= read[0]  # of the table no more than comes out
     elif op.target == "flow.update_rows":
         moved = 3 * len(op.outputs) * read[2]
+    if hardware.device == CPU:
+        moved += _BETWEEN.get(op.target, 0.0) * math.prod(out_shapes[0] or ())
     flop = op_flops(op, in_shapes, out_shapes)
     dtype = _NARROW.get(tensors[op.makes[0]].dtype, "fp32")
     products_s = hardware.products(dtype).seconds(flop) / _share(op, in_shapes, dtype, hardware)

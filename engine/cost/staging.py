@@ -3,8 +3,8 @@
 It copies them when it is issued; what no other act will read is free from then on.
 
 What runtime/collectives.py allocates, kind by kind: packed messages, what arrives, and what is
-made of it; and what runtime/shared_memory.py writes for others.  Memory of gloo's or NCCL's own is
-not in it.
+made of it; and what runtime/shared_memory.py writes for others, into an arena whose pages stay
+(runtime/arena.py).  Memory of gloo's or NCCL's own is not in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Staging:
     """begin: most while it is issued.  held: until it is done.  end: most while it is unpacked.
 
     shared: what it makes are views of one message, not tensors of their own.  keeps: it reads from
-    the tensors themselves until it is done.
+    the tensors themselves until it is done.  written: into shared memory, until it is done.
     """
 
     begin: int
@@ -32,6 +32,7 @@ class Staging:
     end: int
     shared: bool
     keeps: bool = False
+    written: int = 0
 
 
 def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int]) -> Staging:
@@ -56,11 +57,13 @@ def shared_collective(kind: str, parts: int, read: int, made: int) -> Staging:
     """
     alike = kind in (ALL_REDUCE, ALL_GATHER)
     written = read if alike else round((parts - 1) / parts * read)
-    return Staging(written, written, written + made, shared=False, keeps=not alike)
+    return Staging(0, 0, made, shared=False, keeps=not alike, written=written)
 
 
-def send(num_bytes: int) -> Staging:
+def send(num_bytes: int, shared_memory: bool = False) -> Staging:
     """Pieces are copied into the message."""
+    if shared_memory:
+        return Staging(0, 0, 0, shared=True, written=num_bytes)
     return Staging(num_bytes, num_bytes, num_bytes, shared=True)
 
 

@@ -14,7 +14,9 @@ from flowrun.engine.strategy import Strategy
 
 
 def stored_bytes(graph: LogicalGraph, strategy: Strategy, stage: int) -> int:
-    """Bytes that wait for backward on a rank, of one micro-batch; a view is what it shows."""
+    """Bytes that wait for backward on a rank, of one micro-batch; a view is what it shows, and what
+    is made of weights alone is there all step long.
+    """
     stored: dict[tuple[str, int], int] = {}
     grid = strategy.placements[stage].shape
     for op in graph.ops:
@@ -22,7 +24,7 @@ def stored_bytes(graph: LogicalGraph, strategy: Strategy, stage: int) -> int:
             continue
         for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True):
             maker = graph.producer.get(name)
-            if maker is None or maker.phase != FORWARD:
+            if maker is None or maker.phase != FORWARD or name in graph.of_weights:
                 continue
             tensor = graph.tensors[name]
             num_bytes = math.prod(largest_shape(tensor.shape, nd_sbp, grid)) * tensor.dtype.itemsize

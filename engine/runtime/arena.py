@@ -15,7 +15,7 @@ import os
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 4096  # of messages, in bytes: no two share a page
+from flowrun.engine.first_fit import FirstFit
 
 
 class Arena:
@@ -30,10 +30,7 @@ class Arena:
 
 
 class OwnArena(Arena):
-    """The arena that this rank writes: who wants to write takes a piece first.
-
-    touched: bytes that were ever in use.
-    """
+    """The arena that this rank writes: who wants to write takes a piece first."""
 
     def __init__(self, ranks: int = 1) -> None:
         """ranks: of this host; each maps the arenas of all."""
@@ -41,33 +38,20 @@ class OwnArena(Arena):
         size = os.sysconf("SC_PHYS_PAGES") // ranks * os.sysconf("SC_PAGE_SIZE")
         os.ftruncate(self.descriptor, size)
         super().__init__(self.descriptor)
-        self.touched = 0
-        self._free = [(0, size)]  # (start, end), in order, never adjacent
-        self._taken: dict[int, int] = {}  # start -> end
+        self._pieces = FirstFit(size)
+
+    @property
+    def touched(self) -> int:
+        """Bytes that were ever in use."""
+        return self._pieces.touched
 
     def take(self, num_bytes: int) -> int:
         """The start of a piece that nobody uses: the lowest that fits."""
-        size = max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
-        for k, (start, end) in enumerate(self._free):
-            if end - start >= size:
-                self._free[k : k + 1] = [(start + size, end)] if end - start > size else []
-                self._taken[start] = start + size
-                self.touched = max(self.touched, start + size)
-                return start
-        raise MemoryError(
-            f"messages under way hold more than this rank's share of memory: {num_bytes:,} bytes"
-        )
+        return self._pieces.take(num_bytes)
 
     def give(self, start: int) -> None:
         """The piece is free again."""
-        end = self._taken.pop(start)
-        k = next((k for k, (low, _) in enumerate(self._free) if low > start), len(self._free))
-        if k < len(self._free) and self._free[k][0] == end:
-            end = self._free.pop(k)[1]
-        if k and self._free[k - 1][1] == start:
-            k -= 1
-            start = self._free.pop(k)[0]
-        self._free.insert(k, (start, end))
+        self._pieces.give(start)
 
     def close(self) -> None:
         """Let go of the descriptor; the memory stays as long as it is mapped."""

@@ -41,7 +41,7 @@ class Planner:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.tree: Mapping[str, Any] = OmegaConf.to_container(OmegaConf.create(job.recipe.text))  # type: ignore[assignment]
-        self.limit = job.strategy.hardware.memory_bytes
+        self.limit = job.strategy.hardware.tensor_bytes
         self.problems: list[Outcome] = []  # branches that cannot be compiled
         self.expected: dict[Candidate, float] = {}
         self.plans: dict[Candidate, Rehearsed] = {}  # of those that may turn out to be the best

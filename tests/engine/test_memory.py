@@ -107,6 +107,11 @@ def test_a_schedule_that_may_need_more_than_there_is_is_refused() -> None:
     assert error.value.where == "hardware.memory_bytes"
 
 
+def test_what_libraries_keep_is_not_for_tensors() -> None:
+    assert Hardware(memory_bytes=100, reserved_bytes=30).tensor_bytes == 70
+    assert Hardware(memory_bytes=0, reserved_bytes=30).tensor_bytes == 0
+
+
 def test_without_a_schedule_as_much_is_in_flight_as_fits() -> None:
     bounds = {n: max(limited(0, n).rehearsal.bound_bytes) for n in (2, 3, 4)}
     for most in bounds:

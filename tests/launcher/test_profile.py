@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.hardware import Hardware, on_hosts
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.placement import Placement
 from flowrun.launcher.profile import rank_hardware, shares_memory
@@ -39,7 +39,13 @@ def test_a_gpu_profile_has_nodes_of_8_on_a_slower_network(name: str) -> None:
     assert (inside.ranks, across.ranks) == (8, 0)
     assert inside.bytes_per_s > 5 * across.bytes_per_s
     assert hardware.fp16.flops > hardware.fp32.flops
-    assert hardware.memory_bytes in (16e9, 80e9, 141e9)
+    assert any(0.99 < hardware.memory_bytes / n / 2**30 <= 1.01 for n in (15.78, 80, 140.4))
+    assert 0 < hardware.reserved_bytes < 0.1 * hardware.memory_bytes
+
+
+def test_the_engines_defaults_are_the_shipped_cpu_without_shared_memory() -> None:
+    cpu = profile("cpu")
+    assert Hardware() == replace(cpu, source="", levels=on_hosts(cpu.levels, 1, shared=False))
 
 
 def test_a_profile_of_gpus_is_planned_with_on_a_machine_without() -> None:
@@ -58,17 +64,6 @@ def test_ranks_that_share_a_core_share_what_it_does() -> None:
     assert half.levels[0].latency_s == 2 * whole.levels[0].latency_s
     assert half.levels[1] == whole.levels[1]
     assert whole.slowed(1.0) == whole
-
-
-def test_the_cpu_profile_that_is_the_default_is_the_shipped_one() -> None:
-    hardware = profile("cpu")
-    default = Hardware(
-        source=hardware.source,
-        bf16=hardware.bf16,
-        fp16=hardware.fp16,
-        levels=hardware.levels[1:],  # the shared memory of a host is the launcher's to add
-    )
-    assert replace(hardware, levels=default.levels) == default
 
 
 @pytest.mark.parametrize(

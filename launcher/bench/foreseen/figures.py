@@ -21,10 +21,10 @@ def step_ms(recipe: Recipe, rehearsal: Rehearsal) -> float:
 
 
 def memory_mib(recipe: Recipe, rehearsal: Rehearsal) -> float:
-    """MiB (2 ** 20 bytes) of the rank that takes most, as nvidia-smi counts; but without what
-    driver and libraries keep for themselves.
+    """MiB (2 ** 20 bytes) of the rank that takes most, as nvidia-smi counts: with what driver and
+    libraries keep.
     """
-    return max(rehearsal.peak_bytes) / 2**20
+    return (max(rehearsal.peak_bytes) + recipe.hardware.reserved_bytes) / 2**20
 
 
 def tflops_per_gpu(recipe: Recipe, rehearsal: Rehearsal) -> float:

@@ -16,6 +16,7 @@ HARDWARE = Hardware(
     fp32=Products(1e9, *CURVE),
     bf16=Products(4e9, *CURVE),
     tf32=Products(8e9),
+    fp16=Products(),
     memory_bytes_per_s=1e9,
     exponentials_per_s=1e8,
 )
@@ -118,3 +119,18 @@ def test_small_convolutions_take_fewer_multiplications_than_counted(
         for hardware in (HARDWARE, replace(HARDWARE, winograd=2.25))
     ]
     assert taken[0] / taken[1] == pytest.approx(times)
+
+
+def test_a_hash_of_many_small_ops_takes_its_way_through_memory_on_a_cpu() -> None:
+    """120 bytes an element at 1e9 a second, and the byte that is made."""
+    op = Op("z", "flow.dropout_mask", (Ref("draw"), 0, "z", (1000,), 0.1), (), ("z",), "net")
+    tensors = {
+        "draw": Tensor("draw", (), torch.int64),
+        "z": Tensor("z", (1000,), torch.bool),
+    }
+    cpu, gpu = (
+        op_seconds(op, [()], [(1000,)], tensors, replace(HARDWARE, device=device)) - START_S
+        for device in ("cpu", "cuda")
+    )
+    assert cpu == pytest.approx(121e-6, rel=1e-2)
+    assert gpu == pytest.approx(1e-6, rel=1e-1)

@@ -169,6 +169,21 @@ def test_the_activation_is_made_again_from_what_entered_its_module() -> None:
     )
 
 
+def test_what_is_made_of_weights_alone_is_not_counted_as_stored() -> None:
+    """A copy of a weight that backward reads, as autocast makes them."""
+    cast = NET.replace(
+        "%bt = aten.t.default(%b.weight)",
+        "%bc = aten.clone.default(%b.weight)  # forward b stage 0\n    %bt = aten.t.default(%bc)",
+    ).replace("mm.default(%dy, %b.weight)", "mm.default(%dy, %bc)")
+    strategy = one_rank_stages(1, recompute=Recompute(("net",)))
+    first, second = (
+        rewritten((*through(infer_sbp), recompute), strategy, graph_of(text))
+        for text in (NET, cast)
+    )
+    assert len(second.ops) > len(first.ops)
+    assert second.notes == first.notes
+
+
 def test_a_pattern_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(RecipeError, match=r"'block\.\*' matches no module") as error:
         compiled(GPT, Layout(recompute=Recompute(("blocks.0", "block.*"))))

@@ -26,6 +26,11 @@ def test_a_rehearsal_in_the_units_of_a_table(unit: str, figure: float) -> None:
     assert UNITS[unit][1](recipe, REHEARSAL) == pytest.approx(figure)
 
 
+def test_memory_counts_what_driver_and_libraries_keep() -> None:
+    recipe = load(["recipe=gpt_dp", "hardware.reserved_bytes=1048576"])
+    assert UNITS["memory_mib"][1](recipe, REHEARSAL) == 4.0
+
+
 def test_the_formula_of_megatron_counts_each_weight_of_a_block_8_times_a_token() -> None:
     """2 in forward, 2 again, 4 in backward; attention and head come on top."""
     depth, width, tokens = 96, 12288, 2048

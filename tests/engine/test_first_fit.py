@@ -1,0 +1,38 @@
+"""Pieces of one stretch of memory, and the messages of a rehearsed rank that lie in it."""
+
+from __future__ import annotations
+
+from flowrun.engine.cost.messages import Messages
+from flowrun.engine.first_fit import FirstFit
+
+PAGE = 4096
+
+
+def test_the_lowest_place_that_fits_is_taken() -> None:
+    pieces = FirstFit(10 * PAGE)
+    assert [pieces.take(n) for n in (1, 2 * PAGE, PAGE)] == [0, PAGE, 3 * PAGE]
+    pieces.give(PAGE)
+    assert pieces.take(3 * PAGE) == 4 * PAGE
+    assert pieces.take(2 * PAGE) == PAGE
+    assert pieces.touched == 7 * PAGE
+
+
+def test_a_message_stays_until_reader_and_writer_have_each_ended_an_act() -> None:
+    """So of messages that follow one another, act by act, two are there at once."""
+    messages = Messages()
+    for actor in range(5):
+        messages.begin(actor, PAGE)
+        messages.end(actor)
+        messages.computed()
+    assert messages.touched == 2 * PAGE
+
+
+def test_a_large_message_finds_no_place_between_small_ones() -> None:
+    messages = Messages()
+    messages.begin(0, PAGE)
+    messages.begin(1, PAGE)
+    messages.end(0)
+    messages.computed()
+    messages.computed()
+    messages.begin(2, 2 * PAGE)
+    assert messages.touched == 4 * PAGE

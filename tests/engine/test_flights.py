@@ -1,0 +1,96 @@
+"""Links of the virtual clock: what shares one queues, what does not runs side by side, and what it
+takes of compute.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrun.engine.boxing import Step
+from flowrun.engine.flights import Flights
+from flowrun.engine.graph import FORWARD, LogicalGraph
+from flowrun.engine.placement import Placement
+from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.sbp import B, P
+
+INSIDE, ACROSS, THERE, BACK = range(4)
+
+
+def two_stages(taken: float = 0.0) -> Plan:
+    """A collective inside of a node and one across, and messages between the stages."""
+    box = BoxWork((Step(0, P, B),), ())
+    actors = (
+        Actor(INSIDE, "inside", BOX, 0, FORWARD, False, box, level=0, taken=taken),
+        Actor(ACROSS, "across", BOX, 0, FORWARD, False, box, level=1),
+        Actor(THERE, "there", SEND, 0, FORWARD, False, TransferWork(0, 0, 1, ()), level=1),
+        Actor(BACK, "back", SEND, 1, FORWARD, False, TransferWork(1, 1, 0, ()), level=1),
+    )
+    placements = (Placement((("data", 2),), (0, 1)), Placement((("data", 2),), (2, 3)))
+    return Plan(placements, ("data",), LogicalGraph((), {}), actors, (), 1)
+
+
+def starts(*actors: int) -> list[float]:
+    """When each begins that wants its links from the first moment, for 2 seconds."""
+    flights = Flights(two_stages(), quantum=1.0)
+    return [flights.take(actor, 0.0, 2.0) for actor in actors]
+
+
+@pytest.mark.parametrize(
+    ("actors", "begin"),
+    [
+        ((INSIDE, ACROSS), [0, 0]),
+        ((INSIDE, INSIDE), [0, 2]),
+        ((THERE, BACK), [0, 0]),
+        ((THERE, THERE), [0, 2]),
+        ((THERE, ACROSS), [0, 2]),
+        ((ACROSS, THERE, ACROSS), [0, 0, 4]),
+        ((INSIDE, THERE, INSIDE), [0, 0, 2]),
+    ],
+    ids=[
+        "levels",
+        "one level",
+        "directions",
+        "one direction",
+        "a collective takes both",
+        "messages overtake",
+        "messages of another level",
+    ],
+)
+def test_what_shares_a_link_queues(actors: tuple[int, ...], begin: list[float]) -> None:
+    assert starts(*actors) == begin
+
+
+@pytest.mark.parametrize(
+    ("begins", "longer"),
+    [(0.0, 1.0), (1.0, 0.5), (2.0, 0.0), (3.0, 0.0)],
+    ids=["all the time", "half", "behind it", "long after"],
+)
+def test_communication_takes_its_share_of_compute_that_runs_beside(
+    begins: float, longer: float
+) -> None:
+    flights = Flights(two_stages(taken=0.5), quantum=1 / 4)
+    flights.take(INSIDE, 0.0, 2.0)
+    flights.computes(0, begins)
+    assert flights.longer(0, begins + 4.0) == longer
+    assert flights.longer(0, begins + 4.0 + longer) == 0.0
+
+
+@pytest.mark.parametrize(("taken", "end"), [(1.0, 7.0), (0.5, 5.0)], ids=["all", "half"])
+def test_what_makes_an_act_longer_goes_on_beside_it(taken: float, end: float) -> None:
+    """An act of 3 seconds beside a flight of 4: a core that copies all itself does one after the
+    other; at half speed 2 of the 3 are done when the flight ends.
+    """
+    flights = Flights(two_stages(taken), quantum=1 / 4)
+    flights.take(INSIDE, 0.0, 4.0)
+    flights.computes(0, 0.0)
+    assert 3.0 + flights.longer(0, 3.0) == end
+
+
+def test_what_begins_while_an_act_is_longer_makes_it_longer_still() -> None:
+    flights = Flights(two_stages(taken=1.0), quantum=1 / 4)
+    flights.take(INSIDE, 0.0, 2.0)
+    flights.computes(0, 0.0)
+    assert flights.longer(0, 4.0) == 2.0
+    flights.take(INSIDE, 5.0, 0.5)
+    assert flights.longer(0, 6.0) == 0.5
+    assert flights.longer(0, 6.5) == 0.0
