@@ -33,6 +33,7 @@ FRESH = frozenset(OVER) | {
     "aten.mm.default",
     "aten.addmm.default",
     "aten.bmm.default",
+    "aten.matmul.default",
     "aten.gelu.default",
     "aten.convolution.default",
     "aten.convolution_backward.default",

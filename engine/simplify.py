@@ -1,7 +1,7 @@
 """simplify: a captured graph -> a smaller one of the same values, by pure rewrites.
 
-Mean losses become sum / count, double transposes and idle views go, duplicates are merged, dead ops
-dropped.
+Mean losses become sum / count, double transposes and idle views go, products keep their batch dims
+(batched.py), duplicates are merged, dead ops dropped.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from flowrun.engine.batched import keep_batches
 from flowrun.engine.graph import LogicalGraph, Op, Ref, rename_inputs
 from flowrun.engine.ops.traits import Trait, has
 
@@ -25,6 +26,7 @@ def simplify(graph: LogicalGraph) -> LogicalGraph:
         _fill_by_views,
         _fold_clones,
         _forget_running_statistics,
+        keep_batches,
         _fold_transposes,
         _merge_duplicates,
         _unbatch_indices,

@@ -55,6 +55,7 @@ def addmm(view: OpView) -> tuple[Signature, ...]:
 RULES: Mapping[str, Rule] = {
     "aten.mm.default": product("mk,kn->mn", "self", "mat2"),
     "aten.bmm.default": product("bmk,bkn->bmn", "self", "mat2"),
+    "aten.matmul.default": product("abmk,abkn->abmn", "self", "other"),  # of batched.py alone
     "aten.mv.default": product("mk,k->m", "self", "vec"),
     "aten.dot.default": product("k,k->", "self", "tensor"),
     "aten.addmm.default": addmm,

@@ -52,6 +52,7 @@ TARGETS: Mapping[Trait, tuple[str, ...]] = {
     Trait.PRODUCT: (
         "aten.mm.default",
         "aten.bmm.default",
+        "aten.matmul.default",
         "aten.addmm.default",
         "aten.baddbmm.default",
         "aten.convolution.default",

@@ -24,6 +24,12 @@ def test_attention_is_the_fused_kernel_of_the_cpu_only_where_the_cpu_runs_it() -
     assert not {target for target in _targets(any_device=True) if "for_cpu" in target}
 
 
+def test_products_of_attention_keep_samples_and_heads_apart() -> None:
+    targets = _targets(any_device=True)
+    assert "aten.matmul.default" in targets
+    assert "aten.bmm.default" not in targets
+
+
 def test_attention_for_any_device_has_signature_tables_throughout() -> None:
     assert {
         target for target in _targets(any_device=True) if not registry.has_table(target)

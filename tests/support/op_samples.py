@@ -54,6 +54,7 @@ def _matmul() -> list[Sample]:
         ),
         sample("aten.mm.default", T(5, 4), T(4, 3)),
         sample("aten.bmm.default", T(3, 5, 4), T(3, 4, 2)),
+        sample("aten.matmul.default", T(2, 3, 5, 4), T(2, 3, 4, 2)),
         sample("aten.mv.default", T(5, 4), T(4)),
         sample("aten.dot.default", T(5), T(5)),
         sample("aten.addmm.default", T(3), T(5, 4), T(4, 3)),
