@@ -29,7 +29,7 @@ def weighed(search: Search, network: Network, strategy: Strategy) -> tuple[Found
     adaptive: the least weight of TRIED for which the memory suffices, by the search's own account;
     where none does, the fewest bytes.
     """
-    read_s, limit = 1 / strategy.hardware.memory_bytes_per_s, strategy.hardware.memory_bytes
+    read_s, limit = 1 / strategy.hardware.memory_bytes_per_s, strategy.hardware.tensor_bytes
     if strategy.auto.memory != "adaptive":
         byte_s = WEIGHTS[strategy.auto.memory] * read_s
         return search(byte_s), byte_s
