@@ -6,10 +6,11 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowrun.engine.passes.auto.objective import Form
 from flowrun.engine.passes.auto.rows import Row, inputs_of, outputs_of
-from flowrun.engine.sbp import B
+from flowrun.engine.sbp import B, NdSbp
 
 MOST_SETS = 400  # forms of one tensor that are there together: sets that are tried
 
@@ -28,7 +29,21 @@ class FormsOfRows:
     """The forms behind each row of an op.  Equal answers are one object; rows: kept by Rows."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, str, tuple[int, ...]], tuple[Forms, ...]] = {}
+        self._known: dict[Any, tuple[Forms, ...]] = {}
+        self._several: dict[int, bool] = {}
+
+    def at(self, homes: tuple[NdSbp, ...], stage: int) -> tuple[Forms, ...]:
+        """Of what lives in one of some homes."""
+        key = (homes, stage)
+        if key not in self._known:
+            self._known[key] = tuple(frozenset(((stage, home),)) for home in homes)
+        return self._known[key]
+
+    def several(self, forms: tuple[Forms, ...]) -> bool:
+        """Whether there is something to choose.  forms: what this object has answered."""
+        if id(forms) not in self._several:
+            self._several[id(forms)] = len(set(forms)) > 1
+        return self._several[id(forms)]
 
     def made(self, rows: Sequence[Row], stage: int, output: int) -> tuple[Forms, ...]:
         """Of one output."""

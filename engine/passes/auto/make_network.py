@@ -64,8 +64,10 @@ class _Maker:
         self.sets: list[tuple[Choices, tuple[Choices, ...]]] = []
         self.complete = True
         self.forms, self.boxings = FormsOfRows(), Boxings(objective)
+        self.staying = _staying(graph)
         self._nothing: dict[tuple[int, ...], Array] = {}
         self._known: dict[Any, Array] = {}
+        self._unions: dict[Any, tuple[tuple[Forms, ...], bool]] = {}
 
     def made(self) -> Network:
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
@@ -106,11 +108,12 @@ class _Maker:
         for source in entering:
             v = self.home_of[self.options.tied.get(source.tensor, source.tensor)]
             homes = self.options.homes[v - len(self.options.ops)]
-            out[source.tensor] = Choices(v, tuple(frozenset(((source.stage, h),)) for h in homes))
+            forms = self.forms.at(homes, self._stage(source.tensor, source.stage))
+            out[source.tensor] = Choices(v, forms)
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             for j, name in enumerate(op.outputs):
                 if name is not None:
-                    out[name] = Choices(v, self.forms.made(rows, op.stage, j))
+                    out[name] = Choices(v, self.forms.made(rows, self._stage(name, op.stage), j))
         return out
 
     def _readers(self) -> dict[str, list[Choices]]:
@@ -122,9 +125,13 @@ class _Maker:
                 if self._is_changed(op, name):
                     continue
                 places = tuple(i for i, other in enumerate(inputs) if other == name)
-                forms = self.forms.read(rows, op.stage, places)
+                forms = self.forms.read(rows, self._stage(name, op.stage), places)
                 out.setdefault(name, []).append(Choices(v, forms))
         return out
+
+    def _stage(self, name: str, stage: int) -> int:
+        """Of a tensor's forms: where it stays on one stage, the first stage that is like it."""
+        return self.objective.alike[stage] if name in self.staying else stage
 
     def _is_changed(self, op: Op, name: str) -> bool:
         """True if the op writes the variable: it reads it at home and leaves it there."""
@@ -158,16 +165,19 @@ class _Maker:
             for reader in readers:
                 self._paid(name, maker, reader, 1 / share, ways)
             return
-        choosing = [reader for reader in readers if len(set(reader.forms)) > 1]
+        choosing = [reader for reader in readers if self.forms.several(reader.forms)]
         certain: Forms = frozenset().union(
-            *(reader.forms[0] for reader in readers if len(set(reader.forms)) == 1)
+            *(reader.forms[0] for reader in readers if not self.forms.several(reader.forms))
         )
         if not choosing:
             self._paid(name, maker, Choices(None, (certain,)))
         elif len(choosing) == 1 and not certain:
             self._paid(name, maker, choosing[0])
         else:
-            sets, complete = unions(certain, choosing)
+            key = ("sets", certain, *(id(reader.forms) for reader in choosing))
+            if key not in self._unions:
+                self._unions[key] = unions(certain, choosing)
+            sets, complete = self._unions[key]
             if not complete:
                 sets = tuple(dict.fromkeys((*sets, *self._started(certain, choosing))))
                 self.complete = False
@@ -220,6 +230,17 @@ class _Maker:
 
     def _free(self, shape: tuple[int, ...]) -> Array:
         return self._nothing.setdefault(shape, np.zeros(shape))
+
+
+def _staying(graph: LogicalGraph) -> frozenset[str]:
+    """Tensors that are made, or live, where all their readers are."""
+    stages: dict[str, set[int]] = {}
+    for source in (*graph.variables, *graph.feeds):
+        stages.setdefault(source.tensor, set()).add(source.stage)
+    for op in graph.ops:
+        for name in (*op.inputs, *op.makes):
+            stages.setdefault(name, set()).add(op.stage)
+    return frozenset(name for name, found in stages.items() if len(found) == 1)
 
 
 def _forbidding(legal: Sequence[Sequence[bool]]) -> Array:

@@ -98,10 +98,9 @@ def _least(
     sums: dict[tuple[int, ...], Values] = {}
     for table in {id(t): t for v in place for t in touching[v]}.values():
         at = [around.free.get(v, (best[v],)) for v in table.over]
-        over, values = _follow(
-            tuple(place.get(v, -1) for v in table.over), table.values[np.ix_(*at)]
-        )
-        sums[over] = sums[over] + values if over in sums else values
+        places = tuple(place.get(v, -1) for v in table.over)
+        over, part = _follow(places, table.values[np.ix_(*at)])
+        sums[over] = sums[over] + part if over in sums else part
     choice = list(best)
     for v, values in around.free.items():
         if len(values) == 1:

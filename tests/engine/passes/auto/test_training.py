@@ -19,9 +19,13 @@ STEPS, TOLERANCE = 5, 1e-5
 FAST = Hardware(levels=(Level(0, 1e-7, 1e11),), op_s=1e-7, act_s=1e-7)  # so that splits pay off
 
 
-@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(data=2, zero=1)], ids=str)
-def test_a_searched_layout_trains_and_evaluates_as_plain_torch(layout: Layout) -> None:
-    training = gpt(blocks=2, width=16, micro_batches=2)
+@pytest.mark.parametrize(
+    ("layout", "blocks"),
+    [(Layout(tensor=2), 2), (Layout(data=2, zero=1), 2), (Layout(data=2, tensor=2), 1)],
+    ids=str,
+)
+def test_a_searched_layout_trains_and_evaluates_as_plain_torch(layout: Layout, blocks: int) -> None:
+    training = gpt(blocks=blocks, width=16, micro_batches=2)
     asked = replace(strategy(training, layout), pins=(), auto=Auto(True), hardware=FAST)
     plan = compile_training(task(training), example(training), asked).plan
     assert any(note.startswith("auto: ") for note in plan.graph.notes)

@@ -1,0 +1,103 @@
+"""Without a pin the search finds what experts do, where sizes are such that they would do it; or
+something that costs less.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrun.engine.passes.auto.weigh import WEIGHTS
+from flowrun.engine.sbp import S
+from flowrun.engine.strategy import Auto
+from support.searches import search_of, words
+
+GPT3 = (
+    "model=gpt3_175b",
+    "data.length=2048",
+    "hardware=dgx_a100",
+    "placement.axes.tensor=8",
+    "train.batch_size=1",
+    "precision.dtype=bf16",
+)
+V100 = ("hardware=v100_cluster", "placement.axes.data=8")
+FACES = (
+    *("model=insightface_r50", "model.blocks=[1,1,1,1]", "data.size=112", "data.classes=1000000"),
+    "train.batch_size=1024",
+)
+CLICKS = ("model.ids=100000000", "train.batch_size=16384")
+RESNET = (
+    *("model=resnet50", "model.blocks=[1,1,1,1]", "data.size=224", "model.outputs=1000"),
+    *("data.classes=1000", "train.batch_size=256"),
+)
+
+
+def test_a_gpt_of_large_blocks_gets_megatrons_columns_and_rows() -> None:
+    """And its sequence parallelism: what it costs less than the pins of columns and rows alone."""
+    bare, pinned = (search_of("gpt_tp", *GPT3, pins=pins) for pins in (False, True))
+    for module, row in (("attn.qkv", "S(0)"), ("attn.proj", "S(1)"), ("mlp.fc1", "S(0)")):
+        assert words(bare)[f"blocks.0.{module}.weight"] == row
+    assert words(bare)["blocks.0.mlp.fc2.weight"] == "S(1)"
+    assert bare.found.gap == 0.0 and bare.found.cost <= pinned.found.cost
+    inferred = pinned.network.cost(pinned.starts["inferred"])[0]
+    assert bare.seconds < 0.98 * inferred
+
+
+def test_a_gpt_of_small_blocks_and_many_samples_is_data_parallel() -> None:
+    """Its weights are less than its activations: no all-reduce of these is worth its while."""
+    bare, pinned = (search_of("gpt_tp", pins=pins) for pins in (False, True))
+    assert set(words(bare).values()) <= {"B", "S(0)"}
+    assert words(bare)["blocks.0.mlp.fc1.weight"] == "B"
+    assert bare.found.gap == 0.0 and bare.seconds <= pinned.seconds
+    assert bare.seconds < 0.9 * pinned.network.cost(pinned.starts["inferred"])[0]
+
+
+def test_a_million_faces_are_split_by_classes() -> None:
+    found = search_of("insightface_hybrid", *V100, *FACES, pins=False)
+    pinned = search_of("insightface_hybrid", *V100, *FACES, pins=True)
+    assert words(found)["head.weight"] == "S(0)"
+    assert found.seconds <= pinned.seconds
+    assert found.seconds < 0.5 * found.network.cost(found.starts["inferred"])[0], "data parallel"
+
+
+def test_large_tables_are_split() -> None:
+    """By columns: all ranks look up all ids, an all-to-all brings each its samples' rows."""
+    found = search_of("wide_deep", *V100, *CLICKS, pins=False)
+    pinned = search_of("wide_deep", *V100, *CLICKS, pins=True)
+    assert words(found)["deep.weight"] == "S(1)"
+    assert found.seconds <= pinned.seconds
+    weighed = search_of("wide_deep", *V100, *CLICKS, pins=False, auto=Auto(True, memory="slight"))
+    assert words(weighed)["wide.weight"] == "S(0)", "a column cannot be split by columns"
+
+
+def test_a_resnet_stays_data_parallel() -> None:
+    """Every convolution is of a rank's own samples; a few weights are gathered from shards, as
+    under ZeRO 3, which costs a little less than to update them everywhere.
+    """
+    found = search_of("resnet_dp", *V100, *RESNET, pins=False)
+    options = found.network.options
+    convolutions = [
+        options.rows[v][found.found.choice[v]][0].outputs[0]
+        for v, op in enumerate(options.ops)
+        if op.target.startswith("aten.convolution.")
+    ]
+    assert len(convolutions) > 16 and set(convolutions) == {S(0)}
+    data_parallel = found.network.cost(found.starts["inferred"])[0]
+    assert 0.97 * data_parallel < found.seconds <= data_parallel
+
+
+@pytest.mark.parametrize("recipe", ["gpt_tp", "wide_deep"])
+def test_the_heavier_memory_weighs_the_less_is_held(recipe: str) -> None:
+    held = [search_of(recipe, pins=False, auto=Auto(True, memory=mode)).bytes for mode in WEIGHTS]
+    assert held == sorted(held, reverse=True) and held[0] > held[-1]
+
+
+def test_adaptive_holds_what_the_memory_allows() -> None:
+    off, heavy = (
+        search_of("gpt_tp", pins=False, auto=Auto(True, memory=mode)) for mode in ("off", "heavy")
+    )
+    limit = round(off.bytes + heavy.bytes) // 2
+    found = search_of("gpt_tp", f"hardware.memory_bytes={limit}", pins=False)
+    assert heavy.bytes <= found.bytes <= limit < off.bytes
+    assert off.seconds <= found.seconds <= heavy.seconds
+    least = search_of("gpt_tp", "hardware.memory_bytes=1", pins=False)
+    assert least.bytes <= heavy.bytes, "where nothing fits, the fewest bytes"
