@@ -33,10 +33,12 @@ GPT = RECIPES[0].with_name("gpt_tp.yaml")
 
 
 def main() -> None:
-    """Search, write."""
+    """Search, write; after every line, since all take minutes."""
     page = Path(__file__).with_suffix(".md")
-    text = page.read_text().partition(TABLE)[0]
-    page.write_text(text + TABLE + "\n" + "\n".join(rows()) + "\n")
+    text = page.read_text().partition(TABLE)[0] + TABLE + "\n"
+    for line in rows():
+        text += line + "\n"
+        page.write_text(text)
 
 
 def rows() -> Iterator[str]:

@@ -1,5 +1,5 @@
-"""parallel=auto on the shipped recipes: never above what inference and greedy choice find, and it
-says how good it is.
+"""parallel=auto on shipped recipes: never above what inference and greedy choice find, and it says
+how good it is.  All recipes, in their own size: `python docs/auto.py`.
 """
 
 from __future__ import annotations
@@ -8,18 +8,29 @@ import pytest
 
 from flowrun.engine.passes.search_sbp import note
 from support.searches import search_of
-from support.small_recipes import RECIPES, small_job
+
+QUICK = {  # recipe -> keys that make it smaller still
+    "convnet_dp": (),
+    "gpt2_1d": (),
+    "gpt2_2d": ("model.depth=1",),
+    "gpt_hybrid": (),
+    "gpt_sequence_parallel": ("model.depth=1",),
+    "gpt_zero": ("model.depth=1",),
+    "insightface_hybrid": (),
+    "mlp_hybrid": (),
+    "resnet_dp": (),
+    "wide_deep": (),
+    "wide_mlp": (),
+}
 
 
 @pytest.mark.parametrize("pins", [True, False], ids=["pins kept", "pins ignored"])
-@pytest.mark.parametrize("recipe", [file.stem for file in RECIPES])
+@pytest.mark.parametrize("recipe", QUICK)
 def test_a_searched_layout_costs_no_more_than_others(recipe: str, pins: bool) -> None:
-    job = small_job(RECIPES[0].with_name(f"{recipe}.yaml"))
-    if not job.strategy.axes:
-        pytest.skip("it has no axis to choose on")
-    found = search_of(recipe, pins=pins)
-    assert set(found.starts) == {"greedy", "inferred"}
+    found = search_of(recipe, *QUICK[recipe], pins=pins)
+    assert "greedy" in found.starts and "inferred" in found.starts
     for choice in found.starts.values():
         seconds, held = found.network.cost(choice)
-        assert found.found.cost <= seconds + found.byte_s * held
-    assert "proved least" in note(found) or "above the least" in note(found)
+        assert found.found.cost <= (seconds + found.byte_s * held) * (1 + 1e-12)
+    proof = "above the least" if found.found.gap else "proved least"
+    assert proof in note(found)

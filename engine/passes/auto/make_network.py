@@ -235,7 +235,8 @@ class _Maker:
 def _staying(graph: LogicalGraph) -> frozenset[str]:
     """Tensors that are made, or live, where all their readers are."""
     stages: dict[str, set[int]] = {}
-    for source in (*graph.variables, *graph.feeds):
+    entering: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
+    for source in entering:
         stages.setdefault(source.tensor, set()).add(source.stage)
     for op in graph.ops:
         for name in (*op.inputs, *op.makes):
