@@ -48,7 +48,7 @@ def test_a_gpt_of_small_blocks_and_many_samples_is_data_parallel() -> None:
     assert set(words(bare).values()) <= {"B", "S(0)"}
     assert words(bare)["blocks.0.mlp.fc1.weight"] == "B"
     assert bare.found.gap == 0.0 and bare.seconds <= pinned.seconds
-    assert bare.seconds < 0.9 * pinned.network.cost(pinned.starts["inferred"])[0]
+    assert bare.seconds < pinned.network.cost(pinned.starts["inferred"])[0]
 
 
 def test_a_million_faces_are_split_by_classes() -> None:
