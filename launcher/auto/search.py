@@ -8,7 +8,7 @@ planned, and candidates that lack memory are followed by smaller ones.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -38,13 +38,15 @@ class Source(Protocol):
 class Found:
     """outcomes: of all that was planned, best first.  left: candidates and branches that were not
     planned because their bound is too slow or too large; unseen: because auto.plans was reached,
-    and the least bound of these, in seconds.  skipped: branches that make no sense.
+    and of these the least bound, in seconds, and the least that is expected.  skipped: branches
+    that were not looked at, whatever they take.
     """
 
     outcomes: tuple[Outcome, ...]
     left: int = 0
     unseen: int = 0
     unseen_s: float = 0.0
+    expected_s: float = 0.0
     skipped: int = 0
 
     @property
@@ -96,8 +98,8 @@ def search(source: Source, limit: int, most: int, shown: int = SHOWN) -> Found:
         if not by_time or not limit or any(outcome.fits for outcome in outcomes):
             break
         waiting.add((each.what, each.bound) for each in kept)
-    unseen = waiting.least_s()
-    return Found(tuple(sorted(outcomes, key=order)), left, len(waiting), unseen)
+    best_first = tuple(sorted(outcomes, key=order))
+    return Found(best_first, left, len(waiting), waiting.least_s(), waiting.expected_s(outcomes))
 
 
 def order(outcome: Outcome) -> tuple[bool, bool, float, int, tuple[int, ...]]:
@@ -142,6 +144,12 @@ class _Waiting:
         """The most promising: by seconds, or by bytes.  What was expected is corrected by what
         plans of the same grid came to; of a grid without plans by what all came to.
         """
+        promise = self._expected(outcomes) if by_time else lambda item: float(item.bound.bytes)
+        best = min(range(len(self.items)), key=lambda k: promise(self.items[k]))
+        return self.items.pop(best)
+
+    @staticmethod
+    def _expected(outcomes: list[Outcome]) -> Callable[[_Open], float]:
         slower: dict[object, list[float]] = {}
         for outcome in outcomes:
             if outcome.expected_s and not outcome.problem:
@@ -150,14 +158,15 @@ class _Waiting:
         factor = {grid: statistics.mean(each) for grid, each in slower.items()}
         of_all = statistics.mean(factor.values()) if factor else 1.0
 
-        def promise(item: _Open) -> float:
+        def expected(item: _Open) -> float:
             branch = item.what if isinstance(item.what, Branch) else item.what.branch
-            if not by_time:
-                return float(item.bound.bytes)
             return item.bound.expected_s * factor.get(branch.grid, of_all)
 
-        best = min(range(len(self.items)), key=lambda k: promise(self.items[k]))
-        return self.items.pop(best)
+        return expected
+
+    def expected_s(self, outcomes: list[Outcome]) -> float:
+        """The least."""
+        return min(map(self._expected(outcomes), self.items), default=0.0)
 
     def least_s(self) -> float:
         """Of the bounds."""

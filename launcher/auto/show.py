@@ -85,7 +85,7 @@ def coverage(found: Found) -> str:
     failed = len(found.outcomes) - planned
     text = f"{planned} candidates planned"
     text += f", {failed} cannot be compiled" if failed else ""
-    text += f"; {found.skipped} groups make no sense" if found.skipped else ""
+    text += f"; {found.skipped} groups are not looked at" if found.skipped else ""
     if found.left:
         text += f"; {found.left} groups or candidates left out: their least time or memory is more"
     best = found.best
@@ -93,8 +93,9 @@ def coverage(found: Found) -> str:
         return f"{text}. No other is faster.{_told(best)}"
     gap = max(0.0, best.step_s / found.unseen_s - 1) if found.unseen_s else 0.0
     return (
-        f"{text}; {found.unseen} not looked at (auto.plans): none takes less than"
-        f" {seconds(found.unseen_s)}, so that the best is within {gap:.0%}.{_told(best)}"
+        f"{text}; {found.unseen} are not planned (auto.plans): none takes less than"
+        f" {seconds(found.unseen_s)}, so that the best is within {gap:.0%};"
+        f" {seconds(found.expected_s)} and more are expected.{_told(best)}"
     )
 
 
