@@ -72,7 +72,6 @@ def test_a_program_is_another_on_another_device_or_with_more_threads() -> None:
         (1, 1.0, False),
         (object(), object(), False),
     ],
-    ids=str,
 )
 def test_text_tells_what_a_call_does(one: Any, other: Any, equal: bool) -> None:
     assert (described(one) == described(other)) is equal
