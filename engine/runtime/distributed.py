@@ -108,7 +108,7 @@ class DistributedRank:
                     now = time.perf_counter()
                     on_step(told, self.body.results[told], now - before)
                     told, before = told + 1, now
-            self.links.flush()
+            self.links.rest()
         except Exception as error:
             raise self._failure(error) from error
         return [self.body.results[k] for k in range(first, steps) if k in self.body.results]

@@ -101,11 +101,11 @@ class Links:
             return shared_memory.receive(self._neighbours, shapes, dtypes, source_rank, tag)
         return collectives.receive(shapes, dtypes, source_rank, tag, device=self.device)
 
-    def flush(self) -> None:
-        """Return when a rank of this host need not wait for this one's loop any more: before it
-        waits for something that its inbox does not hear of (a barrier, a disk).
+    def rest(self) -> None:
+        """Return when the ranks of this host need each other's loops no more: before they wait for
+        what no inbox hears of (a barrier, a disk).  They all call this.
         """
-        self._neighbours.flush()
+        self._neighbours.rest()
 
     @property
     def shared_bytes(self) -> int:

@@ -25,7 +25,7 @@ from torch import Tensor
 from flowrun.engine.runtime.arena import Arena, OwnArena
 from flowrun.engine.runtime.inbox import Inbox
 
-WRITTEN, POSTED, _READ = range(3)  # what a note says of a message of a stream
+WRITTEN, POSTED, _READ, _REST = range(4)  # what a note says of a message of a stream
 
 Note = Callable[[int | None], None]  # where the message starts; None: the peer has gone
 
@@ -130,9 +130,17 @@ class Neighbours:
             del self._readers[start]
             self.arena.give(start)
 
-    def flush(self) -> None:
-        """Return when all that was told has left this rank, or the peer it was told has gone."""
-        while any(peer.behind for peer in self._peers.values()):
+    def rest(self) -> None:
+        """Return when all ranks of this host have called this, and have heard all that they were
+        told before; those that have gone do not count.
+
+        Nobody may stop listening sooner: a rank whose notes find no room waits for those who listen.
+        """
+        waiting = set(self._peers)
+        for rank, peer in self._peers.items():
+            peer.tell(_REST, 0, 0)
+            peer.expect(_REST, 0, lambda _, rank=rank: waiting.discard(rank))  # type: ignore[misc]
+        while waiting or any(peer.behind for peer in self._peers.values()):
             self.inbox.turn()
 
     def close(self) -> None:

@@ -49,11 +49,10 @@ def _rank(rank: int, folder: str) -> None:
     many = [links.start(step, [torch.full((5,), 1.0)], [layout], ALL, rank) for _ in range(1000)]
     last = [pending.wait() for pending in many][-1]
     said["sum"] = last[0].tolist()
-    links.flush()  # the sockets are still full of the thousand; the barrier hears of none
+    links.rest()  # the sockets are still full of the thousand; the barrier hears of none
     dist.barrier()
     if rank == 3:
         links.send([torch.tensor([3.0])], 0, 7)
-        links.flush()
         os._exit(0)
     late = links.start(step, [torch.ones(5)], [layout], ALL, rank)
     with pytest.raises(PeerGone, match="rank 3 has ended"):
