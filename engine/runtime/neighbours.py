@@ -134,7 +134,7 @@ class Neighbours:
         """Return when all ranks of this host have called this, and have heard all that they were
         told before; those that have gone do not count.
 
-        Nobody may stop listening sooner: a rank whose notes find no room waits for those who listen.
+        Nobody may stop listening sooner: a rank whose notes find no room waits for the listener.
         """
         waiting = set(self._peers)
         for rank, peer in self._peers.items():
