@@ -19,8 +19,8 @@ LONG = [
     "hardware=dgx_a100",
     "placement.axes={data:2,tensor:2}",
     "placement.stages=4",
-    "train.batch_size=128",
-    "train.micro_batches=8",
+    "train.batch_size=64",
+    "train.micro_batches=16",
     "engine.cache=false",
     "eval.batches=0",
     "auto.placement=true",
@@ -39,9 +39,9 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
 @pytest.mark.parametrize(
     "candidate",
     [
-        Candidate(grid(1, 2, 8, 8), "1f1b"),
-        Candidate(grid(4, 2, 2, 8), "1f1b", zero=2, recompute=("blocks.*",)),
-        Candidate(grid(16, 1, 1, 8), zero=3),
+        Candidate(grid(1, 2, 8, 16), "1f1b"),
+        Candidate(grid(4, 2, 2, 2), "1f1b", zero=2, recompute=("blocks.*",)),
+        Candidate(grid(16, 1, 1, 1), zero=3),
     ],
     ids=str,
 )
