@@ -76,14 +76,14 @@ class Found:
 def search(source: Source, limit: int, most: int, shown: int = SHOWN) -> Found:
     """limit: bytes of a rank, 0 = none.  most: plans.  shown: how many of the best are to be sure.
 
-    If nothing fits, as many plans again make sure of what lacks least.
+    If nothing fits, half as many plans again look for what lacks least.
     """
     waiting = _Waiting(source.branches())
     outcomes: list[Outcome] = []
     left = 0
     for by_time in (True, False):
         kept: list[_Open] = []
-        while waiting and len(outcomes) < (most if by_time else 2 * most):
+        while waiting and len(outcomes) < (most if by_time else most + most // 2):
             item = waiting.pop(by_time, outcomes)
             if _hopeless(item.bound, outcomes, limit, shown, by_time):
                 kept.append(item)
