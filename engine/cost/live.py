@@ -7,9 +7,14 @@ may have fewer or more, as messages come: up to the slots of the stash registers
 
 from __future__ import annotations
 
+from collections.abc import Container
+from typing import NamedTuple, TypeVar
+
 from flowrun.engine.cost.footprint import Act, Footprint
 from flowrun.engine.cost.messages import Messages
-from flowrun.engine.plan import Actor, Plan, RegionWork
+from flowrun.engine.plan import Plan, RegionWork
+
+Key = TypeVar("Key")
 
 
 class Live:
@@ -22,6 +27,7 @@ class Live:
 
     def __init__(self, plan: Plan, stage: int) -> None:
         self.plan = plan
+        self.stage = stage
         self.footprint = Footprint(plan, stage)
         self.live = sum(self.footprint.kind_bytes.values())
         self.slots = self._stash_slots(stage)
@@ -31,13 +37,12 @@ class Live:
         self.under_way: dict[int, int] = {}
         self.waiting = self.held = 0  # sums of stashed and under_way
         self.messages = Messages()
-        of_step = (r for r in plan.registers if r.stage == stage and r.per_step)
-        self.of_step = {storage for r in of_step for storage in self.footprint.slot(r)}
         self._peak = self._bound = self.live
-        self.readers_left: dict[tuple[int, int], int] = {}
-        self.holders: dict[tuple[str, int], int] = {}  # storage, version -> register versions
-        # (actor, fills) -> registers that are no variable's, and the acts that a version lasts
-        self._changing: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+        self.readers_left: dict[int, dict[int, int]] = {}  # register -> version -> how many
+        self.holders: dict[str, dict[int, int]] = {}  # storage -> version -> register versions
+        self._pieces: dict[int, tuple[_Piece, ...]] = {}  # register -> what a version of it holds
+        self._changes: dict[int, tuple[_Changes, _Changes]] = {}  # actor -> by filling, by reading
+        self._acts: dict[tuple[int, bool, tuple[str, ...]], Act] = {}
 
     @property
     def peak(self) -> int:
@@ -55,43 +60,41 @@ class Live:
 
     def begin(self, actor: int, act: int) -> None:
         """An act starts."""
-        described = self.plan.actors[actor]
-        found = self._act(described, act)
-        self._reach(described, act, found.begin)
+        found = self._act(actor, act)
+        self._reach(actor, act, found.begin)
         self.under_way[actor] = found.held
         self.held += found.held
         self.messages.begin(actor, found.written)
 
     def end(self, actor: int, act: int) -> None:
         """An act ends: what it made is live, what it was the last to read is free."""
-        described = self.plan.actors[actor]
         self.held -= self.under_way.pop(actor)
         self.messages.end(actor)
-        if isinstance(described.work, RegionWork):
+        if isinstance(self.plan.actors[actor].work, RegionWork):
             self.messages.computed()
-        self._reach(described, act, self._act(described, act).end)
-        for r, version in self._versions(described, described.outputs, act, filled=True):
-            self.readers_left[r, version] = len(self.plan.registers[r].readers)
-            for storage in self.footprint.slot(self.plan.registers[r]):
-                held = self.holders.get((storage, version), 0)
-                self.holders[storage, version] = held + 1
-                if not held:
-                    self._add(storage, version, 1)
-        for r, version in self._versions(described, described.inputs, act, filled=False):
-            if (r, version) in self.readers_left:
-                self.readers_left[r, version] -= 1
-                if not self.readers_left[r, version]:
-                    del self.readers_left[r, version]
+        self._reach(actor, act, self._act(actor, act).end)
+        fills, reads = self._changed(actor)
+        for r, version in fills.versions(act, act):
+            self.readers_left.setdefault(r, {})[version] = len(self.plan.registers[r].readers)
+            for piece in self._held(r):
+                versions = self.holders.setdefault(piece.storage, {})
+                versions[version] = held = versions.get(version, 0) + 1
+                if held == 1:
+                    self._add(piece, version, 1)
+        for r, version in reads.versions(act + 1, act):
+            left = self.readers_left.get(r)
+            if left and version in left:
+                left[version] -= 1
+                if not left[version]:
+                    del left[version]
                     self._drop(r, version)
 
     def forward(self, acts: int) -> None:
         """As if so many micro-batches more had come and gone."""
-        rates = {r.id: 0 if r.per_step else acts for r in self.plan.registers}
-        self.readers_left = {(r, v + rates[r]): n for (r, v), n in self.readers_left.items()}
-        self.holders = {
-            (storage, v if storage in self.of_step else v + acts): n
-            for (storage, v), n in self.holders.items()
-        }
+        per_step = {r.id for r in self.plan.registers if r.per_step and r.stage == self.stage}
+        of_step = {piece.storage for r in per_step for piece in self._held(r)}
+        self.readers_left = _later(self.readers_left, per_step, acts)
+        self.holders = _later(self.holders, of_step, acts)
         self.stashed = {version + acts: n for version, n in self.stashed.items()}
 
     def _stash_slots(self, stage: int) -> dict[str, int]:
@@ -102,52 +105,116 @@ class Live:
                 slots[storage] = max(r.slots, slots.get(storage, 0))
         return slots
 
-    def _reach(self, actor: Actor, act: int, more: int) -> None:
+    def _reach(self, actor: int, act: int, more: int) -> None:
         """So many bytes more than what is live."""
         now = self.live + self.held + more
         self._peak = max(self._peak, now)
-        if not actor.per_step:
+        if not self.plan.actors[actor].per_step:
             waiting = self.waiting - self.stashed.get(act, 0)
             now += max(0, self.others - waiting)
         self._bound = max(self._bound, now)
 
-    def _add(self, storage: str, version: int, count: int) -> None:
-        num_bytes = count * self.footprint.storage_bytes(storage)
+    def _add(self, piece: _Piece, version: int, count: int) -> None:
+        num_bytes = count * piece.num_bytes
         self.live += num_bytes
-        if storage in self.slots:
+        if piece.waits:
             self.waiting += num_bytes
             self.stashed[version] = self.stashed.get(version, 0) + num_bytes
             if not self.stashed[version]:
                 del self.stashed[version]
 
     def _drop(self, register: int, version: int) -> None:
-        for storage in self.footprint.slot(self.plan.registers[register]):
-            self.holders[storage, version] -= 1
-            if not self.holders[storage, version]:
-                del self.holders[storage, version]
-                self._add(storage, version, -1)
+        for piece in self._held(register):
+            versions = self.holders[piece.storage]
+            versions[version] -= 1
+            if not versions[version]:
+                del versions[version]
+                self._add(piece, version, -1)
 
-    def _act(self, actor: Actor, act: int) -> Act:
-        first = act % self.plan.acts_per_step(actor) == 0
-        return self.footprint.act(actor, self._freed(actor, act), first)
+    def _act(self, actor: int, act: int) -> Act:
+        """What an act takes: of each actor a few kinds, by what it is the last to read."""
+        freed, first = self._freed(actor, act), act % self._changed(actor)[0].acts == 0
+        key = (actor, first, freed)
+        if key not in self._acts:
+            described = self.plan.actors[actor]
+            self._acts[key] = self.footprint.act(described, frozenset(freed), first)
+        return self._acts[key]
 
-    def _versions(
-        self, actor: Actor, registers: tuple[int, ...], act: int, *, filled: bool
-    ) -> list[tuple[int, int]]:
-        """Versions that an act begins to fill, or is the last act to read."""
-        key = (actor.id, filled)
-        if key not in self._changing:
-            acts, known = self.plan.acts_per_step(actor), self.plan.registers
-            changing = ((r, acts if known[r].per_step else 1) for r in registers)
-            self._changing[key] = [(r, every) for r, every in changing if not known[r].initial]
-        at = act if filled else act + 1
-        return [(r, act // every) for r, every in self._changing[key] if at % every == 0]
+    def _held(self, register: int) -> tuple[_Piece, ...]:
+        if register not in self._pieces:
+            size = self.footprint.storage_bytes
+            found = sorted(self.footprint.slot(self.plan.registers[register]))
+            self._pieces[register] = tuple(_Piece(s, size(s), s in self.slots) for s in found)
+        return self._pieces[register]
 
-    def _freed(self, actor: Actor, act: int) -> frozenset[str]:
+    def _changed(self, actor: int) -> tuple[_Changes, _Changes]:
+        """Versions that an act begins to fill, and those that it is the last act to read."""
+        if actor not in self._changes:
+            described, known = self.plan.actors[actor], self.plan.registers
+            acts = self.plan.acts_per_step(described)
+            fills, reads = (
+                _Changes(
+                    tuple(r for r in own if acts == 1 or not known[r].per_step),
+                    tuple(r for r in own if acts > 1 and known[r].per_step),
+                    acts,
+                )
+                for own in (
+                    [r for r in registers if not known[r].initial]
+                    for registers in (described.outputs, described.inputs)
+                )
+            )
+            self._changes[actor] = fills, reads
+        return self._changes[actor]
+
+    def _freed(self, actor: int, act: int) -> tuple[str, ...]:
         """Storages that nobody holds once this act has returned its inputs."""
-        returned: dict[tuple[str, int], int] = {}
-        for r, version in self._versions(actor, actor.inputs, act, filled=False):
-            if self.readers_left.get((r, version)) == 1:
-                for storage in self.footprint.slot(self.plan.registers[r]):
-                    returned[storage, version] = returned.get((storage, version), 0) + 1
-        return frozenset(s for (s, v), n in returned.items() if n == self.holders.get((s, v)))
+        freed: list[str] = []
+        shared: dict[tuple[str, int], int] = {}  # that several registers hold -> returned so far
+        for r, version in self._changed(actor)[1].versions(act + 1, act):
+            left = self.readers_left.get(r)
+            if not left or left.get(version) != 1:
+                continue
+            for piece in self._held(r):
+                holders = self.holders[piece.storage][version]
+                if holders > 1:
+                    key = (piece.storage, version)
+                    shared[key] = shared.get(key, 0) + 1
+                    if shared[key] < holders:
+                        continue
+                freed.append(piece.storage)
+        return tuple(freed)
+
+
+class _Piece(NamedTuple):
+    """A storage that a version of a register holds.  waits: for backward, in a stash."""
+
+    storage: str
+    num_bytes: int
+    waits: bool
+
+
+class _Changes(NamedTuple):
+    """Registers of which an actor fills or reads another version with each act, or with each step
+    of `acts` acts; those of variables are left out.
+    """
+
+    each: tuple[int, ...]
+    of_step: tuple[int, ...]
+    acts: int
+
+    def versions(self, at: int, act: int) -> list[tuple[int, int]]:
+        """(register, version) that change at the act; at: acts until then."""
+        found = [(r, act) for r in self.each]
+        if self.of_step and at % self.acts == 0:
+            found += [(r, act // self.acts) for r in self.of_step]
+        return found
+
+
+def _later(
+    versions: dict[Key, dict[int, int]], of_step: Container[Key], acts: int
+) -> dict[Key, dict[int, int]]:
+    """The same of later acts; versions of a step stay."""
+    return {
+        key: found if key in of_step else {v + acts: n for v, n in found.items()}
+        for key, found in versions.items()
+    }
