@@ -108,7 +108,7 @@ class DistributedRank:
                     now = time.perf_counter()
                     on_step(told, self.body.results[told], now - before)
                     told, before = told + 1, now
-            self.links.rest()
+            self.links.rest({rank for ranks in self.plan.placements for rank in ranks.ranks})
         except Exception as error:
             raise self._failure(error) from error
         return [self.body.results[k] for k in range(first, steps) if k in self.body.results]

@@ -7,7 +7,7 @@ would take its time from compute.  Between hosts, and on CUDA, torch.distributed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -101,11 +101,11 @@ class Links:
             return shared_memory.receive(self._neighbours, shapes, dtypes, source_rank, tag)
         return collectives.receive(shapes, dtypes, source_rank, tag, device=self.device)
 
-    def rest(self) -> None:
-        """Return when the ranks of this host need each other's loops no more: before they wait for
-        what no inbox hears of (a barrier, a disk).  They all call this.
+    def rest(self, ranks: Container[int]) -> None:
+        """Return when those of these ranks that are on this host need each other's loops no more:
+        before they wait for what no inbox hears of (a barrier, a disk).  They all call this.
         """
-        self._neighbours.rest()
+        self._neighbours.rest(ranks)
 
     @property
     def shared_bytes(self) -> int:

@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -130,17 +130,18 @@ class Neighbours:
             del self._readers[start]
             self.arena.give(start)
 
-    def rest(self) -> None:
-        """Return when all ranks of this host have called this, and have heard all that they were
-        told before; those that have gone do not count.
+    def rest(self, ranks: Container[int]) -> None:
+        """Return when all of these ranks that are of this host have called this, and have heard all
+        that they were told before; those that have gone do not count.
 
         Nobody may stop listening sooner: a rank whose notes find no room waits for the listener.
         """
-        waiting = set(self._peers)
-        for rank, peer in self._peers.items():
+        peers = [peer for rank, peer in self._peers.items() if rank in ranks]
+        waiting = {peer.rank for peer in peers}
+        for peer in peers:
             peer.tell(_REST, 0, 0)
-            peer.expect(_REST, 0, lambda _, rank=rank: waiting.discard(rank))  # type: ignore[misc]
-        while waiting or any(peer.behind for peer in self._peers.values()):
+            peer.expect(_REST, 0, lambda _, k=peer.rank: waiting.discard(k))  # type: ignore[misc]
+        while waiting or any(peer.behind for peer in peers):
             self.inbox.turn()
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ def _rank(rank: int, folder: str) -> None:
     many = [links.start(step, [torch.full((5,), 1.0)], [layout], ALL, rank) for _ in range(1000)]
     last = [pending.wait() for pending in many][-1]
     said["sum"] = last[0].tolist()
-    links.rest()  # the sockets are still full of the thousand; the barrier hears of none
+    links.rest(range(RANKS))  # sockets are still full of the thousand; the barrier hears of none
     dist.barrier()
     if rank == 3:
         links.send([torch.tensor([3.0])], 0, 7)
