@@ -80,7 +80,6 @@ def draw(found: dict[str, dict[int, Planned]], file: Path) -> None:
         )
         for panel, (label, values, colour) in zip(panels[:, column], rows, strict=True):
             panel.plot(numbers, values, marker="o", color=colour)
-            panel.set_ylim(0, None)
             panel.grid(alpha=0.3)
             if not column:
                 panel.set_ylabel(label)
@@ -91,6 +90,8 @@ def draw(found: dict[str, dict[int, Planned]], file: Path) -> None:
             panel.xaxis.set_minor_locator(ticker.NullLocator())
         panels[0, column].set_title(TITLES[what], fontsize=10)
         panels[1, column].set_xlabel(what)
+    for panel in panels[:, 0]:  # behind all lines: both panels of a row share it
+        panel.set_ylim(bottom=0)
     figure.tight_layout()
     figure.savefig(file, metadata={"Date": None})
 
