@@ -71,13 +71,14 @@ class Flights:
 
     def computes(self, stage: int, now: float) -> None:
         """An act of compute begins: what went before took nothing from it."""
-        if self.beside[stage]:
-            self._forget(stage, now)
+        self._forget(stage, now)
 
     def longer(self, stage: int, now: float) -> float:
         """By how much flights make an act longer that should end now.  What it is longer, it runs
         beside them too; those that begin meanwhile are for the next time that this is asked.
         """
+        if not self.beside[stage]:
+            return 0.0
         flights = [(since - now, to - now, k) for since, to, k in self.beside[stage]]
         lost = sum(k * max(0.0, min(0.0, to) - since) for since, to, k in flights)
         if lost <= 0:
@@ -96,8 +97,8 @@ class Flights:
         return more
 
     def _forget(self, stage: int, before: float) -> None:
-        flights = self.beside[stage]
-        self.beside[stage] = [(max(s, before), to, k) for s, to, k in flights if to > before]
+        if flights := self.beside[stage]:
+            self.beside[stage] = [(max(s, before), to, k) for s, to, k in flights if to > before]
 
     def moment(self, now: float) -> tuple[object, ...]:
         """All that decides what follows, seen from now."""
