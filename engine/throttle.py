@@ -49,24 +49,33 @@ class Throttle:
         draft = self.drafts[k]
         readers = [self.drafts[r] for name in draft.makes for r in self.readers.get(name, ())]
         sums = all(r.step_makes and r.step_makes.issuperset(r.makes) for r in readers)
-        return draft.kind == BOX and not draft.per_step and sums
+        boxed = draft.kind == BOX and not draft.per_step
+        return boxed and sums and self._source(k) is not None
 
     def _first_reader(self, k: int) -> int:
-        return min(r for name in self.drafts[k].makes for r in self.readers.get(name, ()))
+        """The first region that reads what is boxed, maybe in several steps."""
+        readers = [r for name in self.drafts[k].makes for r in self.readers.get(name, ())]
+        return min(self._first_reader(r) if self.drafts[r].kind == BOX else r for r in readers)
 
-    def _source(self, k: int) -> int:
-        """The region that made what is boxed, maybe in several steps."""
+    def _source(self, k: int) -> int | None:
+        """The region that made what is boxed, maybe in several steps.  None: it is a weight, such
+        as a convolution's weight gradient reads.
+        """
         while self.drafts[k].kind == BOX:
-            k = max(self.maker[name] for name in self.drafts[k].reads)
+            makers = [self.maker[name] for name in self.drafts[k].reads if name in self.maker]
+            if not makers:
+                return None
+            k = max(makers)
         return k
 
     def _by_phase(
-        self, chosen: Callable[[int], bool], region_of: Callable[[int], int]
+        self, chosen: Callable[[int], bool], region_of: Callable[[int], int | None]
     ) -> Iterable[dict[int, list[int]]]:
         """For each stage and phase: region -> the chosen boxings that belong to it."""
         found: dict[tuple[int, str], dict[int, list[int]]] = {}
         for k, draft in enumerate(self.drafts):
-            if chosen(k):
+            region = region_of(k) if chosen(k) else None
+            if region is not None:
                 of_phase = found.setdefault((draft.stage, draft.phase), {})
-                of_phase.setdefault(region_of(k), []).append(k)
+                of_phase.setdefault(region, []).append(k)
         return found.values()

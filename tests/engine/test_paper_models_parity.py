@@ -46,6 +46,14 @@ def test_a_model_of_the_paper_trains_as_plain_torch(name: str, layout: str) -> N
     assert [note for note in found.plan.notes if "signature" in note] == []
 
 
+@pytest.mark.parametrize("name", [name for name in PAPER_MODELS if not PAPER_MODELS[name].zero])
+def test_a_model_of_the_paper_trains_with_its_weights_sharded(name: str) -> None:
+    """ZeRO 3."""
+    given = unpinned(name)
+    found = virtual_run(given, PAPER_MODELS[name].layout(Layout(data=2, zero=3)), STEPS)
+    assert loss_difference(found.losses, plain_loop(given, steps=STEPS)) <= BOUND
+
+
 # ---- Partial-FC ----------------------------------------------------------------------------------
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.job import Work
+from flowrun.launcher.job import Job, Work
 from flowrun.launcher.progress import units
+from flowrun.launcher.recipe import load
 from support.small_recipes import RECIPES, small_job
 
 ALL = pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
@@ -26,6 +27,20 @@ def test_no_op_of_a_recipe_falls_back(recipe: Path) -> None:
     plans = [job.training, *([job.evaluation] if job.evaluation else [])]
     notes = [note for made in plans for note in made.plan.notes]
     assert [n for n in notes if "signature" in n or "not proved" in n] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("resnet_dp", "manual"),  # the weight gradient of a convolution takes the weight
+        ("gpt2_2d", "auto"),  # weights are gathered in two steps
+        ("wide_deep", "auto"),
+    ],
+)
+def test_the_weights_of_a_recipe_can_be_sharded(name: str, layout: str) -> None:
+    """Planning rehearses a step: a plan that would wait for itself is not made."""
+    given = [f"recipe={name}", "zero.stage=3", f"parallel={layout}", "engine.cache=false"]
+    assert Job(load(given), values=False).training.plan.graph.ops
 
 
 @pytest.mark.parametrize(
