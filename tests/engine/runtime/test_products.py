@@ -24,12 +24,18 @@ def _matrix(rows: int, columns: int, transposed: bool) -> torch.Tensor:
 
 
 @needs_onednn
+@pytest.mark.parametrize("rule", [products.HALF_WIDE, products.WIDE], ids=["half", "wide"])
 @pytest.mark.parametrize("second", [True, False], ids=["second transposed", "second as it lies"])
 @pytest.mark.parametrize("first", [True, False], ids=["first transposed", "first as it lies"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_product_is_torchs_within_rounding(
-    shape: tuple[int, int, int], first: bool, second: bool
+    shape: tuple[int, int, int],
+    first: bool,
+    second: bool,
+    rule: products.Rule,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(products, "rule", lambda: rule)
     m, k, n = shape
     x, y, bias = _matrix(m, k, first), _matrix(k, n, second), torch.linspace(-1, 1, n)
     assert products._is_large(x, y)
@@ -47,13 +53,17 @@ def test_a_product_is_torchs_within_rounding(
     [torch.ones(300, 600)[:, ::2], torch.ones(4, 4), torch.ones(400, 300).t()],
     ids=["strided", "small", "transposed, nearly square"],
 )
-def test_what_gains_nothing_is_torchs_to_the_bit(first: torch.Tensor) -> None:
+def test_what_gains_nothing_is_torchs_to_the_bit(
+    first: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "rule", lambda: products.HALF_WIDE)
     second = torch.linspace(-1, 1, first.shape[1] * 300).view(first.shape[1], 300)
     assert torch.equal(products.mm(first, second), aten.mm.default(first, second))
 
 
 @needs_onednn
-def test_factors_and_a_matrix_that_is_added_are_torchs() -> None:
+def test_factors_and_a_matrix_that_is_added_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "rule", lambda: products.WIDE)
     first, second = _matrix(512, 128, False), _matrix(128, 256, True)
     added = torch.randn(512, 256)
     for bias, factors in ((added, {}), (added[0], {"beta": 0.5}), (added[:, :1], {})):
@@ -62,8 +72,8 @@ def test_factors_and_a_matrix_that_is_added_are_torchs() -> None:
 
 
 def test_other_ops_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "rule", lambda: products.WIDE)
     assert products.kernel_of(aten.add.Tensor) is aten.add.Tensor
     assert products.kernel_of(aten.mm.default) is products.mm
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(products, "rule", lambda: None)
     assert products.kernel_of(aten.mm.default) is aten.mm.default
