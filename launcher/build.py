@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.errors import did_you_mean
 from flowrun.launcher.hollow import hollow, on_meta
+from flowrun.launcher.items import check_items
 from flowrun.launcher.pretrained import load_weights
 from flowrun.launcher.schema import Recipe, Target
 
@@ -85,17 +86,8 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
             f"the data set has {len(data)} items.",
             "Some are held out: at least 2 are needed.",
         )
-    _check_item(data[0])
+    check_items(data)
     return data  # type: ignore[no-any-return]
-
-
-def _check_item(item: Any) -> None:
-    if not isinstance(item, dict) or not all(isinstance(value, Tensor) for value in item.values()):
-        raise RecipeError(
-            "data._target_",
-            f"items are {type(item).__name__}, not dicts of tensors.",
-            "__getitem__ returns {field: tensor}.",
-        )
 
 
 def instantiate_loss(recipe: Recipe) -> Score | None:

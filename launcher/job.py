@@ -29,8 +29,9 @@ from flowrun.launcher.plan_cache import PlanCache
 from flowrun.launcher.profile import rank_hardware, shares_memory
 from flowrun.launcher.schema import EAGER, MIRRORED, Recipe
 from flowrun.launcher.segments import Segment, segments
+from flowrun.models.data.stacked import batch_of
 from flowrun.models.data.steps import apply, preparation, unprepared
-from flowrun.models.sampling import sample_indices
+from flowrun.models.sampling import held_out_indices, sample_indices
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -56,9 +57,10 @@ class Sampler:
         samples: list[Any] | None = None
         for each in preparation(self.data):
             samples = self.prepare(each.name, samples, step, micro_batch, rows)
-        if samples is None:
-            samples = [self.data[index] for index in self._chosen(step, micro_batch, rows)]
-        return self.collate(samples)
+        if samples is not None:
+            return self.collate(samples)
+        made = batch_of(self.data, self._chosen(step, micro_batch, rows))
+        return {field: values.contiguous() for field, values in made.items()}
 
     def prepare(
         self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
@@ -68,8 +70,8 @@ class Sampler:
         What is random is a function of the seed and of the sample's number in the run alone.
         """
         if samples is None:
-            samples = list(self._chosen(step, micro_batch, rows))
-        first = step * self.batch_size + self._first(micro_batch, rows)
+            samples = self._chosen(step, micro_batch, rows).tolist()
+        first = self._numbers(step, micro_batch, rows).start
         return [
             apply(self.data, name, sample, None if self.evaluation else (self.seed, first + k))
             for k, sample in enumerate(samples)
@@ -77,7 +79,7 @@ class Sampler:
 
     def at_once(self, step: int, micro_batch: int, rows: slice) -> Batch:
         """The fields that need no step."""
-        chosen = self._chosen(step, micro_batch, rows)
+        chosen = self._chosen(step, micro_batch, rows).tolist()
         return {
             field: default_collate([getattr(self.data, method)(index) for index in chosen])
             for field, method in unprepared(self.data).items()
@@ -87,24 +89,18 @@ class Sampler:
         """Samples, made, as one batch."""
         return default_collate(samples)  # type: ignore[no-any-return]
 
-    def _first(self, micro_batch: int, rows: slice) -> int:
-        """Position in its step of the first of some samples."""
-        return micro_batch * (self.batch_size // self.micro_batches) + int(rows.start)
+    def _numbers(self, step: int, micro_batch: int, rows: slice) -> range:
+        """Numbers in the run of some samples."""
+        size = self.batch_size // self.micro_batches
+        first = step * self.batch_size + micro_batch * size
+        return range(first + rows.start, first + rows.stop)
 
-    def _chosen(self, step: int, micro_batch: int, rows: slice) -> list[int]:
-        first = self._first(micro_batch, rows)
-        return self.indices(step)[first : first + rows.stop - rows.start]
-
-    def indices(self, step: int) -> list[int]:
-        """Samples of one step."""
-        total = _length(self.data)
-        if not self.evaluation:
-            return sample_indices(self.seed, step, self.batch_size, total - self.held_out)
-        first = total - self.held_out + step * self.batch_size
-        return [
-            total - self.held_out + (k - total + self.held_out) % self.held_out
-            for k in range(first, first + self.batch_size)
-        ]
+    def _chosen(self, step: int, micro_batch: int, rows: slice) -> torch.Tensor:
+        """Data set indices of some samples."""
+        numbers, total = self._numbers(step, micro_batch, rows), _length(self.data)
+        if self.evaluation:
+            return held_out_indices(numbers, self.held_out, total)
+        return sample_indices(self.seed, numbers, total - self.held_out)
 
     def eval_steps(self, most: int) -> int:
         """Evaluation batches of one step's size: all that the held-out samples fill, at most

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
+
+from flowrun.models.data.stacked import Rows
 
 
-class Clicks(Dataset[dict[str, Tensor]]):
+class Clicks(Rows):
     """Ids by Zipf's law, as words and users are: {ids (F,) int64, numbers (N,), clicks () float32}.
 
     samples: how many.  ids: rows of the model's table, over all fields; each field owns as many
@@ -34,19 +34,11 @@ class Clicks(Dataset[dict[str, Tensor]]):
         measured = random.standard_normal((samples, numbers))
         score = np.sin(found * 12.9898).sum(1) + measured.sum(1) / 2
         clicked = random.random(samples) < 1 / (1 + np.exp(-score))
-        self.ids = torch.from_numpy(found)
-        self.numbers = torch.from_numpy(measured.astype(np.float32))
-        self.clicks = torch.from_numpy(clicked.astype(np.float32))
-
-    def __len__(self) -> int:
-        return len(self.clicks)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {
-            "ids": self.ids[index],
-            "numbers": self.numbers[index],
-            "clicks": self.clicks[index],
-        }
+        super().__init__(
+            ids=torch.from_numpy(found),
+            numbers=torch.from_numpy(measured.astype(np.float32)),
+            clicks=torch.from_numpy(clicked.astype(np.float32)),
+        )
 
 
 def zipf_ranks(uniform: np.ndarray, rows: int, exponent: float) -> np.ndarray:

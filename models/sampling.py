@@ -1,4 +1,4 @@
-"""Which samples a step reads: a function of (seed, step) alone.
+"""Which samples a step reads: a function of the seed and of the samples' numbers in the run alone.
 
 So every layout sees the same batches.  Sample number n of a run is entry n mod N of the n div N-th
 permutation of the N training samples; nothing is dropped.
@@ -7,21 +7,33 @@ permutation of the N training samples; nothing is dropped.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
-def sample_indices(seed: int, step: int, batch_size: int, num_samples: int) -> list[int]:
-    """Data set indices of one step, in order, below num_samples; `step` counts from 0."""
-    first = step * batch_size
-    return [_sample(seed, number, num_samples) for number in range(first, first + batch_size)]
+def sample_indices(seed: int, numbers: range, num_samples: int) -> Tensor:
+    """Data set indices (B,) int64, below num_samples, of the samples with these numbers in the run;
+    there is at least one, and they follow each other.
+    """
+    epochs = range(numbers.start // num_samples, (numbers.stop - 1) // num_samples + 1)
+    pieces = [
+        _permutation(seed, epoch, num_samples)[
+            max(0, numbers.start - epoch * num_samples) : numbers.stop - epoch * num_samples
+        ]
+        for epoch in epochs
+    ]
+    return torch.from_numpy(np.concatenate(pieces))  # which copies: the permutation is kept
 
 
-def _sample(seed: int, number: int, num_samples: int) -> int:
-    epoch, position = divmod(number, num_samples)
-    return int(_permutation(seed, epoch, num_samples)[position])
+def held_out_indices(numbers: range, held_out: int, num_samples: int) -> Tensor:
+    """Data set indices (B,) int64 of evaluation: the last `held_out` in order, again and again."""
+    found = num_samples - held_out + np.arange(numbers.start, numbers.stop) % held_out
+    return torch.from_numpy(found)
 
 
 @lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, num_samples: int) -> np.ndarray:
+def _permutation(seed: int, epoch: int, num_samples: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng((seed, epoch)).permutation(num_samples)

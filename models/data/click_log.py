@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+
+from flowrun.models.data.stacked import Rows
 
 
-class ClickLog(Dataset[dict[str, Tensor]]):
+class ClickLog(Rows):
     """{ids (F,) int64, numbers (N,) float32, clicks () float32} of each row; the fields of Wide &
     Deep.
 
@@ -38,22 +39,14 @@ class ClickLog(Dataset[dict[str, Tensor]]):
         wanted = [click, *categories, *numbers]
         columns = _columns(Path(path).expanduser(), wanted)
         rows = ids // max(len(categories), 1)
-        self.ids = torch.stack(
-            [_rows(columns[name], rows) + k * rows for k, name in enumerate(categories)], 1
-        )
-        self.clicks = _numbers(columns[click])
+        found = [_rows(columns[name], rows) + k * rows for k, name in enumerate(categories)]
+        clicks = _numbers(columns[click])
         compressed = [_compressed(_numbers(columns[name])) for name in numbers]
-        self.numbers = torch.stack(compressed, 1) if numbers else torch.empty(len(self.clicks), 0)
-
-    def __len__(self) -> int:
-        return len(self.clicks)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {
-            "ids": self.ids[index],
-            "numbers": self.numbers[index],
-            "clicks": self.clicks[index],
-        }
+        super().__init__(
+            ids=torch.stack(found, 1),
+            numbers=torch.stack(compressed, 1) if numbers else torch.empty(len(clicks), 0),
+            clicks=clicks,
+        )
 
 
 def _columns(file: Path, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:

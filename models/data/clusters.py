@@ -4,16 +4,19 @@ faces), or plain features.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset
+
+from flowrun.models.data.stacked import Rows, StackedDataset
 
 _GRID = 6  # values along a side of the pattern that is drawn large
 
 
-class ImageClusters(Dataset[dict[str, Tensor]]):
+class ImageClusters(StackedDataset):
     """{images (3, size, size) float32 of mean about 0, labels () int64}.
 
     A class is a smooth random pattern; a sample of it is the pattern plus a smooth pattern of its
@@ -27,27 +30,37 @@ class ImageClusters(Dataset[dict[str, Tensor]]):
     ) -> None:
         self.classes, self.samples, self.size = classes, samples, size
         self.spread, self.seed = spread, seed
+        self.centres: dict[int, np.ndarray[Any, Any]] = {}  # of classes that were asked for
 
     def __len__(self) -> int:
         return self.samples
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        if not 0 <= index < self.samples:
-            raise IndexError(index)
-        label = index % self.classes
-        centre = self._pattern(np.random.default_rng((self.seed, 0, label)))
-        own = np.random.default_rng((self.seed, 1, index))
-        noise = torch.from_numpy(own.standard_normal((3, self.size, self.size), dtype=np.float32))
-        image = centre + self.spread * (self._pattern(own) + 0.3 * noise)
-        return {"images": image, "labels": torch.tensor(label)}
-
-    def _pattern(self, draws: np.random.Generator) -> Tensor:
-        coarse = torch.from_numpy(draws.standard_normal((1, 3, _GRID, _GRID), dtype=np.float32))
+    def stacked(self, indices: Tensor) -> dict[str, Tensor]:
+        """All patterns are drawn large at once: those of the classes, then the samples' own."""
+        labels = indices % self.classes
+        count = len(indices)
+        coarse = np.empty((2, count, 3, _GRID, _GRID), np.float32)
+        noise = np.empty((count, 3, self.size, self.size), np.float32)
+        for k, (index, label) in enumerate(zip(indices.tolist(), labels.tolist(), strict=True)):
+            coarse[0, k] = self._centre(label)
+            draws = np.random.default_rng((self.seed, 1, index))
+            draws.standard_normal(out=noise[k], dtype=np.float32)
+            draws.standard_normal(out=coarse[1, k], dtype=np.float32)
         size = (self.size, self.size)
-        return F.interpolate(coarse, size, mode="bilinear", align_corners=False)[0]
+        large = F.interpolate(torch.from_numpy(coarse).flatten(0, 1), size, mode="bilinear")
+        centres, own = large.split(count)
+        images = torch.from_numpy(noise).mul_(0.3).add_(own).mul_(self.spread).add_(centres)
+        return {"images": images, "labels": labels}
+
+    def _centre(self, label: int) -> np.ndarray[Any, Any]:
+        """(3, 6, 6); drawn once: a generator takes longer to make than its numbers."""
+        if label not in self.centres:
+            draws = np.random.default_rng((self.seed, 0, label))
+            self.centres[label] = draws.standard_normal((3, _GRID, _GRID), dtype=np.float32)
+        return self.centres[label]
 
 
-class FeatureClusters(Dataset[dict[str, Tensor]]):
+class FeatureClusters(Rows):
     """{features (features,) float32, labels () int64}, all made at once and kept.
 
     A class is a random point, a sample of it the point plus noise.  Sample k belongs to class k mod
@@ -61,11 +74,7 @@ class FeatureClusters(Dataset[dict[str, Tensor]]):
         centres = draws.standard_normal((classes, features), dtype=np.float32)
         noise = draws.standard_normal((samples, features), dtype=np.float32)
         labels = np.arange(samples) % classes
-        self.features = torch.from_numpy(centres[labels] + np.float32(spread) * noise)
-        self.labels = torch.from_numpy(labels)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"features": self.features[index], "labels": self.labels[index]}
+        super().__init__(
+            features=torch.from_numpy(centres[labels] + np.float32(spread) * noise),
+            labels=torch.from_numpy(labels),
+        )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
+
+from flowrun.models.data.stacked import Rows
 
 _ORDER = 1797  # seed of the fixed order, so that the held-out ones are a fair sample
 
 
-class Digits(Dataset[dict[str, Tensor]]):
+class Digits(Rows):
     """Handwritten digits: {images (64,) float32 in 0..1, labels () int64}, 1797 samples in one
     fixed shuffled order.
     """
@@ -20,11 +20,7 @@ class Digits(Dataset[dict[str, Tensor]]):
 
         pixels, labels = load_digits(return_X_y=True)
         order = np.random.default_rng(_ORDER).permutation(len(labels))
-        self.images = torch.from_numpy((pixels[order] / 16).astype(np.float32))
-        self.labels = torch.from_numpy(labels[order].astype(np.int64))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"images": self.images[index], "labels": self.labels[index]}
+        super().__init__(
+            images=torch.from_numpy((pixels[order] / 16).astype(np.float32)),
+            labels=torch.from_numpy(labels[order].astype(np.int64)),
+        )

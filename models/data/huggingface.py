@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+
+from flowrun.models.data.stacked import StackedDataset
 
 
-class HuggingFace(Dataset[dict[str, Tensor]]):
+class HuggingFace(StackedDataset):
     """Columns of a saved data set as tensors (pip install flowrun[huggingface]).
 
     path: the folder.  split: one of a DatasetDict.
@@ -41,12 +42,13 @@ class HuggingFace(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        row = self.rows[index]
-        return {field: _tensor(row[column]) for field, column in self.fields.items()}
+    def stacked(self, indices: Tensor) -> dict[str, Tensor]:
+        """All rows in one call of `datasets`; each call reads and converts columns."""
+        rows = self.rows[indices.tolist()]
+        return {field: _tensor(rows[column]) for field, column in self.fields.items()}
 
 
-def _tensor(value: object) -> Tensor:
+def _tensor(values: object) -> Tensor:
     """Fractions as float32, as models take them."""
-    made = torch.from_numpy(np.asarray(value)) if not np.isscalar(value) else torch.tensor(value)
+    made = torch.from_numpy(np.asarray(values))
     return made.float() if made.is_floating_point() else made

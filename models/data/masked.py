@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from flowrun.models.data.stacked import StackedDataset, batch_of
 
-class Masked(Dataset[dict[str, Tensor]]):
+
+class Masked(StackedDataset):
     """{tokens (T,), segments (T,), positions (K,), targets (K,)}, int64.
 
     source: a map-style data set with the field `tokens` (T,), ids below `vocabulary`.
@@ -33,21 +35,25 @@ class Masked(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        tokens = self.source[index]["tokens"].clone()
-        length = len(tokens)
+    def stacked(self, indices: Tensor) -> dict[str, Tensor]:
+        """The draws alone are made sample by sample."""
+        tokens = batch_of(self.source, indices)["tokens"].clone()
+        batch, length = tokens.shape
         count = max(1, round(self.share * length))
-        draws = np.random.default_rng((self.seed, index))
-        positions = torch.from_numpy(np.sort(draws.permutation(length)[:count]))
-        targets = tokens[positions]
-        choice = torch.from_numpy(draws.random(count))
-        random = torch.from_numpy(draws.integers(0, self.vocabulary, count))
-        shown = torch.where(choice < 0.9, random, targets)
-        tokens[positions] = torch.where(choice < 0.8, self.mask, shown)
-        segments = (torch.arange(length) >= length // 2).long()
+        positions, random = (np.empty((batch, count), np.int64) for _ in range(2))
+        choice = np.empty((batch, count))
+        for k, index in enumerate(indices.tolist()):
+            draws = np.random.default_rng((self.seed, index))
+            positions[k] = np.sort(draws.permutation(length)[:count])
+            choice[k] = draws.random(count)
+            random[k] = draws.integers(0, self.vocabulary, count)
+        at, other, chance = (torch.from_numpy(each) for each in (positions, random, choice))
+        targets = tokens.gather(1, at)
+        shown = torch.where(chance < 0.9, other, targets)
+        second_half = torch.from_numpy((np.arange(length) >= length // 2).astype(np.int64))
         return {
-            "tokens": tokens,
-            "segments": segments,
-            "positions": positions,
+            "tokens": tokens.scatter_(1, at, torch.where(chance < 0.8, self.mask, shown)),
+            "segments": second_half.repeat(batch, 1),
+            "positions": at,
             "targets": targets,
         }

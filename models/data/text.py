@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
+
+from flowrun.models.data.windows import Windows
 
 
-class Text(Dataset[dict[str, Tensor]]):
+class Text(Windows):
     """Windows of a byte stream: {tokens (T,), targets (T,)}, int64 below 256, targets one byte
     ahead.
 
@@ -25,18 +24,10 @@ class Text(Dataset[dict[str, Tensor]]):
         self, path: str | None = None, length: int = 64, max_bytes: int = 8_000_000
     ) -> None:
         stream = b"".join(_capped(_files(path), max_bytes))
-        self.length = length
-        self.stream = np.frombuffer(stream, dtype=np.uint8)
-        if len(self) < 1:
+        if len(stream) <= length:
             raise ValueError(f"{path}: {len(stream)} bytes do not fill a window of {length} + 1")
-
-    def __len__(self) -> int:
-        return (len(self.stream) - 1) // self.length
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        start = index * self.length
-        window = torch.from_numpy(self.stream[start : start + self.length + 1].astype(np.int64))
-        return {"tokens": window[:-1], "targets": window[1:]}
+        self.stream = np.frombuffer(stream, dtype=np.uint8)
+        super().__init__(self.stream, length)
 
 
 def _files(path: str | None) -> list[Path]:

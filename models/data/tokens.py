@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
+
+from flowrun.models.data.windows import Windows
 
 DTYPES = ("uint16", "uint32")
 
 
-class Tokens(Dataset[dict[str, Tensor]]):
+class Tokens(Windows):
     """Windows of a token file: {tokens (T,), targets (T,)}, int64, targets one token ahead.
 
     path: little-endian ids without a header.  length: T; windows do not overlap.
@@ -31,18 +30,8 @@ class Tokens(Dataset[dict[str, Tensor]]):
         count = file.stat().st_size // np.dtype(dtype).itemsize
         if count <= length:
             raise ValueError(f"{path}: {count} tokens do not fill a window of {length} + 1")
-        self.length = length
-        self.ids = np.memmap(file, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
-
-    def __len__(self) -> int:
-        return (len(self.ids) - 1) // self.length
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        start = index * self.length
-        window = torch.from_numpy(self.ids[start : start + self.length + 1].astype(np.int64))
-        return {"tokens": window[:-1], "targets": window[1:]}
+        ids = np.memmap(file, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+        super().__init__(ids, length)
 
 
 def write_tokens(path: str | Path, pieces: Iterable[Sequence[int]], dtype: str = "uint16") -> int:

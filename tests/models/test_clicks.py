@@ -16,13 +16,13 @@ def test_a_sample_has_an_id_of_each_field() -> None:
     item = data[7]
     assert item["ids"].shape == (4,) and item["numbers"].shape == (3,)
     assert item["clicks"].dtype == torch.float32
-    assert torch.equal(data.ids // 20, torch.arange(4).expand(500, 4))
+    assert torch.equal(data.fields["ids"] // 20, torch.arange(4).expand(500, 4))
 
 
 def test_one_seed_makes_one_data_set() -> None:
-    one, same, other = Clicks(samples=50), Clicks(samples=50), Clicks(samples=50, seed=1)
-    assert torch.equal(one.ids, same.ids) and torch.equal(one.clicks, same.clicks)
-    assert not torch.equal(one.ids, other.ids)
+    one, same, other = (Clicks(samples=50, seed=seed).fields for seed in (0, 0, 1))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["ids"], other["ids"])
 
 
 @pytest.mark.parametrize("exponent", [0.8, 1.0, 1.5])
@@ -36,7 +36,7 @@ def test_ranks_follow_the_law(exponent: float) -> None:
 
 
 def test_clicks_and_their_absence_are_both_there() -> None:
-    share = float(Clicks(samples=2000).clicks.mean())
+    share = float(Clicks(samples=2000).fields["clicks"].mean())
     assert 0.3 < share < 0.7
 
 

@@ -22,7 +22,7 @@ def test_images_of_a_class_are_nearer_to_each_other_than_to_others() -> None:
 
 def test_features_of_a_class_are_nearer_to_each_other_than_to_others() -> None:
     data = FeatureClusters(classes=5, samples=40, features=64, spread=0.5)
-    features, labels = data.features, data.labels
+    features, labels = data.fields["features"], data.fields["labels"]
     assert features.shape == (40, 64) and labels.tolist() == [k % 5 for k in range(40)]
     distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
     assert torch.equal(labels[distances.argmin(1)], labels)

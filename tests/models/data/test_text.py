@@ -45,6 +45,6 @@ def test_digits_are_the_same_each_time() -> None:
     first, second = Digits(), Digits()
     assert len(first) == 1797 and first[0]["images"].shape == (64,)
     assert (
-        torch.equal(first.images, second.images)
-        and 0 <= first.images.min() <= first.images.max() <= 1
+        torch.equal(first.fields["images"], second.fields["images"])
+        and 0 <= first.fields["images"].min() <= first.fields["images"].max() <= 1
     )
