@@ -6,6 +6,7 @@ time, then every collective between 2 and between 4, and messages, over shared m
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 from collections.abc import Sequence
@@ -61,24 +62,33 @@ class Calibration:
 
 def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int]) -> Calibration:
     """Measure.  shipped: for what is not measured.  groups: numbers of ranks; links are fitted to
-    the first, whose ranks should have a core each.
+    the first, whose ranks should have a core each, and their latency in a crowd to others that
+    have not.
     """
     transports = (SHARED, GLOO) if neighbours.AVAILABLE else (GLOO,)
     hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
     links: list[tuple[str, Timed]] = []
     levels = []
     for transport in transports:
+        level = Level(taken=1.0, shared_memory=transport == SHARED)
         for ranks in groups:
             first = ranks == groups[0]
             session = Session(ranks, transport, device=first and transport == transports[0])
             of_devices, of_links = _measured(session, sizes)
             if session.device:
                 hardware = with_device(hardware, of_devices)
+            fitted = level_of(of_links, level)
             if first:
-                level = Level(taken=1.0, shared_memory=transport == SHARED)
-                levels.append(level_of(of_links, level))
+                level = fitted
+            elif _share_of_core(ranks) < 1:
+                level = replace(level, crowded_latency_s=fitted.latency_s)
             links += [(transport, timed) for timed in of_links]
+        levels.append(level)
     return Calibration(replace(hardware, levels=tuple(levels)), tuple(links))
+
+
+def _share_of_core(ranks: int) -> float:
+    return min(1.0, (os.cpu_count() or 1) / ranks)
 
 
 def write(hardware: Hardware, file: Path) -> None:
@@ -98,7 +108,7 @@ def show(found: Calibration, shipped: Hardware, console: Console) -> None:
     levels = {SHARED if level.shared_memory else GLOO: level for level in found.hardware.levels}
     for transport, timed in found.links:
         kind, _, ranks = timed.what.partition(" ")
-        level = levels[transport]
+        level = levels[transport].slowed(_share_of_core(int(ranks or 2)))
         foreseen = level.latency_s + timed.work / level.bytes_per_s
         table.add_row(
             f"{transport}, {kind}",
@@ -119,18 +129,25 @@ def _rows(measured: Hardware, shipped: Hardware) -> list[tuple[str, str, str]]:
             rows.append((f"{dtype} products of {flop:.0e} flop, GFLOP/s", *reached))
     keys = [
         ("memory_bytes_per_s", "streams, GB/s", 1e9),
-        ("exponentials_per_s", "exponentials, G/s", 1e9),
         ("backward_share", "gradients of inputs, share", 1.0),
         ("weight_grad_share", "gradients of weights, share", 1.0),
+        ("convolution_share", "convolutions, share", 1.0),
+        ("batched_share", "products of heads, share", 1.0),
         ("attention_share", "attention, share", 1.0),
         ("op_s", "an op, us", 1e-6),
         ("act_s", "an act, us", 1e-6),
     ]
     for key, label, unit in keys:
         rows.append((label, *(f"{getattr(h, key) / unit:,.3g}" for h in (measured, shipped))))
+    for op, speed in measured.elements_per_s.items():
+        known = shipped.elements_per_s.get(op)
+        beside = f"{known / 1e9:,.3g}" if known else ""
+        rows.append((f"{op}, G elements/s", f"{speed / 1e9:,.3g}", beside))
     for one, other in zip(measured.levels[::-1], shipped.levels[::-1], strict=False):
         via = SHARED if one.shared_memory else GLOO
         rows.append((f"{via}, latency, us", *(f"{x.latency_s * 1e6:,.0f}" for x in (one, other))))
+        crowded = (f"{x.crowded_latency_s * 1e6:,.0f}" for x in (one, other))
+        rows.append((f"{via}, latency with more ranks than cores, us", *crowded))
         rows.append((f"{via}, GB/s", *(f"{x.bytes_per_s / 1e9:,.2f}" for x in (one, other))))
     return [(label, one, other) for label, one, other in rows]
 

@@ -20,8 +20,14 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.device import device_type
 from flowrun.launcher.schema import Recipe, RecipeSchema
 
-_OVER_0 = ("memory_bytes_per_s", "exponentials_per_s", "fp32.flops")
-_SHARES = ("backward_share", "weight_grad_share", "convolution_share", "attention_share")
+_OVER_0 = ("memory_bytes_per_s", "fp32.flops")
+_SHARES = (
+    "backward_share",
+    "weight_grad_share",
+    "convolution_share",
+    "batched_share",
+    "attention_share",
+)
 
 
 def rank_hardware(recipe: Recipe) -> Hardware:
@@ -64,6 +70,9 @@ def check_hardware(recipe: RecipeSchema) -> None:
     for name in (*_OVER_0, *_SHARES):
         value = attrgetter(name)(hardware)
         _require(value > 0, f"hardware.{name}", f"{name} is over 0, not {value}.")
+    for op, speed in hardware.elements_per_s.items():
+        where = "hardware.elements_per_s"
+        _require(speed > 0, where, f"{op} makes over 0 elements a second, not {speed}.")
     for dtype in ("fp32", "tf32", "bf16", "fp16"):
         _check_products(getattr(hardware, dtype), f"hardware.{dtype}")
     _require(bool(hardware.levels), "hardware.levels", "there is no level: nothing joins ranks.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flowrun.engine.boxing import start_seconds, step_bytes, step_seconds
 from flowrun.engine.cost.fusion import Kernel, kernels
-from flowrun.engine.cost.op_cost import exponential_seconds
+from flowrun.engine.cost.op_cost import element_seconds
 from flowrun.engine.cost.seconds import local_seconds
 from flowrun.engine.crossing import route
 from flowrun.engine.draft import Draft, Layouts
@@ -66,7 +66,9 @@ class ActorCost:
             return self._op_seconds(kernel.ops[0])
         hardware = self.strategy.hardware
         moved = sum(map(self.tensor_bytes, (*kernel.reads, *kernel.writes)))
-        busy_s = sum(exponential_seconds(op, self._outs(op), hardware) for op in kernel.ops)
+        busy_s = sum(
+            element_seconds(op, self._ins(op), self._outs(op), hardware) for op in kernel.ops
+        )
         return max(busy_s, moved / hardware.memory_bytes_per_s) + hardware.op_s
 
     def seconds(self, draft: Draft) -> float:

@@ -10,14 +10,16 @@ from flowrun.engine.cost.hardware import Hardware, Products
 from flowrun.engine.cost.network import Level
 
 FORWARD, BACKWARD, WEIGHT_GRAD = "forward", "backward", "weight_grad"
+CONVOLUTION, CONVOLUTION_BACKWARD = "convolution", "convolution backward"
+BATCHED, ELEMENTS = "batched", "elements"
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
     """Seconds of one kind of work.  work: operations, bytes, elements or pieces, as `what` has it.
 
-    what: "fp32 forward" and the like, "attention fp32", "stream", "exponential", "op", "act", or
-    how bytes were moved.
+    what: "fp32 forward" and the like, "attention fp32", "convolution", "batched", "elements" and
+    an op, "stream", "op", "act", or how bytes were moved.
     """
 
     what: str
@@ -38,11 +40,25 @@ def with_device(base: Hardware, timed: Sequence[Timed]) -> Hardware:
     for kind, key in ((BACKWARD, "backward_share"), (WEIGHT_GRAD, "weight_grad_share")):
         if f"fp32 {kind}" in by_kind:
             changes[key] = _share(by_kind[f"fp32 {kind}"], found.fp32)
-    if "attention fp32" in by_kind:
-        changes["attention_share"] = _share(by_kind["attention fp32"], found.fp32)
-    for kind, key in (("stream", "memory_bytes_per_s"), ("exponential", "exponentials_per_s")):
+    for kind, key in (("attention fp32", "attention_share"), (BATCHED, "batched_share")):
         if kind in by_kind:
-            changes[key] = _digits(median(one.work / one.seconds for one in by_kind[kind]))
+            changes[key] = _share(by_kind[kind], found.fp32)
+    convolutions = by_kind.get(CONVOLUTION, [])
+    if convolutions:  # the gradients' products have a share of their own already
+        backward_share = changes.get("backward_share", found.backward_share)
+        convolutions += [
+            replace(one, seconds=one.seconds * backward_share)
+            for one in by_kind.get(CONVOLUTION_BACKWARD, ())
+        ]
+        changes["convolution_share"] = _share(convolutions, found.fp32)
+    if "stream" in by_kind:
+        changes["memory_bytes_per_s"] = _speed(by_kind["stream"])
+    elements = {
+        kind.partition(" ")[2]: _speed(timed)
+        for kind, timed in by_kind.items()
+        if kind.startswith(ELEMENTS)
+    }
+    found = replace(found, elements_per_s={**found.elements_per_s, **elements})
     for kind, key in (("op", "op_s"), ("act", "act_s")):
         if kind in by_kind:
             changes[key] = _digits(median(one.seconds / one.work for one in by_kind[kind]))
@@ -99,6 +115,11 @@ def as_yaml(hardware: Hardware) -> Mapping[str, object]:
 def _share(timed: Sequence[Timed], products: Products) -> float:
     """Of the speed of forward's products, the median."""
     return _digits(median(products.seconds(one.work) / one.seconds for one in timed))
+
+
+def _speed(timed: Sequence[Timed]) -> float:
+    """Work a second, the median."""
+    return _digits(median(one.work / one.seconds for one in timed))
 
 
 def _digits(value: float) -> float:

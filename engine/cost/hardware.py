@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flowrun.engine.cost.network import Level, Link, axis_links, message_link
 from flowrun.engine.placement import Placement
@@ -53,16 +53,18 @@ _CORE = (2.7e7, 5e7, 1e8, 2e8, 4e8, 1e9), (0.77, 0.862, 0.926, 0.962, 0.98, 0.99
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """A rank's device, and what joins the ranks.  Numbers are of one rank; defaults those of
-    conf/hardware/cpu.yaml for ranks that share no memory.
+    conf/hardware/cpu.yaml for ranks that share no memory, but for the shares of convolutions and of
+    batched products, and for `elements_per_s`.
 
     device: "cpu": the ranks of a host share its cores; else each has a device of its own.
     source: where the numbers come from.
     fp32, tf32, bf16, fp16: products by dtype.  uses_tf32: products of fp32 numbers run as tf32.
-    backward_share, weight_grad_share, convolution_share, attention_share: of the speed of products
-        of forward, what those of other kinds reach.
+    backward_share, weight_grad_share, convolution_share, batched_share, attention_share: of the
+        speed of products of forward, what those of other kinds reach.
     winograd: how many times fewer multiplications a 3 x 3 convolution of fp32 takes than counted;
         2.25 by F(2 x 2, 3 x 3) of Lavin and Gray (arXiv 1509.09308), 1 where it is not used.
-    exponentials_per_s: exponentials, error functions and the like.
+    elements_per_s: op target -> elements of its first output a second, of ops that take longer
+        than their bytes: exponentials, statistics, sorting.
     memory_bytes_per_s: streaming reads plus writes.
     memory_bytes: 0: not limited.  reserved_bytes: of these, what driver and libraries keep.
     op_s: of starting one op.  act_s: overhead of one act of an actor.
@@ -80,9 +82,10 @@ class Hardware:
     backward_share: float = 0.97
     weight_grad_share: float = 0.9
     convolution_share: float = 1.0
+    batched_share: float = 1.0
     attention_share: float = 0.6
     winograd: float = 1.0
-    exponentials_per_s: float = 1.2e9
+    elements_per_s: dict[str, float] = field(default_factory=dict, hash=False)
     memory_bytes_per_s: float = 2.5e10
     memory_bytes: int = 0
     reserved_bytes: int = 0
@@ -112,20 +115,11 @@ class Hardware:
             tf32=replace(self.tf32, flops=self.tf32.flops * share),
             bf16=replace(self.bf16, flops=self.bf16.flops * share),
             fp16=replace(self.fp16, flops=self.fp16.flops * share),
-            exponentials_per_s=self.exponentials_per_s * share,
+            elements_per_s={op: speed * share for op, speed in self.elements_per_s.items()},
             memory_bytes_per_s=self.memory_bytes_per_s * share,
             op_s=self.op_s / share,
             act_s=self.act_s / share,
-            levels=tuple(
-                replace(
-                    level,
-                    latency_s=level.latency_s / share,
-                    bytes_per_s=level.bytes_per_s * share,
-                )
-                if level.shared_memory
-                else level
-                for level in self.levels
-            ),
+            levels=tuple(level.slowed(share) for level in self.levels),
         )
 
     def links(self, placement: Placement) -> tuple[Link, ...]:

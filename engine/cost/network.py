@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from flowrun.engine.placement import Placement
@@ -22,6 +22,8 @@ class Level:
 
     ranks: consecutive ranks of one unit; 0: all.
     latency_s: seconds before the first byte of one collective or message.
+    crowded_latency_s: the same where ranks are more than cores, and one that is waited for may have
+        to wait for a core itself; 0: as much longer as everything else takes.
     hop_s: seconds that each further unit on the way adds.
     bytes_per_s: of one rank, each direction, while all ranks of a unit below send.
     alone_bytes_per_s: the same while the others are silent; 0: no more than beside them.
@@ -38,6 +40,15 @@ class Level:
     alone_bytes_per_s: float = 0.0
     taken: float = 0.0
     shared_memory: bool = False
+    crowded_latency_s: float = 0.0
+
+    def slowed(self, share: float) -> Level:
+        """Between ranks that have only a share of their cores."""
+        latency_s = self.latency_s / share if self.shared_memory else self.latency_s
+        if share < 1 and self.crowded_latency_s:
+            latency_s = self.crowded_latency_s
+        speed = self.bytes_per_s * share if self.shared_memory else self.bytes_per_s
+        return replace(self, latency_s=latency_s, bytes_per_s=speed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,7 @@ from flowrun.engine.ops.traits import is_view
 from flowrun.engine.placement import Shape
 
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-# Exponentials, or what takes as long, for each element of the first output; one thread of an AMD
-# EPYC, by traces (engine.trace=true) of the GPT that `flowrun bench` trains.
-_EXPONENTIALS = {
-    "aten._log_softmax.default": 1.0,
-    "aten._log_softmax_backward_data.default": 0.98,
-    "aten._softmax.default": 1.0,
-    "aten._softmax_backward_data.default": 0.98,
-    "aten.gelu.default": 0.61,
-    "aten.gelu_backward.default": 0.92,
-}
+_BATCHED = ("aten.bmm.default", "aten.baddbmm.default", "aten.matmul.default")
 # Bytes of what the engine's own ops make on the way, for each element of the first output: a hash
 # is some 15 torch ops over 32-bit words (ops/random.py).  A GPU has one kernel for them.
 _BETWEEN = {"flow.dropout_mask": 120.0}
@@ -81,20 +72,27 @@ def op_seconds(
     flop = op_flops(op, in_shapes, out_shapes)
     dtype = _NARROW.get(tensors[op.makes[0]].dtype, "fp32")
     products_s = hardware.products(dtype).seconds(flop) / _share(op, in_shapes, dtype, hardware)
-    exponentials_s = exponential_seconds(op, out_shapes, hardware)
-    return max(products_s, exponentials_s, moved / hardware.memory_bytes_per_s) + hardware.op_s
+    elements_s = element_seconds(op, in_shapes, out_shapes, hardware)
+    return max(products_s, elements_s, moved / hardware.memory_bytes_per_s) + hardware.op_s
 
 
-def exponential_seconds(op: Op, out_shapes: Sequence[Shape | None], hardware: Hardware) -> float:
-    """Of the exponentials and the like in an op, if nothing else took time."""
-    count = _EXPONENTIALS.get(op.target, 0.0) * math.prod(out_shapes[0] or ())
-    return count / hardware.exponentials_per_s
+def element_seconds(
+    op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], hardware: Hardware
+) -> float:
+    """Of what an op computes for each element, if that takes longer than its bytes.  Elements are
+    those of the first output, or of the rows of a table that are updated.
+    """
+    speed = hardware.elements_per_s.get(op.target)
+    shape = in_shapes[2] if op.target == "flow.update_rows" else out_shapes[0]
+    return math.prod(shape or ()) / speed if speed else 0.0
 
 
 def _share(op: Op, in_shapes: Sequence[Shape], dtype: str, hardware: Hardware) -> float:
     """Of the speed of forward's products, what the op's own reach."""
     if "scaled_dot_product" in op.target:
         return hardware.attention_share
+    if op.target in _BATCHED and len(in_shapes[0]) > 2:
+        return hardware.batched_share
     shares = {BACKWARD: hardware.backward_share, WEIGHT_GRAD: hardware.weight_grad_share}
     share = shares.get(op.phase, 1.0)
     if "convolution" in op.target:

@@ -15,14 +15,31 @@ import torch
 import torch.distributed as dist
 
 from flowrun.engine.boxing import Step, path_bytes
-from flowrun.engine.cost.calibrated import BACKWARD, FORWARD, WEIGHT_GRAD, Timed
+from flowrun.engine.cost.calibrated import (
+    BACKWARD,
+    BATCHED,
+    CONVOLUTION,
+    CONVOLUTION_BACKWARD,
+    ELEMENTS,
+    FORWARD,
+    WEIGHT_GRAD,
+    Timed,
+)
 from flowrun.engine.runtime.links import Links
+from flowrun.engine.runtime.probes import (
+    Probe,
+    batched_probes,
+    convolution_probes,
+    element_probes,
+)
 from flowrun.engine.runtime.products import kernel_of
 from flowrun.engine.runtime.transport import layout_of
 from flowrun.engine.sbp import B, P, S, Sbp
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COLD_BYTES = 1 << 26  # operands in turn: a training step has swept the caches in between
+_SETS = 8  # of a probe's tensors, in turn
+_CPU = torch.device("cpu")
 _KINDS: dict[str, tuple[Sbp, Sbp]] = {
     "all_reduce": (P, B),
     "reduce_scatter": (P, S(0)),
@@ -53,13 +70,11 @@ def device_times(device: torch.device, sizes: Sizes) -> list[Timed]:
     for name, (tokens, wide, out) in itertools.product(sizes.dtypes, sizes.products):
         timed += _products(name, tokens, wide, out, device, sizes.trials)
     timed += _attention(device, sizes.trials)
+    timed += _probed(sizes.trials)
     count = sizes.stream_bytes // 4
     vectors = [torch.randn(count, device=device) for _ in range(3)]
     taken = _seconds(lambda k: torch.add(vectors[k % 3], vectors[(k + 1) % 3]), device, sizes)
     timed.append(Timed("stream", 12.0 * count, taken))
-    rows = vectors[0][: count // 1024 * 1024].view(-1, 1024)
-    taken = _seconds(lambda _: torch.softmax(rows, -1), device, sizes)
-    timed.append(Timed("exponential", float(rows.numel()), taken))
     few = torch.zeros(16, device=device)
     taken = _seconds(lambda _: [_aten.add.Tensor(few, few) for _ in range(200)], device, sizes)
     timed.append(Timed("op", 200.0, taken))
@@ -101,6 +116,23 @@ def _attention(device: torch.device, trials: int) -> Iterator[Timed]:
     yield Timed("attention fp32", flop, _repeated(both, device, trials))
 
 
+def _probed(trials: int) -> Iterator[Timed]:
+    """Convolutions, products of heads, and ops that take longer than their bytes."""
+    for forward, backward in convolution_probes():
+        yield _timed(CONVOLUTION, forward, trials)
+        yield _timed(CONVOLUTION_BACKWARD, backward, trials)
+    for probe in batched_probes():
+        yield _timed(BATCHED, probe, trials)
+    for target, probe in element_probes().items():
+        yield _timed(f"{ELEMENTS} {target}", probe, trials)
+
+
+def _timed(what: str, probe: Probe, trials: int) -> Timed:
+    sets = [probe.tensors() for _ in range(_SETS)]
+    taken = _repeated(lambda k: probe.run(*sets[k % _SETS]), _CPU, trials)
+    return Timed(what, probe.work, taken)
+
+
 def link_times(links: Links, rank: int, ranks: Sequence[int], sizes: Sizes) -> list[Timed]:
     """Of every collective, and of messages to the next rank; all ranks of the group call it.
 
@@ -127,9 +159,6 @@ def link_times(links: Links, rank: int, ranks: Sequence[int], sizes: Sizes) -> l
         timed.append(Timed(f"{kind} {parts}", sent, _repeated(collective, _CPU, sizes.trials)))
     dist.barrier()
     return timed + _messages(links, rank, sizes) if parts == 2 else timed
-
-
-_CPU = torch.device("cpu")
 
 
 def _messages(links: Links, rank: int, sizes: Sizes) -> list[Timed]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.cost.hardware import Hardware, on_hosts
+from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.placement import Placement
 from flowrun.launcher.profile import rank_hardware, shares_memory
@@ -45,7 +46,9 @@ def test_a_gpu_profile_has_nodes_of_8_on_a_slower_network(name: str) -> None:
 
 def test_the_engines_defaults_are_the_shipped_cpu_without_shared_memory() -> None:
     cpu = profile("cpu")
-    assert Hardware() == replace(cpu, source="", levels=on_hosts(cpu.levels, 1, shared=False))
+    levels = on_hosts(cpu.levels, 1, shared=False)
+    own = {"elements_per_s": {}, "convolution_share": 1.0, "batched_share": 1.0}
+    assert Hardware() == replace(cpu, source="", levels=levels, **own)
 
 
 def test_a_profile_of_gpus_is_planned_with_on_a_machine_without() -> None:
@@ -88,3 +91,8 @@ def test_numbers_that_cannot_be_are_refused(overrides: list[str], where: str, pr
 
 def test_a_curve_can_be_set_on_the_command_line() -> None:
     assert profile("cpu", *HALF).fp32.reached(1e9) == 1.0
+
+
+def test_ranks_in_a_crowd_wait_for_a_core() -> None:
+    level = Level(latency_s=1e-4, shared_memory=True, crowded_latency_s=1e-3)
+    assert [level.slowed(share).latency_s for share in (1.0, 0.5, 0.25)] == [1e-4, 1e-3, 1e-3]

@@ -48,6 +48,10 @@ def test_what_was_measured_replaces_what_was_shipped() -> None:
         Timed("attention fp32", 1e8, 4e-3),
         Timed("stream", 1e9, 0.1),
         Timed("op", 200, 1e-3),
+        Timed("convolution", 1e8, 2e-3),
+        Timed("convolution backward", 2e8, 8e-3),  # a fourth, half of which is backward's
+        Timed("batched", 1e8, 10e-3),
+        Timed("elements aten.gelu.default", 1e6, 1e-3),
     ]
     found = with_device(Hardware(), timed)
     assert found.fp32.flops == 1e11
@@ -55,6 +59,8 @@ def test_what_was_measured_replaces_what_was_shipped() -> None:
     assert (found.memory_bytes_per_s, found.op_s) == (1e10, 5e-6)
     assert found.weight_grad_share == Hardware().weight_grad_share  # not measured
     assert found.bf16 == Hardware().bf16
+    assert (found.convolution_share, found.batched_share) == (0.5, 0.1)
+    assert found.elements_per_s == {"aten.gelu.default": 1e9}
 
 
 def test_a_profile_is_plain_yaml() -> None:

@@ -18,7 +18,7 @@ HARDWARE = Hardware(
     tf32=Products(8e9),
     fp16=Products(),
     memory_bytes_per_s=1e9,
-    exponentials_per_s=1e8,
+    elements_per_s={"aten._softmax.default": 1e8, "flow.update_rows": 1e7},
 )
 START_S = 4e-6
 
@@ -62,10 +62,30 @@ def test_fp32_products_run_as_tf32_where_the_profile_says_so() -> None:
     assert tf32.products("bf16") == HARDWARE.bf16
 
 
-def test_exponentials_count_where_they_take_longer_than_the_bytes() -> None:
+def test_elements_count_where_they_take_longer_than_the_bytes() -> None:
     fp32 = torch.float32
     assert seconds("aten._softmax.default", 100, fp32, fp32) == pytest.approx(100**2 / 1e8)
     assert seconds("aten.exp.default", 100, fp32, fp32) == pytest.approx(8 * 100**2 / 1e9)
+
+
+def test_of_a_table_the_rows_that_are_updated_count() -> None:
+    shapes = {"table": (100_000, 8), "ids": (50,), "sums": (50, 8), "new": (100_000, 8)}
+    tensors = {name: Tensor(name, shape, torch.float32) for name, shape in shapes.items()}
+    args = (Ref("table"), Ref("ids"), Ref("sums"))
+    op = Op("new", "flow.update_rows", args, (), ("new",), "net")
+    ins = [shapes[arg.name] for arg in args]
+    assert op_seconds(op, ins, [shapes["new"]], tensors, HARDWARE) - START_S == pytest.approx(4e-5)
+
+
+def test_products_of_heads_have_a_speed_of_their_own() -> None:
+    shapes = {"x": (4, 100, 100), "y": (4, 100, 100), "z": (4, 100, 100)}
+    tensors = {name: Tensor(name, shape, torch.float32) for name, shape in shapes.items()}
+    op = Op("z", "aten.bmm.default", (Ref("x"), Ref("y")), (), ("z",), "net", BACKWARD)
+    one, slow = (
+        op_seconds(op, [shapes["x"]] * 2, [shapes["z"]], tensors, hardware) - START_S
+        for hardware in (HARDWARE, replace(HARDWARE, batched_share=0.25))
+    )
+    assert slow / one == pytest.approx(4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,213 @@
+"""Probes: single ops as a training step has them, to be timed for a profile.
+
+Each is what a rank of a small model holds: about a megabyte, in a cache or not as the loop that
+calls them has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flowrun.engine.ops import sparse
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+ROWS, COLUMNS = 1024, 256
+SAMPLES, CHANNELS, SIDE = 16, 64, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An op on tensors that are made anew for each of several sets.
+
+    work: elements of the first output, or operations.  tensors: of one set.
+    """
+
+    work: float
+    tensors: Callable[[], tuple[Any, ...]]
+    run: Callable[..., Any]
+
+
+def element_probes() -> Mapping[str, Probe]:
+    """Op target -> probe, of ops that may take longer than their bytes
+    (Hardware.elements_per_s).
+    """
+    made = {**_row_probes(), **_image_probes(), **_table_probes()}
+    return {target: made[target] for target in sorted(made)}
+
+
+def _row_probes() -> Mapping[str, Probe]:
+    shape, count = (ROWS, COLUMNS), float(ROWS * COLUMNS)
+    heads = (8, ROWS // 32, 32, COLUMNS // 8)  # samples, tokens, heads, width
+
+    def two() -> tuple[Tensor, ...]:
+        return torch.randn(shape), torch.randn(shape).softmax(-1)
+
+    def normed() -> tuple[Tensor, ...]:
+        weight, bias = torch.randn(COLUMNS), torch.randn(COLUMNS)
+        return *two(), torch.zeros(ROWS, 1), torch.ones(ROWS, 1), weight, bias
+
+    def of_two(run: Callable[..., Any]) -> Probe:
+        return Probe(count, two, run)
+
+    fp32, wanted = torch.float32, [True, True, True]
+    return {
+        "aten._softmax.default": of_two(lambda x, y: aten._softmax.default(x, -1, False)),
+        "aten._safe_softmax.default": of_two(lambda x, y: aten._safe_softmax.default(x, -1)),
+        "aten._softmax_backward_data.default": of_two(
+            lambda x, y: aten._softmax_backward_data.default(x, y, -1, fp32)
+        ),
+        "aten._log_softmax.default": of_two(lambda x, y: aten._log_softmax.default(x, -1, False)),
+        "aten._log_softmax_backward_data.default": of_two(
+            lambda x, y: aten._log_softmax_backward_data.default(x, y, -1, fp32)
+        ),
+        "aten.gelu.default": of_two(lambda x, y: aten.gelu.default(x)),
+        "aten.gelu_backward.default": of_two(lambda x, y: aten.gelu_backward.default(x, y)),
+        "aten.silu.default": of_two(lambda x, y: aten.silu.default(x)),
+        "aten.silu_backward.default": of_two(lambda x, y: aten.silu_backward.default(x, y)),
+        "aten.tanh.default": of_two(lambda x, y: aten.tanh.default(x)),
+        "aten.clone.default": Probe(  # of heads, side by side
+            count,
+            lambda: (torch.randn(heads).transpose(1, 2),),
+            lambda x: aten.clone.default(x, memory_format=torch.contiguous_format),
+        ),
+        "aten.native_layer_norm.default": Probe(
+            count,
+            normed,
+            lambda x, y, mean, rstd, weight, bias: aten.native_layer_norm.default(
+                x, [COLUMNS], weight, bias, 1e-5
+            ),
+        ),
+        "aten.native_layer_norm_backward.default": Probe(
+            count,
+            normed,
+            lambda x, y, mean, rstd, weight, bias: aten.native_layer_norm_backward.default(
+                y, x, [COLUMNS], mean, rstd, weight, bias, wanted
+            ),
+        ),
+    }
+
+
+def _image_probes() -> Mapping[str, Probe]:
+    shape = (SAMPLES, CHANNELS, SIDE, SIDE)
+    count = float(SAMPLES * CHANNELS * SIDE * SIDE)
+
+    def normed() -> tuple[Tensor, ...]:
+        zeros, ones = torch.zeros(CHANNELS), torch.ones(CHANNELS)
+        return torch.randn(shape), torch.randn(shape), zeros, ones
+
+    def pooled() -> tuple[Tensor, ...]:
+        x = torch.randn(shape)
+        made, places = aten.max_pool2d_with_indices.default(x, [3, 3], [2, 2], [1, 1])
+        return x, torch.randn_like(made), places
+
+    return {
+        "aten._native_batch_norm_legit_functional.default": Probe(
+            count,
+            normed,
+            lambda x, y, zeros, ones: aten._native_batch_norm_legit_functional.default(
+                x, ones, zeros, zeros, ones, True, 0.1, 1e-5
+            ),
+        ),
+        "aten.native_batch_norm_backward.default": Probe(
+            count,
+            normed,
+            lambda x, y, zeros, ones: aten.native_batch_norm_backward.default(
+                y, x, ones, zeros, ones, zeros, ones, True, 1e-5, [True, True, True]
+            ),
+        ),
+        "aten.max_pool2d_with_indices.default": Probe(
+            count / 4,
+            pooled,
+            lambda x, y, places: aten.max_pool2d_with_indices.default(x, [3, 3], [2, 2], [1, 1]),
+        ),
+        "aten.max_pool2d_with_indices_backward.default": Probe(
+            count,
+            pooled,
+            lambda x, y, places: aten.max_pool2d_with_indices_backward.default(
+                y, x, [3, 3], [2, 2], [1, 1], [1, 1], False, places
+            ),
+        ),
+    }
+
+
+def _table_probes() -> Mapping[str, Probe]:
+    looked_up, rows, width = 8192, 50_000, 16
+    values = (looked_up, width)
+
+    def ids() -> tuple[Tensor, ...]:
+        return torch.randint(0, rows, (looked_up,)), torch.randn(*values)
+
+    def table() -> tuple[Tensor, ...]:
+        once = torch.randperm(rows)[:looked_up].sort().values
+        return torch.randn(rows, width), torch.ones(rows, width), once, torch.randn(*values)
+
+    adagrad = sparse.RowUpdate("adagrad", _adagrad)
+    return {
+        "flow.coalesce": Probe(
+            float(looked_up), ids, lambda ids, grads: sparse.coalesce([ids], [grads], [-1])
+        ),
+        "flow.update_rows": Probe(
+            float(looked_up * width),
+            table,
+            lambda param, state, ids, sums: sparse.update_rows(param, ids, sums, state, by=adagrad),
+        ),
+    }
+
+
+def _adagrad(param: Tensor, grad: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    total = total + grad * grad
+    return param - 0.01 * grad / total.sqrt(), total
+
+
+def convolution_probes() -> Iterator[tuple[Probe, Probe]]:
+    """Forward, and both gradients, of each of a few layers of residual nets.  work: operations, of
+    one product.
+    """
+    for channels, out, side, kernel in (
+        (16, 16, 32, 3),
+        (64, 64, 32, 1),
+        (64, 64, 16, 3),
+        (64, 256, 16, 1),
+        (256, 64, 16, 1),
+        (128, 128, 8, 3),
+    ):
+        work = 2.0 * SAMPLES * side * side * channels * out * kernel * kernel
+        given = ([1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], 1)
+
+        def tensors(
+            channels: int = channels, out: int = out, side: int = side, kernel: int = kernel
+        ) -> tuple[Tensor, ...]:
+            x, y = (torch.randn(SAMPLES, n, side, side) for n in (channels, out))
+            return x, torch.randn(out, channels, kernel, kernel), y
+
+        yield (
+            Probe(work, tensors, lambda x, w, y, g=given: aten.convolution.default(x, w, None, *g)),
+            Probe(
+                2 * work,
+                tensors,
+                lambda x, w, y, g=given: aten.convolution_backward.default(
+                    y, x, w, None, *g, [True, True, False]
+                ),
+            ),
+        )
+
+
+def batched_probes() -> Iterator[Probe]:
+    """Products of attention's heads."""
+    for heads, tokens, width in ((64, 64, 32), (32, 128, 32)):
+        work = 2.0 * heads * tokens * tokens * width
+
+        def tensors(
+            heads: int = heads, tokens: int = tokens, width: int = width
+        ) -> tuple[Tensor, ...]:
+            q, k = (torch.randn(heads, tokens, width) for _ in "qk")
+            return q, k, torch.randn(heads, tokens, tokens)
+
+        yield Probe(work, tensors, lambda q, k, s: torch.bmm(q, k.transpose(1, 2)))
+        yield Probe(work, tensors, lambda q, k, s: torch.bmm(s, k))
