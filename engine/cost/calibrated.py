@@ -50,7 +50,9 @@ def with_device(base: Hardware, timed: Sequence[Timed]) -> Hardware:
             replace(one, seconds=one.seconds * backward_share)
             for one in by_kind.get(CONVOLUTION_BACKWARD, ())
         ]
-        changes["convolution_share"] = _share(convolutions, found.fp32)
+        foreseen_s = sum(found.fp32.seconds(one.work) for one in convolutions)
+        share = foreseen_s / sum(one.seconds for one in convolutions)  # of a net, not of its median
+        changes["convolution_share"] = _digits(share)
     if "stream" in by_kind:
         changes["memory_bytes_per_s"] = _speed(by_kind["stream"])
     elements = {

@@ -141,17 +141,16 @@ def _table_probes() -> Mapping[str, Probe]:
     values = (looked_up, width)
 
     def ids() -> tuple[Tensor, ...]:
-        return torch.randint(0, rows, (looked_up,)), torch.randn(*values)
+        """By Zipf's law: few of them come often."""
+        return (rows ** torch.rand(looked_up)).long(), torch.randn(*values)
 
     def table() -> tuple[Tensor, ...]:
-        once = torch.randperm(rows)[:looked_up].sort().values
-        return torch.randn(rows, width), torch.ones(rows, width), once, torch.randn(*values)
+        seen, grads = ids()
+        return torch.randn(rows, width), torch.ones(rows, width), *_coalesced(seen, grads)
 
     adagrad = sparse.RowUpdate("adagrad", _adagrad)
     return {
-        "flow.coalesce": Probe(
-            float(looked_up), ids, lambda ids, grads: sparse.coalesce([ids], [grads], [-1])
-        ),
+        "flow.coalesce": Probe(float(looked_up), ids, _coalesced),
         "flow.update_rows": Probe(
             float(looked_up * width),
             table,
@@ -160,31 +159,38 @@ def _table_probes() -> Mapping[str, Probe]:
     }
 
 
+def _coalesced(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    return sparse.coalesce([ids], [grads], [-1])
+
+
 def _adagrad(param: Tensor, grad: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     total = total + grad * grad
     return param - 0.01 * grad / total.sqrt(), total
 
 
 def convolution_probes() -> Iterator[tuple[Probe, Probe]]:
-    """Forward, and both gradients, of each of a few layers of residual nets.  work: operations, of
-    one product.
+    """Forward, and both gradients, of the layers of a small residual net: its first, and those of
+    two bottlenecks.  work: operations.
     """
-    for channels, out, side, kernel in (
-        (16, 16, 32, 3),
-        (64, 64, 32, 1),
-        (64, 64, 16, 3),
-        (64, 256, 16, 1),
-        (256, 64, 16, 1),
-        (128, 128, 8, 3),
+    for channels, out, side, kernel, stride in (
+        (3, 64, 32, 3, 1),
+        (64, 64, 32, 1, 1),
+        (64, 64, 32, 3, 1),
+        (64, 256, 32, 1, 1),
+        (256, 128, 32, 1, 1),
+        (128, 128, 32, 3, 2),
+        (128, 512, 16, 1, 1),
+        (256, 512, 32, 1, 2),
     ):
-        work = 2.0 * SAMPLES * side * side * channels * out * kernel * kernel
-        given = ([1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], 1)
+        work = 2.0 * SAMPLES * (side // stride) ** 2 * channels * out * kernel * kernel
+        given = ([stride] * 2, [kernel // 2] * 2, [1, 1], False, [0, 0], 1)
 
         def tensors(
-            channels: int = channels, out: int = out, side: int = side, kernel: int = kernel
+            taken: tuple[int, ...] = (SAMPLES, channels, side, side),
+            weight: tuple[int, ...] = (out, channels, kernel, kernel),
+            made: tuple[int, ...] = (SAMPLES, out, side // stride, side // stride),
         ) -> tuple[Tensor, ...]:
-            x, y = (torch.randn(SAMPLES, n, side, side) for n in (channels, out))
-            return x, torch.randn(out, channels, kernel, kernel), y
+            return torch.randn(taken), torch.randn(weight), torch.randn(made)
 
         yield (
             Probe(work, tensors, lambda x, w, y, g=given: aten.convolution.default(x, w, None, *g)),
@@ -199,15 +205,16 @@ def convolution_probes() -> Iterator[tuple[Probe, Probe]]:
 
 
 def batched_probes() -> Iterator[Probe]:
-    """Products of attention's heads."""
-    for heads, tokens, width in ((64, 64, 32), (32, 128, 32)):
-        work = 2.0 * heads * tokens * tokens * width
+    """Products of attention's heads, as they lie between products of all of them."""
+    for samples, tokens, heads, width in ((16, 64, 4, 32), (8, 128, 4, 64)):
+        work = 2.0 * samples * heads * tokens * tokens * width
 
         def tensors(
-            heads: int = heads, tokens: int = tokens, width: int = width
+            shape: tuple[int, ...] = (samples, tokens, heads, width),
+            scores: tuple[int, ...] = (samples, heads, tokens, tokens),
         ) -> tuple[Tensor, ...]:
-            q, k = (torch.randn(heads, tokens, width) for _ in "qk")
-            return q, k, torch.randn(heads, tokens, tokens)
+            q, k = (torch.randn(shape).transpose(1, 2) for _ in "qk")
+            return q, k, torch.randn(scores)
 
-        yield Probe(work, tensors, lambda q, k, s: torch.bmm(q, k.transpose(1, 2)))
-        yield Probe(work, tensors, lambda q, k, s: torch.bmm(s, k))
+        yield Probe(work, tensors, lambda q, k, s: aten.matmul.default(q, k.transpose(2, 3)))
+        yield Probe(work, tensors, lambda q, k, s: aten.matmul.default(s, k))
