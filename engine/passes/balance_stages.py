@@ -44,8 +44,15 @@ def balanced_cuts(line: Line, ranks: Sequence[int]) -> tuple[int, ...]:
 
     ranks: of each stage; they share its work evenly.  Of the cuts whose slowest stage is, within
     NEARLY of a rank's work, as fast as possible, those with the least to send; of those the
-    fastest.
+    fastest.  Raises RecipeError where there are more stages than pieces.
     """
+    if len(line.work_s) < len(ranks):
+        raise RecipeError(
+            "placement.stages",
+            f"{len(ranks)} stages, but the model can be cut into {len(line.work_s)} at most:"
+            " it has no more ops that compute before the loss.",
+            f"Write at most {len(line.work_s)} stages.",
+        )
     limit = _fastest(line, ranks) + NEARLY * sum(line.work_s) / sum(ranks)
     total = list(itertools.accumulate(line.work_s, initial=0.0))
     n, stages = len(line.work_s), len(ranks)
@@ -111,36 +118,26 @@ def _least_done(all_s: float, limit: float, others: Sequence[int]) -> float:
     return all_s - limit * sum(others) * (1 + 1e-9)
 
 
-def balanced(
+def line_of(
     graph: LogicalGraph,
     line_ops: Sequence[Op],
     seconds: Sequence[float],
     link: Link,
     act_s: float,
-    ranks: Sequence[int],
-) -> list[int]:
-    """The stage of each of `line_ops`, the forward ops to be shared out.
+) -> tuple[list[int], Line]:
+    """(where each piece begins, the line) of `line_ops`, the forward ops to be shared out.
 
     seconds: of each, with the backward ops that follow it.  link: between stages.
-    act_s: of one act.  Raises RecipeError where there are more stages than pieces.
+    act_s: of one act.
     """
     entering, leaving = _crossing_seconds(graph, line_ops, link, act_s)
     starts = _possible(line_ops, seconds, [a + b for a, b in zip(entering, leaving, strict=True)])
     ends = [*starts[1:], len(line_ops)]
-    if len(starts) < len(ranks):
-        raise RecipeError(
-            "placement.stages",
-            f"{len(ranks)} stages, but the model can be cut into {len(starts)} at most:"
-            " it has no more ops that compute before the loss.",
-            f"Write at most {len(starts)} stages.",
-        )
-    line = Line(
+    return starts, Line(
         tuple(sum(seconds[start:end]) for start, end in zip(starts, ends, strict=True)),
         tuple(entering[start] for start in starts),
         tuple(leaving[start] for start in starts),
     )
-    cuts = [starts[cut] for cut in balanced_cuts(line, ranks)]
-    return [sum(cut <= k for cut in cuts) for k in range(len(line_ops))]
 
 
 def _crossing_seconds(

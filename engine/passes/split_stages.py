@@ -28,7 +28,7 @@ from flowrun.engine.graph import (
     Op,
     rename_inputs,
 )
-from flowrun.engine.passes.balance_stages import balanced
+from flowrun.engine.passes.balance_stages import Line, balanced_cuts, line_of
 from flowrun.engine.strategy import Decided, Strategy
 
 Places = dict[str, tuple[int, ...]]  # op -> the stages that run it, in order
@@ -48,22 +48,38 @@ def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         elif strategy.stage_modules:
             stages = _listed(graph, line, strategy)
         else:
-            seconds = _seconds(graph, line, free, strategy)
-            ranks = [len(placement.ranks) for placement in strategy.placements]
-            pairs = itertools.pairwise(strategy.placements)
-            link = worst(strategy.hardware.crossing(*pair) for pair in pairs)
-            stages = balanced(graph, line, seconds, link, strategy.hardware.act_s, ranks)
+            stages = _balanced(graph, line, free, strategy)
         graph = _staged(graph, _places(graph, line, free, stages))
     return _with_sources(replace(graph, level="staged"), strategy)
 
 
-def work_of_line(graph: LogicalGraph, strategy: Strategy) -> list[tuple[Op, float]]:
-    """The forward ops that stages share out, in order, each with the foreseen seconds of what it
-    brings about for a micro-batch.  graph: captured.
+def line_to_cut(graph: LogicalGraph, strategy: Strategy) -> tuple[tuple[Op, ...], Line]:
+    """(the first op of each piece, the line) of what stages share out of a micro-batch.  graph:
+    captured.
     """
     free = _free(graph)
     line = [op for op in graph.ops if op.phase == FORWARD and op.name not in free]
-    return list(zip(line, _seconds(graph, line, free, strategy), strict=True))
+    starts, found = _line(graph, line, free, strategy)
+    return tuple(line[start] for start in starts), found
+
+
+def _balanced(
+    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
+) -> list[int]:
+    """The stage of each op of the line, cut by foreseen time."""
+    starts, found = _line(graph, line, free, strategy)
+    ranks = [len(placement.ranks) for placement in strategy.placements]
+    cuts = [starts[cut] for cut in balanced_cuts(found, ranks)]
+    return [bisect_right(cuts, k) for k in range(len(line))]
+
+
+def _line(
+    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
+) -> tuple[list[int], Line]:
+    pairs = itertools.pairwise(strategy.placements)
+    link = worst(strategy.hardware.crossing(*pair) for pair in pairs)
+    seconds = _seconds(graph, line, free, strategy)
+    return line_of(graph, line, seconds, link, strategy.hardware.act_s)
 
 
 # ---- which ops go where --------------------------------------------------------------------------

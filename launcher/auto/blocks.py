@@ -7,12 +7,14 @@ What a model of many equal blocks takes is linear in their number, so that few o
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
 
 from flowrun.engine.graph import FORWARD, LogicalGraph, Op
+from flowrun.engine.passes.balance_stages import Line, balanced_cuts
 from flowrun.engine.passes.split_stages import decided
 from flowrun.engine.strategy import Decided
 
@@ -81,31 +83,26 @@ def cut(graph: LogicalGraph, blocks: Blocks, each: int) -> Decided:
     return Decided(decided(replace(graph, ops=tuple(ops))).ops, ())
 
 
-def unevenness(line: Sequence[tuple[Op, float]], blocks: Blocks, stages: int) -> float:
-    """Work of the slowest of so many stages over the mean, at best, where a model can be cut
-    between any two ops.
+def cut_evenly(
+    pieces: Sequence[Op], line: Line, blocks: Blocks, ranks: Sequence[int]
+) -> tuple[float, ...]:
+    """How many blocks each stage of the whole model has, where it is cut as the compiler cuts it;
+    parts of a block count by their work.  Not counted: on the first stage what lies before the
+    blocks, on the last what lies behind them.
 
-    line: of the model with two blocks; the second stands for all behind the first.
+    pieces, line: of the model with two blocks (split_stages.line_to_cut); the second stands for all
+    behind the first.  ranks: of each stage.
     """
-    parts: tuple[list[float], ...] = ([], [], [])  # up to the first block, the second, behind it
-    part = 0
-    for op, seconds in line:
-        part = max(part, 1) if blocks.of(op.module) == 1 else 2 if part else 0
-        parts[part].append(seconds)
-    work = parts[0] + parts[1] * (blocks.count - 1) + parts[2]
-    mean = sum(work) / stages
-    low, high = max(mean, *work), mean + max(work)
-    for _ in range(20):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _cuts(work, middle) < stages else (middle, high)
-    return high / mean
-
-
-def _cuts(work: Sequence[float], most: float) -> int:
-    """Between stages that each have at most so much."""
-    cuts, here = 0, 0.0
-    for each in work:
-        if here + each > most:
-            cuts, here = cuts + 1, 0.0
-        here += each
-    return cuts
+    second = [k for k, op in enumerate(pieces) if blocks.of(op.module) == 1]
+    start, end = second[0], second[-1] + 1
+    again = (*range(end), *list(range(start, end)) * (blocks.count - 2), *range(end, len(pieces)))
+    whole = Line(
+        *(tuple(each[k] for k in again) for each in (line.work_s, line.entering_s, line.leaving_s))
+    )
+    cuts = (0, *balanced_cuts(whole, ranks), len(again))
+    work = [sum(whole.work_s[one:other]) for one, other in itertools.pairwise(cuts)]
+    block = sum(line.work_s[start:end])
+    first = next(k for k, op in enumerate(pieces) if blocks.of(op.module) == 0)
+    work[0] -= sum(line.work_s[:first])
+    work[-1] -= sum(line.work_s[end:])
+    return tuple(each / block for each in work)

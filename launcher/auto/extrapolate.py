@@ -2,14 +2,14 @@
 
 Grid, shards, micro-batches and schedule are as in the whole.  A stage's work, memory and bytes are
 linear in its blocks; a further stage adds what one more adds to the filling and draining of the
-pipeline, and credits where the schedule gives them.  In each rehearsal the acts of a stage are
-stretched so that one has the mean work of all, and others less: what lies before and behind the
-blocks weighs on none alone.  The whole goes at the pace of its slowest stage, as ops can be cut.
+pipeline, and credits where the schedule gives them.  How many blocks the first stage of the whole
+has, the slowest between and the last, is asked of the compiler's own cuts; in each rehearsal acts
+are stretched so that the stages share the work as these do.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,13 +17,12 @@ from flowrun.engine.clock import computes
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.live import Live
 from flowrun.engine.cost.seconds import repeated_seconds
+from flowrun.engine.graph import BACKWARD, FORWARD
 from flowrun.engine.plan import RECEIVE, SEND, Actor
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.outcome import Outcome, Spent, moving_share
 from flowrun.launcher.auto.space import Candidate
-
-SLACK = 0.9  # a clock among equals takes long to repeat itself (engine/period.py)
 
 
 @dataclass(frozen=True)
@@ -48,54 +47,27 @@ class Short:
         return tuple(work)
 
     @property
-    def mean_s(self) -> float:
-        """The same, of stages of equal work."""
-        return sum(self.work_s) / len(self.work_s)
-
-    @cached_property
-    def stretched(self) -> Rehearsed:
-        """With the mean work on one stage, the second where there are three, and less on others."""
-        slowest = len(self.stages) // 2
-
-        def seconds(actor: Actor) -> float:
-            if actor.kind in (SEND, RECEIVE):
-                return actor.seconds
-            share = 1.0 if actor.stage == slowest else SLACK
-            return actor.seconds * share * self.mean_s / self.work_s[actor.stage]
-
-        plan = replace(self.found.plan, order=())
-        return Rehearsed(plan, rehearse(plan, seconds))
-
-    @property
-    def step_s(self) -> float:
-        """Of stages of the mean work."""
-        return self.stretched.rehearsal.step_s
-
-    @property
-    def moving(self) -> float:
-        """Share of waits in which messages are under way."""
-        return moving_share(self.stretched, [1 for _ in self.stages])
-
-    @cached_property
-    def fill_s(self) -> float:
-        """What a further stage adds to a step: the second begins so much before the third, and is
-        done with its last micro-batch so much behind it.
-        """
-        if len(self.stages) < 3:
-            return 0.0
-        begins, ends = [math.inf] * 3, [0.0] * 3
-        for event in self.stretched.rehearsal.first_step:
-            actor = self.found.plan.actors[event.actor]
-            if computes(actor) and not actor.per_step:
-                begins[event.stage] = min(begins[event.stage], event.start)
-                ends[event.stage] = max(ends[event.stage], event.end)
-        return max(0.0, begins[2] - begins[1]) + max(0.0, ends[1] - ends[2])
+    def bound_bytes(self) -> tuple[int, ...]:
+        """Of a rank, by stage."""
+        return self.found.rehearsal.bound_bytes
 
     @cached_property
     def stash(self) -> tuple[int, ...]:
         """Bytes of a rank that wait for the backward of one micro-batch, by stage."""
         live = [Live(self.found.plan, stage) for stage in self.stages]
         return tuple(sum(map(each.footprint.storage_bytes, each.slots)) for each in live)
+
+    def stretched(self, shares: Sequence[float]) -> Stretched:
+        """With as much work in all, of which each stage has its share."""
+        total = sum(self.work_s)
+        factor = [share * total / work for share, work in zip(shares, self.work_s, strict=True)]
+
+        def seconds(actor: Actor) -> float:
+            between = actor.kind in (SEND, RECEIVE)
+            return actor.seconds if between else actor.seconds * factor[actor.stage]
+
+        plan = replace(self.found.plan, order=())
+        return Stretched(Rehearsed(plan, rehearse(plan, seconds)))
 
     @property
     def repeated_s(self) -> float:
@@ -117,39 +89,89 @@ class Short:
         return (self.found.rehearsal.sent_bytes - self.boxed_bytes) / cuts if cuts else 0.0
 
 
+@dataclass(frozen=True)
+class Stretched:
+    """A short plan whose stages share the work as those of the whole do."""
+
+    found: Rehearsed
+
+    @property
+    def step_s(self) -> float:
+        """Of a step."""
+        return self.found.rehearsal.step_s
+
+    @property
+    def moving(self) -> float:
+        """Share of waits in which messages are under way."""
+        return moving_share(self.found, [1 for _ in self.found.plan.placements])
+
+    @cached_property
+    def fill_s(self) -> float:
+        """What a further stage adds to a step: the first activation reaches the third so much later
+        than the second; the last gradient reaches the first so much later than the second.
+        """
+        plan, last = self.found.plan, self.found.plan.micro_batches - 1
+        if len(plan.placements) < 3:
+            return 0.0
+        came = {
+            (plan.actors[event.actor].phase, event.stage, event.act): event.end
+            for event in self.found.rehearsal.first_step
+            if plan.actors[event.actor].kind == RECEIVE
+        }
+        fill_s = came[FORWARD, 2, 0] - came[FORWARD, 1, 0]
+        drain_s = came[BACKWARD, 0, last] - came[BACKWARD, 1, last]
+        return max(0.0, fill_s) + max(0.0, drain_s)
+
+
 def extrapolated(
-    candidate: Candidate, blocks: int, slowest: float, plans: tuple[Short, Short], limit: int
+    candidate: Candidate,
+    blocks: int,
+    cuts: Sequence[float],
+    plans: tuple[Short, Short],
+    limit: int,
 ) -> Outcome:
-    """blocks: of the whole.  slowest: work of its slowest stage over the mean.  plans: of the
-    candidate, with fewer blocks and with more.
+    """blocks: of the whole.  cuts: how many each of its stages has.  plans: of the candidate, with
+    fewer blocks and with more.
     """
     few, more = plans
     stages, here = candidate.branch.stages, len(more.stages)
-    have = few.each * here, more.each * here
+
+    def linear(low: float, high: float, each: float) -> float:
+        """At so many blocks a stage."""
+        return low + (high - low) * (each - few.each) / (more.each - few.each)
 
     def whole(low: float, high: float) -> float:
-        """Of what is linear in blocks."""
-        return low + (high - low) * (blocks - have[0]) / (have[1] - have[0])
+        """Of all stages of a plan -> of all of the whole."""
+        return linear(low, high, blocks / here)
 
+    most = _kept(cuts, here)
+    work = [max(0.0, linear(*w, n)) for *w, n in zip(few.work_s, more.work_s, most, strict=True)]
+    shares = [each / sum(work) for each in work]
+    low, high = few.stretched(shares), more.stretched(shares)
+    along = (sum(work) - sum(few.work_s)) / (sum(more.work_s) - sum(few.work_s))
+
+    def at_work(one: float, other: float) -> float:
+        return max(0.0, one + (other - one) * along)
+
+    fill_s = (stages - here) * at_work(low.fill_s, high.fill_s)
+    step_s = at_work(low.step_s, high.step_s) + fill_s
     work_s = whole(sum(few.work_s), sum(more.work_s)) / stages
-    along = (slowest * work_s - few.mean_s) / (more.mean_s - few.mean_s)
-
-    def at_work(low: float, high: float) -> float:
-        """Of what is linear in the work of the slowest stage."""
-        return max(0.0, low + (high - low) * along)
-
-    fill_s = (stages - here) * at_work(few.fill_s, more.fill_s) / slowest  # of stages as they come
-    step_s = at_work(few.step_s, more.step_s) + fill_s
     repeated_s = whole(few.repeated_s, more.repeated_s) / stages
-    moving_s = max(0.0, step_s - work_s - fill_s) * more.moving
-    needed = [_bytes(candidate, few, more, stage, slowest * work_s) for stage in more.stages]
-    most = max(more.stages, key=needed.__getitem__)
-    stage = stages - 1 if most == here - 1 else most
+    moving_s = max(0.0, step_s - work_s - fill_s) * high.moving
+    needed = [
+        round(
+            linear(few.bound_bytes[k], more.bound_bytes[k], most[k])
+            + _further_credits(candidate, here, k) * linear(few.stash[k], more.stash[k], most[k])
+        )
+        for k in more.stages
+    ]
+    fullest = max(more.stages, key=needed.__getitem__)
+    stage = stages - 1 if fullest == here - 1 else fullest
     return Outcome(
         candidate,
         step_s,
-        needed[most],
-        max(0, needed[most] - limit) if limit else 0,
+        needed[fullest],
+        max(0, needed[fullest] - limit) if limit else 0,
         stage * candidate.branch.stage_ranks,
         stage,
         whole(few.boxed_bytes, more.boxed_bytes) + more.crossing_bytes * (stages - 1),
@@ -159,22 +181,17 @@ def extrapolated(
     )
 
 
-def _bytes(candidate: Candidate, few: Short, more: Short, stage: int, work_s: float) -> int:
-    """Of a rank of the stage of the whole that this one stands for: the first, the second, the
-    last.
-    """
-    per_block = (more.work_s[stage] - few.work_s[stage]) / (more.each - few.each)
-    further = max(0.0, more.each + (work_s - more.work_s[stage]) / per_block) - more.each
+def _kept(cuts: Sequence[float], here: int) -> tuple[float, ...]:
+    """Of the first stage, the slowest between, the last; of as many as a plan has."""
+    return (cuts[0], max(cuts[1:-1]), cuts[-1]) if here == 3 else tuple(cuts)
 
-    def at(low: float, high: float) -> float:
-        return high + (high - low) / (more.each - few.each) * further
 
-    here, stages = len(more.stages), candidate.branch.stages
+def _further_credits(candidate: Candidate, here: int, stage: int) -> int:
+    """Micro-batches that a stage of the whole holds beyond those that it holds in a plan of few."""
+    stages = candidate.branch.stages
     behind = here - stage if stage == here - 1 else stages - stage
-    more_credits = most_in_flight(candidate, stages, behind)
-    more_credits -= most_in_flight(candidate, here, here - stage)
-    bound = (few.found.rehearsal.bound_bytes[stage], more.found.rehearsal.bound_bytes[stage])
-    return round(at(*bound) + more_credits * at(few.stash[stage], more.stash[stage]))
+    more = most_in_flight(candidate, stages, behind)
+    return more - most_in_flight(candidate, here, here - stage)
 
 
 def most_in_flight(candidate: Candidate, stages: int, behind: int) -> int:

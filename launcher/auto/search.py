@@ -61,6 +61,11 @@ class Found:
         return min(near, key=lambda o: (*simplicity(o.candidate), *order(o)), default=None)
 
     @property
+    def next(self) -> Outcome | None:
+        """Of those that fit and are extrapolated, the fastest."""
+        return next((o for o in self.outcomes if o.fits and o.extrapolated), None)
+
+    @property
     def closest(self) -> Outcome | None:
         """Of those that lack memory, the one that lacks least."""
         lacking = [outcome for outcome in self.outcomes if outcome.missing]

@@ -14,9 +14,9 @@ from flowrun.engine.compile import finished
 from flowrun.engine.errors import FlowrunError
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.passes import lay_out
-from flowrun.engine.passes.split_stages import work_of_line
+from flowrun.engine.passes.split_stages import line_to_cut
 from flowrun.engine.strategy import Strategy
-from flowrun.launcher.auto.blocks import cut, unevenness
+from flowrun.launcher.auto.blocks import cut, cut_evenly
 from flowrun.launcher.auto.bound import Whole
 from flowrun.launcher.auto.extrapolate import Short, extrapolated
 from flowrun.launcher.auto.outcome import Bound, Outcome
@@ -141,17 +141,20 @@ class ShortPlanner:
         try:
             whole = self.planner.strategy_of(candidate)
             few, more = (self._short(whole, stages, each) for each in depths)
-            slowest = self._slowest(candidate.branch, whole)
+            cuts = self._cuts(candidate.branch, whole)
         except FlowrunError as error:
             return Outcome(candidate, problem=str(error))
-        told = extrapolated(candidate, self.blocks.count, slowest, (few, more), self.planner.limit)
+        told = extrapolated(candidate, self.blocks.count, cuts, (few, more), self.planner.limit)
         return replace(told, expected_s=self.planner.expected.get(candidate, 0.0))
 
-    def _slowest(self, branch: Branch, whole: Strategy) -> float:
-        """Work of the slowest stage over the mean."""
+    def _cuts(self, branch: Branch, whole: Strategy) -> tuple[float, ...]:
+        """How many blocks each stage has."""
+        if branch.stages == 1:
+            return (float(self.blocks.count),)
         rows = self.planner.job.recipe.train.batch_size // branch.micro_batches
-        two = self.planner.capture(rows, whole, 2)
-        return unevenness(work_of_line(two, whole), self.blocks, branch.stages)
+        line = line_to_cut(self.planner.capture(rows, whole, 2), whole)
+        ranks = [len(placement.ranks) for placement in whole.placements]
+        return cut_evenly(*line, self.blocks, ranks)
 
     # ------------------------------------------------------------------ short plans
 

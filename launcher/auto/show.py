@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from flowrun.launcher.auto.outcome import Outcome, Spent, as_good_as
 from flowrun.launcher.auto.search import SHOWN, Found
-from flowrun.launcher.auto.space import Branch
 from flowrun.launcher.quantities import seconds, size
 
-_FASTER = 3  # candidates that lack memory, of the ten, at most
-_NUMBERS = {"", "ms", "memory", "sent", "bubble"}
+_LACKING = 3  # candidates that lack memory, of the ten, at most
+_NUMBERS = ("", "a step", "~", "memory", "sent", "bubble")
 # What a step is spent on -> how it is said of a candidate that spends more on it.
 _SPENT = {
     "repeated": "recomputation",
@@ -25,19 +22,29 @@ _SPENT = {
 
 
 def table(found: Found) -> RenderableType:
-    """The winner first."""
+    """The winner first.  Figures keep their width; what is said of a candidate, and why it lost,
+    take as many lines as the console needs.
+    """
     best = found.best
     assert best is not None, "place() raises where nothing fits"
-    title = Text("placements", "bold")
+    told = any(outcome.extrapolated for outcome in found.outcomes)
+    headings = [name for name in _NUMBERS if told or name != "~"]
     rows = Table(box=None, pad_edge=False)
-    for heading in ("", "placement", "micro-batches", "ZeRO", "recomputes", "ms", "memory"):
-        rows.add_column(heading, justify="right" if heading in _NUMBERS else "left", no_wrap=True)
-    for heading in ("sent", "bubble"):
+    for heading in headings:
         rows.add_column(heading, justify="right", no_wrap=True)
-    rows.add_column("why not")
+    rows.add_column("placement, and why not")
     for number, outcome in enumerate(ten(found), 1):
-        rows.add_row(str(number), *_cells(outcome), why(outcome, best))
-    return Group(title, rows, Text(coverage(found), "dim"))
+        figures = {"": str(number), **_figures(outcome)}
+        said = Text(f"{outcome.candidate}\n").append(why(outcome, best), "dim")
+        rows.add_row(*(figures[heading] for heading in headings), said)
+    notes = f"{_NOTE} {coverage(found)}" if told else coverage(found)
+    return Group(Text("placements", "bold"), rows, Text(notes, "dim"))
+
+
+_NOTE = (
+    "~: told by plans of few of the model's blocks (docs/placement_search.md), as are the memory,"
+    " bytes and bubble of rows without a whole plan."
+)
 
 
 def summary(found: Found) -> str:
@@ -51,12 +58,14 @@ def summary(found: Found) -> str:
 
 
 def ten(found: Found) -> list[Outcome]:
-    """The best, then by time; of those that lack memory the fastest few."""
+    """The best, then those that fit, planned whole before others; then the fastest few of those
+    that lack memory.
+    """
     best = found.best
     fit = [outcome for outcome in found.outcomes if outcome.fits and outcome is not best]
-    lacking = [outcome for outcome in found.outcomes if outcome.missing][:_FASTER]
-    others = sorted((*fit[: SHOWN - 1 - len(lacking)], *lacking), key=lambda o: o.step_s)
-    return [best, *others] if best else others
+    lacking = [outcome for outcome in found.outcomes if outcome.missing][:_LACKING]
+    fit = sorted(fit, key=lambda outcome: outcome.extrapolated)[: SHOWN - 1 - len(lacking)]
+    return [*([best] if best else []), *fit, *lacking]
 
 
 def why(outcome: Outcome, best: Outcome) -> str:
@@ -71,7 +80,7 @@ def why(outcome: Outcome, best: Outcome) -> str:
     more = {name: _more(outcome.spent, best.spent, name) for name in _SPENT}
     most = max(more, key=lambda name: more[name])
     if outcome.step_s <= as_good_as(best.step_s):
-        return "as fast, but no simpler"
+        return "as fast, but not planned whole" if outcome.extrapolated else "as fast, no simpler"
     return f"{slower:.1%} slower: {_SPENT[most]} +{seconds(more[most])}"
 
 
@@ -90,38 +99,22 @@ def coverage(found: Found) -> str:
         text += f"; {found.left} groups or candidates left out: their least time or memory is more"
     best = found.best
     if not found.unseen or best is None:
-        return f"{text}. No other is faster.{_told(best)}"
+        return f"{text}. No other is faster."
     gap = max(0.0, best.step_s / found.unseen_s - 1) if found.unseen_s else 0.0
     return (
         f"{text}; {found.unseen} are not planned (auto.plans): none takes less than"
         f" {seconds(found.unseen_s)}, so that the best is within {gap:.0%};"
-        f" {seconds(found.expected_s)} and more are expected.{_told(best)}"
+        f" {seconds(found.expected_s)} and more are expected."
     )
 
 
-def _told(best: Outcome | None) -> str:
-    """Of a winner that few blocks told of first."""
-    if not best or not best.told:
-        return ""
-    return (
-        " Figures with ~ are told by plans of few blocks (docs/placement_search.md); of the best"
-        f" these told {seconds(best.told.step_s)} and {size(best.told.bytes)},"
-        f" its whole plan {seconds(best.step_s)} and {size(best.bytes)}."
-    )
-
-
-def _cells(outcome: Outcome) -> Sequence[str]:
-    candidate = outcome.candidate
-    branch: Branch = candidate.branch
-    in_flight = "" if candidate.in_flight == "auto" else f" {candidate.in_flight}"
-    kept = f" but {', '.join(candidate.keep)}" if candidate.keep else ""
-    return (
-        str(branch),
-        f"{branch.micro_batches}{in_flight}",
-        str(candidate.zero or ""),
-        " ".join(candidate.recompute) + kept,
-        f"{'~' if outcome.extrapolated else ''}{outcome.step_s * 1e3:,.1f}",
-        size(outcome.bytes),
-        size(outcome.sent_bytes),
-        f"{max(0.0, outcome.bubble):.0%}",
-    )
+def _figures(outcome: Outcome) -> dict[str, str]:
+    """By heading."""
+    told = outcome if outcome.extrapolated else outcome.told
+    return {
+        "a step": "" if outcome.extrapolated else seconds(outcome.step_s),
+        "~": seconds(told.step_s) if told else "",
+        "memory": size(outcome.bytes),
+        "sent": size(outcome.sent_bytes),
+        "bubble": f"{max(0.0, outcome.bubble):.0%}",
+    }

@@ -83,7 +83,8 @@ class Candidate:
 
     def __str__(self) -> str:
         words = [str(self.branch), f"{self.branch.micro_batches} micro-batches"]
-        words += [f"{self.in_flight}"] * (self.in_flight != "auto")
+        held = f"{self.in_flight} in flight" if isinstance(self.in_flight, int) else self.in_flight
+        words += [held] * (held != "auto")
         words += [f"ZeRO {self.zero}"] * (self.zero > 0)
         kept = f" but {', '.join(self.keep)}" if self.keep else ""
         words += [f"recompute {' '.join(self.recompute)}{kept}"] * bool(self.recompute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,9 @@ from flowrun.launcher.auto.short import PLANS, ShortPlanner
 from flowrun.launcher.job import Job
 from flowrun.launcher.quantities import size
 from flowrun.launcher.schema import Recipe
+
+WHOLE = 3  # candidates that are planned whole, of those that few blocks tell of
+DOUBT = 0.05  # by so much these may be off: one that is slower is not planned whole
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,23 @@ def _by_all(planner: Planner) -> Found:
 
 
 def _by_few_blocks(planner: Planner) -> Found:
-    """Candidates by plans of few blocks.  The best is then planned whole, and the next where it
-    does not fit after all; where nothing fits, what comes closest.
+    """Candidates by plans of few blocks.  Of those that fit the fastest few are then planned whole,
+    and more until one fits after all; where nothing fits, what comes closest.
     """
     short = ShortPlanner(planner)
     found = search(short, planner.limit, min(PLANS, planner.job.recipe.auto.plans))
-    while (best := found.best) and best.extrapolated:
-        found = found.instead(best, planner.plan(best.candidate))
-    if best is None and (closest := found.closest) and closest.extrapolated:
+    while (promising := found.next) and _may_be_best(promising, found):
+        found = found.instead(promising, planner.plan(promising.candidate))
+    if found.best is None and (closest := found.closest) and closest.extrapolated:
         found = found.instead(closest, planner.plan(closest.candidate))
     return replace(found, skipped=short.skipped)
+
+
+def _may_be_best(told: Outcome, found: Found) -> bool:
+    """If it is no slower, by what few blocks tell, than the best that was planned whole."""
+    whole = [outcome for outcome in found.outcomes if outcome.told]
+    best = min((o.told.step_s for o in whole if o.fits and o.told), default=math.inf)
+    return told.step_s <= best * (1 + DOUBT) and (len(whole) < WHOLE or math.isinf(best))
 
 
 def _nothing(planner: Planner, found: Found) -> RecipeError:
