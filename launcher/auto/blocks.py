@@ -88,7 +88,8 @@ def cut_evenly(
 ) -> tuple[float, ...]:
     """How many blocks each stage of the whole model has, where it is cut as the compiler cuts it;
     parts of a block count by their work.  Not counted: on the first stage what lies before the
-    blocks, on the last what lies behind them.
+    blocks, on the last what lies behind them; they have fewer than none where they do not even have
+    all of that, which others have then.
 
     pieces, line: of the model with two blocks (split_stages.line_to_cut); the second stands for all
     behind the first.  ranks: of each stage.

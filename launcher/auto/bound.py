@@ -3,11 +3,13 @@
 Before a layout: all work of a step, shared out evenly over all ranks; every variable in as many
 pieces.  Shards of an op take at least their part of its time, and n micro-batches at least the time
 of all rows at once: overheads and what is read again come on top.  With a layout: the work of the
-busiest stage, on its own shards.  Neither counts communication, nor waits.
+busiest stage, on its own shards.  Both wait for the first micro-batch to come through the stages
+before; neither counts communication.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from functools import cached_property
 from flowrun.engine.boxing import path_seconds
 from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.cost.seconds import local_seconds
-from flowrun.engine.graph import UPDATE, LogicalGraph, Op, Variable
+from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, Variable
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.placement import largest_shape
@@ -28,11 +30,26 @@ from flowrun.launcher.auto.space import Branch
 VARIABLES = ("parameter", "buffer", "state")
 
 
+def filled(work_s: float, forward: float, stages: int, micro_batches: int) -> float:
+    """Seconds of a step at least, however its stages are cut.  work_s: of all micro-batches on all
+    stages; forward: share of it that is.
+
+    Stage k computes w[k] for each of m micro-batches, and begins when the first has come through
+    all before it: m w[k] + forward (w[0] + … + w[k-1]).  The largest of these is least where all
+    are equal: w[k] = w[0] (1 - forward / m) ** k.
+    """
+    each = forward / micro_batches
+    return work_s * each / -math.expm1(stages * math.log1p(-each)) if each < 1 else work_s
+
+
 @dataclass(frozen=True)
 class Whole:
-    """All of a step, as if on one rank.  seconds: of its work; bytes: of its variables."""
+    """All of a step, as if on one rank.  seconds: of its work, forward_s: of forward; bytes: of its
+    variables.
+    """
 
     seconds: float
+    forward_s: float
     bytes: int
 
     @staticmethod
@@ -40,24 +57,23 @@ class Whole:
         """graph: captured, of all rows of a step.  strategy: of one rank."""
         graph = update_ops(split_stages(graph, strategy), strategy)
         shape = {name: tensor.shape for name, tensor in graph.tensors.items()}
-        seconds = sum(
-            op_seconds(
-                op,
-                [shape[n] for n in op.inputs],
-                [n and shape[n] for n in op.outputs],  # type: ignore[misc]
-                graph.tensors,
-                strategy.hardware,
-            )
-            for op in graph.ops
-            if op.phase != UPDATE
-        )
-        return Whole(seconds, sum(graph.tensors[v.tensor].num_bytes for v in graph.variables))
+        seconds = {FORWARD: 0.0, BACKWARD: 0.0}
+        for op in graph.ops:
+            if op.phase != UPDATE:
+                ins = [shape[name] for name in op.inputs]
+                outs = [name and shape[name] for name in op.outputs]
+                seconds[op.phase] += op_seconds(op, ins, outs, graph.tensors, strategy.hardware)  # type: ignore[arg-type]
+        held = sum(graph.tensors[v.tensor].num_bytes for v in graph.variables)
+        return Whole(sum(seconds.values()), seconds[FORWARD], held)
 
     def bound(self, branch: Branch) -> Bound:
         """Of all candidates of a branch."""
-        seconds = self.seconds / branch.num_ranks
+        work = self.seconds / branch.stage_ranks
+        forward = self.forward_s / self.seconds if self.seconds else 0.0
+        least = filled(work, forward, branch.stages, branch.micro_batches)
         fill = (branch.micro_batches + branch.stages - 1) / branch.micro_batches
-        return Bound(seconds, self.bytes // branch.num_ranks, seconds * fill)
+        expected = fill * work / branch.stages
+        return Bound(least, self.bytes // branch.num_ranks, expected)
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,18 @@ class LaidOut:
             into = once if of_weights.issuperset(op.makes) else each
             into[op.stage] += local_seconds(op, self.graph, grids[op.stage], self.strategy.hardware)
         return each, once
+
+    @cached_property
+    def _forward_s(self) -> list[float]:
+        """Seconds of each stage in the forward of a micro-batch."""
+        grids = [placement.shape for placement in self.strategy.placements]
+        seconds = [0.0] * len(grids)
+        of_weights = self.graph.of_weights
+        for op in (op for op in self.graph.ops if op.phase == FORWARD):
+            if not of_weights.issuperset(op.makes):
+                each = local_seconds(op, self.graph, grids[op.stage], self.strategy.hardware)
+                seconds[op.stage] += each
+        return seconds
 
     @cached_property
     def _link_s(self) -> list[float]:
@@ -101,8 +129,15 @@ class LaidOut:
     @cached_property
     def seconds(self) -> float:
         """At least."""
+        begins = itertools.accumulate(self._forward_s, initial=0.0)
+        stages = zip(begins, *self._work, strict=False)  # the last of them has begun by then
         count = self.strategy.micro_batches
-        return max(count * each + once for each, once in zip(*self._work, strict=True))
+        return max(max(begin, once) + count * each for begin, each, once in stages)
+
+    @property
+    def forward_s(self) -> float:
+        """Of these, what all stages compute in forward."""
+        return self.strategy.micro_batches * sum(self._forward_s)
 
     @cached_property
     def expected_s(self) -> float:

@@ -10,7 +10,7 @@ from flowrun.engine.cost.stored import stored_bytes
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.strategy import Recompute, Strategy
-from flowrun.launcher.auto.bound import LaidOut
+from flowrun.launcher.auto.bound import LaidOut, filled
 from flowrun.launcher.auto.extrapolate import most_in_flight
 from flowrun.launcher.auto.outcome import Bound
 from flowrun.launcher.auto.space import Branch, Candidate
@@ -28,17 +28,21 @@ class Outline:
     branch: Branch
 
     def bound(self, candidate: Candidate) -> Bound:
-        """expected_s tells the order in which candidates are planned, and no more."""
-        joined = candidate.in_flight == "1f1b"
-        fill = (self.branch.stages - 1) / self.branch.micro_batches
+        """expected_s tells the order in which candidates are planned, and no more.  A further stage
+        makes the step longer by a micro-batch of it, whatever the schedule: weight gradients that
+        run late fill the waits, but the way of the first activation and of the last gradient
+        becomes no shorter, and nothing of their communication is hidden there.
+        """
+        fill = 1 + (self.branch.stages - 1) / self.branch.micro_batches
         work = self._whole(self.one.seconds, self.two.seconds)
         busy = self._whole(self.one.expected_s, self.two.expected_s)
-        late = not joined and not candidate.recompute  # what is recomputed leaves no gradient late
-        waits = 1.0 if joined else 1 / 3 if late else 1.01
-        expected = busy * (1 + fill * waits) + self._reduced_s(candidate.zero)
+        expected = busy * fill + self._reduced_s(candidate.zero)
         held = self._whole(*(laid.bytes(candidate.zero) for laid in (self.one, self.two)))
         in_flight = most_in_flight(candidate, self.branch.stages, self.branch.stages)
-        return Bound(work * (1 + fill * joined), round(held + in_flight * self._stored), expected)
+        forward = self._whole(self.one.forward_s, self.two.forward_s) / work if work else 0.0
+        stages, count = self.branch.stages, self.branch.micro_batches
+        least = filled(work * stages, forward, stages, count)
+        return Bound(least, round(held + in_flight * self._stored), expected)
 
     def _whole(self, one: float, two: float) -> float:
         """Of a stage of the whole model."""

@@ -55,6 +55,7 @@ class ShortPlanner:
         more = self.blocks.count - 1
         whole = Whole(
             one.seconds + more * (two.seconds - one.seconds),
+            one.forward_s + more * (two.forward_s - one.forward_s),
             one.bytes + more * (two.bytes - one.bytes),
         )
         for branch in self.space.branches():
@@ -95,6 +96,10 @@ class ShortPlanner:
 
     def _may_fit(self, bound: Bound) -> bool:
         return not self.planner.limit or bound.bytes <= self.planner.limit
+
+    def bound(self, candidate: Candidate) -> Bound:
+        """By the layouts of one block and of two."""
+        return self._outlines(candidate.branch).bound(candidate)
 
     def smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """More recomputation; or, once there is no more of it, more of ZeRO."""

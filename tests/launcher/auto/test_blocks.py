@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from flowrun.engine.graph import Op
-from flowrun.launcher.auto.blocks import Blocks, equal_blocks, unevenness, with_blocks
+from flowrun.engine.passes.balance_stages import Line
+from flowrun.launcher.auto.blocks import Blocks, cut_evenly, equal_blocks, with_blocks
 
 
 class Tower(nn.Module):
@@ -59,21 +60,26 @@ def test_a_module_knows_its_block(module: str, number: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "slowest"),
+    ("stages", "blocks"),
     [
-        (1, 1.0),
-        (2, 1.0),  # 3 blocks each
-        (4, 1.0),  # 12 pieces: 3 a stage
-        (5, 3 / 2.4),
-        (12, 1.0),
+        (1, (6,)),
+        (2, (3.5, 2.5)),  # 3 and a half with 1 before them, 2 and a half with 3 behind
+        (4, (1.5, 2, 2, 0.5)),
+        (8, (0.5, 1, 1, 1, 1, 1, 1, -0.5)),  # one of the last three is on the stage before
     ],
 )
-def test_stages_are_as_uneven_as_pieces_make_them(stages: int, slowest: float) -> None:
-    """Six blocks of two pieces."""
-    pieces = [(f"body.layers.{block}", seconds) for block in (0, 1) for seconds in (1.0, 1.0)]
-    line = [(Op("", "", (), module=module), seconds) for module, seconds in pieces]
-    found = unevenness(line, Blocks("body.layers", 6), stages)
-    assert found == pytest.approx(slowest, rel=1e-3)
+def test_stages_have_the_blocks_that_the_compiler_cuts(
+    stages: int, blocks: tuple[float, ...]
+) -> None:
+    """Six blocks of two equal pieces, half as much before them, and three pieces behind."""
+    modules = ["first", *(f"body.layers.{k}" for k in (0, 0, 1, 1)), "last", "last", "last"]
+    pieces = [Op("", "", (), module=module) for module in modules]
+    work = [1.0] * len(pieces)
+    nothing = (0.0,) * len(pieces)
+    line = Line(tuple(work), nothing, nothing)
+    found = cut_evenly(pieces, line, Blocks("body.layers", 6), [1] * stages)
+    assert found == pytest.approx(blocks)
+    assert sum(found) == pytest.approx(6)
 
 
 def test_blocks_of_the_model_itself() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from flowrun.launcher.auto.bound import filled
 from flowrun.launcher.auto.planner import Planner
 from flowrun.launcher.auto.search import search
 from flowrun.launcher.job import Job
@@ -39,3 +43,24 @@ def test_the_search_finds_what_looking_at_everything_finds() -> None:
     assert [outcome.step_s for outcome in found.outcomes[:10]] == times[:10]
     assert few.outcomes[0].step_s == times[0]
     assert len(few.outcomes) < len(every) and few.left
+
+
+@given(
+    stages=st.lists(st.floats(0.01, 100), min_size=1, max_size=20),
+    forward=st.floats(0.05, 0.95),
+    micro_batches=st.integers(1, 200),
+)
+def test_no_cut_fills_a_pipeline_in_less(
+    stages: list[float], forward: float, micro_batches: int
+) -> None:
+    """Each stage begins when the first micro-batch has come through those before it."""
+    begins = itertools.accumulate((forward * each for each in stages), initial=0.0)
+    ends = (at + micro_batches * each for at, each in zip(begins, stages, strict=False))
+    least = filled(micro_batches * sum(stages), forward, len(stages), micro_batches)
+    assert least <= max(ends) * (1 + 1e-9)
+    assert least >= micro_batches * sum(stages) / len(stages) * (1 - 1e-9)
+
+
+def test_a_pipeline_is_filled_in_least_time_by_stages_that_grow_shorter() -> None:
+    stages = [1.0, 0.75, 0.5625]  # 2 micro-batches, half of the work in forward
+    assert filled(2 * sum(stages), 0.5, 3, 2) == pytest.approx(2.0)

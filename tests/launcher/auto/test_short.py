@@ -48,9 +48,11 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
 def test_few_blocks_tell_of_all(short: ShortPlanner, candidate: Candidate) -> None:
     """Cuts of the whole are not quite even, and inside a block more tensors cross."""
     told, whole = short.plan(candidate), short.planner.plan(candidate)
+    bound = short.bound(candidate)
+    assert bound.seconds <= whole.step_s
     assert told.extrapolated and not whole.extrapolated
     assert not told.problem and not whole.problem
-    assert told.step_s == pytest.approx(whole.step_s, rel=0.08)
+    assert told.step_s == pytest.approx(whole.step_s, rel=0.06)
     assert told.bytes == pytest.approx(whole.bytes, rel=0.1)
     assert told.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.05)
 
