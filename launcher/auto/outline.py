@@ -49,14 +49,16 @@ class Outline:
         return (one + (self.blocks - 1) * (two - one)) / self.branch.stages
 
     def _reduced_s(self, zero: int) -> float:
-        """Of gradients on the axis of the batch, and of weights under ZeRO 3."""
+        """Of gradients on the axis of the batch, and of weights under ZeRO 3.  Of the two passes that
+        an all-reduce makes, about one is beside the last micro-batch's backward.
+        """
         strategy = self.one.strategy
         if strategy.zero.axis not in strategy.axes:
             return 0.0
         links = strategy.hardware.links(strategy.placements[0])
         link = links[strategy.axes.index(strategy.zero.axis)]
         weights = self._whole(*(laid.bytes(0, ("parameter",)) for laid in (self.one, self.two)))
-        often = 3 * self.branch.micro_batches if zero == 3 else 2
+        often = 3 * self.branch.micro_batches if zero == 3 else 1
         return often * weights / link.bytes_per_s
 
     @cached_property

@@ -147,7 +147,8 @@ class _Waiting:
 
     def pop(self, by_time: bool, outcomes: list[Outcome]) -> _Open:
         """The most promising: by seconds, or by bytes.  What was expected is corrected by what
-        plans of the same grid came to; of a grid without plans by what all came to.
+        plans of the same grid came to; of a grid without plans by the best that another came to:
+        each that may be good is tried before many of one.
         """
         promise = self._expected(outcomes) if by_time else lambda item: float(item.bound.bytes)
         best = min(range(len(self.items)), key=lambda k: promise(self.items[k]))
@@ -161,7 +162,7 @@ class _Waiting:
                 ratio = outcome.step_s / outcome.expected_s
                 slower.setdefault(outcome.candidate.branch.grid, []).append(ratio)
         factor = {grid: statistics.mean(each) for grid, each in slower.items()}
-        of_all = statistics.mean(factor.values()) if factor else 1.0
+        of_all = min(factor.values(), default=1.0)
 
         def expected(item: _Open) -> float:
             branch = item.what if isinstance(item.what, Branch) else item.what.branch
