@@ -145,7 +145,7 @@ def extrapolated(
         return linear(low, high, blocks / here)
 
     most = _kept(cuts, here)
-    work = [max(0.0, linear(*w, n)) for *w, n in zip(few.work_s, more.work_s, most, strict=True)]
+    work = [max(0.0, linear(*each)) for each in zip(few.work_s, more.work_s, most, strict=True)]
     shares = [each / sum(work) for each in work]
     low, high = few.stretched(shares), more.stretched(shares)
     along = (sum(work) - sum(few.work_s)) / (sum(more.work_s) - sum(few.work_s))

@@ -49,8 +49,8 @@ class Outline:
         return (one + (self.blocks - 1) * (two - one)) / self.branch.stages
 
     def _reduced_s(self, zero: int) -> float:
-        """Of gradients on the axis of the batch, and of weights under ZeRO 3.  Of the two passes that
-        an all-reduce makes, about one is beside the last micro-batch's backward.
+        """Of gradients on the axis of the batch, and of weights under ZeRO 3.  Of the two passes of
+        an all-reduce about one is beside the last micro-batch's backward.
         """
         strategy = self.one.strategy
         if strategy.zero.axis not in strategy.axes:
