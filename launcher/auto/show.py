@@ -35,7 +35,7 @@ def table(found: Found) -> RenderableType:
     rows.add_column("placement, and why not")
     for number, outcome in enumerate(ten(found), 1):
         figures = {"": str(number), **_figures(outcome)}
-        said = Text(f"{outcome.candidate}\n").append(why(outcome, best), "dim")
+        said = Text(f"{outcome.candidate}\n").append(f"- {why(outcome, best)}", "dim")
         rows.add_row(*(figures[heading] for heading in headings), said)
     notes = f"{_NOTE} {coverage(found)}" if told else coverage(found)
     return Group(Text("placements", "bold"), rows, Text(notes, "dim"))
@@ -113,7 +113,7 @@ def _figures(outcome: Outcome) -> dict[str, str]:
     told = outcome if outcome.extrapolated else outcome.told
     return {
         "a step": "" if outcome.extrapolated else seconds(outcome.step_s),
-        "~": seconds(told.step_s) if told else "",
+        "~": f"~{seconds(told.step_s)}" if told else "",
         "memory": size(outcome.bytes),
         "sent": size(outcome.sent_bytes),
         "bubble": f"{max(0.0, outcome.bubble):.0%}",

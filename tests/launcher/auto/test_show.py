@@ -1,0 +1,40 @@
+"""The table of placements, on consoles of any width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from flowrun.launcher.auto.outcome import Outcome, Spent
+from flowrun.launcher.auto.search import Found
+from flowrun.launcher.auto.show import table
+from flowrun.launcher.auto.space import Branch, Candidate
+
+
+def outcome(stages: int, step_s: float, spent: Spent, missing: int = 0) -> Outcome:
+    axes = (("data", 3072 // 8 // stages), ("tensor", 8))
+    candidate = Candidate(Branch(axes, stages, 192), stages, 1, ("blocks.*",), ("matmul",))
+    return Outcome(
+        candidate, step_s, 70 * 10**9, missing, 2880, 15, 5e14, 0.4, spent, extrapolated=True
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_reasons_can_be_read_at_any_width_and_told_is_compared_with_told(width: int) -> None:
+    told = outcome(16, 9.0, Spent(6.0, 0.5, 1.0, 1.5))
+    best = replace(told, step_s=10.0, extrapolated=False, told=told)
+    slower = outcome(24, 9.9, Spent(6.0, 0.5, 1.0, 2.4))
+    lacking = outcome(48, 8.0, Spent(6.0, 0.5, 1.0, 0.5), missing=31 * 10**9)
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table(Found((best, slower, lacking))))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 24, "a squeezed column makes a tower of letters"
+    said = " ".join(" ".join(lines).split())
+    assert "10.00 s ~9.00 s 70.0 GB" in said
+    assert "- the best" in said
+    assert "- 10.0% slower: bubble +900.0 ms" in said  # than the 9.0 s that were told of the best
+    assert "- rank 2880 (stage 15) lacks 31.0 GB" in said
