@@ -177,6 +177,7 @@ class Strategy:
         batch.
     in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
         "zero_bubble", or "auto", the most that memory allows up to zero bubble.
+    reduces_wide: gradients are summed over ranks in the dtype of their accumulators.
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
         once.
     overwrites: results are written over what nobody reads any more; compiled code sees to that
@@ -196,6 +197,7 @@ class Strategy:
     auto: Auto = Auto()
     optimizer: Optimizer = Optimizer()
     loss_scale: LossScale | None = None
+    reduces_wide: bool = False
     micro_batches: int = 1
     mirrored: bool = False
     in_flight: int | str = "auto"

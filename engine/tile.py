@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.hardware import CPU, Hardware
 from flowrun.engine.graph import Op
 from flowrun.engine.ops.rowwise import Rows, rows_of
 from flowrun.engine.ops.traits import is_view
@@ -24,7 +24,12 @@ LEAST_BYTES = 1 << 22  # of what one op hands to another: the cache of a core ho
 
 
 def tile(plan: Plan, hardware: Hardware) -> Plan:
-    """Fills `tiles` of every region, and takes off it the time of what is not moved any more."""
+    """Fills `tiles` of every region, and takes off it the time of what is not moved any more.
+
+    Only on a CPU: rows enough to fill all of a GPU's cores do not fit in the cache that they share.
+    """
+    if hardware.device != CPU:
+        return plan
     return replace(plan, actors=tuple(_tiled(plan, a, hardware) for a in plan.actors))
 
 

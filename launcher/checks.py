@@ -242,6 +242,12 @@ def _check_precision(recipe: RecipeSchema) -> None:
         f"there is no precision {dtype!r}.",
         f"Write {one_of(PRECISIONS)}.",
     )
+    _require(
+        recipe.precision.reduce_dtype in (None, "fp32"),
+        "precision.reduce_dtype",
+        f"gradients cannot be reduced in {recipe.precision.reduce_dtype!r}.",
+        "Write fp32, or null: in the dtype that they were computed in.",
+    )
     if scale is None:
         return
     _require(

@@ -152,10 +152,13 @@ class Precision:
 
     dtype: fp32, or bf16 or fp16: that of torch.autocast, in training and evaluation.  loss_scale:
     fp16 only: dynamic (as torch.amp.GradScaler, and what null stands for), or a number that stays.
+    reduce_dtype: fp32: gradients are summed over ranks in fp32, as DistributedDataParallel does
+    under autocast; null: in the dtype that they were computed in, as FSDP does, until accumulated.
     """
 
     dtype: str = "fp32"
     loss_scale: int | float | str | None = None
+    reduce_dtype: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flowrun.models.gpt import as_autocast
+
 
 class Embed(nn.Module):
     """Token, position and segment embeddings, summed and normalised."""
@@ -95,7 +97,7 @@ class BERT(nn.Module):
 
     vocabulary: number of token ids.  context: longest T.  depth: blocks.  width: a multiple of
     heads.  dropout: share of zeros, of embeddings, attention weights and what each layer adds.
-    tied: the head's product has the token embedding as its weight.
+    tied: the head's product has the token embedding as its weight.  narrow_residual: as in gpt.py.
     """
 
     def __init__(
@@ -107,10 +109,12 @@ class BERT(nn.Module):
         width: int,
         dropout: float = 0.1,
         tied: bool = True,
+        narrow_residual: bool = False,
     ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
+        self.narrow_residual = narrow_residual
         self.embed = Embed(vocabulary, context, width, dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
         self.head = Head(vocabulary, width)
@@ -124,6 +128,8 @@ class BERT(nn.Module):
 
     def forward(self, tokens_BT: Tensor, segments_BT: Tensor, positions_BK: Tensor) -> Tensor:
         x_BTD = self.embed(tokens_BT, segments_BT)
+        if self.narrow_residual:
+            x_BTD = as_autocast(x_BTD)
         for block in self.blocks:
             x_BTD = block(x_BTD)
         where_BKD = positions_BK.unsqueeze(-1).expand(-1, -1, x_BTD.shape[-1])

@@ -9,6 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def as_autocast(x: Tensor) -> Tensor:
+    """In the dtype in which autocast has products, where it is on."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
+
+
 class Embed(nn.Module):
     """Token and position embeddings, summed."""
 
@@ -84,6 +91,8 @@ class GPT(nn.Module):
     bias: of the linear layers inside the blocks; the head has none.
     tied: the head's weight is the token embedding, as in GPT-2; else its own.
     dropout: share of zeros, of embeddings, attention weights and what each layer adds.
+    narrow_residual: under autocast, what passes between the blocks is of its dtype, too; else fp32,
+    as the embeddings are.
     """
 
     def __init__(
@@ -96,10 +105,12 @@ class GPT(nn.Module):
         bias: bool = False,
         tied: bool = False,
         dropout: float = 0.0,
+        narrow_residual: bool = False,
     ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
+        self.narrow_residual = narrow_residual
         self.embed = Embed(vocabulary, context, width, dropout)
         self.blocks = nn.ModuleList(Block(width, heads, bias, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
@@ -122,6 +133,8 @@ class GPT(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.embed(tokens_BT)
+        if self.narrow_residual:
+            x_BTD = as_autocast(x_BTD)
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.head(self.norm(x_BTD))

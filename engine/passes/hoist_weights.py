@@ -10,6 +10,8 @@ on the side where fewer bytes move:
     widen last     a gradient that goes to a sharded accumulator (ZeRO 2, 3) is reduced in the dtype
                    that it was computed in, then cast and accumulated in fp32; what is accumulated
                    before it is reduced is reduced in fp32
+    widen first    instead, where precision.reduce_dtype asks for it: a gradient is cast as it was
+                   computed, a partial sum, and all of them are reduced in fp32
     view last      a view of a weight costs nothing: its readers' layouts are asked of the weight,
                    which is boxed once a step
 
@@ -110,6 +112,9 @@ class _Hoister:
         viewed = self._of_weights(op) and not _makes_memory(op)
         if not viewed and not self._widens(op):
             return
+        if not viewed and self.strategy.reduces_wide:
+            self.ops[op.name] = self._as_computed(op)
+            return
         wanted: dict[tuple[tuple[NdSbp, ...], str], list[str]] = {}
         for made in op.makes:
             for reader in dict.fromkeys(self.readers.get(made, ())):
@@ -129,6 +134,12 @@ class _Hoister:
         wider = self.tensors[made].dtype.itemsize > self.tensors[source].dtype.itemsize
         readers = [self.ops[name] for name in self.readers.get(made, ())]
         return wider and all(has(reader.target, Trait.SUM) for reader in readers)
+
+    def _as_computed(self, op: Op) -> Op:
+        """The cast of a gradient in the layout in which the gradient is made."""
+        maker = self.ops[self.base.producer[op.inputs[0]].name]
+        made = maker.out_sbp[maker.outputs.index(op.inputs[0])]
+        return self._signed(op, inputs=(made,), partial=True) or op
 
     def _wanted(self, op: Op, made: str, reader: Op) -> tuple[tuple[NdSbp, ...], str]:
         """(SBPs of the outputs, phase) of the twin that a reader of one of them would like best."""
@@ -169,10 +180,11 @@ class _Hoister:
         op: Op,
         inputs: tuple[NdSbp, ...] | None = None,
         outputs: tuple[NdSbp, ...] | None = None,
+        partial: bool = False,
     ) -> Op | None:
         """The op with rows of its table that have these nd-SBPs; None if an axis has no such row.
 
-        Of several rows the one that the op has is best.
+        Of several rows the one that the op has is best.  partial: others may leave partial sums.
         """
         ins: list[NdSbp] = [() for _ in op.inputs]
         outs: list[NdSbp] = [() for _ in op.outputs]
@@ -193,7 +205,7 @@ class _Hoister:
                 for row in sorted(rows, key=lambda row: row != now)
                 if (inputs is None or row.inputs == _column(inputs, axis))
                 and (outputs is None or row.outputs == _column(outputs, axis))
-                and (row == now or not _reduces(row))
+                and (row == now or partial or not _reduces(row))
             ]
             if not fitting:
                 return None
