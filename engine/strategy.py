@@ -106,11 +106,12 @@ class Zero:
 @dataclass(frozen=True, slots=True)
 class Recompute:
     """Activation checkpointing.  modules: patterns of module paths; keep: classes of ops whose
-    outputs are stored (passes/recompute.py).
+    outputs are stored; whole: also what nobody reads runs again (passes/recompute.py).
     """
 
     modules: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,9 @@ def strategy_of(recipe: Recipe) -> Strategy:
         zero=Zero(zero.axis or "", zero.stage, zero.min_size)
         if zero.axis in recipe.axes
         else Zero(),
-        recompute=Recompute(tuple(recipe.recompute.modules), tuple(recipe.recompute.keep)),
+        recompute=Recompute(
+            tuple(recipe.recompute.modules), tuple(recipe.recompute.keep), recipe.recompute.whole
+        ),
         auto=Auto(
             auto.enabled,
             auto.computation_cost_ratio,

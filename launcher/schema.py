@@ -140,10 +140,13 @@ class Recompute:
     modules: patterns of module paths; a pattern covers what is inside a module that it names.
     keep: classes of ops of these modules whose outputs are stored all the same: matmul (products,
     convolutions, attention), boxing (what communication makes); empty: only what enters a module.
+    whole: all that is not stored is computed again, as torch.utils.checkpoint does; else what
+    backward reads.
     """
 
     modules: list[str] = field(default_factory=list)
     keep: list[str] = field(default_factory=list)
+    whole: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """recompute: activation checkpointing.  Backward computes again what it would else have stored.
 
-    recompute: {modules: ["blocks.*"], keep: [matmul]}
+    recompute: {modules: ["blocks.*"], keep: [matmul], whole: false}
 
 For every module that a pattern names (a pattern covers what is inside), copies of its forward ops,
 named "x/again", join the backward region and start from what is kept: what enters the module, what
-others outside of it read in backward, and the outputs of the classes of ops in `keep`.
+others outside of it read in backward, and the outputs of the classes of ops in `keep`.  Only what
+backward reads is made of it, or, with `whole`, all that is not kept.
 
 Behind infer_sbp: a copy has the layout of its original, so that it computes the same bits, and what
 boxing would repeat is known.  Before shard_optimizer: under ZeRO 3 a copy reads the weights that
@@ -76,9 +77,13 @@ class _Again:
         self.held: dict[tuple[str, Group, NdSbp], Op] = {}
 
     def _wanted(self) -> set[str]:
-        """Forward values that backward of their own module reads, and what these are made of."""
+        """Forward values that backward of their own module reads, and what these are made of; with
+        `whole` all that a module makes.
+        """
         wanted: set[str] = set()
         pending = [name for op in self.backward for name in op.inputs]
+        if self.strategy.recompute.whole:
+            pending += [n for op in self.graph.ops if op.name in self.group for n in op.makes]
         while pending:
             name = pending.pop()
             if name not in wanted and not self._kept(name):

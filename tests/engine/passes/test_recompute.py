@@ -10,6 +10,7 @@ import torch
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op
+from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.passes.infer_sbp import infer_sbp
 from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.plan import RegionWork
@@ -20,6 +21,7 @@ from support.plain_loop import gpt
 
 GPT = gpt(blocks=2, width=16)
 KEPT = [(), ("matmul",), ("boxing",)]
+WHOLE = Recompute(("blocks.*",), whole=True)
 STEPS = 3
 LAYOUTS = [
     Layout(),
@@ -51,6 +53,32 @@ def test_no_bit_changes(layout: Layout, keep: tuple[str, ...]) -> None:
     plain, again = run(layout), run(checkpointed(layout, *keep))
     assert again.losses == plain.losses
     assert all(torch.equal(again.weights[k], value) for k, value in plain.weights.items())
+
+
+@ANY_LAYOUT
+def test_nor_does_one_where_all_of_a_block_runs_again(layout: Layout) -> None:
+    plain, again = run(layout), run(replace(layout, recompute=WHOLE))
+    assert again.losses == plain.losses
+    assert all(torch.equal(again.weights[k], value) for k, value in plain.weights.items())
+
+
+def test_a_whole_block_runs_again_but_for_the_sum_that_the_next_one_stores() -> None:
+    """Backward reads no result of fc2, nor of what is added behind it."""
+
+    def products(found: Layout) -> list[str]:
+        return sorted(
+            op.name for op in ops_of(found) if op.name.endswith("/again") and has_product(op)
+        )
+
+    bare, whole = products(checkpointed(Layout())), products(replace(Layout(), recompute=WHOLE))
+    assert len(whole) - len(bare) == 2  # fc2 of each of 2 blocks
+    forward = [op for op in ops_of(Layout()) if op.phase == FORWARD and has_product(op)]
+    assert len(whole) == len([op for op in forward if op.module.startswith("blocks.")])
+
+
+def has_product(op: Op) -> bool:
+    """Of a matrix product."""
+    return has(op.target, Trait.PRODUCT)
 
 
 def stash_bytes(layout: Layout) -> list[int]:
