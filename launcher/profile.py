@@ -110,6 +110,27 @@ def _check_level(level: Level, below: int, where: str) -> None:
         f"{level.ranks} is no multiple of the {below} ranks of a unit inside.",
         "Write how many consecutive ranks one unit joins; 0 joins all.",
     )
+    if level.mesh:
+        _check_mesh(level, below, where)
+
+
+def _check_mesh(level: Level, below: int, where: str) -> None:
+    mesh, size = level.mesh, len(level.mesh)
+    _require(
+        size == level.ranks and below == 1,
+        f"{where}.mesh",
+        f"a mesh of {size} ranks joins no unit of {level.ranks or 'all'}.",
+        "Give a row for each rank of the innermost level, or none: a switch.",
+    )
+    pairs = ((one, other) for one in range(size) for other in range(size))
+    _require(
+        all(len(row) == size and sum(row) > 0 and min(row) >= 0 for row in mesh)
+        and all(mesh[one][other] == mesh[other][one] for one, other in pairs)
+        and not any(mesh[one][one] for one in range(size)),
+        f"{where}.mesh",
+        "this is no table of links between ranks.",
+        "Write how many links each rank has to each other, the same both ways, none to itself.",
+    )
 
 
 def _require(holds: bool, where: str, problem: str, instead: str = "") -> None:

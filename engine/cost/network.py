@@ -29,6 +29,8 @@ class Level:
     alone_bytes_per_s: the same while the others are silent; 0: no more than beside them.
     taken: of compute beside it, how much stands still while bytes flow; 1: all, as on a core that
         copies them itself.
+    mesh: of the innermost level, where no switch joins its ranks: how many links each has to each
+        other of its unit.  `bytes_per_s` is what all links of a rank carry together.
     shared_memory: the memory of one host.  `launch.transport=gloo` does without; `ranks` are those
         of a host.
     """
@@ -39,6 +41,7 @@ class Level:
     hop_s: float = 0.0
     alone_bytes_per_s: float = 0.0
     taken: float = 0.0
+    mesh: tuple[tuple[int, ...], ...] = ()
     shared_memory: bool = False
     crowded_latency_s: float = 0.0
 
@@ -49,6 +52,9 @@ class Level:
             latency_s = self.crowded_latency_s
         speed = self.bytes_per_s * share if self.shared_memory else self.bytes_per_s
         return replace(self, latency_s=latency_s, bytes_per_s=speed)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh", tuple(map(tuple, self.mesh)))  # lists, after Hydra
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,8 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
     At a level that joins units of u ranks, a unit sends at most u times the level's bytes_per_s,
     in equal shares for its busy ranks; those of the group pool theirs into one ring.  So a group
     with one rank in each node of 8 has an eighth of what leaves a node; one that fills nodes has
-    all of it.  The slowest level on the way, and the slowest unit in it, decide.
+    all of it.  In a mesh a rank has its links to others of the group, and no more.  The slowest
+    level on the way, and the slowest unit in it, decide.
     """
     link = Link()
     for at, (level, below, size) in enumerate(_units(levels)):
@@ -91,7 +98,7 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
             senders = _by_unit(tuple(busy), below)
             ring = spread = math.inf
             for unit in crossed:
-                share = _share(level, below, senders[unit])
+                share = _share(level, below, senders[unit]) * _linked(level, unit, group)
                 ring = min(ring, share * members[unit])
                 spread = min(spread, share * (len(group) - 1) / (len(group) - members[unit]))
             link = Link(
@@ -126,6 +133,18 @@ def _share(level: Level, unit_ranks: int, senders: int) -> float:
     """Bytes per second of one of the senders in a unit of so many ranks."""
     most = level.alone_bytes_per_s or level.bytes_per_s
     return min(most, level.bytes_per_s * unit_ranks / max(1, senders))
+
+
+def _linked(level: Level, rank: int, group: Sequence[int]) -> float:
+    """Of all links of a rank in a mesh, those to the others of a group; at least one, for what has
+    none goes by way of a neighbour.
+    """
+    if not level.mesh:
+        return 1.0
+    size = len(level.mesh)
+    links = level.mesh[rank % size]
+    near = (other for other in group if other // size == rank // size)
+    return max(1, sum(links[other % size] for other in near)) / sum(links)
 
 
 @lru_cache(maxsize=4096)

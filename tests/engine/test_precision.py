@@ -14,6 +14,7 @@ from functools import lru_cache
 import pytest
 import torch
 
+from flowrun.engine.graph import FORWARD
 from flowrun.engine.plan import BoxWork
 from support.layouts import CLIP, Layout, compiled, compiled_evaluation, virtual_run
 from support.plain_loop import Training, gpt, plain_loop
@@ -76,6 +77,45 @@ def test_weights_states_and_accumulators_are_fp32(layout: Layout) -> None:
     sums = [op.makes[0] for op in graph.ops if op.target == "flow.accumulate"]
     assert {graph.tensors[name].dtype for name in sums} == {torch.float32}
     assert {w.dtype for w in virtual_run(BF16, layout, STEPS).weights.values()} == {torch.float32}
+
+
+def reduced(training: Training, layout: Layout) -> set[torch.dtype]:
+    """Dtypes in which the data ranks sum gradients."""
+    plan = compiled(training, layout).plan
+    graph = plan.graph
+    return {
+        graph.tensors[read].dtype
+        for actor in plan.actors
+        if isinstance(actor.work, BoxWork) and actor.phase != FORWARD
+        for step, (read, _) in zip(actor.work.steps, actor.work.pairs, strict=True)
+        if step.axis == 0 and step.kind in ("all_reduce", "reduce_scatter")
+    }
+
+
+# wide enough that bytes count: below, gradients are added up in fp32 and reduced in the update
+ONE_MICRO_BATCH = replace(gpt(blocks=1, width=128), autocast=torch.bfloat16, micro_batches=1)
+SUMMED = [
+    (ONE_MICRO_BATCH, Layout(data=2)),
+    (ONE_MICRO_BATCH, Layout(data=2, tensor=2)),
+    (BF16, Layout(data=2, zero=2)),
+    (BF16, Layout(data=2, zero=3)),
+    (BF16, Layout(data=2, tensor=2, stages=2, zero=2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("training", "layout"), SUMMED, ids=[f"{t.micro_batches} {layout}" for t, layout in SUMMED]
+)
+def test_gradients_are_summed_over_ranks_in_fp32_where_asked_for(
+    training: Training, layout: Layout
+) -> None:
+    """As torch's DistributedDataParallel has it under autocast; else as FSDP: in bf16."""
+    wide = replace(layout, reduces_wide=True)
+    assert torch.bfloat16 in reduced(training, layout)
+    assert reduced(training, wide) == {torch.float32}
+    alone, found = (virtual_run(training, each, STEPS).losses for each in (Layout(), wide))
+    assert found == pytest.approx(alone, rel=NOISE)
+    assert found != virtual_run(training, layout, STEPS).losses
 
 
 def test_products_are_bf16_in_training_and_evaluation() -> None:

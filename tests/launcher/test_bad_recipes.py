@@ -195,6 +195,11 @@ ARGUMENTS = {
         "command line  precision.loss_scale = never",
         "dynamic",
     ),
+    "gradients in fp16": (
+        "recipe=gpt_dp precision.dtype=fp16 precision.reduce_dtype=fp16",
+        "command line  precision.reduce_dtype = fp16",
+        "fp32, or null",
+    ),
     "launcher": (
         "recipe=gpt_dp launch.name=nope",
         "command line  launch.name = nope",

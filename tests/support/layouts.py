@@ -38,6 +38,7 @@ class Layout:
     register_slots: int = 2
     grids: tuple[tuple[int, int], ...] = ()
     recompute: Recompute = field(default_factory=Recompute)
+    reduces_wide: bool = False
 
     @property
     def num_ranks(self) -> int:
@@ -113,6 +114,7 @@ def strategy(training: Training, layout: Layout) -> Strategy:
         zero=Zero("data", layout.zero, 64) if layout.zero else Zero(),
         recompute=layout.recompute,
         loss_scale=training.loss_scale,
+        reduces_wide=layout.reduces_wide,
         optimizer=replace(training.optimizer, clip_norm=layout.clip_norm),
         micro_batches=training.micro_batches,
         in_flight=layout.in_flight,

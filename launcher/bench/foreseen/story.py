@@ -62,12 +62,19 @@ def _foreseen(table: Table, row: Row, config_dir: str | None) -> Iterator[Line]:
     try:
         recipe = load(list(row.overrides), config_dir)
         rehearsal = planned(recipe).rehearsal
-    except FlowrunError as error:
+    except (FlowrunError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, FlowrunError) and not _lacks_memory(error):
+            raise
         for unit, published in row.figures:
-            yield Line(table.name, row.name, unit, published, problem=str(error))
+            yield Line(table.name, row.name, unit, published, problem=str(error).splitlines()[0])
         return
     for unit, published in row.figures:
         yield Line(table.name, row.name, unit, published, UNITS[unit][1](recipe, rehearsal))
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """True if this machine cannot even name as many bytes as the row's tensors have."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def _write(suite: Foreseen, lines: list[Line], scores: list[Score], file: Path) -> None:

@@ -77,6 +77,25 @@ def test_a_rank_whose_neighbours_are_silent_may_have_more() -> None:
     assert group_link(NODES, (0, 8), (0, 8)).bytes_per_s == 2.0
 
 
+# a square of single links, with double ones across: no diagonal is without
+MESH = Level(4, 1.0, 40.0, mesh=((0, 1, 2, 1), (1, 0, 1, 2), (2, 1, 0, 1), (1, 2, 1, 0)))
+
+
+def test_in_a_mesh_a_rank_has_its_links_to_the_others_of_its_group() -> None:
+    assert group_link((MESH,), range(4), range(4)).bytes_per_s == 40.0
+    assert group_link((MESH,), (0, 2), range(4)).bytes_per_s == 40.0 * 2 / 4
+    assert group_link((MESH,), (5, 6), range(8)).bytes_per_s == 40.0 * 1 / 4
+    assert [link.bytes_per_s for link in axis_links((MESH,), grid(2, 2))] == [20.0, 10.0]
+    beyond = (MESH, Level(0, 10.0, 1e3))
+    assert group_link(beyond, (0, 1, 4, 5), range(8)).bytes_per_s == 10.0
+    assert group_link(beyond, (0, 4), range(8)).bytes_per_s == 1e3
+
+
+def test_without_a_link_a_message_goes_by_way_of_a_neighbour() -> None:
+    ring = Level(4, 1.0, 40.0, mesh=((0, 1, 0, 1), (1, 0, 1, 0), (0, 1, 0, 1), (1, 0, 1, 0)))
+    assert message_link((ring,), grid(1), grid(1, first=2)).bytes_per_s == 20.0
+
+
 def test_messages_of_a_stage_leave_its_node_at_once() -> None:
     one_card = (NODES[0], Level(0, 10.0, 2.0, alone_bytes_per_s=16.0))
     assert message_link(NODES, grid(4), grid(4, first=4)).level == 0

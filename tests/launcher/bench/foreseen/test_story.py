@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from flowrun.engine.compile import Rehearsed
+from flowrun.launcher.bench.foreseen import story
 from flowrun.launcher.bench.foreseen.planning import planned
 from flowrun.launcher.bench.foreseen.published import Foreseen, parse
 from flowrun.launcher.bench.foreseen.story import FILE, foresee
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
+from flowrun.launcher.schema import Recipe
 
 
 def suite() -> Foreseen:
@@ -45,6 +48,25 @@ def test_a_table_is_planned_shown_and_written(tmp_path: Path) -> None:
     written = json.loads((tmp_path / FILE).read_text())
     assert written["lines"][0]["foreseen"] == lines[0].foreseen
     assert written["scores"][0]["rank"] == pytest.approx(1.0)
+
+
+def test_a_row_too_large_for_this_machine_is_a_line_with_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(recipe: Recipe) -> Rehearsed:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 419430400000 bytes.\nMore.")
+
+    monkeypatch.setattr(story, "planned", refused)
+    lines = foresee(suite(), tmp_path, Console(file=io.StringIO()))
+    assert all(line.foreseen is None for line in lines)
+    assert "can't allocate memory: 419430400000 bytes." in {line.problem for line in lines}.pop()
+
+    def broken(recipe: Recipe) -> Rehearsed:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(story, "planned", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        foresee(suite(), tmp_path, Console(file=io.StringIO()))
 
 
 def test_a_plan_without_weights_or_samples_is_that_of_the_job() -> None:
