@@ -122,15 +122,18 @@ def _check_mesh(level: Level, below: int, where: str) -> None:
         f"a mesh of {size} ranks joins no unit of {level.ranks or 'all'}.",
         "Give a row for each rank of the innermost level, or none: a switch.",
     )
-    pairs = ((one, other) for one in range(size) for other in range(size))
+    square = all(len(row) == size and row.isdecimal() and int(row) for row in mesh)
     _require(
-        all(len(row) == size and sum(row) > 0 and min(row) >= 0 for row in mesh)
-        and all(mesh[one][other] == mesh[other][one] for one, other in pairs)
-        and not any(mesh[one][one] for one in range(size)),
+        square and mesh == tuple(map("".join, zip(*mesh, strict=True))) and not _looped(mesh),
         f"{where}.mesh",
-        "this is no table of links between ranks.",
-        "Write how many links each rank has to each other, the same both ways, none to itself.",
+        f"{', '.join(mesh)} are no links between {size} ranks.",
+        "Write a digit for each other rank, the same both ways, 0 for the rank itself.",
     )
+
+
+def _looped(mesh: tuple[str, ...]) -> bool:
+    """True if a rank has a link to itself."""
+    return any(row[rank] != "0" for rank, row in enumerate(mesh))
 
 
 def _require(holds: bool, where: str, problem: str, instead: str = "") -> None:

@@ -29,8 +29,9 @@ class Level:
     alone_bytes_per_s: the same while the others are silent; 0: no more than beside them.
     taken: of compute beside it, how much stands still while bytes flow; 1: all, as on a core that
         copies them itself.
-    mesh: of the innermost level, where no switch joins its ranks: how many links each has to each
-        other of its unit.  `bytes_per_s` is what all links of a rank carry together.
+    mesh: of the innermost level, where no switch joins its ranks: a row of digits for each of a
+        unit, how many links it has to each other, "0112" to the second, third and fourth.
+        `bytes_per_s` is what all links of a rank carry together.
     shared_memory: the memory of one host.  `launch.transport=gloo` does without; `ranks` are those
         of a host.
     """
@@ -41,7 +42,7 @@ class Level:
     hop_s: float = 0.0
     alone_bytes_per_s: float = 0.0
     taken: float = 0.0
-    mesh: tuple[tuple[int, ...], ...] = ()
+    mesh: tuple[str, ...] = ()
     shared_memory: bool = False
     crowded_latency_s: float = 0.0
 
@@ -54,7 +55,7 @@ class Level:
         return replace(self, latency_s=latency_s, bytes_per_s=speed)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mesh", tuple(map(tuple, self.mesh)))  # lists, after Hydra
+        object.__setattr__(self, "mesh", tuple(self.mesh))  # a list, after Hydra
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def _linked(level: Level, rank: int, group: Sequence[int]) -> float:
     if not level.mesh:
         return 1.0
     size = len(level.mesh)
-    links = level.mesh[rank % size]
+    links = tuple(map(int, level.mesh[rank % size]))
     near = (other for other in group if other // size == rank // size)
     return max(1, sum(links[other % size] for other in near)) / sum(links)
 

@@ -78,7 +78,7 @@ def test_a_rank_whose_neighbours_are_silent_may_have_more() -> None:
 
 
 # a square of single links, with double ones across: no diagonal is without
-MESH = Level(4, 1.0, 40.0, mesh=((0, 1, 2, 1), (1, 0, 1, 2), (2, 1, 0, 1), (1, 2, 1, 0)))
+MESH = Level(4, 1.0, 40.0, mesh=("0121", "1012", "2101", "1210"))
 
 
 def test_in_a_mesh_a_rank_has_its_links_to_the_others_of_its_group() -> None:
@@ -92,7 +92,7 @@ def test_in_a_mesh_a_rank_has_its_links_to_the_others_of_its_group() -> None:
 
 
 def test_without_a_link_a_message_goes_by_way_of_a_neighbour() -> None:
-    ring = Level(4, 1.0, 40.0, mesh=((0, 1, 0, 1), (1, 0, 1, 0), (0, 1, 0, 1), (1, 0, 1, 0)))
+    ring = Level(4, 1.0, 40.0, mesh=("0101", "1010", "0101", "1010"))
     assert message_link((ring,), grid(1), grid(1, first=2)).bytes_per_s == 20.0
 
 
