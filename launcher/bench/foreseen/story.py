@@ -66,7 +66,7 @@ def _foreseen(table: Table, row: Row, config_dir: str | None) -> Iterator[Line]:
         if not isinstance(error, FlowrunError) and not _lacks_memory(error):
             raise
         for unit, published in row.figures:
-            yield Line(table.name, row.name, unit, published, problem=str(error).splitlines()[0])
+            yield Line(table.name, row.name, unit, published, problem=" ".join(str(error).split()))
         return
     for unit, published in row.figures:
         yield Line(table.name, row.name, unit, published, UNITS[unit][1](recipe, rehearsal))
