@@ -46,6 +46,9 @@ class Level:
     shared_memory: bool = False
     crowded_latency_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh", tuple(self.mesh))  # a list, after Hydra
+
     def slowed(self, share: float) -> Level:
         """Between ranks that have only a share of their cores."""
         latency_s = self.latency_s / share if self.shared_memory else self.latency_s
@@ -53,9 +56,6 @@ class Level:
             latency_s = self.crowded_latency_s
         speed = self.bytes_per_s * share if self.shared_memory else self.bytes_per_s
         return replace(self, latency_s=latency_s, bytes_per_s=speed)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mesh", tuple(self.mesh))  # a list, after Hydra
 
 
 @dataclass(frozen=True, slots=True)
