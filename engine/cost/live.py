@@ -7,6 +7,7 @@ may have fewer or more, as messages come: up to the slots of the stash registers
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container
 from typing import NamedTuple, TypeVar
 
@@ -30,6 +31,12 @@ class Live:
         self.stage = stage
         self.footprint = Footprint(plan, stage)
         self.live = sum(self.footprint.kind_bytes.values())
+        self.of_step = {  # storages that a step makes once; micro-batches may hold views of them
+            storage
+            for r in plan.registers
+            if r.per_step and r.stage == stage
+            for storage in self.footprint.slot(r)
+        }
         self.slots = self._stash_slots(stage)
         self.stashed: dict[int, int] = {}  # micro-batch -> bytes that wait for its backward
         size = self.footprint.storage_bytes
@@ -39,7 +46,8 @@ class Live:
         self.messages = Messages()
         self._peak = self._bound = self.live
         self.readers_left: dict[int, dict[int, int]] = {}  # register -> version -> how many
-        self.holders: dict[str, dict[int, int]] = {}  # storage -> version -> register versions
+        # storage -> version -> versions of registers that hold it
+        self.holders: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._pieces: dict[int, tuple[_Piece, ...]] = {}  # register -> what a version of it holds
         self._changes: dict[int, tuple[_Changes, _Changes]] = {}  # actor -> by filling, by reading
         self._acts: dict[tuple[int, bool, tuple[str, ...]], Act] = {}
@@ -77,10 +85,10 @@ class Live:
         for r, version in fills.versions(act, act):
             self.readers_left.setdefault(r, {})[version] = len(self.plan.registers[r].readers)
             for piece in self._held(r):
-                versions = self.holders.setdefault(piece.storage, {})
-                versions[version] = held = versions.get(version, 0) + 1
+                made, versions = self._made(r, version, piece), self.holders[piece.storage]
+                versions[made] = held = versions.get(made, 0) + 1
                 if held == 1:
-                    self._add(piece, version, 1)
+                    self._add(piece, made, 1)
         for r, version in reads.versions(act + 1, act):
             left = self.readers_left.get(r)
             if left and version in left:
@@ -92,16 +100,15 @@ class Live:
     def forward(self, acts: int) -> None:
         """As if so many micro-batches more had come and gone."""
         per_step = {r.id for r in self.plan.registers if r.per_step and r.stage == self.stage}
-        of_step = {piece.storage for r in per_step for piece in self._held(r)}
         self.readers_left = _later(self.readers_left, per_step, acts)
-        self.holders = _later(self.holders, of_step, acts)
+        self.holders = defaultdict(dict, _later(self.holders, self.of_step, acts))
         self.stashed = {version + acts: n for version, n in self.stashed.items()}
 
     def _stash_slots(self, stage: int) -> dict[str, int]:
         """Storage that waits for backward -> the most versions of it."""
         slots: dict[str, int] = {}
         for r in (r for r in self.plan.registers if r.stash and r.stage == stage):
-            for storage in self.footprint.slot(r):
+            for storage in self.footprint.slot(r) - self.of_step:
                 slots[storage] = max(r.slots, slots.get(storage, 0))
         return slots
 
@@ -125,11 +132,16 @@ class Live:
 
     def _drop(self, register: int, version: int) -> None:
         for piece in self._held(register):
-            versions = self.holders[piece.storage]
-            versions[version] -= 1
-            if not versions[version]:
-                del versions[version]
-                self._add(piece, version, -1)
+            made, versions = self._made(register, version, piece), self.holders[piece.storage]
+            versions[made] -= 1
+            if not versions[made]:
+                del versions[made]
+                self._add(piece, made, -1)
+
+    def _made(self, register: int, version: int, piece: _Piece) -> int:
+        """Version of a storage that a version of a register holds: its own, or that of the step."""
+        views = piece.storage in self.of_step and not self.plan.registers[register].per_step
+        return version // self.plan.micro_batches if views else version
 
     def _act(self, actor: int, act: int) -> Act:
         """What an act takes: of each actor a few kinds, by what it is the last to read."""
@@ -175,9 +187,10 @@ class Live:
             if not left or left.get(version) != 1:
                 continue
             for piece in self._held(r):
-                holders = self.holders[piece.storage][version]
+                made = self._made(r, version, piece)
+                holders = self.holders[piece.storage][made]
                 if holders > 1:
-                    key = (piece.storage, version)
+                    key = (piece.storage, made)
                     shared[key] = shared.get(key, 0) + 1
                     if shared[key] < holders:
                         continue
