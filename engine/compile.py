@@ -10,12 +10,13 @@ from flowrun.engine.graph import LogicalGraph, Variable
 from flowrun.engine.lower import lower
 from flowrun.engine.overwrite import overwrite
 from flowrun.engine.passes import finish, lay_out
+from flowrun.engine.passes.chosen_stages import decided
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.mirror import mirror, rows_of_a_rank
 from flowrun.engine.passes.pin_activations import matches_variable
-from flowrun.engine.passes.split_stages import decided, split_stages
+from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.plan import Plan
 from flowrun.engine.rehearsal import Rehearsal, rehearse

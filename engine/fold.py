@@ -17,6 +17,7 @@ from typing import Any
 from torch import fx
 
 from flowrun.engine.joint_graph import module_of
+from flowrun.engine.module_path import block_of
 
 LEAST = 10  # equal blocks that are worth it
 KEPT = 4  # of them stay: two that autograd must treat alike, and one on either side
@@ -55,20 +56,15 @@ def fold(graph: fx.Graph, entering: Mapping[fx.Node, str]) -> tuple[Fold, ...]:
 _ENDS = ("placeholder", "output")
 
 
-def block_of(path: str, blocks: str) -> int | None:
-    """Number of the block of a list to which a module belongs."""
-    head, _, rest = path[len(blocks) :].partition(".")
-    number = rest.partition(".")[0]
-    return int(number) if path.startswith(blocks) and not head and number.isdigit() else None
-
-
 def _lists(paths: Iterable[str]) -> list[str]:
-    """Paths in front of a number, outermost first."""
+    """Paths in front of a number, outermost first; without that of a model which is a list itself:
+    unfold.py finds blocks by the path in front of them.
+    """
     found: dict[str, None] = {}
     for path in dict.fromkeys(paths):
         parts = path.split(".")
         for k, part in enumerate(parts):
-            if part.isdigit():
+            if k and part.isdigit():
                 found[".".join(parts[:k])] = None
     return sorted(found, key=lambda path: path.count("."))
 

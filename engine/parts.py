@@ -7,8 +7,9 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from flowrun.engine.fold import KEPT, Fold, block_of
+from flowrun.engine.fold import KEPT, Fold
 from flowrun.engine.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, map_refs
+from flowrun.engine.module_path import block_of
 
 
 class UnlikeError(Exception):

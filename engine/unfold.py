@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flowrun.engine.fold import KEPT, Fold, block_of
+from flowrun.engine.fold import KEPT, Fold
 from flowrun.engine.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, Tensor, map_refs
+from flowrun.engine.module_path import block_of
 from flowrun.engine.parts import Pair, Place, UnlikeError, numbered
 
 

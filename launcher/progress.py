@@ -194,7 +194,7 @@ def units(training: Rehearsed, stage: int) -> str:
 
     Without those of which it has but copies of constants (split_stages.py), such as a mask.
     """
-    from flowrun.engine.passes.split_stages import unit_of
+    from flowrun.engine.module_path import unit_of
 
     ops = training.plan.graph.ops
     known = {op.name for op in ops}

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrun.engine.graph import PHASES, LogicalGraph, Op
+from flowrun.engine.module_path import unit_of
 from flowrun.engine.ops.traits import is_view
-from flowrun.engine.passes.split_stages import unit_of
 
 Key = tuple[int, int, int, int]  # stage, phase, run, depth
 

@@ -1,12 +1,12 @@
 """split_stages: captured -> staged.  Gives every op of forward and backward the stage (group of
 ranks) that runs it.
 
-Forward ops form a line. The recipe's list of modules says the stage of each, or the line is cut by
-foreseen time (balance_stages.py); a cut may fall inside a module. A backward op follows its forward
-op; a sum of gradients follows the earliest stage that it hears from (the gradient travels towards
-stage 0 once, summed). What no activation enters (masks, rotary tables, views and casts of weights)
-is no part of the line: each stage that reads it computes its own. A parameter lives where it is
-first used; a batch field enters at every stage that reads it.
+Forward ops form a line. The stage of each is chosen already (chosen_stages.py), or the line is cut
+by foreseen time (balance_stages.py); a cut may fall inside a module. A backward op follows its
+forward op; a sum of gradients follows the earliest stage that it hears from (the gradient travels
+towards stage 0 once, summed). What no activation enters (masks, rotary tables, views and casts of
+weights) is no part of the line: each stage that reads it computes its own. A parameter lives where
+it is first used; a batch field enters at every stage that reads it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,13 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from flowrun.engine.cost.network import worst
 from flowrun.engine.cost.op_cost import op_seconds
-from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import (
-    BACKWARD,
-    FORWARD,
-    Feed,
-    LogicalGraph,
-    Op,
-    rename_inputs,
-)
+from flowrun.engine.graph import BACKWARD, FORWARD, Feed, LogicalGraph, Op, rename_inputs
 from flowrun.engine.passes.balance_stages import Line, balanced_cuts, line_of
-from flowrun.engine.strategy import Decided, Strategy
+from flowrun.engine.passes.chosen_stages import as_decided, listed
+from flowrun.engine.strategy import Strategy
 
 Places = dict[str, tuple[int, ...]]  # op -> the stages that run it, in order
 
@@ -41,12 +33,11 @@ def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     fit the model.
     """
     if strategy.num_stages > 1:
-        free = _free(graph)
-        line = [op for op in graph.ops if op.phase == FORWARD and op.name not in free]
+        line, free = _line(graph)
         if strategy.decided:
-            stages = _as_decided(line, strategy.decided, strategy.num_stages - 1)
+            stages = as_decided(line, strategy.decided, strategy.num_stages - 1)
         elif strategy.stage_modules:
-            stages = _listed(graph, line, strategy)
+            stages = listed(graph, line, strategy.stage_modules)
         else:
             stages = _balanced(graph, line, free, strategy)
         graph = _staged(graph, _places(graph, line, free, stages))
@@ -57,25 +48,25 @@ def line_to_cut(graph: LogicalGraph, strategy: Strategy) -> tuple[tuple[Op, ...]
     """(the first op of each piece, the line) of what stages share out of a micro-batch.  graph:
     captured.
     """
-    free = _free(graph)
-    line = [op for op in graph.ops if op.phase == FORWARD and op.name not in free]
-    starts, found = _line(graph, line, free, strategy)
-    return tuple(line[start] for start in starts), found
+    line, free = _line(graph)
+    starts, weighed = _weighed(graph, line, free, strategy)
+    return tuple(line[start] for start in starts), weighed
 
 
 def _balanced(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
 ) -> list[int]:
     """The stage of each op of the line, cut by foreseen time."""
-    starts, found = _line(graph, line, free, strategy)
+    starts, weighed = _weighed(graph, line, free, strategy)
     ranks = [len(placement.ranks) for placement in strategy.placements]
-    cuts = [starts[cut] for cut in balanced_cuts(found, ranks)]
+    cuts = [starts[cut] for cut in balanced_cuts(weighed, ranks)]
     return [bisect_right(cuts, k) for k in range(len(line))]
 
 
-def _line(
+def _weighed(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
 ) -> tuple[list[int], Line]:
+    """(the op of the line with which each piece begins, what pieces and cuts before them cost)."""
     pairs = itertools.pairwise(strategy.placements)
     link = worst(strategy.hardware.crossing(*pair) for pair in pairs)
     seconds = _seconds(graph, line, free, strategy)
@@ -83,6 +74,12 @@ def _line(
 
 
 # ---- which ops go where --------------------------------------------------------------------------
+
+
+def _line(graph: LogicalGraph) -> tuple[list[Op], frozenset[str]]:
+    """(the forward ops that stages share out, in order; names of all ops that are free)."""
+    free = _free(graph)
+    return [op for op in graph.ops if op.phase == FORWARD and op.name not in free], free
 
 
 def _free(graph: LogicalGraph) -> frozenset[str]:
@@ -185,97 +182,6 @@ def _seconds(
         if homes:
             seconds[min(homes)] += moved / strategy.hardware.memory_bytes_per_s
     return seconds
-
-
-# ---- stages that somebody else chose -------------------------------------------------------------
-
-
-def _listed(graph: LogicalGraph, line: Sequence[Op], strategy: Strategy) -> list[int]:
-    """From the recipe's patterns; a pattern covers what is inside a module that it names.  The loss
-    is on the last stage, an op of no module on the latest so far.
-    """
-    home: dict[str, int] = {}
-    used: set[tuple[int, str]] = set()
-    forward = [op for op in graph.ops if op.phase == FORWARD]
-    paths = list(dict.fromkeys(op.module for op in forward if op.module not in ("", "loss")))
-    for path in paths:
-        for stage, patterns in enumerate(strategy.stage_modules):
-            for pattern in patterns:
-                if any(fnmatchcase(part, pattern) for part in _ancestors(path)):
-                    home.setdefault(path, stage)
-                    used.add((stage, pattern))
-    for stage, patterns in enumerate(strategy.stage_modules):
-        for pattern in patterns:
-            if (stage, pattern) not in used:
-                raise RecipeError(
-                    f"placement.stages.{stage}.modules",
-                    f"{pattern!r} matches no module that computes anything.",
-                    "Modules: " + ", ".join(dict.fromkeys(map(unit_of, paths))),
-                )
-    if lost := [path for path in paths if path not in home]:
-        raise RecipeError(
-            "placement.stages",
-            f"no stage lists the module {unit_of(lost[0])!r}.",
-            "Every module that computes must belong to one stage.",
-        )
-    home["loss"] = strategy.num_stages - 1
-    return _between(line, [home.get(op.module) for op in line])
-
-
-def _ancestors(path: str) -> list[str]:
-    parts = path.split(".")
-    return [".".join(parts[: k + 1]) for k in range(len(parts))]
-
-
-def unit_of(path: str) -> str:
-    """The block that a module belongs to: the path up to its first number, or numbers if there are
-    several on end; else its first name.
-    """
-    parts = path.split(".")
-    numbers = [k for k, part in enumerate(parts) if part.isdigit()]
-    if not numbers:
-        return parts[0]
-    last = next(k for k in numbers if k + 1 not in numbers)
-    return ".".join(parts[: last + 1])
-
-
-def _between(line: Sequence[Op], stages: Sequence[int | None]) -> list[int]:
-    """An op of unknown stage is on the latest stage of its inputs."""
-    made: dict[str, int] = {}
-    out: list[int] = []
-    for op, known in zip(line, stages, strict=True):
-        stage = max((made.get(n, 0) for n in op.inputs), default=0) if known is None else known
-        made.update(dict.fromkeys(op.makes, stage))
-        out.append(stage)
-    return out
-
-
-def decided(graph: LogicalGraph) -> Decided:
-    """The stages of a graph, for another graph of the same model to follow."""
-    forward = [op for op in graph.ops if op.phase == FORWARD and op.target.startswith("aten.")]
-    stages = {key: op.stage for key, op in zip(_keys(forward), forward, strict=True)}
-    variables = tuple((v.name, v.stage) for v in graph.variables if v.kind != "state")
-    return Decided(tuple(stages.items()), variables)
-
-
-def _as_decided(line: Sequence[Op], stages: Decided, last: int) -> list[int]:
-    """An op that the other graph has not: the stage of its module's last op there."""
-    known = dict(stages.ops)
-    of_module: dict[str, int] = {"loss": last}
-    of_module.update({module: stage for (module, _, _), stage in known.items()})
-    found = [known.get(key, of_module.get(key[0])) for key in _keys(line)]
-    return _between(line, found)
-
-
-def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
-    """(module, target, how many of these came before); copies on several stages count once."""
-    seen: dict[tuple[str, str], dict[str, int]] = {}
-    out: list[tuple[str, str, int]] = []
-    for op in ops:
-        names = seen.setdefault((op.module, op.target), {})
-        name = op.name.partition("@")[0]
-        out.append((op.module, op.target, names.setdefault(name, len(names))))
-    return out
 
 
 # ---- writing it down -----------------------------------------------------------------------------

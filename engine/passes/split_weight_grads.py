@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.module_path import unit_of
 from flowrun.engine.ops.traits import Trait, has
-from flowrun.engine.passes.split_stages import unit_of
 from flowrun.engine.strategy import Strategy
 
 

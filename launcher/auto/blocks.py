@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from flowrun.engine.graph import FORWARD, LogicalGraph, Op
+from flowrun.engine.module_path import block_of
 from flowrun.engine.passes.balance_stages import Line, balanced_cuts
-from flowrun.engine.passes.split_stages import decided
+from flowrun.engine.passes.chosen_stages import decided
 from flowrun.engine.strategy import Decided
 
 
@@ -28,11 +29,7 @@ class Blocks:
 
     def of(self, module: str) -> int | None:
         """The number of the block that a module path lies in."""
-        inside = module.removeprefix(f"{self.path}.") if self.path else module
-        if self.path and inside == module:
-            return None
-        number = inside.partition(".")[0]
-        return int(number) if number.isdigit() else None
+        return block_of(module, self.path)
 
 
 def equal_blocks(model: nn.Module) -> Blocks:

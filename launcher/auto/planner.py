@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from flowrun.engine.compile import Rehearsed, captured, finished
 from flowrun.engine.errors import FlowrunError
 from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.module_path import unit_of
 from flowrun.engine.passes import lay_out
-from flowrun.engine.passes.split_stages import unit_of
 from flowrun.engine.placement import BATCH_AXES, Placement
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.auto.blocks import equal_blocks, with_blocks

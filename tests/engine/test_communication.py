@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE
-from flowrun.engine.passes.split_stages import unit_of
+from flowrun.engine.module_path import unit_of
 from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
 from support.layouts import LAYOUTS, Layout, Run, virtual_run
 from support.plain_loop import BLOCKS, CONTEXT, STEPS, TINY_GPT, VOCABULARY, WIDTH, gpt

@@ -10,7 +10,8 @@ import pytest
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.passes.split_stages import decided, split_stages, unit_of
+from flowrun.engine.passes.chosen_stages import decided
+from flowrun.engine.passes.split_stages import split_stages
 from support.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, two_layers
 
 LISTED = one_rank_stages(2, stage_modules=(("a", "act"), ("b",)))
@@ -84,6 +85,10 @@ def test_one_stage_changes_nothing_but_the_level() -> None:
 REFUSED = {
     "a pattern that matches nothing": ((("a", "act"), ("c*",)), "placement.stages.1.modules"),
     "a module that no stage lists": ((("a",), ("b",)), "placement.stages"),
+    "a module that an earlier stage lists": (
+        (("a", "act", "b"), ("b",)),
+        "placement.stages.1.modules",
+    ),
 }
 
 
@@ -91,7 +96,7 @@ REFUSED = {
 def test_lists_that_do_not_fit_the_model_are_refused(
     modules: tuple[tuple[str, ...], ...], where: str
 ) -> None:
-    with pytest.raises(RecipeError, match=r"act|c\*") as error:
+    with pytest.raises(RecipeError, match=r"act|c\*|'b' on stage 0") as error:
         split_stages(two_layers(), one_rank_stages(2, stage_modules=modules))
     assert error.value.where == where
 
@@ -175,17 +180,3 @@ def test_another_graph_of_the_model_follows_op_by_op() -> None:
     assert {v.name: v.stage for v in found.variables} == {
         v.name: v.stage for v in training.variables
     }
-
-
-@pytest.mark.parametrize(
-    ("path", "unit"),
-    [
-        ("blocks.3.attn.qkv", "blocks.3"),
-        ("blocks.3.mlp.0", "blocks.3"),
-        ("groups.3.2.reduce.conv", "groups.3.2"),
-        ("embed.wte", "embed"),
-        ("head", "head"),
-    ],
-)
-def test_a_block_is_the_path_up_to_its_first_numbers(path: str, unit: str) -> None:
-    assert unit_of(path) == unit

@@ -52,14 +52,6 @@ def test_a_shorter_model_shares_what_it_keeps_and_leaves_the_whole_alone() -> No
 
 
 @pytest.mark.parametrize(
-    ("module", "number"),
-    [("body.layers.3", 3), ("body.layers.12.fc", 12), ("body.layers", None), ("first", None)],
-)
-def test_a_module_knows_its_block(module: str, number: int | None) -> None:
-    assert Blocks("body.layers", 20).of(module) == number
-
-
-@pytest.mark.parametrize(
     ("stages", "blocks"),
     [
         (1, (6,)),
