@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flowrun.models.bert import BERT
 from flowrun.models.convnet import ConvNet
 from flowrun.models.gpt import GPT
 from flowrun.models.losses import cross_entropy
@@ -36,6 +37,28 @@ def test_columns_of_qkv_split_by_heads() -> None:
         mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         parts.append(half.proj(mixed))
     torch.testing.assert_close(parts[0] + parts[1], whole)
+
+
+TOKENS = torch.ones(1, 6, dtype=torch.long)
+READ = {GPT: (TOKENS,), BERT: (TOKENS, torch.zeros_like(TOKENS), torch.tensor([[1, 4]]))}
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["wide", "narrow"])
+@pytest.mark.parametrize("make", list(READ))
+def test_between_blocks_a_sum_is_fp32_under_autocast_but_where_it_is_narrow(
+    make: type[GPT | BERT], narrow: bool
+) -> None:
+    model = make(vocabulary=11, context=6, depth=2, heads=2, width=8, narrow_residual=narrow)
+    passed: list[torch.dtype] = []
+    for block in model.blocks:
+        block.register_forward_hook(
+            lambda _, read, made: passed.extend((read[0].dtype, made.dtype))
+        )
+    with torch.autocast("cpu", torch.bfloat16):
+        model(*READ[make])
+    model(*READ[make])
+    under = torch.bfloat16 if narrow else torch.float32
+    assert passed == [under] * 4 + [torch.float32] * 4
 
 
 def test_a_width_that_heads_do_not_divide_is_refused() -> None:
