@@ -117,10 +117,16 @@ def _check_level(level: Level, below: int, where: str) -> None:
 def _check_mesh(level: Level, below: int, where: str) -> None:
     mesh, size = level.mesh, len(level.mesh)
     _require(
-        size == level.ranks and below == 1,
+        below == 1,
+        f"{where}.mesh",
+        f"this is not of the innermost level: it joins units of {below} ranks.",
+        "Leave it out: beyond a unit there is a switch.",
+    )
+    _require(
+        size == level.ranks,
         f"{where}.mesh",
         f"a mesh of {size} ranks joins no unit of {level.ranks or 'all'}.",
-        "Give a row for each rank of the innermost level, or none: a switch.",
+        "Give a row for each rank of the level, or none: a switch.",
     )
     square = all(len(row) == size and row.isdecimal() and int(row) for row in mesh)
     _require(

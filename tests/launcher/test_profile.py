@@ -89,6 +89,36 @@ def test_numbers_that_cannot_be_are_refused(overrides: list[str], where: str, pr
     assert error.value.where == where
 
 
+def mesh(*rows: str, below: str = "", ranks: int = 3) -> list[str]:
+    """A level of links without a switch, perhaps around another."""
+    quoted = ",".join(f"'{row}'" for row in rows)
+    return [f"hardware.levels=[{below}{{ranks: {ranks}, mesh: [{quoted}]}}, {{}}]"]
+
+
+def test_a_mesh_is_a_row_of_digits_for_each_rank() -> None:
+    assert profile("cpu", *mesh("021", "201", "110")).levels[0].mesh == ("021", "201", "110")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "problem"),
+    [
+        (mesh("021", "201", "110", ranks=6), "[0]", "a mesh of 3 ranks .* unit of 6"),
+        (mesh("021", "201", "110", ranks=0), "[0]", "a mesh of 3 ranks .* unit of all"),
+        (mesh("01", "10", below="{ranks: 2},", ranks=4), "[1]", "not of the innermost level"),
+        (mesh("021", "201", "11"), "[0]", "no links between 3 ranks"),
+        (mesh("021", "201", "1-0"), "[0]", "no links between 3 ranks"),
+        (mesh("021", "101", "110"), "[0]", "no links between 3 ranks"),  # not alike both ways
+        (mesh("121", "201", "110"), "[0]", "no links between 3 ranks"),  # to itself
+        (mesh("010", "100", "000"), "[0]", "no links between 3 ranks"),  # none at all
+    ],
+    ids=["too few", "of all", "outer", "short", "sign", "one way", "itself", "none"],
+)
+def test_links_that_cannot_be_are_refused(overrides: list[str], where: str, problem: str) -> None:
+    with pytest.raises(RecipeError, match=problem) as error:
+        profile("cpu", *overrides)
+    assert error.value.where == f"hardware.levels{where}.mesh"
+
+
 def test_a_curve_can_be_set_on_the_command_line() -> None:
     assert profile("cpu", *HALF).fp32.reached(1e9) == 1.0
 
