@@ -9,6 +9,7 @@ are stretched so that the stages share the work as these do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -195,12 +196,25 @@ def _further_credits(candidate: Candidate, here: int, stage: int) -> int:
 
 
 def most_in_flight(candidate: Candidate, stages: int, behind: int) -> int:
-    """Micro-batches that a stage may hold for backward (registers.py), of so many stages; behind:
-    those from this one on.
+    """Micro-batches that a stage may hold for backward (registers.py), of a plan of so many stages;
+    behind: those from this one on.
     """
     count = candidate.branch.micro_batches
-    if stages == 1:
-        return 1
-    if isinstance(candidate.in_flight, int):  # as many as there are stages
-        return min(stages, count)
-    return min(behind if candidate.in_flight == "1f1b" else 2 * stages, count)
+    match scaled(candidate.in_flight, candidate.branch.stages, stages):
+        case int(number):
+            credits = number
+        case "gpipe":
+            credits = count
+        case "1f1b":
+            credits = behind
+        case _:
+            credits = 2 * stages if stages > 1 else 1
+    return min(credits, count)
+
+
+def scaled(in_flight: int | str, stages: int, here: int) -> int | str:
+    """What stands for an in_flight of so many stages where there are fewer.  A micro-batch is on
+    its way for a time that grows with the stages, so that as many of them for each stage keep the
+    stages as busy; rounded up.
+    """
+    return math.ceil(in_flight * here / stages) if isinstance(in_flight, int) else in_flight

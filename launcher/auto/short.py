@@ -18,7 +18,7 @@ from flowrun.engine.passes.split_stages import line_to_cut
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.blocks import cut, cut_evenly
 from flowrun.launcher.auto.bound import Whole
-from flowrun.launcher.auto.extrapolate import Short, extrapolated
+from flowrun.launcher.auto.extrapolate import Short, extrapolated, scaled
 from flowrun.launcher.auto.outcome import Bound, Outcome
 from flowrun.launcher.auto.outline import Outlines
 from flowrun.launcher.auto.planner import Planner, layout_of
@@ -117,14 +117,15 @@ class ShortPlanner:
             yield each
 
     def _leaves(self, branch: Branch) -> Iterator[Candidate]:
-        """With schedules that say how many micro-batches are in flight, whatever the memory.  No
-        gpipe: it takes as long as 1f1b, and holds more.
+        """With schedules that say how many micro-batches are in flight, whatever the memory.  gpipe
+        only where the recipe's is to stay: it takes as long as 1f1b, and holds more.
         """
+        stays = "placement.in_flight" in self.space.fixed
         for leaf in self.space.leaves(branch):
             if leaf.in_flight == "auto" and branch.stages > 1:
                 yield replace(leaf, in_flight="zero_bubble")
                 yield replace(leaf, in_flight=branch.stages)
-            elif leaf.in_flight != "gpipe":
+            elif leaf.in_flight != "gpipe" or stays:
                 yield leaf
 
     def _outlines(self, branch: Branch) -> Outlines:
@@ -170,10 +171,9 @@ class ShortPlanner:
         strategy = replace(
             whole,
             placements=tuple(whole.placements[k] for k in kept),
+            in_flight=scaled(whole.in_flight, len(whole.placements), stages),
             hardware=replace(whole.hardware, memory_bytes=0),
         )
-        if isinstance(whole.in_flight, int):
-            strategy = replace(strategy, in_flight=stages)
         graph = self._laid_out(layout_of(strategy), each * stages, each)
         return Short(each, finished(graph, strategy), strategy)
 

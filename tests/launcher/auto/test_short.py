@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowrun.launcher.auto.planner import Planner
@@ -40,6 +42,7 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
     "candidate",
     [
         Candidate(grid(1, 2, 8, 16), "1f1b"),
+        Candidate(grid(1, 2, 8, 16), "gpipe"),
         Candidate(grid(4, 2, 2, 2), "1f1b", zero=2, recompute=("blocks.*",)),
         Candidate(grid(16, 1, 1, 1), zero=3),
     ],
@@ -57,9 +60,28 @@ def test_few_blocks_tell_of_all(short: ShortPlanner, candidate: Candidate) -> No
     assert told.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.05)
 
 
+@pytest.mark.parametrize("in_flight", [4, 12, 16])
+def test_few_blocks_tell_what_a_number_in_flight_holds(short: ShortPlanner, in_flight: int) -> None:
+    """And the fewer, the slower, as it is of the whole."""
+    candidate = Candidate(grid(1, 2, 8, 16), in_flight)
+    told, whole = short.plan(candidate), short.planner.plan(candidate)
+    assert told.bytes == pytest.approx(whole.bytes, rel=0.1)
+    fewer = short.plan(replace(candidate, in_flight=in_flight // 2))
+    assert fewer.step_s > told.step_s and fewer.bytes < told.bytes
+
+
 def test_no_more_stages_than_blocks_and_tensor_parallel_within_a_node(short: ShortPlanner) -> None:
     branches = [branch for branch, _ in short.branches()]
     assert short.skipped and len(branches) == len(set(branches))
     assert {dict(branch.axes)["tensor"] for branch in branches} == {1, 2, 4, 8}
     assert max(branch.stages for branch in branches) == 8
     assert all(branch.stages <= branch.micro_batches for branch in branches)
+
+
+@pytest.mark.parametrize("in_flight", ["gpipe", "3"])
+def test_a_schedule_that_is_to_stay_is_the_only_one(in_flight: str) -> None:
+    small = ["model.width=64", "model.heads=4", "hardware=cpu"]
+    kept = ["auto.keep=[placement.in_flight]", f"placement.in_flight={in_flight}"]
+    short = ShortPlanner(Planner(Job(load([*LONG, *small, *kept]), values=False)))
+    found = {str(candidate.in_flight) for candidate, _ in short.open(grid(1, 2, 4, 16))}
+    assert found == {in_flight}
