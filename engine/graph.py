@@ -192,6 +192,11 @@ class LogicalGraph:
                 out.setdefault(name, []).append(op)
         return {name: tuple(ops) for name, ops in out.items()}
 
+    @property
+    def sources(self) -> tuple[Variable | Feed, ...]:
+        """All that enters: variables, then fields of the batch."""
+        return (*self.variables, *self.feeds)
+
     @cached_property
     def variable_of(self) -> Mapping[str, Variable]:
         """Tensor name -> variable."""

@@ -240,5 +240,5 @@ def module_of(node: torch.fx.Node) -> str:
             return ""
         if dotted.startswith("model."):
             return dotted.removeprefix("model.")
-    named = any(part in str(node.target) for part in ("add.Tensor",))
-    return "" if backward and named and not paths else "loss"
+    is_sum = "add.Tensor" in str(node.target)  # of gradients, from several readers of a tensor
+    return "" if backward and is_sum and not paths else "loss"

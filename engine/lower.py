@@ -18,7 +18,6 @@ from flowrun.engine.graph import (
     LogicalGraph,
     Op,
     Tensor,
-    Variable,
 )
 from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.passes.form_regions import form_regions, moves
@@ -57,8 +56,7 @@ class _Lowering:
         self.drafts: list[Draft] = []
         self.maker: dict[str, int] = {}  # tensor -> draft that makes it
         self.layout: dict[str, tuple[int, NdSbp]] = {}  # tensor -> (stage, nd-SBP)
-        sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
-        for source in sources:
+        for source in graph.sources:
             self.layout[source.tensor] = (source.stage, source.nd_sbp)
         for op in graph.ops:
             for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):

@@ -85,7 +85,7 @@ class _Unfolding:
 
     def graph(self) -> LogicalGraph:
         """All ops, with those of the blocks that were left out."""
-        sources = [*(v.tensor for v in self.base.variables), *(f.tensor for f in self.base.feeds)]
+        sources = (source.tensor for source in self.base.sources)
         self.tensors = {name: self.base.tensors[name] for name in sources}
         ops = tuple(self._ops())
         return replace(self.base, ops=ops, tensors=self.tensors, results=self._results())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flowrun.engine.cost import staging
-from flowrun.engine.graph import Feed, Op, Variable
+from flowrun.engine.graph import Op
 from flowrun.engine.ops.traits import Trait, has, is_view
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import (
@@ -71,8 +71,7 @@ class Footprint:
         self.kind_bytes: dict[str, int] = {}  # parameter, buffer, state
         self.source: dict[str, str] = {}  # tensor -> the one whose memory it shares
         self.extra: dict[str, int] = {}  # storage of a message -> its bytes
-        sources: tuple[Variable | Feed, ...] = (*plan.graph.variables, *plan.graph.feeds)
-        for source in sources:
+        for source in plan.graph.sources:
             if source.stage == stage:
                 self.layout[source.tensor] = source.nd_sbp
         self.variables = {v.tensor for v in plan.graph.variables}

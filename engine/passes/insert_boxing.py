@@ -22,11 +22,9 @@ from flowrun.engine.graph import (
     UPDATE,
     WEIGHT_GRAD,
     WEIGHTS,
-    Feed,
     LogicalGraph,
     Op,
     Ref,
-    Variable,
     map_refs,
 )
 from flowrun.engine.ops import expansions
@@ -81,8 +79,7 @@ class _Boxer:
         # phase's
         self.forms: dict[str, dict[tuple[Place, str], str]] = {}
         self.per_step: set[str] = set(self.weights)
-        sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
-        for source in sources:
+        for source in graph.sources:
             self.forms[source.tensor] = {((source.stage, source.nd_sbp), ""): source.tensor}
 
     def expanded(self, op: Op) -> Iterator[Op]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.graph import Feed, Variable
 from flowrun.engine.placement import local_shape
 from flowrun.engine.plan import Plan, RegionWork
 from flowrun.engine.runtime.inductor import Boxed, Spec, compiled, made_specs
@@ -162,8 +161,7 @@ class CompiledRegions:
 def _layouts(plan: Plan) -> dict[str, NdSbp]:
     """Tensor -> nd-SBP."""
     graph = plan.graph
-    sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
-    layouts = {source.tensor: source.nd_sbp for source in sources}
+    layouts = {source.tensor: source.nd_sbp for source in graph.sources}
     for op in graph.ops:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrun.engine.graph import UPDATE, Feed, LogicalGraph, Op, Variable
+from flowrun.engine.graph import UPDATE, LogicalGraph, Op, Variable
 from flowrun.engine.passes.auto.boxings import Boxings
 from flowrun.engine.passes.auto.forms import Choices, Forms, FormsOfRows, unions
 from flowrun.engine.passes.auto.network import Network, Term
@@ -103,9 +103,8 @@ class _Maker:
 
     def _makers(self) -> dict[str, Choices]:
         """The forms in which every tensor is made, or lives."""
-        entering: tuple[Variable | Feed, ...] = (*self.graph.variables, *self.graph.feeds)
         out = {}
-        for source in entering:
+        for source in self.graph.sources:
             v = self.home_of[self.options.tied.get(source.tensor, source.tensor)]
             homes = self.options.homes[v - len(self.options.ops)]
             forms = self.forms.at(homes, self._stage(source.tensor, source.stage))
@@ -235,8 +234,7 @@ class _Maker:
 def _staying(graph: LogicalGraph) -> frozenset[str]:
     """Tensors that are made, or live, where all their readers are."""
     stages: dict[str, set[int]] = {}
-    entering: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
-    for source in entering:
+    for source in graph.sources:
         stages.setdefault(source.tensor, set()).add(source.stage)
     for op in graph.ops:
         for name in (*op.inputs, *op.makes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flowrun.engine.graph import Feed, LogicalGraph, Op, Variable
+from flowrun.engine.graph import LogicalGraph, Op
 from flowrun.engine.passes.auto.rows import Row, Rows
 from flowrun.engine.sbp import NdSbp
 
@@ -30,8 +30,7 @@ class Options:
         by_name = {v.name: v.tensor for v in graph.variables}
         states = (v for v in graph.variables if v.kind == "state" and v.of in by_name)
         tied = {v.tensor: by_name[v.of] for v in states}
-        free: list[Variable | Feed] = [v for v in graph.variables if v.tensor not in tied]
-        free += graph.feeds
+        free = [source for source in graph.sources if source.tensor not in tied]
         return Options(
             graph.ops,
             tuple(map(rows.of, graph.ops)),

@@ -68,19 +68,21 @@ def search(
 def improved(
     network: Network, tables: Sequence[Table], best: Choice, cost: float
 ) -> tuple[Choice, float]:
-    """Until no neighbourhood has anything better."""
+    """A choice and its cost, improved until no neighbourhood has anything better.  tables: those of
+    the network, with held bytes weighed in.
+    """
     touching: list[list[Table]] = [[] for _ in network.sizes]
     for table in tables:
         for v in table.over:
             touching[v].append(table)
-    improved = True
-    while improved:
-        improved = False
+    better = True
+    while better:
+        better = False
         for around in neighbourhoods(network, best):
             choice = _least(network.sizes, touching, best, around)
             found = _cost(tables, choice)
             if found < cost * (1 - NOTHING):
-                best, cost, improved = choice, found, True
+                best, cost, better = choice, found, True
     return best, cost
 
 

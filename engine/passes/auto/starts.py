@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from flowrun.engine.graph import Feed, LogicalGraph, Variable
+from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.passes.auto.forms import Forms
 from flowrun.engine.passes.auto.network import Network
 from flowrun.engine.passes.auto.objective import Form, Objective
@@ -20,8 +20,7 @@ def choice_of(options: Options, signed: LogicalGraph) -> Choice | None:
         if id(rows) not in places:
             ends = [(inputs_of(row), outputs_of(row)) for row in rows]
             places[id(rows)] = {end: k for k, end in reversed(list(enumerate(ends)))}
-    sources: tuple[Variable | Feed, ...] = (*signed.variables, *signed.feeds)
-    lives = {source.tensor: source.nd_sbp for source in sources}
+    lives = {source.tensor: source.nd_sbp for source in signed.sources}
     found = [
         places[id(rows)].get(signatures[op.name])
         for op, rows in zip(options.ops, options.rows, strict=True)
@@ -55,15 +54,12 @@ def greedy(graph: LogicalGraph, options: Options, objective: Objective) -> Choic
     """
     there: dict[str, Forms] = {}
     homes: dict[str, int] = {}
-    sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
-    stages = {s.tensor: s.stage for s in sources}
+    stages = {source.tensor: source.stage for source in graph.sources}
     homes_of = dict(zip(options.sources, options.homes, strict=True))
-    by_name = {v.name: v.tensor for v in graph.variables}
-    of = {v.tensor: by_name.get(v.of, v.tensor) for v in graph.variables if v.kind == "state"}
 
     def settle(name: str, nd_sbp: object) -> None:
         """A source that is read for the first time."""
-        source = of.get(name, name)
+        source = options.tied.get(name, name)
         if source not in homes:
             homes[source] = next(
                 (k for k, home in enumerate(homes_of[source]) if home == nd_sbp), 0
@@ -71,7 +67,7 @@ def greedy(graph: LogicalGraph, options: Options, objective: Objective) -> Choic
         there[name] = frozenset(((stages[name], homes_of[source][homes[source]]),))
 
     def price(name: str, form: Form, stay: bool) -> float:
-        source = of.get(name, name)
+        source = options.tied.get(name, name)
         if name not in there and source not in homes:
             return 0.0 if form[1] in homes_of[source] else math.inf
         if name not in there:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from flowrun.engine.graph import Feed, LogicalGraph, Variable
+from flowrun.engine.graph import LogicalGraph
 
 
 def hidden_seconds(
@@ -35,8 +35,7 @@ def hidden_seconds(
         if first > start:
             opens.setdefault(start, []).append(name)
             closes.setdefault(first, []).append(name)
-    sources: tuple[Variable | Feed, ...] = (*graph.variables, *graph.feeds)
-    stage_of = {source.tensor: source.stage for source in sources}
+    stage_of = {source.tensor: source.stage for source in graph.sources}
     stage_of |= {name: op.stage for name, op in graph.producer.items()}
     under_way: dict[int, int] = {}  # stage -> bytes
     shares: dict[int, float] = {}  # stage -> seconds for each byte under way, so far
