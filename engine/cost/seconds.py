@@ -1,4 +1,6 @@
-"""Seconds of the ops of a laid-out graph, on the rank with the largest shards."""
+"""Seconds of the ops of a graph: whole, or of one that is laid out on the rank with the largest
+shards.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,13 @@ from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.graph import LogicalGraph, Op
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import Plan, RegionWork
+
+
+def whole_seconds(op: Op, graph: LogicalGraph, hardware: Hardware) -> float:
+    """Of one op on logical shapes: as if on one rank."""
+    ins = [graph.tensors[name].shape for name in op.inputs]
+    outs = [None if name is None else graph.tensors[name].shape for name in op.outputs]
+    return op_seconds(op, ins, outs, graph.tensors, hardware)
 
 
 def local_seconds(op: Op, graph: LogicalGraph, grid: tuple[int, ...], hardware: Hardware) -> float:

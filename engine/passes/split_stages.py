@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flowrun.engine.cost.network import worst
-from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.cost.seconds import whole_seconds
 from flowrun.engine.graph import BACKWARD, FORWARD, Feed, LogicalGraph, Op, rename_inputs
 from flowrun.engine.passes.balance_stages import Line, balanced_cuts, line_of
 from flowrun.engine.passes.chosen_stages import as_decided, listed
@@ -172,10 +172,7 @@ def _seconds(
     places = _places(graph, line, free, range(len(line)))
     seconds = [0.0] * len(line)
     for op in graph.ops:
-        shapes = [graph.tensors[name].shape for name in op.inputs]
-        outs = [None if name is None else graph.tensors[name].shape for name in op.outputs]
-        found = op_seconds(op, shapes, outs, graph.tensors, strategy.hardware)
-        seconds[places[op.name][0]] += found
+        seconds[places[op.name][0]] += whole_seconds(op, graph, strategy.hardware)
     for v in (v for v in graph.variables if v.kind == "parameter"):
         homes = [places[op.name][0] for op in graph.consumers.get(v.tensor, ())]
         moved = _UPDATE_PASSES * graph.tensors[v.tensor].num_bytes / strategy.micro_batches

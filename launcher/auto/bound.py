@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flowrun.engine.boxing import path_seconds
-from flowrun.engine.cost.op_cost import op_seconds
-from flowrun.engine.cost.seconds import local_seconds
+from flowrun.engine.cost.seconds import local_seconds, whole_seconds
 from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, Variable
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.update_ops import update_ops
@@ -32,7 +31,7 @@ VARIABLES = ("parameter", "buffer", "state")
 
 def filled(work_s: float, forward: float, stages: int, micro_batches: int) -> float:
     """Seconds of a step at least, however its stages are cut.  work_s: of all micro-batches on all
-    stages; forward: share of it that is.
+    stages; forward: the share of it that is forward.
 
     Stage k computes w[k] for each of m micro-batches, and begins when the first has come through
     all before it: m w[k] + forward (w[0] + … + w[k-1]).  The largest of these is least where all
@@ -56,13 +55,10 @@ class Whole:
     def of(graph: LogicalGraph, strategy: Strategy) -> Whole:
         """graph: captured, of all rows of a step.  strategy: of one rank."""
         graph = update_ops(split_stages(graph, strategy), strategy)
-        shape = {name: tensor.shape for name, tensor in graph.tensors.items()}
         seconds = {FORWARD: 0.0, BACKWARD: 0.0}
         for op in graph.ops:
             if op.phase != UPDATE:
-                ins = [shape[name] for name in op.inputs]
-                outs = [name and shape[name] for name in op.outputs]
-                seconds[op.phase] += op_seconds(op, ins, outs, graph.tensors, strategy.hardware)  # type: ignore[arg-type]
+                seconds[op.phase] += whole_seconds(op, graph, strategy.hardware)
         held = sum(graph.tensors[v.tensor].num_bytes for v in graph.variables)
         return Whole(sum(seconds.values()), seconds[FORWARD], held)
 
@@ -76,35 +72,42 @@ class Whole:
         return Bound(least, self.bytes // branch.num_ranks, expected)
 
 
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """Seconds that a rank of a stage computes: in a micro-batch, in forward alone of that, and once
+    a step, on weights.
+    """
+
+    each_s: float
+    forward_s: float
+    once_s: float
+
+
 @dataclass(frozen=True)
 class LaidOut:
-    """A branch whose layout is decided: for each stage what a micro-batch takes."""
+    """A branch whose layout is decided: what a step takes, and what a rank holds.
+
+    graph: laid out (passes.lay_out), perhaps with recomputation.
+    """
 
     graph: LogicalGraph
     strategy: Strategy
 
     @cached_property
-    def _work(self) -> tuple[list[float], list[float]]:
-        """Seconds of each stage: of a micro-batch, and once a step."""
+    def _work(self) -> tuple[StageWork, ...]:
+        """Of each stage."""
         grids = [placement.shape for placement in self.strategy.placements]
-        each, once = [0.0] * len(grids), [0.0] * len(grids)
+        each, forward, once = ([0.0] * len(grids) for _ in range(3))
         of_weights = self.graph.of_weights
         for op in (op for op in self.graph.ops if op.phase != UPDATE):
-            into = once if of_weights.issuperset(op.makes) else each
-            into[op.stage] += local_seconds(op, self.graph, grids[op.stage], self.strategy.hardware)
-        return each, once
-
-    @cached_property
-    def _forward_s(self) -> list[float]:
-        """Seconds of each stage in the forward of a micro-batch."""
-        grids = [placement.shape for placement in self.strategy.placements]
-        seconds = [0.0] * len(grids)
-        of_weights = self.graph.of_weights
-        for op in (op for op in self.graph.ops if op.phase == FORWARD):
-            if not of_weights.issuperset(op.makes):
-                each = local_seconds(op, self.graph, grids[op.stage], self.strategy.hardware)
-                seconds[op.stage] += each
-        return seconds
+            seconds = local_seconds(op, self.graph, grids[op.stage], self.strategy.hardware)
+            if of_weights.issuperset(op.makes):
+                once[op.stage] += seconds
+                continue
+            each[op.stage] += seconds
+            if op.phase == FORWARD:
+                forward[op.stage] += seconds
+        return tuple(map(StageWork, each, forward, once))
 
     @cached_property
     def _link_s(self) -> list[float]:
@@ -128,23 +131,30 @@ class LaidOut:
 
     @cached_property
     def seconds(self) -> float:
-        """At least."""
-        begins = itertools.accumulate(self._forward_s, initial=0.0)
-        stages = zip(begins, *self._work, strict=False)  # the last of them has begun by then
+        """Of a step, at least: a stage begins when the first micro-batch has come through those
+        before it, and what is made of its weights is there.
+        """
+        begins = itertools.accumulate((work.forward_s for work in self._work), initial=0.0)
         count = self.strategy.micro_batches
-        return max(max(begin, once) + count * each for begin, each, once in stages)
+        return max(
+            max(begin, work.once_s) + count * work.each_s
+            for begin, work in zip(begins, self._work, strict=False)  # begins has the end, too
+        )
 
     @property
     def forward_s(self) -> float:
-        """Of these, what all stages compute in forward."""
-        return self.strategy.micro_batches * sum(self._forward_s)
+        """What all stages compute in the forward of a step."""
+        return self.strategy.micro_batches * sum(work.forward_s for work in self._work)
 
     @cached_property
     def expected_s(self) -> float:
-        """With the pipeline's filling and with links, none of which is hidden."""
+        """About what a step takes, with the pipeline's filling and with links, none of which is
+        hidden.
+        """
         count = self.strategy.micro_batches
-        stages = [a + b for a, b in zip(self._work[0], self._link_s, strict=True)]
-        return (count - 1) * max(stages) + sum(stages) + max(self._work[1])
+        stages = [a.each_s + b for a, b in zip(self._work, self._link_s, strict=True)]
+        once_s = max(work.once_s for work in self._work)
+        return (count - 1) * max(stages) + sum(stages) + once_s
 
     def bytes(self, zero: int, kinds: Collection[str] = VARIABLES) -> int:
         """At least, of a rank, under a stage of ZeRO: weights, buffers and states."""
@@ -155,11 +165,11 @@ class LaidOut:
         return max(needed)
 
     def _held(self, v: Variable, by_name: Mapping[str, Variable], zero: int) -> int:
+        """Bytes of a variable; of a state that is not as large as its weight none are counted."""
         tensor, grid = self.graph.tensors[v.tensor], self.strategy.placements[v.stage].shape
         home = by_name.get(v.name.partition("/")[2], v) if v.kind == "state" else v
-        same = self.graph.tensors[home.tensor].shape == tensor.shape and len(home.nd_sbp) == len(
-            grid
-        )
+        same = self.graph.tensors[home.tensor].shape == tensor.shape
+        same = same and len(home.nd_sbp) == len(grid)
         held = math.prod(largest_shape(tensor.shape, home.nd_sbp, grid)) if same else 0
         sharded = zero >= (1 if v.kind == "state" else 3) and v.kind != "buffer"
         if sharded and tensor.num_elements >= self.strategy.zero.min_elements:

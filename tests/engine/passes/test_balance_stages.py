@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrun.engine.capture import capture
-from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.cost.seconds import whole_seconds
 from flowrun.engine.graph import FORWARD, LogicalGraph
 from flowrun.engine.passes.balance_stages import NEARLY, Line, balanced_cuts
 from flowrun.engine.passes.split_stages import split_stages
@@ -61,9 +61,7 @@ def stage_seconds(graph: LogicalGraph, training: Training) -> list[float]:
     hardware = strategy(training, Layout()).hardware
     seconds: Counter[int] = Counter()
     for op in graph.ops:
-        ins = [graph.tensors[name].shape for name in op.inputs]
-        outs = [None if name is None else graph.tensors[name].shape for name in op.outputs]
-        seconds[op.stage] += op_seconds(op, ins, outs, graph.tensors, hardware)
+        seconds[op.stage] += whole_seconds(op, graph, hardware)
     return [seconds[stage] for stage in sorted(seconds)]
 
 
