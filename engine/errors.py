@@ -1,9 +1,10 @@
 """The error tree.  Every error says where, what the facts are, and what to write instead.
 
-    FlowrunError ├── RecipeError    a key or value of the recipe is wrong; the launcher turns
-    `where` into file:line:column ├── SbpError       no legal signature or boxing exists; `where` is
-    an op and its module ├── PlanError      the plan cannot run (deadlock, memory); `where` is an
-    actor or register └── RunError       a rank failed while running; `where` is a rank and an actor
+    FlowrunError
+    ├── RecipeError  a key or value of the recipe is wrong; the launcher finds its file and line
+    ├── SbpError     no legal signature or boxing exists; `where` is an op and its module
+    ├── PlanError    the plan cannot run (deadlock, memory); `where` is an actor or a register
+    └── RunError     a rank failed while running; `where` is a rank and an actor
 
 The engine knows only dotted keys (`sbp.blocks.*.attn`); places in files are the launcher's business
 (launcher/locate.py).

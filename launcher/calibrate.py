@@ -6,11 +6,13 @@ time, then every collective between 2 and between 4, and messages, over shared m
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -105,7 +107,7 @@ def show(found: Calibration, shipped: Hardware, console: Console) -> None:
         table.add_row(label, one, other)
     console.print(table)
     table = Table("links", "ranks", "bytes of a rank", "measured", "foreseen", box=None)
-    levels = {SHARED if level.shared_memory else GLOO: level for level in found.hardware.levels}
+    levels = {_transport(level): level for level in found.hardware.levels}
     for transport, timed in found.links:
         kind, _, ranks = timed.what.partition(" ")
         level = levels[transport].slowed(_share_of_core(int(ranks or 2)))
@@ -120,36 +122,63 @@ def show(found: Calibration, shipped: Hardware, console: Console) -> None:
     console.print(table)
 
 
-def _rows(measured: Hardware, shipped: Hardware) -> list[tuple[str, str, str]]:
-    rows = []
-    for dtype in ("fp32", "bf16", "fp16"):
-        speeds = [h.products(dtype) for h in (measured, shipped)]
-        for flop in (1e6, 1e8, 1e9):
-            reached = [f"{p.flops * p.reached(flop) / 1e9:,.1f}" for p in speeds]
-            rows.append((f"{dtype} products of {flop:.0e} flop, GFLOP/s", *reached))
-    keys = [
-        ("memory_bytes_per_s", "streams, GB/s", 1e9),
-        ("backward_share", "gradients of inputs, share", 1.0),
-        ("weight_grad_share", "gradients of weights, share", 1.0),
-        ("convolution_share", "convolutions, share", 1.0),
-        ("batched_share", "products of heads, share", 1.0),
-        ("attention_share", "attention, share", 1.0),
-        ("op_s", "an op, us", 1e-6),
-        ("act_s", "an act, us", 1e-6),
-    ]
-    for key, label, unit in keys:
-        rows.append((label, *(f"{getattr(h, key) / unit:,.3g}" for h in (measured, shipped))))
+Row = tuple[str, str, str]  # what, measured, shipped
+# Key of a profile -> what it is, in which unit.
+_KEYS = {
+    "memory_bytes_per_s": ("streams, GB/s", 1e9),
+    "backward_share": ("gradients of inputs, share", 1.0),
+    "weight_grad_share": ("gradients of weights, share", 1.0),
+    "convolution_share": ("convolutions, share", 1.0),
+    "batched_share": ("products of heads, share", 1.0),
+    "attention_share": ("attention, share", 1.0),
+    "op_s": ("an op, us", 1e-6),
+    "act_s": ("an act, us", 1e-6),
+}
+
+
+def _rows(measured: Hardware, shipped: Hardware) -> list[Row]:
+    def row(label: str, of: Callable[[Hardware], float], text: str) -> Row:
+        return label, format(of(measured), text), format(of(shipped), text)
+
+    rows: list[Row] = []
+    for dtype, flop in itertools.product(("fp32", "bf16", "fp16"), (1e6, 1e8, 1e9)):
+        label = f"{dtype} products of {flop:.0e} flop, GFLOP/s"
+        rows.append(row(label, partial(_gflops, dtype=dtype, flop=flop), ",.1f"))
+    for key, (label, unit) in _KEYS.items():
+        rows.append(row(label, partial(_in_unit, key=key, unit=unit), ",.3g"))
     for op, speed in measured.elements_per_s.items():
         known = shipped.elements_per_s.get(op)
         beside = f"{known / 1e9:,.3g}" if known else ""
         rows.append((f"{op}, G elements/s", f"{speed / 1e9:,.3g}", beside))
-    for one, other in zip(measured.levels[::-1], shipped.levels[::-1], strict=False):
-        via = SHARED if one.shared_memory else GLOO
-        rows.append((f"{via}, latency, us", *(f"{x.latency_s * 1e6:,.0f}" for x in (one, other))))
-        crowded = (f"{x.crowded_latency_s * 1e6:,.0f}" for x in (one, other))
-        rows.append((f"{via}, latency with more ranks than cores, us", *crowded))
-        rows.append((f"{via}, GB/s", *(f"{x.bytes_per_s / 1e9:,.2f}" for x in (one, other))))
-    return [(label, one, other) for label, one, other in rows]
+    return rows + _link_rows(measured.levels, shipped.levels)
+
+
+def _in_unit(hardware: Hardware, key: str, unit: float) -> float:
+    return float(getattr(hardware, key)) / unit
+
+
+def _gflops(hardware: Hardware, dtype: str, flop: float) -> float:
+    products = hardware.products(dtype)
+    return products.flops * products.reached(flop) / 1e9
+
+
+def _link_rows(measured: Sequence[Level], shipped: Sequence[Level]) -> list[Row]:
+    """From the outermost on, which there always is."""
+    rows: list[Row] = []
+    for one, other in zip(measured[::-1], shipped[::-1], strict=False):
+        via = _transport(one)
+        for label, key, unit, text in (
+            ("latency, us", "latency_s", 1e-6, ",.0f"),
+            ("latency with more ranks than cores, us", "crowded_latency_s", 1e-6, ",.0f"),
+            ("GB/s", "bytes_per_s", 1e9, ",.2f"),
+        ):
+            found, known = (format(getattr(x, key) / unit, text) for x in (one, other))
+            rows.append((f"{via}, {label}", found, known))
+    return rows
+
+
+def _transport(level: Level) -> str:
+    return SHARED if level.shared_memory else GLOO
 
 
 # ---- processes -----------------------------------------------------------------------------------

@@ -19,12 +19,21 @@ class Timed:
     """Seconds of one kind of work.  work: operations, bytes, elements or pieces, as `what` has it.
 
     what: "fp32 forward" and the like, "attention fp32", "convolution", "batched", "elements" and
-    an op, "stream", "op", "act", or how bytes were moved.
+    an op, "stream", "op", or how bytes were moved.
     """
 
     what: str
     work: float
     seconds: float
+
+
+# What is timed -> the key that says how fast it is beside forward's fp32 products of equal work.
+_SHARES = {
+    f"fp32 {BACKWARD}": "backward_share",
+    f"fp32 {WEIGHT_GRAD}": "weight_grad_share",
+    "attention fp32": "attention_share",
+    BATCHED: "batched_share",
+}
 
 
 def with_device(base: Hardware, timed: Sequence[Timed]) -> Hardware:
@@ -36,35 +45,36 @@ def with_device(base: Hardware, timed: Sequence[Timed]) -> Hardware:
         what.split()[0]: curve(found) for what, found in by_kind.items() if what.endswith(FORWARD)
     }
     found = replace(base, **products)  # type: ignore[arg-type]
-    changes: dict[str, float] = {}
-    for kind, key in ((BACKWARD, "backward_share"), (WEIGHT_GRAD, "weight_grad_share")):
-        if f"fp32 {kind}" in by_kind:
-            changes[key] = _share(by_kind[f"fp32 {kind}"], found.fp32)
-    for kind, key in (("attention fp32", "attention_share"), (BATCHED, "batched_share")):
-        if kind in by_kind:
-            changes[key] = _share(by_kind[kind], found.fp32)
-    convolutions = by_kind.get(CONVOLUTION, [])
-    if convolutions:  # the gradients' products have a share of their own already
-        backward_share = changes.get("backward_share", found.backward_share)
-        convolutions += [
-            replace(one, seconds=one.seconds * backward_share)
-            for one in by_kind.get(CONVOLUTION_BACKWARD, ())
-        ]
-        foreseen_s = sum(found.fp32.seconds(one.work) for one in convolutions)
-        share = foreseen_s / sum(one.seconds for one in convolutions)  # of a net, not of its median
-        changes["convolution_share"] = _digits(share)
+    changes = {
+        key: _share(by_kind[kind], found.fp32) for kind, key in _SHARES.items() if kind in by_kind
+    }
+    found = replace(found, **changes)  # type: ignore[arg-type]
+    if CONVOLUTION in by_kind:
+        backward = by_kind.get(CONVOLUTION_BACKWARD, ())
+        share = _convolution_share(by_kind[CONVOLUTION], backward, found)
+        found = replace(found, convolution_share=share)
     if "stream" in by_kind:
-        changes["memory_bytes_per_s"] = _speed(by_kind["stream"])
+        found = replace(found, memory_bytes_per_s=_speed(by_kind["stream"]))
+    if "op" in by_kind:
+        found = replace(found, op_s=_digits(median(t.seconds / t.work for t in by_kind["op"])))
     elements = {
         kind.partition(" ")[2]: _speed(timed)
         for kind, timed in by_kind.items()
         if kind.startswith(ELEMENTS)
     }
-    found = replace(found, elements_per_s={**found.elements_per_s, **elements})
-    for kind, key in (("op", "op_s"), ("act", "act_s")):
-        if kind in by_kind:
-            changes[key] = _digits(median(one.seconds / one.work for one in by_kind[kind]))
-    return replace(found, **changes)  # type: ignore[arg-type]
+    return replace(found, elements_per_s={**found.elements_per_s, **elements})
+
+
+def _convolution_share(
+    forward: Sequence[Timed], backward: Sequence[Timed], hardware: Hardware
+) -> float:
+    """Of all layers together, as a net has them: their median would be that of none.  Gradients'
+    products have a share of their own already.
+    """
+    measured_s = sum(one.seconds for one in forward)
+    measured_s += sum(one.seconds * hardware.backward_share for one in backward)
+    foreseen_s = sum(hardware.fp32.seconds(one.work) for one in (*forward, *backward))
+    return _digits(foreseen_s / measured_s)
 
 
 def curve(timed: Sequence[Timed]) -> Products:

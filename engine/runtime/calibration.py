@@ -53,8 +53,8 @@ _aten = torch.ops.aten
 class Sizes:
     """How much is measured.
 
-    products: (tokens, in, out) of each; dtypes: names.  num_bytes: of what is streamed, and of the
-    tensors that are moved; trials: of each.
+    products: (tokens, in, out) of each; dtypes: names, of DTYPES.  stream_bytes: of each of three
+    vectors.  moved_bytes: of the tensors that are moved.  trials: of each.
     """
 
     products: tuple[tuple[int, int, int], ...]
