@@ -40,6 +40,14 @@ def test_the_rehearsal_is_that_of_the_whole_run(changes: tuple[str, ...]) -> Non
     assert rehearse(plan) == rehearse(plan, shortly=False)
 
 
+def test_so_it_is_where_micro_batches_hold_views_of_what_a_step_makes_once() -> None:
+    """The norms of the classes are made once a step, and expanded for every micro-batch."""
+    given = ("placement={axes: {data: 1}, stages: 4, in_flight: 1f1b}", "train.micro_batches=32")
+    job = Job(load(["recipe=insightface_hybrid", "engine.cache=false", *given]), values=False)
+    plan = replace(job.training.plan, order=())
+    assert rehearse(plan) == rehearse(plan, shortly=False)
+
+
 def test_the_middle_of_a_step_of_many_micro_batches_is_not_run() -> None:
     plan = plan_of("placement.stages=2", "train.micro_batches=32", "train.batch_size=32")
     acts = sum(map(plan.acts_per_step, plan.actors))

@@ -43,14 +43,6 @@ def test_the_weights_of_a_recipe_can_be_sharded(name: str, layout: str) -> None:
     assert Job(load(given), values=False).training.plan.graph.ops
 
 
-def test_micro_batches_hold_views_of_what_a_step_makes_once() -> None:
-    """The norms of the classes, made once a step and expanded for every micro-batch: one storage."""
-    given = ["placement={axes: {data: 1}, stages: 4, in_flight: 1f1b}", "train.micro_batches=16"]
-    job = Job(load(["recipe=insightface_hybrid", "engine.cache=false", *given]), values=False)
-    found = job.training.rehearsal
-    assert 0 < found.peak_bytes[-1] <= found.bound_bytes[-1]
-
-
 @pytest.mark.parametrize(
     ("name", "work"),
     [
