@@ -60,7 +60,7 @@ class Step:
 
     @property
     def reduce(self) -> str:
-        """sum, max or min for a step from or to P; "" for the others."""
+        """sum, max, min or logsumexp for a step from or to P; "" for the others."""
         for sbp in (self.source, self.target):
             if isinstance(sbp, Partial):
                 return sbp.reduce

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from graphlib import TopologicalSorter
 
 from flowrun.engine.graph import Op, Ref
+from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.traits import TARGETS, Trait
 from flowrun.engine.plan import Actor, Plan, RegionWork
 
@@ -28,6 +30,7 @@ OVER: Mapping[str, tuple[int, ...]] = {
     "aten.gelu_backward.default": (0,),
     "aten._log_softmax.default": (0,),
     "aten._log_softmax_backward_data.default": (0, 1),
+    cross_entropy.BACKWARD: (1,),
 }
 FRESH = frozenset(OVER) | {
     "aten.mm.default",
@@ -46,6 +49,8 @@ FRESH = frozenset(OVER) | {
     "aten._to_copy.default",
     "aten.sum.dim_IntList",
     "aten.amax.default",
+    "aten.logsumexp.default",
+    cross_entropy.FORWARD,
     "aten.log.default",
 }
 # they show all that they read, each element once
@@ -62,11 +67,13 @@ SAME = frozenset(TARGETS[Trait.IDENTITY]) | {
 def overwrite(plan: Plan) -> Plan:
     """Fills `overwrites` of every region."""
     found: dict[int, tuple[tuple[str, str], ...]] = {}
+    before = _ended_before(plan)
     for stage in range(len(plan.placements)):
         names = _Names(plan, stage)
         for actor in plan.stage_actors(stage):
             if isinstance(actor.work, RegionWork):
-                found[actor.id] = tuple(_of_region(plan, actor, actor.work, names))
+                done = before[actor.id]
+                found[actor.id] = tuple(_of_region(plan, actor, actor.work, names, done))
     return replace(plan, actors=tuple(_with(a, found.get(a.id, ())) for a in plan.actors))
 
 
@@ -74,6 +81,26 @@ def _with(actor: Actor, overwrites: tuple[tuple[str, str], ...]) -> Actor:
     if not isinstance(actor.work, RegionWork):
         return actor
     return replace(actor, work=replace(actor.work, overwrites=overwrites))
+
+
+def _ended_before(plan: Plan) -> Mapping[int, int]:
+    """Actor -> a bit for each that has ended its act of a micro-batch before the actor begins its
+    own, whatever the timing: what it makes is read on the way there.
+    """
+    makers: dict[int, set[int]] = {actor.id: set() for actor in plan.actors}
+    for r in (r for r in plan.registers if r.producer is not None and not r.initial):
+        for k in (r.producer, *r.readers):
+            if plan.actors[k].per_step:  # an act of a step is of no one micro-batch
+                break
+        else:
+            for reader in r.readers:
+                makers[reader].add(r.producer)
+    found: dict[int, int] = {}
+    for actor in TopologicalSorter(makers).static_order():
+        found[actor] = 0
+        for maker in makers[actor]:
+            found[actor] |= found[maker] | 1 << maker
+    return found
 
 
 class _Names:
@@ -106,12 +133,12 @@ class _Names:
 
 
 def _of_region(
-    plan: Plan, actor: Actor, work: RegionWork, names: _Names
+    plan: Plan, actor: Actor, work: RegionWork, names: _Names, done: int
 ) -> Iterable[tuple[str, str]]:
-    """(made, what it is written over)."""
+    """(made, what it is written over).  done: a bit for each actor that reads nothing any more."""
     kept = {names.memory(n) for n in (*work.makes, *(new for _, new in work.updates))}
     last = {names.memory(n): k for k, op in enumerate(work.ops) for n in op.inputs}
-    tiles = {op.name: _Tile(run, work, names) for run in work.runs if len(run) > 1 for op in run}
+    tiles = {op.name: _Tile(run, work, names) for run, tile in work.runs if tile for op in run}
     for k, op in enumerate(work.ops):
         reads = Counter(map(names.memory, _tensors(op)))
         for argument in OVER.get(op.target, ()):
@@ -120,7 +147,8 @@ def _of_region(
                 continue
             memory = names.memory(ref.name)
             unread = last[memory] == k and reads[memory] == 1 and memory not in kept
-            ours = names.readers.get(memory, set()) <= {actor.id} and memory not in names.lasting
+            others = names.readers.get(memory, set()) - {actor.id}
+            ours = all(done >> k & 1 for k in others) and memory not in names.lasting
             fits = op.name not in tiles or tiles[op.name].allows(op.makes[0], ref.name)
             if unread and ours and fits and memory not in names.fixed:
                 yield op.makes[0], ref.name

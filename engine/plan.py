@@ -67,13 +67,13 @@ class RegionWork:
     tiles: tuple[tuple[int, int], ...] = ()
 
     @property
-    def runs(self) -> Iterator[tuple[Op, ...]]:
-        """The ops in order: those of a tile together, others by themselves."""
+    def runs(self) -> Iterator[tuple[tuple[Op, ...], bool]]:
+        """The ops in order: those of a tile together, others by themselves; and which it is."""
         ends = dict(self.tiles)
         k = 0
         while k < len(self.ops):
             end = ends.get(k, k + 1)
-            yield self.ops[k:end]
+            yield self.ops[k:end], k in ends
             k = end
 
     def shown(self, run: Sequence[Op]) -> tuple[str, ...]:
@@ -268,10 +268,10 @@ class Plan:
     def _work_lines(self, actor: Actor) -> Iterator[str]:
         match actor.work:
             case RegionWork() as work:
-                for run in work.runs:
-                    if len(run) > 1:
+                for run, is_tile in work.runs:
+                    if is_tile:
                         yield "      some rows at a time:"
-                    yield from (f"      {'  ' if len(run) > 1 else ''}{op}" for op in run)
+                    yield from (f"      {'  ' if is_tile else ''}{op}" for op in run)
             case BoxWork(steps, pairs):
                 for step, (read, made) in zip(steps, pairs, strict=True):
                     change = f"{self.axes[step.axis]}: {step.source} -> {step.target}"

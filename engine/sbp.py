@@ -31,7 +31,9 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """P: the tensor is the elementwise sum (or max, min) of what the ranks of the axis hold."""
+    """P: the tensor is the elementwise sum of what the ranks of the axis hold; or the max, the min,
+    or the logarithm of the sum of the exponentials ("logsumexp": statistics of a softmax).
+    """
 
     reduce: str = "sum"
 
@@ -46,6 +48,7 @@ B = Broadcast()
 P = Partial()
 P_MAX = Partial("max")
 P_MIN = Partial("min")
+P_LOGSUMEXP = Partial("logsumexp")
 
 
 def S(dim: int) -> Split:
@@ -54,7 +57,7 @@ def S(dim: int) -> Split:
 
 
 _SPLIT = re.compile(r"S\s*(?:\(\s*(\d+)\s*\)|(\d+))")
-_PARTIAL = re.compile(r"P(?:\((sum|max|min)\))?")
+_PARTIAL = re.compile(r"P(?:\((sum|max|min|logsumexp)\))?")
 
 
 def parse_sbp(text: str) -> Sbp:

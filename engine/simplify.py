@@ -1,7 +1,8 @@
 """simplify: a captured graph -> a smaller one of the same values, by pure rewrites.
 
-Mean losses become sum / count, double transposes and idle views go, products keep their batch dims
-(batched.py), duplicates are merged, dead ops dropped.
+Mean losses become sum / count, cross entropies are made of logits (losses.py), double transposes
+and idle views go, products keep their batch dims (batched.py), duplicates are merged, dead ops
+dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from flowrun.engine.batched import keep_batches
 from flowrun.engine.graph import LogicalGraph, Op, Ref, rename_inputs
+from flowrun.engine.losses import keep_logits
 from flowrun.engine.ops.traits import Trait, has
 
 
@@ -23,6 +25,7 @@ def simplify(graph: LogicalGraph) -> LogicalGraph:
     """
     rewrites = (
         _split_mean_losses,
+        keep_logits,
         _fill_by_views,
         _fold_clones,
         _forget_running_statistics,

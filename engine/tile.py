@@ -4,18 +4,18 @@ Each passes over tensors too large for the cache, one behind the other: logits a
 probabilities, and their gradient is filled with zeros, subtracted from and cast back.  Where every
 row is made of the same row of what is read (ops/rowwise.py), the ops can do all their work on a few
 rows before they go on to the next: what one hands to another stays in the cache, and is never there
-as a whole.
+as a whole.  So does one op by itself that makes such a tensor on the way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from flowrun.engine.cost.hardware import CPU, Hardware
 from flowrun.engine.graph import Op
-from flowrun.engine.ops.rowwise import Rows, rows_of
+from flowrun.engine.ops.rowwise import WIDE, Rows, rows_of
 from flowrun.engine.ops.traits import is_view
 from flowrun.engine.placement import Shape, largest_shape
 from flowrun.engine.plan import Actor, Plan, RegionWork
@@ -62,7 +62,7 @@ def _tiled(plan: Plan, actor: Actor, hardware: Hardware) -> Actor:
         between, run = _run(plan, left)
         run = _to_itself(run, work)
         handed = _handed_bytes(plan, run)
-        if max(handed.values(), default=0) < LEAST_BYTES:
+        if max((*handed.values(), *_inner_bytes(plan, run)), default=0) < LEAST_BYTES:
             between, run = [], left[:1]
         else:
             tiles.append((len(ops) + len(between), len(ops) + len(between) + len(run)))
@@ -100,7 +100,7 @@ def _to_itself(run: Sequence[Op], work: RegionWork) -> Sequence[Op]:
     for k, op in enumerate(run):
         if is_view(op.target) and set(op.makes) & {*work.shown(run)}:
             return _to_itself(run[:k], work)
-    return run if len(run) > 1 else ()
+    return run if len(run) > 1 or any(op.target in WIDE for op in run) else ()
 
 
 def _handed_bytes(plan: Plan, run: Iterable[Op]) -> dict[str, int]:
@@ -112,3 +112,15 @@ def _handed_bytes(plan: Plan, run: Iterable[Op]) -> dict[str, int]:
         for name in op.makes
         if name in read and not is_view(op.target)
     }
+
+
+def _inner_bytes(plan: Plan, run: Iterable[Op]) -> Iterator[int]:
+    """What ops make on the way: as much as the largest that they read or make, in fp32."""
+    grid = plan.placements
+    for op in (op for op in run if op.target in WIDE):
+        named = (*zip(op.inputs, op.in_sbp, strict=True), *zip(op.outputs, op.out_sbp, strict=True))
+        yield 4 * max(
+            math.prod(largest_shape(plan.graph.tensors[name].shape, nd_sbp, grid[op.stage].shape))
+            for name, nd_sbp in named
+            if name is not None
+        )

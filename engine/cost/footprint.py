@@ -171,7 +171,7 @@ class Footprint:
         """The program op by op: a storage is free behind the last op that reads a view of it.  What
         the ops of a tile hand to one another is never there as a whole.
         """
-        runs = tuple(_Run.of(run, work) for run in work.runs)
+        runs = tuple(_Run.of(run, work) for run, _ in work.runs)
         storage = {n: self._within(n, work) for run in runs for n in (*run.reads, *run.makes)}
         last = {storage[n]: k for k, run in enumerate(runs) for n in (*run.reads, *run.makes)}
         new = [new for _, new in work.updates]

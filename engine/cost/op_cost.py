@@ -24,6 +24,10 @@ _BATCHED = ("aten.bmm.default", "aten.baddbmm.default", "aten.matmul.default")
 _BETWEEN = {"flow.dropout_mask": 120.0}
 
 
+# What is computed for each element of an input: of what is reduced, of the rows of a table.
+COUNTED = {"aten.logsumexp.default": 0, "flow.update_rows": 2}
+
+
 def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
     """Multiply-adds times 2 of matrix products, attention and convolutions; else 0."""
     name = op.target.split(".")[1] if op.target.startswith("aten.") else ""
@@ -80,10 +84,10 @@ def element_seconds(
     op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], hardware: Hardware
 ) -> float:
     """Of what an op computes for each element, if that takes longer than its bytes.  Elements are
-    those of the first output, or of the rows of a table that are updated.
+    those of the first output, or of what COUNTED names.
     """
     speed = hardware.elements_per_s.get(op.target)
-    shape = in_shapes[2] if op.target == "flow.update_rows" else out_shapes[0]
+    shape = in_shapes[COUNTED[op.target]] if op.target in COUNTED else out_shapes[0]
     return math.prod(shape or ()) / speed if speed else 0.0
 
 

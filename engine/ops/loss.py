@@ -1,6 +1,6 @@
 """Signatures and local programs of softmax and losses.
 
-Classes stay split through the loss: softmax reduces its statistics inside (expansions/), the
+Classes stay split through the loss: softmax reduces a statistic inside (expansions/), the
 negative log-likelihood looks up what it has, so no logits travel (Megatron-LM's vocabulary-parallel
 cross entropy, arXiv 1909.08053, section 3). Not "S(0),S(0) -> P" for a mean: each rank would divide
 by its own count.  A mean is a sum and a count, divided afterwards.
@@ -34,21 +34,21 @@ NONE, MEAN, SUM = 0, 1, 2  # torch's `reduction`
 
 
 def softmax(view: OpView) -> tuple[Signature, ...]:
-    """Other dims pass their split; split classes reduce a maximum and a sum of each row inside."""
-    return _softmax_rows(view, statistics=2)
+    """Other dims pass their split; split classes reduce one number of each row inside."""
+    return _softmax_rows(view)
 
 
 def safe_softmax(view: OpView) -> tuple[Signature, ...]:
     """As softmax, but a row of -inf gives zeros: no expansion, so the classes stay whole."""
-    return tuple(r for r in _softmax_rows(view, statistics=1) if not r.reduced)
+    return tuple(r for r in _softmax_rows(view) if not r.reduced)
 
 
 def softmax_backward(view: OpView) -> tuple[Signature, ...]:
     """(grad_output, output): linear in the gradient; split classes reduce one sum of a row."""
-    return (*_softmax_rows(view, statistics=1), *partial_rows(view.op, ("grad_output",)))
+    return (*_softmax_rows(view), *partial_rows(view.op, ("grad_output",)))
 
 
-def _softmax_rows(view: OpView, statistics: int) -> tuple[Signature, ...]:
+def _softmax_rows(view: OpView) -> tuple[Signature, ...]:
     shape = view.in_shapes[0]
     if not shape:
         return ()
@@ -59,7 +59,7 @@ def _softmax_rows(view: OpView, statistics: int) -> tuple[Signature, ...]:
             view.op,
             dict.fromkeys(places(view.op), S(d)),
             S(d),
-            reduced=num_rows * statistics * (d == classes),
+            reduced=num_rows * (d == classes),
         )
         for d in range(len(shape))
     )
@@ -94,7 +94,7 @@ def nll_backward(view: OpView) -> tuple[Signature, ...]:
     return tuple(rows)
 
 
-def _mine(
+def of_mine(
     target: torch.Tensor, start: int, count: int, ignored: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(class counted from `start`, 0 where it is not here; whether it is here)."""
@@ -103,7 +103,7 @@ def _mine(
     return here.masked_fill(~mine, 0), mine
 
 
-def _weights(
+def weights_of(
     like: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignored: int
 ) -> torch.Tensor:
     """Weight of each target's class, 0 where the target is ignored."""
@@ -125,13 +125,19 @@ def nll_of_classes(
 
     Made are this rank's addend of the loss, and the whole weight of the targets.
     """
-    here, mine = _mine(target, start, log_p.shape[-1], ignored)
-    each = _weights(log_p, target, weight, ignored)
+    here, mine = of_mine(target, start, log_p.shape[-1], ignored)
+    each = weights_of(log_p, target, weight, ignored)
     picked = log_p.gather(-1, here.unsqueeze(-1)).squeeze(-1)
-    loss = -picked * each * mine
-    if reduction == NONE:
-        return loss, torch.zeros_like(each.sum())
+    return reduced_loss(-picked * each * mine, each, reduction)
+
+
+def reduced_loss(
+    loss: torch.Tensor, each: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, weight of the targets) as torch's op returns them.  loss, each: those of a row."""
     total = each.sum()
+    if reduction == NONE:
+        return loss, torch.zeros_like(total)
     loss = loss.sum()
     return (loss / total if reduction == MEAN else loss), total
 
@@ -147,8 +153,8 @@ def nll_gradient_of_classes(
     start: int,
 ) -> torch.Tensor:
     """nll_loss_backward of the classes that are here, from `start` on."""
-    here, mine = _mine(target, start, log_p.shape[-1], ignored)
-    value = -grad * _weights(log_p, target, weight, ignored) * mine
+    here, mine = of_mine(target, start, log_p.shape[-1], ignored)
+    value = -grad * weights_of(log_p, target, weight, ignored) * mine
     if reduction == MEAN:
         value = value / total
     return torch.zeros_like(log_p).scatter_(-1, here.unsqueeze(-1), value.unsqueeze(-1))

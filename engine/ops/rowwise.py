@@ -2,7 +2,9 @@
 
 Seen as matrices: all dims but the last are rows.  What they make of some rows is what they make of
 these rows beside all others, bit by bit.  So gelu is not here: its last elements, that fill no
-vector, are computed otherwise, and which are last depends on where a tensor is cut.
+vector, are computed otherwise, and which are last depends on where a tensor is cut.  exp2 does the
+same, and is here all the same, inside WIDE: where rows fill no vectors, the last few elements of a
+piece may differ by a rounding.  All ranks cut alike, so what several hold is equal on them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrun.engine.graph import Op
+from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.loss import NONE
-from flowrun.engine.ops.signature import Call, bind, places
+from flowrun.engine.ops.signature import Call, bind
 from flowrun.engine.ops.traits import TARGETS, Trait
 from flowrun.engine.placement import Shape
 
@@ -39,9 +42,16 @@ ALONG: Mapping[str, int] = {
     "aten._softmax_backward_data.default": 2,
     "aten.sum.dim_IntList": 1,
     "aten.amax.default": 1,
+    "aten.logsumexp.default": 1,
 }
-NLL_BACKWARD = "aten.nll_loss_backward.default"  # each row of log_p with its target
-ROWWISE = POINTWISE | frozenset(ALONG) | {NLL_BACKWARD, *TARGETS[Trait.RESHAPE]}
+# gradients of losses: each row with its target -> the arguments of which rows are cut
+LOSSES: Mapping[str, tuple[str, ...]] = {
+    "aten.nll_loss_backward.default": ("self", "target"),
+    cross_entropy.BACKWARD: ("x", "lse", "target"),
+}
+ROWWISE = POINTWISE | frozenset(ALONG) | frozenset(LOSSES) | frozenset(TARGETS[Trait.RESHAPE])
+# ops that make on the way what is as large as what they read or make
+WIDE = frozenset({"aten.logsumexp.default", cross_entropy.BACKWARD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +76,10 @@ def rows_of(op: Op, read: Sequence[Shape], made: Shape) -> Rows | None:
 
 def _cut(op: Op, read: Sequence[Shape], made: Shape, count: int) -> set[str]:
     names = op.inputs
-    if op.target == NLL_BACKWARD:
-        pairs = zip(names, places(op), strict=True)
-        each = bind(op)["reduction"] == NONE  # a gradient for each row
-        return set() if each else {name for name, place in pairs if place in ("self", "target")}
+    if op.target in LOSSES:
+        given = cross_entropy.given(op) if op.target == cross_entropy.BACKWARD else bind(op)
+        rows = {ref.name for k, ref in given.items() if k in LOSSES[op.target]}
+        return set() if given["reduction"] == NONE else rows  # that has a gradient for each row
     if op.target in ALONG:
         dims = op.args[ALONG[op.target]]
         found = {d % len(read[0]) for d in ((dims,) if isinstance(dims, int) else dims)}

@@ -159,6 +159,10 @@ def _begin_all_reduce(
     if layouts[0].parts == 2 and not message.is_cuda and message.nbytes <= EXCHANGE_BYTES:
         work, inbox = _exchange(message, group, index)
         return work, lambda: unpack(reduced(_ordered(message, inbox, index), reduce), shapes)
+    if reduce not in _OPS:  # statistics, a number a row: each has all, and reduces them itself
+        whole = message.new_empty(len(message) * layouts[0].parts)
+        work = _all_gather(whole, message, group=group, async_op=True)
+        return work, lambda: unpack(reduced(whole.split(len(message)), reduce), shapes)
     work = dist.all_reduce(message, op=_OPS[reduce], group=group, async_op=True)
     return work, lambda: unpack(message, shapes)
 
@@ -192,7 +196,8 @@ def _begin_reduce_scatter(
 ) -> Begun:
     members = range(layouts[0].parts)
     sizes = [message_size(layouts, index, k) for k in members]
-    if not bucket[0].is_cuda or len(set(sizes)) > 1 or bucket[0].dtype == torch.bool:
+    plain = step.reduce in _OPS and bucket[0].dtype != torch.bool
+    if not bucket[0].is_cuda or len(set(sizes)) > 1 or not plain:
         return _begin_all_to_all(step, bucket, layouts, group, index)
     messages = torch.cat([outgoing(bucket, layouts, k) for k in members])
     shard = messages.new_empty(sizes[index])

@@ -11,10 +11,11 @@ import torch
 from flowrun.engine.graph import Op, Ref, map_refs
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.rowwise import on_matrix
-from flowrun.engine.ops.signature import Call, LocalView, torch_callable
+from flowrun.engine.ops.signature import Call, LocalView
 from flowrun.engine.ops.traits import Trait, has, is_view
 from flowrun.engine.placement import Shape, Slices, local_slices
 from flowrun.engine.plan import Plan, RegionWork
+from flowrun.engine.runtime.into import can_write
 from flowrun.engine.runtime.program import Line, Made, Program, Tile
 from flowrun.engine.runtime.transport import local_step
 from flowrun.engine.tile import rows_on_a_rank
@@ -29,8 +30,8 @@ def region_program(
     """
     rank = _Rank(plan, plan.placements[stage].shape, coordinate)
     writer = _Writer(rank, work, work.reads)
-    for run in work.runs:
-        if len(run) > 1:
+    for run, is_tile in work.runs:
+        if is_tile:
             writer.tile(run)
         else:
             writer.op(run[0])
@@ -60,7 +61,7 @@ class _Writer:
             self.numbers[op.makes[0]] = self.numbers[op.inputs[0]]
             return
         into = None
-        if op.makes and op.makes[0] in self.over and call.function is torch_callable(op.target):
+        if op.makes and op.makes[0] in self.over and can_write(call.function):
             into = self.numbers[self.over[op.makes[0]]]
         self._line(op, call, into)
 

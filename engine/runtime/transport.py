@@ -36,6 +36,7 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
     "min": torch.minimum,
+    "logsumexp": torch.logaddexp,
 }
 
 
@@ -111,13 +112,13 @@ def local_step(
 
 
 def identity(reduce: str, dtype: torch.dtype) -> float | int | bool:
-    """The value that does not count: 0 in a sum, the least in a max, the greatest in a min."""
+    """The value that does not count: 0 in a sum, the greatest in a min, else the least."""
     if reduce == "sum" or dtype == torch.bool:
         return reduce == "min" if dtype == torch.bool else 0
     if dtype.is_floating_point:
-        return -math.inf if reduce == "max" else math.inf
+        return math.inf if reduce == "min" else -math.inf
     info = torch.iinfo(dtype)
-    return info.min if reduce == "max" else info.max
+    return info.max if reduce == "min" else info.min
 
 
 # ---- messages -----------------------------------------------------------------------------------

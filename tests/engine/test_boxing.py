@@ -13,7 +13,7 @@ from flowrun.engine.crossing import Send, held_by, route, transfer_sbps
 from flowrun.engine.errors import SbpError
 from flowrun.engine.placement import Placement
 from flowrun.engine.runtime.transport import run_route
-from flowrun.engine.sbp import P_MAX, P_MIN, B, NdSbp, P, S, Sbp, Split, format_nd_sbp
+from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, NdSbp, P, S, Sbp, Split, format_nd_sbp
 from support.logical import box, grid_placement, lay_out, line, put_together, whole_numbers
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=200)
@@ -28,7 +28,7 @@ def nd_sbps(
 ) -> NdSbp:
     """Any nd-SBP that a tensor of this shape may have on this grid."""
     words: list[Sbp] = [B, *map(S, range(len(shape)))]
-    words += [draw(st.sampled_from([P, P, P_MAX, P_MIN]))] if partial else []
+    words += [draw(st.sampled_from([P, P, P_MAX, P_MIN, P_LOGSUMEXP]))] if partial else []
     nd_sbp = tuple(draw(st.sampled_from(words)) for _ in grid)
     assume(fits(nd_sbp, grid, shape))
     return nd_sbp
@@ -46,6 +46,7 @@ def nd_sbps(
         (B, P, "keep"),
         (P_MAX, B, "all_reduce"),
         (B, P_MIN, "keep"),
+        (P_LOGSUMEXP, B, "all_reduce"),
     ],
     ids=str,
 )

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from flowrun.engine.lower import lower
+from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.signature import torch_callable
 from flowrun.engine.overwrite import FRESH, OVER, overwrite
 from flowrun.engine.passes import PASSES
 from flowrun.engine.plan import RegionWork
-from flowrun.engine.runtime.into import _OUT, into
+from flowrun.engine.runtime.into import can_write, into
 from support.graph_text import graph_of, one_axis, rewritten
 
 BEGIN = """
@@ -83,19 +84,23 @@ def test_a_result_goes_over_what_nobody_reads_later(lines: str, expected: dict[s
 
 def _arguments(target: str) -> list[object]:
     x, y = (torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
+    rows, classes = x.flatten(0, 1).clone(), torch.arange(30) % 8
     return {
         "aten.exp.default": [x],
         "aten.relu.default": [x],
         "aten.threshold_backward.default": [x, y, 0.0],
         "aten._log_softmax.default": [x, -1, False],
         "aten._log_softmax_backward_data.default": [x, y.log_softmax(-1), 2, torch.float32],
-    }.get(target, [x, y])
+        "flow.cross_entropy_backward": [
+            torch.tensor(0.5), rows, rows.logsumexp(1, True), classes, None, 2, -100, None, 0
+        ],
+    }.get(target, [x, y])  # fmt: skip
 
 
 @pytest.mark.parametrize("target", OVER)
 def test_an_op_over_its_argument_makes_what_the_op_makes(target: str) -> None:
-    function = torch_callable(target)
-    assert target in FRESH and target in _OUT
+    function = cross_entropy.FUNCTIONS.get(target) or torch_callable(target)
+    assert target in FRESH and can_write(function)
     for argument in OVER[target]:
         expected, given = function(*_arguments(target)), _arguments(target)
         made = into(function)(given[argument], *given)
@@ -108,3 +113,26 @@ def test_rows_that_do_not_lie_one_behind_the_other_are_made_elsewhere_first() ->
     expected = x.log_softmax(1)
     made = into(torch.ops.aten._log_softmax.default)(x, x, 1, False)
     assert made is x and torch.equal(made, expected)
+
+
+def test_a_reader_that_comes_before_is_no_reader_any_more() -> None:
+    """What another region reads for a boxing, behind which this one comes, is free then; what it
+    reads beside that is not.
+    """
+    text = """
+    feed x = %x: float32[6, 4]
+    %a = aten.exp.default(%x)  # forward m stage 0
+    %s = aten.sum.dim_IntList(%a, [0], True)  # forward m stage 0
+    %b = aten.exp.default(%a)  # forward m stage 0
+    %end = aten.mul.Tensor({first}, %s)  # forward m stage 0
+    %more = aten.add.Tensor(%end, %b)  # forward m stage 0
+    %loss = aten.sum.default(%more)  # forward m stage 0
+    result loss = %loss
+"""
+    for first, expected in (("%a", {"end": "a", "more": "end"}), ("%x", {"more": "end"})):
+        graph = rewritten(PASSES, one_axis("data", 2), graph_of(text.format(first=first)))
+        works = [actor.work for actor in overwrite(lower(graph, one_axis("data", 2))).actors]
+        regions = [work for work in works if isinstance(work, RegionWork) and work.reads]
+        pairs = [pair for work in regions for pair in work.overwrites]
+        assert len(regions) > 1
+        assert {made: read for made, read in pairs if made in ("end", "more")} == expected

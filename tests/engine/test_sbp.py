@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.sbp import P_MAX, P_MIN, B, P, S, Sbp, format_nd_sbp, parse_sbp
+from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S, Sbp, format_nd_sbp, parse_sbp
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ from flowrun.engine.sbp import P_MAX, P_MIN, B, P, S, Sbp, format_nd_sbp, parse_
         ("P", P),
         ("P(sum)", P),
         ("P(max)", P_MAX),
+        ("P(logsumexp)", P_LOGSUMEXP),
         ("P(min)", P_MIN),
     ],
 )
@@ -24,7 +25,7 @@ def test_every_written_form_is_read(text: str, sbp: Sbp) -> None:
     assert parse_sbp(text) == sbp
 
 
-@pytest.mark.parametrize("sbp", [S(0), S(3), B, P, P_MAX, P_MIN], ids=str)
+@pytest.mark.parametrize("sbp", [S(0), S(3), B, P, P_MAX, P_MIN, P_LOGSUMEXP], ids=str)
 def test_what_is_printed_is_read_again(sbp: Sbp) -> None:
     assert parse_sbp(str(sbp)) == sbp
 

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 from flowrun.engine.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable, map_refs
+from flowrun.engine.ops import cross_entropy
+from flowrun.engine.ops.signature import torch_callable
 from flowrun.engine.passes import PASSES, Pass
 from flowrun.engine.placement import Placement
 from flowrun.engine.strategy import Optimizer, Strategy
@@ -150,8 +152,7 @@ class _Reader:
     def _compute(
         self, target: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[torch.Tensor, ...]:
-        namespace, name, overload = target.split(".")
-        function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        function = cross_entropy.FUNCTIONS.get(target) or torch_callable(target)
         made = function(*map_refs(arguments, self._meta), **keywords)
         return made if isinstance(made, tuple) else (made,)
 

@@ -323,6 +323,11 @@ def _loss() -> list[Sample]:
                 total,
             )
         )
+        lse = x.logsumexp(1, True)
+        given = (x, lse, target, weight, reduction, -100)
+        made.append(sample("flow.cross_entropy", *given))
+        weighed = total if reduction == 1 else None
+        made.append(sample("flow.cross_entropy_backward", T(*loss.shape), *given, weighed))
     made.append(sample("aten.nll_loss_forward.default", T(6), torch.tensor(3), None, 2, -100))
     for reduction in (0, 1, 2):
         made.append(sample("aten.mse_loss.default", T(5, 4), T(5, 4), reduction))

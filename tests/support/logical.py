@@ -60,8 +60,8 @@ def _part(tensor: torch.Tensor, reduce: str, index: int, parts: int) -> torch.Te
             if index == 0
             else torch.full_like(tensor, others[index - 1].item())
         )
-    sign = -1 if reduce == "max" else 1
-    return tensor if index == parts - 1 else tensor + sign * (index + 1)
+    away = {"max": -1, "min": 1, "logsumexp": -200}[reduce]  # exp(-200) is lost beside 1
+    return tensor if index == parts - 1 else tensor + away * (index + 1)
 
 
 def put_together(

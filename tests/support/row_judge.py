@@ -1,7 +1,7 @@
 """The judge of a signature table on one axis: which rows hold, tried over every SBP there is.
 
-The maxima and minima that an op makes are found; ops that read a P(max) are not looked for, since a
-P(max) is boxed to B where it is made (engine/ops/expansions/).
+The maxima and other partial results but sums that an op makes are found; ops that read a P(max)
+are not looked for, since a P(max) is boxed to B where it is made (engine/ops/expansions/).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowrun.engine.graph import Op
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Call, NdSignature, Signature
 from flowrun.engine.placement import Shape
-from flowrun.engine.sbp import P_MAX, P_MIN, B, P, Sbp, Split
+from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, Partial, Sbp, Split
 from support.simulated_ranks import (
     FAILURES,
     Pieces,
@@ -30,6 +30,9 @@ from support.simulated_ranks import (
     row_holds,
     run,
 )
+
+
+OTHER_PARTIALS: tuple[Partial, ...] = (P_MAX, P_MIN, P_LOGSUMEXP)
 
 
 def holding_rows(given: Sample, parts: int) -> Iterator[Signature]:
@@ -146,8 +149,8 @@ def _layouts_of(value: torch.Tensor | None, pieces: list[Any], parts: int) -> li
     held: Pieces = {(k,): piece for k, piece in enumerate(pieces)}
     shape = tuple(value.shape)
     fits: list[Sbp] = []
-    for sbp in (*_sbps_of(value, parts), P_MAX, P_MIN):
-        if sbp in (P_MAX, P_MIN) and (fits or not value.dtype.is_floating_point):
+    for sbp in (*_sbps_of(value, parts), *OTHER_PARTIALS):
+        if sbp in OTHER_PARTIALS and (fits or not value.dtype.is_floating_point):
             continue
         whole = put_together(held, (sbp,), (parts,), shape)
         if whole is not None and alike(whole.to(value.dtype), value):

@@ -16,7 +16,16 @@ from typing import Any
 import torch
 
 from flowrun.engine.graph import Op, Ref, Tensor, map_refs
-from flowrun.engine.ops import create, expansions, random, registry, scaling, sparse, update
+from flowrun.engine.ops import (
+    create,
+    cross_entropy,
+    expansions,
+    random,
+    registry,
+    scaling,
+    sparse,
+    update,
+)
 from flowrun.engine.ops.signature import Call, LocalView, NdSignature, torch_callable
 from flowrun.engine.placement import Shape, local_slices, split_range
 from flowrun.engine.sbp import NdSbp, Partial, Sbp, Split
@@ -96,6 +105,7 @@ OWN_FUNCTIONS = {
     **scaling.FUNCTIONS,
     **sparse.FUNCTIONS,
     **random.FUNCTIONS,
+    **cross_entropy.FUNCTIONS,
     "flow.constant": create.constant,
 }
 
@@ -141,6 +151,9 @@ def _cut(whole: torch.Tensor, sbp: Sbp, parts: int) -> list[torch.Tensor]:
     ]
     if sbp.reduce == "sum":
         return [*others, whole - sum(others)]
+    if sbp.reduce == "logsumexp":
+        shares = torch.stack([other.abs() for other in [*others, whole + 1]]).log_softmax(0)
+        return [whole + share for share in shares]
     sign = -1 if sbp.reduce == "max" else 1
     return [whole, *(whole + sign * other.abs() for other in others)]
 
@@ -188,6 +201,7 @@ _REDUCE: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "sum": torch.sum,
     "max": torch.amax,
     "min": torch.amin,
+    "logsumexp": torch.logsumexp,
 }
 
 

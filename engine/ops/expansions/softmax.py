@@ -1,4 +1,4 @@
-"""Softmax with its classes split: two statistics of each row."""
+"""Softmax with its classes split: one statistic of each row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from flowrun.engine.graph import Op, Tensor
 from flowrun.engine.ops.expansions.program import Dims, Program, Value
 from flowrun.engine.ops.signature import bind
-from flowrun.engine.sbp import P_MAX, P
+from flowrun.engine.sbp import P_LOGSUMEXP, P
 
 
 def classes(op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -16,24 +16,20 @@ def classes(op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
 
 
 def _log_softmax(p: Program) -> None:
-    """x - max - log(sum(exp(x - max)))."""
-    shifted, total = _shifted_exp_sum(p)[::2]
-    log = p.pointwise("log", "aten.log.default", total)
-    p.output(0, p.pointwise("out", "aten.sub.Tensor", shifted, log))
+    """x - log(sum(exp(x)))."""
+    x = p.argument("self")
+    p.output(0, p.pointwise("out", "aten.sub.Tensor", x, _log_sum_exp(p, x)))
 
 
 def _softmax(p: Program) -> None:
-    """exp(x - max) / sum(exp(x - max))."""
-    _, exp, total = _shifted_exp_sum(p)
-    p.output(0, p.pointwise("out", "aten.div.Tensor", exp, total))
-
-
-def _shifted_exp_sum(p: Program) -> tuple[Value, Value, Value]:
+    """exp(x - log(sum(exp(x))))."""
     x = p.argument("self")
-    largest = p.reduced("max", "aten.amax.default", x, P_MAX)
-    shifted = p.pointwise("shift", "aten.sub.Tensor", x, largest)
-    exp = p.pointwise("exp", "aten.exp.default", shifted)
-    return shifted, exp, p.reduced("sum", "aten.sum.dim_IntList", exp, P)
+    log_p = p.pointwise("log_p", "aten.sub.Tensor", x, _log_sum_exp(p, x))
+    p.output(0, p.pointwise("out", "aten.exp.default", log_p))
+
+
+def _log_sum_exp(p: Program, x: Value) -> Value:
+    return p.reduced("lse", "aten.logsumexp.default", x, P_LOGSUMEXP)
 
 
 def _log_softmax_backward(p: Program) -> None:

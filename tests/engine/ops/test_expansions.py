@@ -9,7 +9,7 @@ import torch
 
 from flowrun.engine.graph import BACKWARD, Op, Ref, Tensor
 from flowrun.engine.ops import expansions, registry
-from flowrun.engine.sbp import P_MAX, B, NdSbp, P, S
+from flowrun.engine.sbp import P_LOGSUMEXP, B, NdSbp, P, S
 
 CLASSES: NdSbp = (S(0), S(1))
 SPLIT = Op(
@@ -44,10 +44,8 @@ def test_other_layouts_need_none(nd_sbp: NdSbp) -> None:
 def test_statistics_are_reduced_on_the_axis_of_the_classes_alone() -> None:
     ops, _ = expansions.expand(SPLIT, tensors())
     by_name = {op.name: op for op in ops}
-    assert by_name["soft_max"].out_sbp == ((S(0), P_MAX),)
-    assert by_name["soft_shift"].in_sbp == (CLASSES, (S(0), B))
-    assert by_name["soft_sum"].out_sbp == ((S(0), P),)
-    assert by_name["soft_log"].in_sbp == ((S(0), B),)
+    assert by_name["soft_lse"].out_sbp == ((S(0), P_LOGSUMEXP),)
+    assert by_name["soft_out"].in_sbp == (CLASSES, (S(0), B))
 
 
 def test_the_last_op_makes_the_output() -> None:
@@ -66,7 +64,7 @@ def test_every_op_stays_where_the_softmax_was() -> None:
 def test_every_tensor_between_is_described() -> None:
     ops, made = expansions.expand(SPLIT, tensors())
     assert {name for op in ops[:-1] for name in op.makes} == {tensor.name for tensor in made}
-    assert {t.name: t.shape for t in made}["soft_sum"] == (6, 1)
+    assert {t.name: t.shape for t in made}["soft_lse"] == (6, 1)
 
 
 def test_only_statistics_travel() -> None:

@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import spawn
 from flowrun.engine.boxing import Step, step_bytes
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.transport import Layout, layout_of, run_group
-from flowrun.engine.sbp import P_MAX, P_MIN, B, P, S
+from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S
 from support.logical import lay_out, line, whole_numbers
 
 pytestmark = pytest.mark.processes
@@ -32,6 +32,7 @@ CASES: dict[str, Case] = {
     "all_reduce of a scalar and a matrix": ([Step(0, P, B)] * 2, [(), (5, 3)], torch.float32),
     "all_reduce max int64": ([Step(0, P_MAX, B)], [(5,)], torch.int64),
     "all_reduce min bfloat16": ([Step(0, P_MIN, B)], [(4, 3)], torch.bfloat16),
+    "all_reduce logsumexp": ([Step(0, P_LOGSUMEXP, B)], [(5, 1)], torch.float32),
     "reduce_scatter": ([Step(0, P, S(0))], [(12, 4)], torch.float32),
     "reduce_scatter uneven": ([Step(0, P, S(1))], [(3, 7)], torch.float32),
     "reduce_scatter max int64": ([Step(0, P_MAX, S(0))], [(7, 2)], torch.int64),

@@ -1,0 +1,130 @@
+"""Cross entropy of logits: `flow.cross_entropy` and `flow.cross_entropy_backward`.
+
+What log_softmax and a negative log-likelihood are together (engine/losses.py puts these two in
+their place), without log-probabilities: of each row of logits one number is kept, the logarithm of
+the sum of its exponentials, and the gradient is made of logits, that number and the target at once.
+Where classes are split, that number is all of a row that travels (P(logsumexp) -> B).
+
+    flow.cross_entropy(x (N, C), lse (N, 1), target (N,), weight, reduction, ignored)
+        -> (loss, weight of the targets)
+    flow.cross_entropy_backward(grad, x, lse, target, weight, reduction, ignored, total) -> grad of x
+
+Logits may be narrower than `lse`, whose dtype losses and gradients have.  total: the weight of the
+targets, for a mean alone; else None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flowrun.engine.graph import Op, Ref
+from flowrun.engine.ops.loss import MEAN, NONE, SUM, of_mine, reduced_loss, weights_of
+from flowrun.engine.ops.reduce import LOG2_E
+from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
+from flowrun.engine.sbp import B, P, S, Sbp
+
+Tensor = torch.Tensor
+
+FORWARD, BACKWARD = "flow.cross_entropy", "flow.cross_entropy_backward"
+_GIVEN = ("x", "lse", "target", "weight", "reduction", "ignored")
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = {FORWARD: _GIVEN, BACKWARD: ("grad", *_GIVEN, "total")}
+
+
+def rows_of_forward(view: OpView) -> tuple[Signature, ...]:
+    """Split classes: a rank adds what the targets among its own lose."""
+    reduction = given(view.op)["reduction"]
+    of_rows = {"x": S(0), "lse": S(0), "target": S(0)}
+    made = {SUM: (P, P), NONE: (S(0), B)}.get(reduction)
+    return (
+        _row(view.op, {"x": S(1)}, P, B),
+        *([_row(view.op, of_rows, *made)] if made else []),
+    )
+
+
+def rows_of_backward(view: OpView) -> tuple[Signature, ...]:
+    """Linear in the gradient; whose rows are those of the logits where the loss was not reduced."""
+    each = given(view.op)["reduction"] == NONE
+    of_rows = {"grad": S(0) if each else B, "x": S(0), "lse": S(0), "target": S(0)}
+    return (
+        _row(view.op, {"x": S(1)}, S(1)),
+        _row(view.op, of_rows, S(0)),
+        _row(view.op, {"grad": P}, P),
+    )
+
+
+def given(op: Op) -> dict[str, Any]:
+    """Every argument of one of the two by its name, in order."""
+    return dict(zip(_ARGUMENTS[op.target], op.args, strict=True))
+
+
+def _row(op: Op, sbps: Mapping[str, Sbp], *outputs: Sbp) -> Signature:
+    named = given(op).items()
+    return Signature(tuple(sbps.get(k, B) for k, arg in named if isinstance(arg, Ref)), outputs)
+
+
+# ---- local programs ------------------------------------------------------------------------------
+
+
+def loss_of_logits(
+    x: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
+    start: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """This rank's addend of the loss, and the whole weight of the targets.  start: the first of the
+    classes that are here.
+    """
+    here, mine = of_mine(target, start, x.shape[1], ignored)
+    each = weights_of(lse, target, weight, ignored)
+    picked = x.gather(1, here.unsqueeze(1)).to(lse.dtype)
+    return reduced_loss((lse - picked).squeeze(1) * each * mine, each, reduction)
+
+
+def gradient_of_logits(
+    grad: Tensor,
+    x: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
+    total: Tensor | None,
+    start: int = 0,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """(softmax - 1 at the target) x what the row's loss counts; powers of two as in log_sum_exp.
+
+    out: where it is written; may be x.
+    """
+    here, mine = of_mine(target, start, x.shape[1], ignored)
+    each = (grad * weights_of(lse, target, weight, ignored)).unsqueeze(1)
+    each = each if total is None else each / total
+    made = torch.add(lse * -LOG2_E, x.to(lse.dtype), alpha=LOG2_E, out=out)
+    made.exp2_().mul_(each)
+    return made.scatter_add_(1, here.unsqueeze(1), -each * mine.unsqueeze(1))
+
+
+def local_forward(view: LocalView) -> Call:
+    """Of the classes that are here."""
+    return Call(loss_of_logits, (*view.op.args, _first_class(view)))
+
+
+def local_backward(view: LocalView) -> Call:
+    """Of the classes that are here."""
+    return Call(gradient_of_logits, (*view.op.args, _first_class(view)))
+
+
+def _first_class(view: LocalView) -> int:
+    return view.in_slices[view.op.inputs.index(given(view.op)["x"].name)][1][0]
+
+
+RULES: Mapping[str, Rule] = {FORWARD: rows_of_forward, BACKWARD: rows_of_backward}
+LOCALS: Mapping[str, Local] = {FORWARD: local_forward, BACKWARD: local_backward}
+FUNCTIONS = {FORWARD: loss_of_logits, BACKWARD: gradient_of_logits}
