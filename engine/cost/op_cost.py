@@ -75,6 +75,8 @@ def op_seconds(
         moved += _BETWEEN.get(op.target, 0.0) * math.prod(out_shapes[0] or ())
     flop = op_flops(op, in_shapes, out_shapes)
     dtype = _NARROW.get(tensors[op.makes[0]].dtype, "fp32")
+    if hardware.device == CPU and "scaled_dot_product" in op.target:
+        dtype = "fp32"  # blocks too small for narrower products: no faster in bf16
     products_s = hardware.products(dtype).seconds(flop) / _share(op, in_shapes, dtype, hardware)
     elements_s = element_seconds(op, in_shapes, out_shapes, hardware)
     return max(products_s, elements_s, moved / hardware.memory_bytes_per_s) + hardware.op_s

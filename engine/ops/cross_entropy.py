@@ -7,7 +7,8 @@ Where classes are split, that number is all of a row that travels (P(logsumexp) 
 
     flow.cross_entropy(x (N, C), lse (N, 1), target (N,), weight, reduction, ignored)
         -> (loss, weight of the targets)
-    flow.cross_entropy_backward(grad, x, lse, target, weight, reduction, ignored, total) -> grad of x
+    flow.cross_entropy_backward(grad, x, lse, target, weight, reduction, ignored, total)
+        -> gradient of x
 
 Logits may be narrower than `lse`, whose dtype losses and gradients have.  total: the weight of the
 targets, for a mean alone; else None.
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.graph import Op, Ref
-from flowrun.engine.ops.loss import MEAN, NONE, SUM, of_mine, reduced_loss, weights_of
+from flowrun.engine.ops.loss import NONE, SUM, of_mine, reduced_loss, weights_of
 from flowrun.engine.ops.reduce import LOG2_E
 from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
 from flowrun.engine.sbp import B, P, S, Sbp

@@ -1,4 +1,4 @@
-"""Products: which library multiplies fp32 matrices on a CPU.
+"""Products: which library multiplies fp32 matrices on a CPU, and in which dtype attention's do.
 
 torch calls MKL, which leaves AVX-512 unused on processors that are not Intel's; oneDNN, that torch
 calls for convolutions and bf16, uses it.  All ranks must choose alike, for what several of them
@@ -25,16 +25,20 @@ class Rule:
     least_flop: below, to enter it costs more than it saves.
     oblong: it copies a first matrix that is transposed, as in the gradient of a weight; that pays
     where one side of the result is as many times the other.
+    few_keys: keys x width of a head, below which the gradient of attention takes less time in fp32
+    than in bf16, casts included; 0: not measured.
     """
 
     least_flop: int
     oblong: float
+    few_keys: int = 0
 
 
 # One thread: 101 to 105 GFLOP/s instead of 84 to 89; gradients of weights 5 to 10 % more.
 HALF_WIDE = Rule(1 << 24, 4.0)
 # 210 to 240 GFLOP/s instead of 95 to 105; gradients of weights 130 to 210 instead of 95 to 105.
-WIDE = Rule(1 << 22, 1.0)
+# Attention's gradient of 128 keys in heads of 64: 2.1 instead of 4.1 ms; of 256, equal.
+WIDE = Rule(1 << 22, 1.0, 1 << 14)
 
 
 def kernel_of(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,6 +78,22 @@ def addmm(bias: Tensor, first: Tensor, second: Tensor, **factors: Any) -> Tensor
     return torch.ops.aten.addmm.default(bias, first, second, **factors)  # type: ignore[no-any-return]
 
 
+def attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *how: Any, **more: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of torch's fused attention: of query, key and value (samples, heads, …, width).
+
+    In bf16 it takes long to begin with each block, whatever its size.
+    """
+    given = (grad, query, key, value, out)
+    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    found, size = rule(), key.shape[-2] * key.shape[-1]
+    if query.dtype != torch.bfloat16 or found is None or size >= found.few_keys:
+        return run(*given, *how, **more)  # type: ignore[no-any-return]
+    one, two, three = run(*(x.float() for x in given), *how, **more)
+    return one.to(query.dtype), two.to(query.dtype), three.to(query.dtype)
+
+
 def _linear(first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
     """x, weight (n, k), bias, and no function behind it: the op that Inductor calls."""
     linear = torch.ops.mkldnn._linear_pointwise.default
@@ -103,4 +123,5 @@ def _fact(name: str) -> str:
 _REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.mm.default: mm,
     torch.ops.aten.addmm.default: addmm,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
 }

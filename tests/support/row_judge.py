@@ -31,7 +31,6 @@ from support.simulated_ranks import (
     run,
 )
 
-
 OTHER_PARTIALS: tuple[Partial, ...] = (P_MAX, P_MIN, P_LOGSUMEXP)
 
 

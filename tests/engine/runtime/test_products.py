@@ -77,3 +77,24 @@ def test_other_ops_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products.kernel_of(aten.mm.default) is products.mm
     monkeypatch.setattr(products, "rule", lambda: None)
     assert products.kernel_of(aten.mm.default) is aten.mm.default
+
+
+@pytest.mark.parametrize("keys", [16, 512])
+def test_a_gradient_of_attention_is_torchs(keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the rounding of bf16; where there are many keys, to the bit."""
+    monkeypatch.setattr(products, "rule", lambda: products.WIDE)
+    generator = torch.Generator().manual_seed(keys)
+    query, key, value, grad = (
+        torch.randn(2, keys, 3, 32, generator=generator).bfloat16().transpose(1, 2)
+        for _ in range(4)
+    )
+    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
+    given = (grad, query, key, value, out, logsumexp, 0.0, True)
+    run = products.kernel_of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+    assert run is products.attention_backward
+    expected = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(*given)
+    for made, plain in zip(run(*given), expected, strict=True):
+        assert (made.dtype, made.stride()) == (plain.dtype, plain.stride())
+        if keys == 512:
+            assert torch.equal(made, plain)
+        torch.testing.assert_close(made, plain, rtol=2**-6, atol=2**-5)
