@@ -13,6 +13,9 @@ from typing import Any
 import torch
 
 from flowrun.engine.ops import sparse
+from flowrun.engine.ops.cross_entropy import gradient_of_logits
+from flowrun.engine.ops.loss import SUM
+from flowrun.engine.ops.reduce import log_sum_exp
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -52,6 +55,9 @@ def _row_probes() -> Mapping[str, Probe]:
         weight, bias = torch.randn(COLUMNS), torch.randn(COLUMNS)
         return *two(), torch.zeros(ROWS, 1), torch.ones(ROWS, 1), weight, bias
 
+    def targets() -> tuple[Tensor, ...]:
+        return torch.randn(shape), torch.full((ROWS, 1), 6.0), torch.arange(ROWS) % COLUMNS
+
     def of_two(run: Callable[..., Any]) -> Probe:
         return Probe(count, two, run)
 
@@ -65,6 +71,14 @@ def _row_probes() -> Mapping[str, Probe]:
         "aten._log_softmax.default": of_two(lambda x, y: aten._log_softmax.default(x, -1, False)),
         "aten._log_softmax_backward_data.default": of_two(
             lambda x, y: aten._log_softmax_backward_data.default(x, y, -1, fp32)
+        ),
+        "aten.logsumexp.default": of_two(lambda x, y: log_sum_exp(x, (-1,), True)),
+        "flow.cross_entropy_backward": Probe(
+            count,
+            targets,
+            lambda x, lse, target: gradient_of_logits(
+                torch.ones(()), x, lse, target, None, SUM, -100, None, out=x
+            ),
         ),
         "aten.gelu.default": of_two(lambda x, y: aten.gelu.default(x)),
         "aten.gelu_backward.default": of_two(lambda x, y: aten.gelu_backward.default(x, y)),
