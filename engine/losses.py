@@ -53,7 +53,9 @@ class _Loss:
         """None where log-probabilities are of other use too, or rows have other dims."""
         (log_p,), shape = op.makes, graph.tensors[op.makes[0]].shape
         readers = graph.consumers.get(log_p, ())
-        if len(shape) != 2 or op.args[1] % 2 != 1 or log_p in {name for _, name in graph.results}:
+        casts = graph.tensors[op.inputs[0]].dtype != graph.tensors[log_p].dtype
+        reported = log_p in {name for _, name in graph.results}
+        if len(shape) != 2 or op.args[1] % 2 != 1 or casts or reported:
             return None
         forward = tuple(r for r in readers if _reads(r, _NLL, "self", log_p))
         backward = tuple(

@@ -1,0 +1,86 @@
+"""Cross entropy of logits: where it replaces log-probabilities, and that it is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flowrun.engine.capture import capture
+from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.ops import cross_entropy
+from flowrun.engine.ops.reduce import log_sum_exp
+from flowrun.models import losses
+from support.layouts import example, task
+from support.plain_loop import Training, gpt
+
+GPT = gpt(blocks=1, width=16)
+
+
+def captured(training: Training) -> LogicalGraph:
+    return capture(task(training), example(training))
+
+
+def targets(graph: LogicalGraph) -> set[str]:
+    """Of all ops that concern a loss."""
+    return {op.target for op in graph.ops if "softmax" in op.target or "entropy" in op.target}
+
+
+def test_a_loss_and_its_gradient_are_made_of_logits() -> None:
+    graph = captured(GPT)
+    assert targets(graph) == {cross_entropy.FORWARD, cross_entropy.BACKWARD}
+    (lse,) = (op for op in graph.ops if op.target == "aten.logsumexp.default")
+    assert graph.tensors[lse.makes[0]].shape[1] == 1
+    assert {op.target for op in graph.consumers[lse.makes[0]]} == targets(graph)
+
+
+def test_log_probabilities_that_others_read_too_stay() -> None:
+    smoothed = replace(GPT, loss=partial(losses.cross_entropy, label_smoothing=0.1))
+    assert targets(captured(smoothed)) == {
+        "aten._log_softmax.default",
+        "aten._log_softmax_backward_data.default",
+    }
+
+
+def test_logits_are_read_as_narrow_as_they_are() -> None:
+    graph = captured(replace(GPT, autocast=torch.bfloat16))
+    (forward,) = (op for op in graph.ops if op.target == cross_entropy.FORWARD)
+    (backward,) = (op for op in graph.ops if op.target == cross_entropy.BACKWARD)
+    logits, lse = forward.inputs[:2]
+    assert backward.inputs[1] == logits
+    assert graph.tensors[logits].dtype == torch.bfloat16
+    assert graph.tensors[lse].dtype == graph.tensors[backward.makes[0]].dtype == torch.float32
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_loss_and_gradient_are_torchs(weighed: bool) -> None:
+    """Words that are masked, targets that are ignored, logits far from 0."""
+    x = torch.randn(40, 24, generator=torch.Generator().manual_seed(1)).double() * 30 + 500
+    x[:, 20:] = -torch.inf
+    x.requires_grad_()
+    target = torch.arange(40) % 20
+    target[::7] = -100
+    weight = torch.linspace(0.5, 2, 24).double() if weighed else None
+    expected = F.cross_entropy(x, target, weight)
+    expected.backward()
+    lse = log_sum_exp(x.detach(), (1,), True)
+    given = (x.detach(), lse, target, weight, 1, -100)
+    loss, total = cross_entropy.loss_of_logits(*given)
+    torch.testing.assert_close(loss, expected.detach())
+    made = cross_entropy.gradient_of_logits(torch.ones(()).double(), *given, total)
+    torch.testing.assert_close(made, x.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dims", [(1,), (0, 2), (-1,)], ids=str)
+def test_log_sum_exp_is_torchs(dims: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(2)) * 20).to(dtype)
+    x[:, 1] = -torch.inf
+    x[1, 2, 3] = torch.inf
+    for keepdim in (True, False):
+        expected = torch.logsumexp(x.double(), dims, keepdim).to(dtype)
+        torch.testing.assert_close(log_sum_exp(x, dims, keepdim), expected)
+    assert log_sum_exp(torch.full((2, 3), -torch.inf), (1,)).tolist() == [-torch.inf] * 2
