@@ -107,8 +107,8 @@ def gradient_of_logits(
     here, mine = of_mine(target, start, x.shape[1], ignored)
     each = (grad * weights_of(lse, target, weight, ignored)).unsqueeze(1)
     each = each if total is None else each / total
-    made = torch.add(lse * -LOG2_E, x.to(lse.dtype), alpha=LOG2_E, out=out)
-    made.exp2_().mul_(each)
+    made = torch.sub(x.to(lse.dtype), lse, out=out)
+    made.mul_(LOG2_E).exp2_().mul_(each)
     return made.scatter_add_(1, here.unsqueeze(1), -each * mine.unsqueeze(1))
 
 

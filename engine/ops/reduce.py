@@ -115,7 +115,7 @@ def _count(shape: Shape, dims: Sequence[int]) -> int:
     return math.prod(shape[d] for d in dims)
 
 
-def log_sum_exp(x: torch.Tensor, dims: Sequence[int], keepdim: bool = False) -> torch.Tensor:
+def log_sum_exp(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False) -> torch.Tensor:
     """aten.logsumexp by powers of two, in fp32 at least.
 
     On a CPU torch's exp is MKL's, which on processors that are not Intel's takes thrice as long as
@@ -124,16 +124,16 @@ def log_sum_exp(x: torch.Tensor, dims: Sequence[int], keepdim: bool = False) -> 
     wide = x if x.dtype.itemsize >= 4 and x.is_floating_point() else x.float()
     most = wide.amax(dims, True)
     most = most.masked_fill_(most.abs() == math.inf, 0)  # a difference of two would be no number
-    powers = torch.add(most * -LOG2_E, wide, alpha=LOG2_E).exp2_()
+    powers = torch.sub(wide, most).mul_(LOG2_E).exp2_()
     made = powers.sum(dims, True).log_().add_(most)
     made = made.to(x.dtype) if x.is_floating_point() else made
-    return made if keepdim else made.squeeze(tuple(dims))
+    return made if keepdim else made.squeeze(dims)
 
 
 def local_log_sum_exp(view: LocalView) -> Call:
     """Of any layout the same."""
     given = bind(view.op)
-    return Call(log_sum_exp, (given["self"], given["dim"], given["keepdim"]))
+    return Call(log_sum_exp, (given["self"], tuple(given["dim"]), given["keepdim"]))
 
 
 SUM = reduction(P, linear=True)
