@@ -84,11 +84,11 @@ class _Loss:
 
     def _written(self) -> Iterator[tuple[str, tuple[Op, ...]]]:
         op = self.log_softmax
-        args = (op.args[0], (1,), True)
-        lse = replace(
-            op, name=self.lse, target="aten.logsumexp.default", args=args, outputs=(self.lse,)
+        target, of_rows = "aten.logsumexp.default", (op.args[0], (1,), True)
+        yield (
+            op.name,
+            (replace(op, name=self.lse, target=target, args=of_rows, outputs=(self.lse,)),),
         )
-        yield op.name, (lse,)
         for nll in self.forward:
             target, args = cross_entropy.FORWARD, self._given(nll)
             yield nll.name, (replace(nll, target=target, args=args, kwargs=()),)

@@ -88,11 +88,10 @@ def _ended_before(plan: Plan) -> Mapping[int, int]:
     own, whatever the timing: what it makes is read on the way there.
     """
     makers: dict[int, set[int]] = {actor.id: set() for actor in plan.actors}
-    for r in (r for r in plan.registers if r.producer is not None and not r.initial):
-        for k in (r.producer, *r.readers):
-            if plan.actors[k].per_step:  # an act of a step is of no one micro-batch
-                break
-        else:
+    for r in plan.registers:
+        if r.producer is None or r.initial:
+            continue
+        if not any(plan.actors[k].per_step for k in (r.producer, *r.readers)):  # of a micro-batch
             for reader in r.readers:
                 makers[reader].add(r.producer)
     found: dict[int, int] = {}

@@ -66,7 +66,7 @@ def replicas(training: Training, ranks: int) -> Replicas:
 
 
 def in_float64(training: Training) -> Training:
-    """Of which roundings do not grow: batch norms of 2 samples multiply those of fp32 by hundreds."""
+    """Batch norms of 2 samples multiply roundings of fp32 by hundreds."""
     batches = tuple(
         {key: x.double() if x.is_floating_point() else x for key, x in batch.items()}
         for batch in training.batches
