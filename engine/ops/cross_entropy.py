@@ -38,11 +38,12 @@ def rows_of_forward(view: OpView) -> tuple[Signature, ...]:
     """Split classes: a rank adds what the targets among its own lose."""
     reduction = given(view.op)["reduction"]
     of_rows = {"x": S(0), "lse": S(0), "target": S(0)}
-    made = {SUM: (P, P), NONE: (S(0), B)}.get(reduction)
-    return (
-        _row(view.op, {"x": S(1)}, P, B),
-        *([_row(view.op, of_rows, *made)] if made else []),
-    )
+    rows = [_row(view.op, {"x": S(1)}, P, B)]
+    if reduction == SUM:
+        rows.append(_row(view.op, of_rows, P, P))
+    if reduction == NONE:
+        rows.append(_row(view.op, of_rows, S(0), B))
+    return tuple(rows)
 
 
 def rows_of_backward(view: OpView) -> tuple[Signature, ...]:
