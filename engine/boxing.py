@@ -173,11 +173,13 @@ def path_seconds(
 
 def start_seconds(step: Step, link: Link) -> float:
     """Of one step, however little it moves: a latency, and the hops of a ring; an all-reduce may
-    go up and down a tree instead (NCCL, src/graph/tuning.cc).
+    go up and down a tree instead (NCCL, src/graph/tuning.cc), and of an all-to-all every piece may
+    have a start of its own.
     """
     if not step.moves:
         return 0.0
-    return link.latency_s + (2 * link.tree_s if step.kind == ALL_REDUCE else link.ring_s)
+    more_s = {ALL_REDUCE: 2 * link.tree_s, ALL_TO_ALL: link.ring_s + link.peers_s}
+    return link.latency_s + more_s.get(step.kind, link.ring_s)
 
 
 def step_seconds(

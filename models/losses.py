@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,14 +17,18 @@ def cross_entropy(
     batch: Mapping[str, Tensor],
     target: str = "targets",
     label_smoothing: float = 0.0,
+    narrow: bool = False,
 ) -> Tensor:
     """Mean cross entropy of logits (..., V) against class ids (...), the batch field `target`.
 
     Positions whose class is -100 count for nothing.  label_smoothing: share of the target that is
-    spread over all classes, 0 to 1.
+    spread over all classes, 0 to 1.  narrow: log-probabilities and gradients of logits are held in
+    the logits' dtype, under autocast half of the bytes; else in fp32.
     """
-    logits, classes = output.flatten(0, -2).float(), batch[target].flatten()
-    return F.cross_entropy(logits, classes, label_smoothing=label_smoothing)
+    logits, classes = output.flatten(0, -2), batch[target].flatten()
+    with torch.autocast("cpu", enabled=False):  # which would widen them
+        logits = logits if narrow else logits.float()
+        return F.cross_entropy(logits, classes, label_smoothing=label_smoothing).float()
 
 
 def binary_cross_entropy(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowrun.engine.boxing import start_seconds, step_bytes, step_seconds
 from flowrun.engine.cost.fusion import Kernel, kernels
+from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.op_cost import element_seconds
 from flowrun.engine.cost.seconds import local_seconds
 from flowrun.engine.crossing import route
@@ -45,26 +46,28 @@ class ActorCost:
             for n, nd in zip(op.outputs, op.out_sbp, strict=True)
         ]
 
-    def _op_seconds(self, op: Op) -> float:
+    def _op_seconds(self, op: Op, hardware: Hardware) -> float:
         grid = self.strategy.placements[op.stage].shape
-        return local_seconds(op, self.graph, grid, self.strategy.hardware)
+        return local_seconds(op, self.graph, grid, hardware)
 
     def _region_seconds(self, work: RegionWork) -> float:
         """Op after op, or kernel after kernel where the region is compiled."""
+        hardware = self.strategy.hardware
         if not self.strategy.fuses:
-            return sum(map(self._op_seconds, work.ops))
+            return sum(self._op_seconds(op, hardware) for op in work.ops)
+        hardware = replace(hardware, bias_apart=False)  # what follows a product adds it
         kept = (*work.makes, *(new for _, new in work.updates))
-        return sum(map(self._kernel_seconds, kernels(work.ops, kept, self._elements)))
+        found = kernels(work.ops, kept, self._elements)
+        return sum(self._kernel_seconds(kernel, hardware) for kernel in found)
 
     def _elements(self, op: Op) -> int:
         """Of the largest tensor that the op reads or makes."""
         shapes = (*self._ins(op), *(shape for shape in self._outs(op) if shape is not None))
         return max(map(math.prod, shapes), default=0)
 
-    def _kernel_seconds(self, kernel: Kernel) -> float:
+    def _kernel_seconds(self, kernel: Kernel, hardware: Hardware) -> float:
         if len(kernel.ops) == 1:
-            return self._op_seconds(kernel.ops[0])
-        hardware = self.strategy.hardware
+            return self._op_seconds(kernel.ops[0], hardware)
         moved = sum(map(self.tensor_bytes, (*kernel.reads, *kernel.writes)))
         busy_s = sum(
             element_seconds(op, self._ins(op), self._outs(op), hardware) for op in kernel.ops

@@ -63,6 +63,8 @@ class Hardware:
         speed of products of forward, what those of other kinds reach.
     winograd: how many times fewer multiplications a 3 x 3 convolution of fp32 takes than counted;
         2.25 by F(2 x 2, 3 x 3) of Lavin and Gray (arXiv 1509.09308), 1 where it is not used.
+    bias_apart: a product writes, and its bias is added in a pass of its own, unless a compiler puts
+        it into what follows.
     elements_per_s: op target -> elements of its first output a second, of ops that take longer
         than their bytes: exponentials, statistics, sorting.
     memory_bytes_per_s: streaming reads plus writes.
@@ -85,6 +87,7 @@ class Hardware:
     batched_share: float = 1.0
     attention_share: float = 0.6
     winograd: float = 1.0
+    bias_apart: bool = False
     elements_per_s: dict[str, float] = field(default_factory=dict, hash=False)
     memory_bytes_per_s: float = 2.5e10
     memory_bytes: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -32,6 +32,10 @@ class Level:
     mesh: of the innermost level, where no switch joins its ranks: a row of digits for each of a
         unit, how many links it has to each other, "0112" to the second, third and fourth.
         `bytes_per_s` is what all links of a rank carry together.
+    unlinked_bytes_per_s: in such a mesh, of one rank to those that it has no link to, while all
+        ranks send: across the sockets of the host.  0: by way of a neighbour, at no loss.
+    peer_s: seconds that each other rank here adds to the start of an all-to-all, where every piece
+        is a copy of its own.
     shared_memory: the memory of one host.  `launch.transport=gloo` does without; `ranks` are those
         of a host.
     """
@@ -43,6 +47,8 @@ class Level:
     alone_bytes_per_s: float = 0.0
     taken: float = 0.0
     mesh: tuple[str, ...] = ()
+    unlinked_bytes_per_s: float = 0.0
+    peer_s: float = 0.0
     shared_memory: bool = False
     crowded_latency_s: float = 0.0
 
@@ -65,7 +71,8 @@ class Link:
     latency_s: before the first byte.  ring_s, tree_s: what all hops of a ring add, and those from
     the leaves of a tree to its root.
     bytes_per_s: of each rank, to the next in a ring, or in a message.
-    spread_bytes_per_s: of each rank, to all others alike, as in an all-to-all.
+    spread_bytes_per_s: of each rank, to all others alike, as in an all-to-all.  peers_s: what the
+    pieces of one add to its start.
     level: the outermost that the group crosses; -1 of a single rank.
     """
 
@@ -75,6 +82,7 @@ class Link:
     tree_s: float = 0.0
     spread_bytes_per_s: float = math.inf
     level: int = -1
+    peers_s: float = 0.0
 
     def message_seconds(self, num_bytes: float) -> float:
         """Of a message from one rank to another."""
@@ -102,6 +110,7 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
                 share = _share(level, below, senders[unit]) * _linked(level, unit, group)
                 ring = min(ring, share * members[unit])
                 spread = min(spread, share * (len(group) - 1) / (len(group) - members[unit]))
+                spread = min(spread, _unlinked(level, unit, group))
             link = Link(
                 level.latency_s,
                 min(link.bytes_per_s, ring),
@@ -109,6 +118,7 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
                 link.tree_s + level.hop_s * math.ceil(math.log2(max(joined.values()))),
                 min(link.spread_bytes_per_s, spread),
                 at,
+                link.peers_s + level.peer_s * _peers(members, below, size),
             )
     return link
 
@@ -148,6 +158,24 @@ def _linked(level: Level, rank: int, group: Sequence[int]) -> float:
     return max(1, sum(links[other % size] for other in near)) / sum(links)
 
 
+def _unlinked(level: Level, rank: int, group: Sequence[int]) -> float:
+    """What an all-to-all of a group has where a rank sends some pieces past its links."""
+    if not level.mesh or not level.unlinked_bytes_per_s:
+        return math.inf
+    size = len(level.mesh)
+    near = (other for other in group if other // size == rank // size and other != rank)
+    past = sum(level.mesh[rank % size][other % size] == "0" for other in near)
+    return level.unlinked_bytes_per_s * (len(group) - 1) / past if past else math.inf
+
+
+def _peers(members: Mapping[int, int], below: int, size: float) -> int:
+    """The most ranks that one of a group meets in other units, inside the unit that joins them."""
+    joined: Counter[int] = Counter()
+    for unit, count in members.items():
+        joined[int(unit * below // size)] += count
+    return max(joined[int(unit * below // size)] - count for unit, count in members.items())
+
+
 @lru_cache(maxsize=4096)
 def axis_links(levels: tuple[Level, ...], placement: Placement) -> tuple[Link, ...]:
     """What the groups along each axis have, on the worst of them, while all do the same."""
@@ -185,4 +213,5 @@ def worst(links: Iterable[Link]) -> Link:
         max((link.tree_s for link in found), default=0.0),
         min((link.spread_bytes_per_s for link in found), default=math.inf),
         max((link.level for link in found), default=-1),
+        max((link.peers_s for link in found), default=0.0),
     )

@@ -79,7 +79,11 @@ def op_seconds(
         dtype = "fp32"  # blocks too small for narrower products: no faster in bf16
     products_s = hardware.products(dtype).seconds(flop) / _share(op, in_shapes, dtype, hardware)
     elements_s = element_seconds(op, in_shapes, out_shapes, hardware)
-    return max(products_s, elements_s, moved / hardware.memory_bytes_per_s) + hardware.op_s
+    bias_s = 0.0
+    if op.target == "aten.addmm.default" and hardware.bias_apart:
+        bias_s = 2 * sum(made) / hardware.memory_bytes_per_s + hardware.op_s
+    moved_s = moved / hardware.memory_bytes_per_s
+    return max(products_s, elements_s, moved_s) + hardware.op_s + bias_s
 
 
 def element_seconds(

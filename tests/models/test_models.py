@@ -77,6 +77,26 @@ def test_cross_entropy_is_the_mean_over_all_positions() -> None:
     torch.testing.assert_close(cross_entropy(logits, {"targets": targets}), expected)
 
 
+def test_a_narrow_loss_holds_nothing_wider_than_the_logits() -> None:
+    logits, targets = torch.randn(4, 6, 11, dtype=torch.bfloat16), torch.randint(11, (4, 6))
+
+    def held(narrow: bool) -> set[torch.dtype]:
+        found = []
+        wanted = logits.clone().requires_grad_()
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            torch.autograd.graph.saved_tensors_hooks(
+                lambda x: (found.append(x.dtype), x)[1], lambda x: x
+            ),
+        ):
+            loss = cross_entropy(wanted, {"targets": targets}, narrow=narrow)
+        assert loss.dtype == torch.float32
+        return {dtype for dtype in found if dtype.is_floating_point}
+
+    assert torch.float32 in held(False)
+    assert held(True) == {torch.bfloat16}
+
+
 def test_accuracy_is_the_share_of_right_positions() -> None:
     logits = torch.eye(4)[None]
     assert accuracy(logits, {"y": torch.tensor([[0, 1, 2, 0]])}, target="y").item() == 0.75

@@ -96,6 +96,29 @@ def test_without_a_link_a_message_goes_by_way_of_a_neighbour() -> None:
     assert message_link((ring,), grid(1), grid(1, first=2)).bytes_per_s == 20.0
 
 
+def test_of_an_all_to_all_pieces_without_a_link_go_past_it_at_a_speed_of_their_own() -> None:
+    ring = Level(4, 1.0, 40.0, mesh=("0101", "1010", "0101", "1010"), unlinked_bytes_per_s=2.0)
+    assert group_link((ring,), range(4), range(4)).spread_bytes_per_s == 2.0 * 3  # 1 of 3 pieces
+    assert group_link((ring,), (0, 1), range(4)).spread_bytes_per_s == 20.0
+    assert group_link((ring,), range(4), range(4)).bytes_per_s == 40.0  # around a ring all are
+    beyond = (ring, Level(0, 10.0, 1e3))
+    assert group_link(beyond, range(8), range(8)).spread_bytes_per_s == 2.0 * 7
+
+
+def test_each_peer_delays_the_start_of_an_all_to_all_and_of_nothing_else() -> None:
+    levels = (Level(4, 1.0, 40.0, peer_s=0.5), Level(0, 10.0, 10.0, peer_s=0.25))
+    (inside,), (across,) = axis_links(levels, grid(4)), axis_links(levels, grid(12))
+    assert (inside.peers_s, across.peers_s) == (3 * 0.5, 3 * 0.5 + 8 * 0.25)
+    assert axis_links(levels, grid(3, 4))[0].peers_s == 2 * 0.25
+    without = replace(inside, peers_s=0.0)
+    for source, target, later in ((S(0), S(1), 1.5), (S(0), B, 0.0), (P, B, 0.0)):
+        taken = [
+            path_seconds((source,), (target,), (4,), (4, 4), 64, [link])
+            for link in (inside, without)
+        ]
+        assert taken[0] - taken[1] == pytest.approx(later)
+
+
 def test_messages_of_a_stage_leave_its_node_at_once() -> None:
     one_card = (NODES[0], Level(0, 10.0, 2.0, alone_bytes_per_s=16.0))
     assert message_link(NODES, grid(4), grid(4, first=4)).level == 0

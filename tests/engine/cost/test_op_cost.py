@@ -104,6 +104,19 @@ def test_an_elementwise_op_takes_the_bytes_that_it_reads_and_writes(
     assert found == pytest.approx(num_bytes * 100**2 / 1e9)
 
 
+def test_a_bias_of_its_own_pass_reads_and_writes_the_product_once_more() -> None:
+    shapes = {"bias": (100,), "x": (50, 1000), "y": (1000, 100), "z": (50, 100)}
+    tensors = {name: Tensor(name, shape, torch.float32) for name, shape in shapes.items()}
+    reads = [Ref(name) for name in ("bias", "x", "y")]
+    op = Op("z", "aten.addmm.default", tuple(reads), (), ("z",), "net", FORWARD)
+    ins = [shapes[ref.name] for ref in reads]
+    one, apart = (
+        op_seconds(op, ins, [shapes["z"]], tensors, hardware)
+        for hardware in (HARDWARE, replace(HARDWARE, bias_apart=True))
+    )
+    assert apart - one == pytest.approx(2 * 4 * 50 * 100 / 1e9 + START_S)
+
+
 def test_a_view_takes_nothing() -> None:
     assert seconds("aten.t.default", 100, torch.float32, torch.float32) == -START_S
 
