@@ -21,6 +21,7 @@ from flowrun.engine.cost.seconds import repeated_seconds
 from flowrun.engine.graph import BACKWARD, FORWARD
 from flowrun.engine.plan import RECEIVE, SEND, Actor
 from flowrun.engine.rehearsal import rehearse
+from flowrun.engine.schedules import held_micro_batches
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.outcome import Outcome, Spent, moving_share
 from flowrun.launcher.auto.space import Candidate
@@ -196,20 +197,12 @@ def _further_credits(candidate: Candidate, here: int, stage: int) -> int:
 
 
 def most_in_flight(candidate: Candidate, stages: int, behind: int) -> int:
-    """Micro-batches that a stage may hold for backward (registers.py), of a plan of so many stages;
+    """Micro-batches that a stage may hold for backward, of a plan of so many stages;
     behind: those from this one on.
     """
+    in_flight = scaled(candidate.in_flight, candidate.branch.stages, stages)
     count = candidate.branch.micro_batches
-    match scaled(candidate.in_flight, candidate.branch.stages, stages):
-        case int(number):
-            credits = number
-        case "gpipe":
-            credits = count
-        case "1f1b":
-            credits = behind
-        case _:
-            credits = 2 * stages if stages > 1 else 1
-    return min(credits, count)
+    return held_micro_batches(in_flight, stages, stages - behind, count)
 
 
 def scaled(in_flight: int | str, stages: int, here: int) -> int | str:
