@@ -2,9 +2,9 @@
 
 Grid, shards, micro-batches and schedule are as in the whole.  A stage's work, memory and bytes are
 linear in its blocks; a further stage adds what one more adds to the filling and draining of the
-pipeline, and credits where the schedule gives them.  How many blocks the first stage of the whole
-has, the slowest between and the last, is asked of the compiler's own cuts; in each rehearsal acts
-are stretched so that the stages share the work as these do.
+pipeline, and the micro-batches that the schedule lets others hold for it.  How many blocks the
+first stage of the whole has, the slowest between and the last, is asked of the compiler's own cuts;
+in each rehearsal acts are stretched so that the stages share the work as these do.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def extrapolated(
     needed = [
         round(
             linear(few.bound_bytes[k], more.bound_bytes[k], most[k])
-            + _further_credits(candidate, here, k) * linear(few.stash[k], more.stash[k], most[k])
+            + _further_held(candidate, here, k) * linear(few.stash[k], more.stash[k], most[k])
         )
         for k in more.stages
     ]
@@ -188,7 +188,7 @@ def _kept(cuts: Sequence[float], here: int) -> tuple[float, ...]:
     return (cuts[0], max(cuts[1:-1]), cuts[-1]) if here == 3 else tuple(cuts)
 
 
-def _further_credits(candidate: Candidate, here: int, stage: int) -> int:
+def _further_held(candidate: Candidate, here: int, stage: int) -> int:
     """Micro-batches that a stage of the whole holds beyond those that it holds in a plan of few."""
     stages = candidate.branch.stages
     behind = here - stage if stage == here - 1 else stages - stage
