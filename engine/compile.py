@@ -21,6 +21,7 @@ from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.plan import Plan
 from flowrun.engine.rehearsal import Rehearsal, rehearse
 from flowrun.engine.sbp import B, Broadcast
+from flowrun.engine.schedules import held_micro_batches
 from flowrun.engine.strategy import Optimizer, Pin, Strategy, Zero
 from flowrun.engine.tile import tile
 
@@ -55,7 +56,7 @@ def finished(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     in_flight "auto" takes the most micro-batches in flight, up to zero bubble, that memory allows.
     """
     graph = finish(graph, strategy)
-    most = min(2 * strategy.num_stages, strategy.micro_batches)
+    most = held_micro_batches("auto", strategy.num_stages, 0, strategy.micro_batches, alone=2)
     fewer = range(most - 1, 0, -1) if strategy.in_flight == "auto" else ()
     for in_flight in (strategy.in_flight, *fewer):
         found = _rehearsed(graph, replace(strategy, in_flight=in_flight))

@@ -15,6 +15,7 @@ from flowrun.engine.draft import Draft
 from flowrun.engine.errors import PlanError
 from flowrun.engine.graph import BACKWARD, PHASES, UPDATE, WEIGHT_GRAD, LogicalGraph
 from flowrun.engine.plan import BOX, READER, Register
+from flowrun.engine.schedules import held_micro_batches
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.throttle import Throttle
 
@@ -154,26 +155,12 @@ class _Connector:
         )
 
     def _in_flight(self, stage: int) -> int:
-        """Credits of a stage's stash: schedules are register counts."""
-        stages, m = self.strategy.num_stages, self.strategy.micro_batches
-        match self.strategy.in_flight:
-            case int(number):
-                credits = number
-            case "gpipe":
-                credits = m
-            case "1f1b":
-                credits = stages - stage
-            case "zero_bubble" | "auto":
-                credits = 2 * stages if stages > 1 else self._single_stage_credits()
-            case other:
-                raise PlanError(
-                    "placement.in_flight",
-                    f"{other!r} is no schedule.",
-                    "Write a number, gpipe, 1f1b or zero_bubble.",
-                )
-        return min(credits, m)
+        """Slots of a stage's stash: schedules are register counts."""
+        strategy, stages = self.strategy, self.strategy.num_stages
+        alone = self._single_stage_slots() if stages == 1 else 1
+        return held_micro_batches(strategy.in_flight, stages, stage, strategy.micro_batches, alone)
 
-    def _single_stage_credits(self) -> int:
+    def _single_stage_slots(self) -> int:
         """Two micro-batches in flight where backward waits for collectives, else one.
 
         It does not wait for what is gathered ahead, nor for what it leaves to be summed: ZeRO.

@@ -4,10 +4,13 @@ shards.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+from flowrun.engine.boxing import path_seconds
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.op_cost import op_seconds
-from flowrun.engine.graph import LogicalGraph, Op
-from flowrun.engine.placement import largest_shape
+from flowrun.engine.graph import UPDATE, LogicalGraph, Op
+from flowrun.engine.placement import Placement, largest_shape
 from flowrun.engine.plan import Plan, RegionWork
 
 
@@ -29,6 +32,27 @@ def local_seconds(op: Op, graph: LogicalGraph, grid: tuple[int, ...], hardware: 
         for n, nd in zip(op.outputs, op.out_sbp, strict=True)
     ]
     return op_seconds(op, ins, outs, graph.tensors, hardware)
+
+
+def boxing_seconds(
+    graph: LogicalGraph, placements: Sequence[Placement], hardware: Hardware
+) -> Iterator[tuple[Op, float]]:
+    """(the op that makes a tensor, seconds) of every boxing inside a stage that a micro-batch asks
+    for, nothing of it fused.  graph: signed, but for its update.
+    """
+    links = [hardware.links(placement) for placement in placements]
+    wanted = {
+        (name, nd_sbp, op.stage): None
+        for op in graph.ops
+        if op.phase != UPDATE
+        for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
+    }
+    for name, nd_sbp, stage in wanted:
+        maker = graph.producer.get(name)
+        if maker is not None and maker.stage == stage:
+            tensor, have = graph.tensors[name], maker.out_sbp[maker.outputs.index(name)]
+            grid, num_bytes = placements[stage].shape, tensor.num_bytes
+            yield maker, path_seconds(have, nd_sbp, grid, tensor.shape, num_bytes, links[stage])
 
 
 def repeated_seconds(plan: Plan, stage: int, hardware: Hardware) -> float:

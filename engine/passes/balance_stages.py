@@ -1,7 +1,7 @@
 """balance_stages: where to cut the forward ops so that the slowest stage is as fast as possible.
 
-A cut may fall between any two ops. A stage's time is foreseen: its forward ops, the backward ops
-that follow them, and for each activation that enters it and each gradient that comes back to it an
+A cut may fall between any two ops. A stage's time is foreseen: what its pieces of the line take
+(weigh_line.py), and for each activation that enters it and each gradient that comes back to it an
 act and the bytes (no latency: other micro-batches hide that). Among cuts that are nearly as fast,
 those with the least to send win: between blocks one tensor crosses, inside a residual block two.
 """
@@ -24,9 +24,10 @@ NEARLY = 0.01  # of a rank's share of the work: a stage so much slower is as goo
 class Line:
     """The forward ops as a line to be cut.
 
-    work_s: seconds of each piece, forward and backward.  entering_s, leaving_s: of messages, for a
-        cut before that piece: activations that enter the stage behind it, gradients that come back
-        to the stage before it; the first of each is 0.
+    All seconds are those of the ranks of a stage, summed.
+    work_s: of each piece, forward and backward.  entering_s, leaving_s: of messages, for a cut
+        before that piece: activations that enter the stage behind it, gradients that come back to
+        the stage before it; the first of each is 0.
     """
 
     work_s: tuple[float, ...]
@@ -127,8 +128,8 @@ def line_of(
 ) -> tuple[list[int], Line]:
     """(where each piece begins, the line) of `line_ops`, the forward ops to be shared out.
 
-    seconds: of each, with the backward ops that follow it.  link: between stages.
-    act_s: of one act.
+    seconds: of each, with all that follows it.  link: between stages.  act_s: of one act.  Both of
+    all ranks of a stage.
     """
     entering, leaving = _crossing_seconds(graph, line_ops, link, act_s)
     starts = _possible(line_ops, seconds, [a + b for a, b in zip(entering, leaving, strict=True)])

@@ -17,15 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flowrun.engine.cost.network import worst
-from flowrun.engine.cost.seconds import whole_seconds
 from flowrun.engine.graph import BACKWARD, FORWARD, Feed, LogicalGraph, Op, rename_inputs
 from flowrun.engine.passes.balance_stages import Line, balanced_cuts, line_of
 from flowrun.engine.passes.chosen_stages import as_decided, listed
+from flowrun.engine.passes.weigh_line import one_stage, weigh_line
 from flowrun.engine.strategy import Strategy
 
 Places = dict[str, tuple[int, ...]]  # op -> the stages that run it, in order
-
-_UPDATE_PASSES = 7  # over a weight: AdamW reads it, its gradient and two states, and writes three
 
 
 def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
@@ -69,8 +67,12 @@ def _weighed(
     """(the op of the line with which each piece begins, what pieces and cuts before them cost)."""
     pairs = itertools.pairwise(strategy.placements)
     link = worst(strategy.hardware.crossing(*pair) for pair in pairs)
-    seconds = _seconds(graph, line, free, strategy)
-    return line_of(graph, line, seconds, link, strategy.hardware.act_s)
+    places = {name: at[0] for name, at in _places(graph, line, free, range(len(line))).items()}
+    alone = one_stage(strategy)
+    staged = _with_sources(replace(graph, level="staged"), alone)
+    ranks = len(alone.placements[0].ranks)  # that do each second of work together
+    seconds = [ranks * each for each in weigh_line(staged, places, len(line), alone)]
+    return line_of(graph, line, seconds, link, ranks * strategy.hardware.act_s)
 
 
 # ---- which ops go where --------------------------------------------------------------------------
@@ -161,24 +163,6 @@ class _Followed:
         if op.module and op.module in self.of_module:
             return self.of_module[op.module]
         return min(inputs, default=self.last)
-
-
-def _seconds(
-    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
-) -> list[float]:
-    """Foreseen seconds of each op of the line, with all that follows it, for a micro-batch; the
-    update of a weight is shared out over those of a step.
-    """
-    places = _places(graph, line, free, range(len(line)))
-    seconds = [0.0] * len(line)
-    for op in graph.ops:
-        seconds[places[op.name][0]] += whole_seconds(op, graph, strategy.hardware)
-    for v in (v for v in graph.variables if v.kind == "parameter"):
-        homes = [places[op.name][0] for op in graph.consumers.get(v.tensor, ())]
-        moved = _UPDATE_PASSES * graph.tensors[v.tensor].num_bytes / strategy.micro_batches
-        if homes:
-            seconds[min(homes)] += moved / strategy.hardware.memory_bytes_per_s
-    return seconds
 
 
 # ---- writing it down -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dataclasses import replace
 from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
 from flowrun.engine.module_path import unit_of
 from flowrun.engine.ops.traits import Trait, has
+from flowrun.engine.schedules import JOINED
 from flowrun.engine.strategy import Strategy
 
 
@@ -21,7 +22,7 @@ def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Phase weight_grad for backward ops all of whose readers are accumulators or of that phase
     themselves.
     """
-    if strategy.in_flight in ("1f1b", "gpipe") or strategy.num_stages == 1:
+    if strategy.in_flight in JOINED or strategy.num_stages == 1:
         return graph
     late: set[str] = set()
     ops: list[Op] = []

@@ -30,7 +30,7 @@ _LINEAR = tuple(
 
 def sum_tied_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """One part of the gradient for each stage that makes some of it; the home's part first."""
-    if strategy.num_stages == 1:
+    if not any(op.stage for op in graph.ops):
         return graph
     splitter = _Splitter(graph)
     results: list[tuple[str, str]] = []

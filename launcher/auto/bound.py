@@ -15,13 +15,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from flowrun.engine.boxing import path_seconds
-from flowrun.engine.cost.seconds import local_seconds, whole_seconds
-from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, Variable
+from flowrun.engine.cost.seconds import boxing_seconds, local_seconds, whole_seconds
+from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Variable
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.placement import largest_shape
-from flowrun.engine.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.outcome import Bound
 from flowrun.launcher.auto.space import Branch
@@ -113,20 +111,9 @@ class LaidOut:
     def _link_s(self) -> list[float]:
         """Seconds of each stage's links in a micro-batch, nothing of it fused."""
         total = [0.0] * len(self.strategy.placements)
-        wanted = {
-            (name, nd_sbp, op.stage): None
-            for op in self.graph.ops
-            if op.phase != UPDATE
-            for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
-        }
-        for name, nd_sbp, stage in wanted:
-            maker = self.graph.producer.get(name)
-            if maker is not None and maker.stage == stage:
-                tensor, grid = self.graph.tensors[name], self.strategy.placements[stage].shape
-                links = self.strategy.hardware.links(self.strategy.placements[stage])
-                total[stage] += path_seconds(
-                    _made_as(maker, name), nd_sbp, grid, tensor.shape, tensor.num_bytes, links
-                )
+        strategy = self.strategy
+        for maker, each in boxing_seconds(self.graph, strategy.placements, strategy.hardware):
+            total[maker.stage] += each
         return total
 
     @cached_property
@@ -176,7 +163,3 @@ class LaidOut:
             sizes = dict(self.strategy.placements[v.stage].axes)
             held //= sizes.get(self.strategy.zero.axis, 1)
         return held * tensor.dtype.itemsize
-
-
-def _made_as(maker: Op, name: str) -> NdSbp:
-    return maker.out_sbp[maker.outputs.index(name)]

@@ -2,9 +2,9 @@
 
 Grid, shards, micro-batches and schedule are as in the whole.  A stage's work, memory and bytes are
 linear in its blocks; a further stage adds what one more adds to the filling and draining of the
-pipeline, and credits where the schedule gives them.  How many blocks the first stage of the whole
-has, the slowest between and the last, is asked of the compiler's own cuts; in each rehearsal acts
-are stretched so that the stages share the work as these do.
+pipeline, and the micro-batches that the schedule lets others hold for it.  How many blocks the
+first stage of the whole has, the slowest between and the last, is asked of the compiler's own cuts;
+in each rehearsal acts are stretched so that the stages share the work as these do.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from flowrun.engine.cost.seconds import repeated_seconds
 from flowrun.engine.graph import BACKWARD, FORWARD
 from flowrun.engine.plan import RECEIVE, SEND, Actor
 from flowrun.engine.rehearsal import rehearse
+from flowrun.engine.schedules import held_micro_batches
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.outcome import Outcome, Spent, moving_share
 from flowrun.launcher.auto.space import Candidate
@@ -162,7 +163,7 @@ def extrapolated(
     needed = [
         round(
             linear(few.bound_bytes[k], more.bound_bytes[k], most[k])
-            + _further_credits(candidate, here, k) * linear(few.stash[k], more.stash[k], most[k])
+            + _further_held(candidate, here, k) * linear(few.stash[k], more.stash[k], most[k])
         )
         for k in more.stages
     ]
@@ -187,7 +188,7 @@ def _kept(cuts: Sequence[float], here: int) -> tuple[float, ...]:
     return (cuts[0], max(cuts[1:-1]), cuts[-1]) if here == 3 else tuple(cuts)
 
 
-def _further_credits(candidate: Candidate, here: int, stage: int) -> int:
+def _further_held(candidate: Candidate, here: int, stage: int) -> int:
     """Micro-batches that a stage of the whole holds beyond those that it holds in a plan of few."""
     stages = candidate.branch.stages
     behind = here - stage if stage == here - 1 else stages - stage
@@ -196,20 +197,12 @@ def _further_credits(candidate: Candidate, here: int, stage: int) -> int:
 
 
 def most_in_flight(candidate: Candidate, stages: int, behind: int) -> int:
-    """Micro-batches that a stage may hold for backward (registers.py), of a plan of so many stages;
+    """Micro-batches that a stage may hold for backward, of a plan of so many stages;
     behind: those from this one on.
     """
+    in_flight = scaled(candidate.in_flight, candidate.branch.stages, stages)
     count = candidate.branch.micro_batches
-    match scaled(candidate.in_flight, candidate.branch.stages, stages):
-        case int(number):
-            credits = number
-        case "gpipe":
-            credits = count
-        case "1f1b":
-            credits = behind
-        case _:
-            credits = 2 * stages if stages > 1 else 1
-    return min(credits, count)
+    return held_micro_batches(in_flight, stages, stages - behind, count)
 
 
 def scaled(in_flight: int | str, stages: int, here: int) -> int | str:

@@ -18,6 +18,7 @@ from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.module_path import unit_of
 from flowrun.engine.passes import lay_out
 from flowrun.engine.placement import BATCH_AXES, Placement
+from flowrun.engine.schedules import JOINED
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.auto.blocks import equal_blocks, with_blocks
 from flowrun.launcher.auto.bound import LaidOut, Whole
@@ -29,7 +30,6 @@ from flowrun.launcher.schema import Recipe
 
 KEPT_OPS = 200_000  # of layouts that are kept for later candidates: about 1 kB each
 MANY = 12  # equal blocks from which on candidates are planned with few of them (short.py)
-JOINED = ("1f1b", "gpipe")  # schedules that keep weight gradients in backward: another layout
 
 
 class Planner:

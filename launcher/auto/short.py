@@ -80,7 +80,7 @@ class ShortPlanner:
         """
         least: dict[int | str, Candidate] = {}
         try:
-            outlines = self._outlines(branch)
+            outlines = self.outlines(branch)
             for leaf in self._leaves(branch):
                 options = (leaf, *self.space.smaller(leaf))
                 fit = (each for each in options if self._may_fit(outlines.bound(each)))
@@ -96,10 +96,6 @@ class ShortPlanner:
 
     def _may_fit(self, bound: Bound) -> bool:
         return not self.planner.limit or bound.bytes <= self.planner.limit
-
-    def bound(self, candidate: Candidate) -> Bound:
-        """By the layouts of one block and of two."""
-        return self._outlines(candidate.branch).bound(candidate)
 
     def smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """More recomputation; or, once there is no more of it, more of ZeRO."""
@@ -128,7 +124,8 @@ class ShortPlanner:
             elif leaf.in_flight != "gpipe" or stays:
                 yield leaf
 
-    def _outlines(self, branch: Branch) -> Outlines:
+    def outlines(self, branch: Branch) -> Outlines:
+        """Bounds of its candidates, by the layouts of one block and of two."""
         whole = self.planner.strategy_of(Candidate(branch))
         strategy = replace(
             whole,

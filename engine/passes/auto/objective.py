@@ -32,6 +32,7 @@ from flowrun.engine.passes.auto.rows import Row, inputs_of, outputs_of
 from flowrun.engine.passes.auto.trunk import hidden_seconds
 from flowrun.engine.placement import Shape, largest_shape
 from flowrun.engine.sbp import B, NdSbp, P
+from flowrun.engine.schedules import held_micro_batches
 from flowrun.engine.strategy import Strategy
 
 Form = tuple[int, NdSbp]  # (stage, nd-SBP)
@@ -97,7 +98,7 @@ class Objective:
         tensors = self.graph.tensors
         held = tuple(name in self.stored or has(op.target, Trait.SUM) for name in op.outputs)
         kinds = tuple((tensors[n].shape, tensors[n].dtype) for n in (*op.inputs, *op.makes))
-        stage = (self.links[op.stage], _in_flight(self.strategy, op.stage))
+        stage = (self.links[op.stage], self._held(op.stage))
         key = (op.target, op.phase, stage, kinds, held, id(rows))  # rows: kept by Rows
         if key not in self._rows:
             found = [self._row(op, row, held) for row in rows]
@@ -129,8 +130,13 @@ class Objective:
             for name, shape, keep in zip(op.outputs, outs, held, strict=True)
             if keep and name is not None and shape is not None
         )
-        in_flight = 1 if has(op.target, Trait.SUM) else _in_flight(self.strategy, op.stage)
+        in_flight = 1 if has(op.target, Trait.SUM) else self._held(op.stage)
         return seconds, float(num_bytes * in_flight)
+
+    def _held(self, stage: int) -> int:
+        """Micro-batches whose activations a stage stores, where the schedule has its way."""
+        strategy, stages = self.strategy, self.strategy.num_stages
+        return held_micro_batches(strategy.in_flight, stages, stage, strategy.micro_batches)
 
     # ------------------------------------------------------------------ homes
 
@@ -207,13 +213,3 @@ def _stored(graph: LogicalGraph) -> frozenset[str]:
         if op is not None and op.phase == FORWARD and name not in graph.of_weights:
             found.add(name)
     return frozenset(found)
-
-
-def _in_flight(strategy: Strategy, stage: int) -> int:
-    """Micro-batches whose activations a stage stores, where the schedule has its way."""
-    most, later = strategy.micro_batches, strategy.num_stages - stage
-    if isinstance(strategy.in_flight, int):
-        return min(most, strategy.in_flight)
-    if strategy.num_stages == 1:
-        return 1
-    return {"gpipe": most, "1f1b": min(most, later)}.get(strategy.in_flight, min(most, 2 * later))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.graph import LogicalGraph, Op
 from flowrun.engine.passes.auto.forms import Forms
 from flowrun.engine.passes.auto.network import Network
 from flowrun.engine.passes.auto.objective import Form, Objective
 from flowrun.engine.passes.auto.options import Choice, Options
-from flowrun.engine.passes.auto.rows import inputs_of, outputs_of
+from flowrun.engine.passes.auto.rows import Row, inputs_of, outputs_of
+from flowrun.engine.sbp import NdSbp
 
 
 def choice_of(options: Options, signed: LogicalGraph) -> Choice | None:
@@ -52,45 +54,64 @@ def greedy(graph: LogicalGraph, options: Options, objective: Objective) -> Choic
     """Op after op, the row that is cheapest with the boxings of its inputs; the first reader of a
     weight decides where it lives.
     """
-    there: dict[str, Forms] = {}
-    homes: dict[str, int] = {}
-    stages = {source.tensor: source.stage for source in graph.sources}
-    homes_of = dict(zip(options.sources, options.homes, strict=True))
+    walk = _Walk(graph, options, objective)
+    rows = tuple(map(walk.pass_by, options.ops, options.rows))
+    return (*rows, *(walk.homes.get(name, 0) for name in options.sources))
 
-    def settle(name: str, nd_sbp: object) -> None:
-        """A source that is read for the first time."""
-        source = options.tied.get(name, name)
-        if source not in homes:
-            homes[source] = next(
-                (k for k, home in enumerate(homes_of[source]) if home == nd_sbp), 0
-            )
-        there[name] = frozenset(((stages[name], homes_of[source][homes[source]]),))
 
-    def price(name: str, form: Form, stay: bool) -> float:
-        source = options.tied.get(name, name)
-        if name not in there and source not in homes:
-            return 0.0 if form[1] in homes_of[source] else math.inf
-        if name not in there:
-            settle(name, None)
-        if stay:
-            return 0.0 if form in there[name] else math.inf
-        times = objective.box_times(name)
-        return times * min(objective.box_seconds(name, have, form) for have in there[name])
+class _Walk:
+    """Along the ops, with what is there so far.
 
-    chosen = []
-    for op, rows in zip(options.ops, options.rows, strict=True):
-        costs = objective.row_seconds(op, rows).copy()
-        changed = {n: v.new for n in op.inputs if (v := graph.variable_of.get(n)) and v.new}
+    there: tensor -> its forms.  homes: source -> which of its homes it lives in.
+    """
+
+    def __init__(self, graph: LogicalGraph, options: Options, objective: Objective) -> None:
+        self.graph = graph
+        self.options = options
+        self.objective = objective
+        self.there: dict[str, Forms] = {}
+        self.homes: dict[str, int] = {}
+        self.stages = {source.tensor: source.stage for source in graph.sources}
+        self.homes_of = dict(zip(options.sources, options.homes, strict=True))
+
+    def pass_by(self, op: Op, rows: Sequence[Row]) -> int:
+        """The cheapest row of an op; what it reads and makes is there from now on."""
+        costs = self.objective.row_seconds(op, rows).copy()
+        written = {name for name in op.inputs if self._writes(op, name)}
         for k, row in enumerate(rows):
             for name, nd_sbp in zip(op.inputs, inputs_of(row), strict=True):
-                costs[k] += price(name, (op.stage, nd_sbp), changed.get(name) in op.makes)
-        chosen.append(int(costs.argmin()))
-        row = rows[chosen[-1]]
-        for name, nd_sbp in zip(op.inputs, inputs_of(row), strict=True):
-            if name not in there:
-                settle(name, nd_sbp)
-            there[name] |= {(op.stage, nd_sbp)}
-        for made, nd_sbp in zip(op.outputs, outputs_of(row), strict=True):
+                costs[k] += self._price(name, (op.stage, nd_sbp), stays=name in written)
+        chosen = int(costs.argmin())
+        for name, nd_sbp in zip(op.inputs, inputs_of(rows[chosen]), strict=True):
+            if name not in self.there:
+                self._settle(name, nd_sbp)
+            self.there[name] |= {(op.stage, nd_sbp)}
+        for made, made_as in zip(op.outputs, outputs_of(rows[chosen]), strict=True):
             if made is not None:
-                there[made] = frozenset(((op.stage, nd_sbp),))
-    return (*chosen, *(homes.get(name, 0) for name in options.sources))
+                self.there[made] = frozenset(((op.stage, made_as),))
+        return chosen
+
+    def _writes(self, op: Op, name: str) -> bool:
+        variable = self.graph.variable_of.get(name)
+        return variable is not None and variable.new in op.makes
+
+    def _price(self, name: str, form: Form, stays: bool) -> float:
+        """Of a tensor in a form.  stays: it must be there in that, as what is written in place."""
+        source = self.options.tied.get(name, name)
+        if name not in self.there and source not in self.homes:
+            return 0.0 if form[1] in self.homes_of[source] else math.inf
+        if name not in self.there:
+            self._settle(name, None)
+        if stays:
+            return 0.0 if form in self.there[name] else math.inf
+        ways = (self.objective.box_seconds(name, have, form) for have in self.there[name])
+        return self.objective.box_times(name) * min(ways)
+
+    def _settle(self, name: str, wanted: NdSbp | None) -> None:
+        """A source that is read for the first time lives as wanted, if it can and does not live
+        already.
+        """
+        source = self.options.tied.get(name, name)
+        homes = self.homes_of[source]
+        self.homes.setdefault(source, homes.index(wanted) if wanted in homes else 0)
+        self.there[name] = frozenset(((self.stages[name], homes[self.homes[source]]),))

@@ -51,7 +51,7 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
 def test_few_blocks_tell_of_all(short: ShortPlanner, candidate: Candidate) -> None:
     """Cuts of the whole are not quite even, and inside a block more tensors cross."""
     told, whole = short.plan(candidate), short.planner.plan(candidate)
-    bound = short.bound(candidate)
+    bound = short.outlines(candidate.branch).bound(candidate)
     assert bound.seconds <= whole.step_s
     assert told.extrapolated and not whole.extrapolated
     assert not told.problem and not whole.problem

@@ -1,0 +1,74 @@
+"""What a stage is taken for before it is laid out, beside what its plan takes: a GPT-3 of six
+blocks on nodes of A100s, its embedding and its head tied.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from flowrun.engine.clock import computes
+from flowrun.engine.compile import Rehearsed, captured, finished
+from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes import lay_out
+from flowrun.engine.passes.balance_stages import balanced_cuts
+from flowrun.engine.passes.split_stages import line_to_cut
+from flowrun.engine.plan import BOX, Plan
+from flowrun.engine.strategy import Strategy
+from flowrun.launcher.auto.blocks import Blocks, cut
+from support.small_recipes import RECIPES, small_job
+
+DEPTH = 6
+RECIPE = next(recipe for recipe in RECIPES if recipe.stem == "gpt3_175b")
+
+
+@cache
+def task(stages: int, in_flight: str = "1f1b") -> tuple[LogicalGraph, Strategy]:
+    job = small_job(
+        RECIPE,
+        f"model.depth={DEPTH}",
+        f"placement.stages={stages}",
+        f"placement.in_flight={in_flight}",
+        "placement.axes.data=4",
+        "train.batch_size=48",
+        "train.micro_batches=12",
+        "recompute.modules=[]",
+    )
+    return captured(job.task, job.example, job.strategy), job.strategy
+
+
+def rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
+    return finished(lay_out(graph, strategy), strategy)
+
+
+def busy_s(plan: Plan, stage: int) -> float:
+    """Of a rank, in a step: acts and boxings of micro-batches."""
+    return sum(
+        actor.seconds * plan.acts_per_step(actor)
+        for actor in plan.stage_actors(stage)
+        if (computes(actor) or actor.kind == BOX) and actor.phase not in ("weights", "update")
+    )
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_stage_is_taken_for_what_its_plan_takes(stages: int) -> None:
+    graph, strategy = task(stages)
+    _, line = line_to_cut(graph, strategy)
+    ranks = [len(placement.ranks) for placement in strategy.placements]
+    cuts = (0, *balanced_cuts(line, ranks), len(line.work_s))
+    plan = rehearsed(graph, strategy).plan
+    for stage, (start, end) in enumerate(itertools.pairwise(cuts)):
+        foreseen = strategy.micro_batches * sum(line.work_s[start:end]) / ranks[stage]
+        assert foreseen == pytest.approx(busy_s(plan, stage), rel=0.02)
+
+
+@pytest.mark.parametrize("in_flight", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("stages", [3, 6])
+def test_a_cut_is_no_slower_than_one_between_blocks(stages: int, in_flight: str) -> None:
+    graph, strategy = task(stages, in_flight)
+    between = replace(strategy, decided=cut(graph, Blocks("blocks", DEPTH), DEPTH // stages))
+    found, even = (rehearsed(graph, each).rehearsal.step_s for each in (strategy, between))
+    assert found <= even
