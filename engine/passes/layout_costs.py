@@ -8,12 +8,13 @@ from functools import lru_cache
 
 from flowrun.engine.boxing import path_seconds
 from flowrun.engine.cost.network import Link
+from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.errors import SbpError
 from flowrun.engine.graph import BACKWARD, Op, gradient_of
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout import Layout
 from flowrun.engine.passes.layout_search import Form, Forms
-from flowrun.engine.placement import Shape
+from flowrun.engine.placement import BATCH_AXES, Shape
 from flowrun.engine.sbp import B, P, Partial, Sbp, Split
 from flowrun.engine.strategy import Strategy
 
@@ -32,6 +33,8 @@ class Costs:
         self.forms = forms
         self.links = tuple(strategy.hardware.links(p)[axis] for p in strategy.placements)
         self.variables = {v.name: v.tensor for v in layout.base.variables}
+        self.divides_batch = strategy.axes[axis] in BATCH_AXES
+        self._works: dict[tuple[object, ...], float] = {}
 
     def row(
         self,
@@ -42,6 +45,8 @@ class Costs:
     ) -> float:
         """Of a row, on shapes that the axes before left over."""
         cost, parts = 0.0, self.strategy.parts(op.stage, self.axis)
+        if self.divides_batch and parts > 1:
+            cost += self._work(op, row, in_shapes, out_shapes, parts)
         for sbps, shapes in ((row.inputs, in_shapes), (row.outputs, out_shapes)):
             for sbp, shape in zip(sbps, shapes, strict=True):
                 count = math.prod(shape or ())
@@ -51,6 +56,30 @@ class Costs:
         if op.target == "flow.accumulate" and op.phase == BACKWARD:
             cost += self._to_home(op, row, in_shapes[0], parts)
         return cost
+
+    def _work(
+        self,
+        op: Op,
+        row: Signature,
+        in_shapes: Sequence[Shape],
+        out_shapes: Sequence[Shape | None],
+        parts: int,
+    ) -> float:
+        """Seconds of what each rank computes: on an axis of the batch the samples are there to be
+        divided, and what every rank computes alike is paid for.  Elsewhere pins say what is split,
+        and the rest is meant to be whole.
+        """
+        ins = [_part(s, sbp, parts) for s, sbp in zip(in_shapes, row.inputs, strict=True)]
+        outs = [
+            None if s is None else _part(s, sbp, parts)
+            for s, sbp in zip(out_shapes, row.outputs, strict=True)
+        ]
+        tensors = self.layout.base.tensors
+        dtype = tensors[(*op.makes, *op.inputs)[0]].dtype
+        key = (op.target, op.phase, dtype, *ins, *outs)
+        if key not in self._works:
+            self._works[key] = op_seconds(op, ins, outs, tensors, self.strategy.hardware)
+        return self._works[key]
 
     def _to_home(self, op: Op, row: Signature, shape: Shape, parts: int) -> float:
         """A gradient ends at its weight's home: the boxing that it will need is part of the row's
@@ -89,6 +118,14 @@ class Costs:
         if isinstance(source, Split) and not isinstance(target, Split):
             cost += num_bytes / crossing.bytes_per_s
         return cost
+
+
+def _part(shape: Shape, sbp: Sbp, parts: int) -> Shape:
+    """The largest piece."""
+    if not isinstance(sbp, Split):
+        return shape
+    dim = sbp.dim
+    return (*shape[:dim], -(-shape[dim] // parts), *shape[dim + 1 :])
 
 
 @lru_cache(maxsize=100_000)
