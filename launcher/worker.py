@@ -24,6 +24,7 @@ import torch
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime import heap
+from flowrun.engine.runtime.core import keep_to_a_core
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.kernels import Kernels
 from flowrun.engine.runtime.links import Links
@@ -79,6 +80,8 @@ class Worker:
 
         recipe, plan = self.job.recipe, self.training.plan
         torch.set_num_threads(recipe.launch.threads)
+        here = int(os.environ["LOCAL_WORLD_SIZE"]) * recipe.launch.threads
+        keep_to_a_core(int(os.environ["LOCAL_RANK"]), here)
         device = _device(self.job.device_type)
         backend = "nccl" if device.type == "cuda" else "gloo"
         with _with_peers(rank, "while the ranks meet"):
