@@ -4,7 +4,8 @@ One rank stands for all ranks of its stage (they differ only by coordinate), so 
 the number of ranks.  A rank computes one act at a time.  Collectives and messages run beside, over
 a link for each level of the network and direction (flights.py); what they take of compute meanwhile
 makes acts longer.  What makes batches ready runs beside too, each actor on a core of its own.  A
-transfer ends when both ends have posted it.
+transfer ends when both ends have posted it.  Where ranks are more than cores, those that compute
+share them (crowd.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from flowrun.engine.cost.live import Live
+from flowrun.engine.crowd import Crowd
 from flowrun.engine.deadlock import deadlock
 from flowrun.engine.flights import Flights
 from flowrun.engine.period import Period, steady
@@ -77,6 +79,7 @@ class Clock:
         self.computing = [False] * len(self.ranks)
         self.began: dict[int, float] = {}  # actor -> when the act under way began
         self.flights = Flights(plan, quantum)
+        self.crowd = Crowd(plan, quantum) if plan.core < 1 else None
         self.posted: dict[tuple[int, int], int] = {}  # (channel, act) -> the actor that waits
         self.heap: list[tuple[float, int, tuple[int, ...]]] = []
         self.begun = 0  # acts and transfers so far: what ends at once, ends in this order
@@ -97,7 +100,7 @@ class Clock:
         while self.heap:
             self.now, _, actors = heapq.heappop(self.heap)
             if more := self._longer(actors[0]):
-                self._push(self.now + more, actors)
+                self._lengthen(actors, more)
                 continue
             whole = False
             for actor in actors:
@@ -146,6 +149,25 @@ class Clock:
         if self.observed:
             self.memory[stage].begin(actor, act)
         self._run(actor, self.now)
+        if self.crowd and self._computes[actor]:
+            self.crowd.begin(stage, self.seconds[actor], self.now)
+            self._share()
+
+    def _lengthen(self, actors: tuple[int, ...], more: float) -> None:
+        self._push(self.now + more, actors)
+        if self.crowd:
+            self.crowd.lengthen(self.stage_of[actors[0]], more, self.now)
+            self._share()
+
+    def _share(self) -> None:
+        """An act has begun or ended: the others end later or sooner."""
+        assert self.crowd is not None
+        ends = self.crowd.ends()
+        for k, (end, begun, actors) in enumerate(self.heap):
+            if self._computes[actors[0]]:
+                end = ends[self.stage_of[actors[0]]]
+                self.heap[k] = end, begun, actors
+        heapq.heapify(self.heap)
 
     def _run(self, actor: int, start: float, also: tuple[int, ...] = ()) -> None:
         for each in (actor, *also):
@@ -184,6 +206,9 @@ class Clock:
         rank = self.ranks[stage]
         if self._computes[actor]:
             self.computing[stage] = False
+            if self.crowd:
+                self.crowd.end(stage, self.now)
+                self._share()
         act, began = rank.acts[actor], self.began.pop(actor)
         if self.observed:
             self.memory[stage].end(actor, act)

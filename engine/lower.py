@@ -97,6 +97,7 @@ class _Lowering:
             self.strategy.micro_batches,
             notes=self.graph.notes,
             shared_memory=self.strategy.shared_memory,
+            core=self.strategy.hardware.core,
         )
 
     # ------------------------------------------------------------------ drafts

@@ -26,6 +26,7 @@ def state(clock: Clock, act: int, step: int) -> State:
     return (
         tuple((end - now, actors) for end, _, actors in sorted(clock.heap)),
         clock.flights.moment(now),
+        clock.crowd.moment(now) if clock.crowd else (),
         tuple(clock.computing),
         frozenset((c, a - since[actor], actor) for (c, a), actor in clock.posted.items()),
         tuple(rank.moment(since) for rank in clock.ranks),
@@ -138,6 +139,8 @@ class Period:
         clock.now += wait
         clock.heap = [(end + wait, n, actors) for end, n, actors in clock.heap]
         clock.flights.forward(wait)
+        if clock.crowd:
+            clock.crowd.forward(wait)
         clock.began = {actor: began + wait for actor, began in clock.began.items()}
         often = set(self.often)
         clock.posted = {

@@ -195,7 +195,7 @@ class Plan:
     graph: the boxed logical graph, for shapes and layouts of tensors.  order: (stage, axis) -> the
     order in which collectives of that group are issued within a step, as (actor, act of the step);
     found by the rehearsal, the same on all ranks of the group.  shared_memory: messages lie in
-    memory that the ranks share; what they take of it is counted so.
+    memory that the ranks share; what they take of it is counted so.  core: see Hardware.core.
     """
 
     placements: tuple[Placement, ...]
@@ -207,6 +207,7 @@ class Plan:
     order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...] = ()
     notes: tuple[str, ...] = ()
     shared_memory: bool = False
+    core: float = 1.0
 
     @property
     def num_ranks(self) -> int:

@@ -10,21 +10,23 @@ import itertools
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 import torch
 import yaml
 from rich.console import Console
 from rich.table import Table
 
-from flowrun.engine.cost.calibrated import Timed, as_yaml, level_of, with_device
+from flowrun.engine.cost.calibrated import Timed, as_yaml, digits, level_of, with_device
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.network import Level
 from flowrun.engine.runtime import heap, neighbours
-from flowrun.engine.runtime.calibration import Sizes, device_times, link_times
+from flowrun.engine.runtime.calibration import MESSAGE, Sizes, device_times, link_times, pace
+from flowrun.engine.runtime.core import keep_to_a_core
 from flowrun.engine.runtime.links import Links
 
 SHARED, GLOO = "shared memory", "gloo"
@@ -42,6 +44,7 @@ THOROUGH = Sizes(
     stream_bytes=1 << 24,
     moved_bytes=(1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23),
     trials=15,
+    pace_s=1.0,
 )
 
 
@@ -71,22 +74,35 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
     hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
     links: list[tuple[str, Timed]] = []
     levels = []
+    paces: dict[int, float] = {}
     for transport in transports:
         level = Level(taken=1.0, shared_memory=transport == SHARED)
         for ranks in groups:
             first = ranks == groups[0]
             session = Session(ranks, transport, device=first and transport == transports[0])
-            of_devices, of_links = _measured(session, sizes)
+            of_devices, of_links, paces[ranks] = _measured(session, sizes)
             if session.device:
                 hardware = with_device(hardware, of_devices)
-            fitted = level_of(of_links, level)
+            fitted = level_of([timed for timed in of_links if timed.what != MESSAGE], level)
             if first:
                 level = fitted
             elif _share_of_core(ranks) < 1:
                 level = replace(level, crowded_latency_s=fitted.latency_s)
             links += [(transport, timed) for timed in of_links]
         levels.append(level)
-    return Calibration(replace(hardware, levels=tuple(levels)), tuple(links))
+    hardware = replace(hardware, levels=tuple(levels), crowded_share=_crowded_share(paces))
+    return Calibration(hardware, tuple(links))
+
+
+def _crowded_share(paces: Mapping[int, float]) -> float:
+    """paces: of a rank, by the number of ranks; 1 where all have a core each."""
+    first, *others = sorted(paces)
+    shares = [
+        paces[ranks] / (paces[first] * _share_of_core(ranks))
+        for ranks in others
+        if _share_of_core(ranks) < 1
+    ]
+    return digits(min(1.0, *shares)) if shares else 1.0
 
 
 def _share_of_core(ranks: int) -> float:
@@ -131,6 +147,7 @@ _KEYS = {
     "convolution_share": ("convolutions, share", 1.0),
     "batched_share": ("products of heads, share", 1.0),
     "attention_share": ("attention, share", 1.0),
+    "crowded_share": ("ranks that share cores, share", 1.0),
     "op_s": ("an op, us", 1e-6),
     "act_s": ("an act, us", 1e-6),
 }
@@ -184,8 +201,8 @@ def _transport(level: Level) -> str:
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def _measured(session: Session, sizes: Sizes) -> tuple[list[Timed], list[Timed]]:
-    """(of the devices of all ranks, of the links as rank 0 saw them)."""
+def _measured(session: Session, sizes: Sizes) -> tuple[list[Timed], list[Timed], float]:
+    """(of the devices of all ranks, of the links as rank 0 saw them, the mean pace of a rank)."""
     from torch.multiprocessing.spawn import start_processes
 
     with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +210,8 @@ def _measured(session: Session, sizes: Sizes) -> tuple[list[Timed], list[Timed]]
             _rank, (session, sizes, folder), nprocs=session.ranks, start_method="fork"
         )
         left = [pickle.loads(Path(folder, str(k)).read_bytes()) for k in range(session.ranks)]
-    return [timed for devices, _ in left for timed in devices], left[0][1]
+    devices = [timed for of_rank, _, _ in left for timed in of_rank]
+    return devices, left[0][1], mean(pace for _, _, pace in left)
 
 
 def _rank(rank: int, session: Session, sizes: Sizes, folder: str) -> None:
@@ -201,6 +219,7 @@ def _rank(rank: int, session: Session, sizes: Sizes, folder: str) -> None:
 
     heap.keep_pages()
     torch.set_num_threads(1)
+    keep_to_a_core(rank, session.ranks)
     cpu = torch.device("cpu")
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=session.ranks
@@ -209,7 +228,9 @@ def _rank(rank: int, session: Session, sizes: Sizes, folder: str) -> None:
     dist.barrier()
     devices = device_times(cpu, sizes) if session.device else []
     timed = link_times(links, rank, range(session.ranks), sizes)
-    Path(folder, str(rank)).write_bytes(pickle.dumps((devices, timed)))
+    dist.barrier()
+    left = devices, timed, pace(sizes.pace_s)
+    Path(folder, str(rank)).write_bytes(pickle.dumps(left))
     dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
     links.close()
     dist.destroy_process_group()

@@ -94,13 +94,15 @@ every other argument changes the recipes, of flowrun and of the peers.
   flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
 """
 
-_CALIBRATE_HELP = """Measure this machine, and write a hardware profile (about a minute).
+_CALIBRATE_HELP = """Measure this machine, and write a hardware profile (some seconds).
 
-Products, streams, attention, and every collective between 2 and 4 processes.  The file is one of
-the group [bold]hardware[/] of a folder of your own groups:
+Products, convolutions, streams, and every collective between 2 and 4 processes.  The file is one of
+the group [bold]hardware[/] of a folder of your own groups.  With a recipe its ops are timed too,
+each with its shapes; to a file that is there they are added:
 
   flowrun calibrate profiles/hardware/mine.yaml
-  flowrun plan recipe=gpt_tp --config-dir profiles hardware=mine
+  flowrun calibrate profiles/hardware/mine.yaml recipe=resnet_dp
+  flowrun plan recipe=resnet_dp --config-dir profiles hardware=mine
 """
 
 RunFolder = Annotated[
@@ -320,17 +322,29 @@ def calibrate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The profile to write.")] = Path(
         "profiles/hardware/mine.yaml"
     ),
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Write a profile of this machine (see _CALIBRATE_HELP)."""
-    with _errors_shown([], None):
+    given = overrides or []
+    if "=" in file.name:  # FILE left out
+        given, file = [str(file), *given], Path("profiles/hardware/mine.yaml")
+    with _errors_shown(given, config_dir):
         from flowrun.launcher import calibrate as story
+        from flowrun.launcher.calibrate_ops import show_ops, with_ops
         from flowrun.launcher.console import wide_console
-        from flowrun.launcher.profile import shipped
+        from flowrun.launcher.profile import of_file, shipped
 
-        base = shipped("cpu")
-        found = story.calibrate(base, file.stem, story.THOROUGH, story.GROUPS)
-        story.write(found.hardware, file)
-        story.show(found, base, wide_console())
+        console = wide_console()
+        if not (given and file.exists()):
+            base = shipped("cpu")
+            found = story.calibrate(base, file.stem, story.THOROUGH, story.GROUPS)
+            story.write(found.hardware, file)
+            story.show(found, base, console)
+        if given:
+            hardware = with_ops(of_file(file), [_load(given, config_dir)])
+            story.write(hardware, file)
+            show_ops(hardware, console)
         typer.echo(f"{file}: --config-dir {file.parent.parent} hardware={file.stem}")
 
 

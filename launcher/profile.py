@@ -15,6 +15,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from flowrun.engine.cost.hardware import CPU, Hardware, Products, on_hosts
+from flowrun.engine.cost.measured import shapes_of
 from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.device import device_type
@@ -27,6 +28,7 @@ _SHARES = (
     "convolution_share",
     "batched_share",
     "attention_share",
+    "crowded_share",
 )
 
 
@@ -40,7 +42,8 @@ def rank_hardware(recipe: Recipe) -> Hardware:
     hardware = replace(hardware, levels=levels)
     if hardware.device != CPU or launch.name != "local":
         return hardware
-    return hardware.slowed(min(1.0, (os.cpu_count() or 1) / (ranks * launch.threads)))
+    slowed = hardware.slowed(min(1.0, (os.cpu_count() or 1) / (ranks * launch.threads)))
+    return slowed if launch.nnodes == 1 else replace(slowed, core=1.0)  # the clock knows one host
 
 
 def shares_memory(recipe: Recipe) -> bool:
@@ -56,9 +59,13 @@ def shares_memory(recipe: Recipe) -> bool:
 
 def shipped(name: str) -> Hardware:
     """A profile that comes with flowrun."""
+    return of_file(Path(__file__).resolve().parent.parent / "conf" / "hardware" / f"{name}.yaml")
+
+
+def of_file(file: Path) -> Hardware:
+    """A file of the group `hardware`."""
     from flowrun.launcher.recipe import schema
 
-    file = Path(__file__).resolve().parent.parent / "conf" / "hardware" / f"{name}.yaml"
     tree = OmegaConf.to_object(OmegaConf.merge(schema()["hardware"], OmegaConf.load(file)))
     assert isinstance(tree, Hardware), "the schema says so"
     return tree
@@ -73,6 +80,9 @@ def check_hardware(recipe: RecipeSchema) -> None:
     for op, speed in hardware.elements_per_s.items():
         where = "hardware.elements_per_s"
         _require(speed > 0, where, f"{op} makes over 0 elements a second, not {speed}.")
+    for target, known in hardware.ops.items():
+        for text, value in known.items():
+            _check_measured(text, value, f"hardware.ops.{target}")
     for dtype in ("fp32", "tf32", "bf16", "fp16"):
         _check_products(getattr(hardware, dtype), f"hardware.{dtype}")
     _require(bool(hardware.levels), "hardware.levels", "there is no level: nothing joins ranks.")
@@ -80,6 +90,16 @@ def check_hardware(recipe: RecipeSchema) -> None:
     for at, level in enumerate(hardware.levels):
         _check_level(level, below, f"hardware.levels[{at}]")
         below = level.ranks or below
+
+
+def _check_measured(text: str, value: float, where: str) -> None:
+    try:
+        shapes_of(text)
+    except ValueError as error:
+        raise RecipeError(
+            where, f"{text!r} are no shapes: {error}.", 'Write them as "fp32 8x64 64x32 8x32".'
+        ) from error
+    _require(value > 0, where, f"of {text} the factor is over 0, not {value}.")
 
 
 def _check_products(products: Products, where: str) -> None:

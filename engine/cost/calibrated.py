@@ -56,7 +56,7 @@ def with_device(base: Hardware, timed: Sequence[Timed]) -> Hardware:
     if "stream" in by_kind:
         found = replace(found, memory_bytes_per_s=_speed(by_kind["stream"]))
     if "op" in by_kind:
-        found = replace(found, op_s=_digits(median(t.seconds / t.work for t in by_kind["op"])))
+        found = replace(found, op_s=digits(median(t.seconds / t.work for t in by_kind["op"])))
     elements = {
         kind.partition(" ")[2]: _speed(timed)
         for kind, timed in by_kind.items()
@@ -74,7 +74,7 @@ def _convolution_share(
     measured_s = sum(one.seconds for one in forward)
     measured_s += sum(one.seconds * hardware.backward_share for one in backward)
     foreseen_s = sum(hardware.fp32.seconds(one.work) for one in (*forward, *backward))
-    return _digits(foreseen_s / measured_s)
+    return digits(foreseen_s / measured_s)
 
 
 def curve(timed: Sequence[Timed]) -> Products:
@@ -82,14 +82,14 @@ def curve(timed: Sequence[Timed]) -> Products:
     sizes = sorted({one.work for one in timed})
     speeds = [median(t.work / t.seconds for t in timed if t.work == size) for size in sizes]
     rising = [max(speeds[: k + 1]) for k in range(len(speeds))]
-    shares = tuple(_digits(speed / rising[-1]) for speed in rising)
-    return Products(_digits(rising[-1]), tuple(sizes), shares)
+    shares = tuple(digits(speed / rising[-1]) for speed in rising)
+    return Products(digits(rising[-1]), tuple(sizes), shares)
 
 
 def level_of(timed: Sequence[Timed], level: Level) -> Level:
     """A level of latency and bandwidth as measured: work is the bytes that a rank sends."""
     latency_s, bytes_per_s = line([(one.work, one.seconds) for one in timed])
-    return replace(level, latency_s=_digits(latency_s), bytes_per_s=_digits(bytes_per_s))
+    return replace(level, latency_s=digits(latency_s), bytes_per_s=digits(bytes_per_s))
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -119,6 +119,8 @@ def as_yaml(hardware: Hardware) -> Mapping[str, object]:
             tree[name] = [
                 {key: getattr(level, key) for key in Level.__dataclass_fields__} for level in value
             ]
+        elif name == "ops":
+            tree[name] = {target: dict(known) for target, known in value.items()}
         else:
             tree[name] = value
     return tree
@@ -126,14 +128,14 @@ def as_yaml(hardware: Hardware) -> Mapping[str, object]:
 
 def _share(timed: Sequence[Timed], products: Products) -> float:
     """Of the speed of forward's products, the median."""
-    return _digits(median(products.seconds(one.work) / one.seconds for one in timed))
+    return digits(median(products.seconds(one.work) / one.seconds for one in timed))
 
 
 def _speed(timed: Sequence[Timed]) -> float:
     """Work a second, the median."""
-    return _digits(median(one.work / one.seconds for one in timed))
+    return digits(median(one.work / one.seconds for one in timed))
 
 
-def _digits(value: float) -> float:
+def digits(value: float) -> float:
     """Three of them: more says nothing."""
     return float(f"{value:.3g}")

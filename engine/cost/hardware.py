@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from flowrun.engine.cost.measured import Factors
 from flowrun.engine.cost.network import Level, Link, axis_links, message_link
 from flowrun.engine.placement import Placement
 
@@ -67,10 +68,15 @@ class Hardware:
         it into what follows.
     elements_per_s: op target -> elements of its first output a second, of ops that take longer
         than their bytes: exponentials, statistics, sorting.
+    ops: op target -> shapes -> what ops that were timed take of what all else here foresees
+        (cost/measured.py).
     memory_bytes_per_s: streaming reads plus writes.
     memory_bytes: 0: not limited.  reserved_bytes: of these, what driver and libraries keep.
     op_s: of starting one op.  act_s: overhead of one act of an actor.
     levels: what joins ranks, innermost first.
+    crowded_share: of the speed of its share of a core, what a rank reaches that takes turns on it.
+    core: what a rank has of a core while all ranks of its host compute; all else here is of such a
+        share (`slowed`).
     """
 
     name: str = CPU
@@ -89,15 +95,20 @@ class Hardware:
     winograd: float = 1.0
     bias_apart: bool = False
     elements_per_s: dict[str, float] = field(default_factory=dict, hash=False)
+    ops: dict[str, dict[str, float]] = field(default_factory=dict, hash=False)
     memory_bytes_per_s: float = 2.5e10
     memory_bytes: int = 0
     reserved_bytes: int = 0
+    crowded_share: float = 1.0
     op_s: float = 4e-6
     act_s: float = 80e-6
     levels: tuple[Level, ...] = (Level(0, 150e-6, 1.5e9, taken=1.0),)
+    core: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", tuple(self.levels))  # a list, after Hydra
+        if not isinstance(self.ops, Factors):
+            object.__setattr__(self, "ops", Factors(self.ops))
 
     @property
     def tensor_bytes(self) -> int:
@@ -112,6 +123,7 @@ class Hardware:
 
     def slowed(self, share: float) -> Hardware:
         """A rank that has only a share of its core, which also carries what shared memory does."""
+        core, share = share, share * (self.crowded_share if share < 1 else 1.0)
         return replace(
             self,
             fp32=replace(self.fp32, flops=self.fp32.flops * share),
@@ -122,7 +134,8 @@ class Hardware:
             memory_bytes_per_s=self.memory_bytes_per_s * share,
             op_s=self.op_s / share,
             act_s=self.act_s / share,
-            levels=tuple(level.slowed(share) for level in self.levels),
+            levels=tuple(level.slowed(core) for level in self.levels),
+            core=self.core * core,
         )
 
     def links(self, placement: Placement) -> tuple[Link, ...]:

@@ -1,4 +1,5 @@
-"""Seconds of one op on one rank: the larger of its arithmetic and its memory traffic.
+"""Seconds of one op on one rank: the larger of its arithmetic and its memory traffic, times what
+ops that were measured say of it.
 
 Arithmetic counts 2 for a multiply-add, at the speed of the first output's dtype; traffic is every
 input and output once, in bytes.  Shapes are what the rank holds.
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from flowrun.engine.cost.hardware import CPU, Hardware
+from flowrun.engine.cost.measured import Factors, Shapes, factor
 from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, Op, Tensor
 from flowrun.engine.ops.signature import bind, places
 from flowrun.engine.ops.traits import is_view
@@ -59,6 +61,33 @@ def op_seconds(
     """Foreseen seconds of the op on shapes that one rank holds.  tensors: by name, for dtypes."""
     if is_view(op.target):
         return 0.0
+    seconds = _unmeasured_seconds(op, in_shapes, out_shapes, tensors, hardware)
+    if op.target in hardware.ops:
+        assert isinstance(hardware.ops, Factors)
+        shapes = measured_shapes(in_shapes, out_shapes)
+        seconds *= factor(hardware.ops, op.target, dtype_name(op, tensors), shapes)
+    return seconds
+
+
+def measured_shapes(in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> Shapes:
+    """What tells an op from another of its target where ops are measured (measured.text_of)."""
+    return tuple(shape or (1,) for shape in (*in_shapes, *out_shapes[:1]) if shape is not None)
+
+
+def dtype_name(op: Op, tensors: Mapping[str, Tensor]) -> str:
+    """Of the first output, or of the first input where nothing comes out: "bf16", "fp32" of all
+    that is no narrow float.
+    """
+    return _NARROW.get(tensors[(*op.makes, *op.inputs)[0]].dtype, "fp32")
+
+
+def _unmeasured_seconds(
+    op: Op,
+    in_shapes: Sequence[Shape],
+    out_shapes: Sequence[Shape | None],
+    tensors: Mapping[str, Tensor],
+    hardware: Hardware,
+) -> float:
     sizes = [tensors[name].dtype.itemsize for name in op.inputs]
     read = [n * math.prod(shape) for n, shape in zip(sizes, in_shapes, strict=True)]
     made = [
@@ -74,7 +103,7 @@ def op_seconds(
     if hardware.device == CPU:
         moved += _BETWEEN.get(op.target, 0.0) * math.prod(out_shapes[0] or ())
     flop = op_flops(op, in_shapes, out_shapes)
-    dtype = _NARROW.get(tensors[op.makes[0]].dtype, "fp32")
+    dtype = dtype_name(op, tensors)
     if hardware.device == CPU and "scaled_dot_product" in op.target:
         dtype = "fp32"  # blocks too small for narrower products: no faster in bf16
     products_s = hardware.products(dtype).seconds(flop) / _share(op, in_shapes, dtype, hardware)

@@ -10,7 +10,7 @@ from flowrun.engine.boxing import path_seconds
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.graph import UPDATE, LogicalGraph, Op
-from flowrun.engine.placement import Placement, largest_shape
+from flowrun.engine.placement import Placement, Shape, largest_shape
 from flowrun.engine.plan import Plan, RegionWork
 
 
@@ -23,6 +23,14 @@ def whole_seconds(op: Op, graph: LogicalGraph, hardware: Hardware) -> float:
 
 def local_seconds(op: Op, graph: LogicalGraph, grid: tuple[int, ...], hardware: Hardware) -> float:
     """Of one op that has a signature.  grid: sizes of its stage's axes."""
+    ins, outs = local_shapes(op, graph, grid)
+    return op_seconds(op, ins, outs, graph.tensors, hardware)
+
+
+def local_shapes(
+    op: Op, graph: LogicalGraph, grid: tuple[int, ...]
+) -> tuple[list[Shape], list[Shape | None]]:
+    """Inputs and outputs of an op that has a signature, on the rank with the largest shards."""
     shape = graph.tensors
     ins = [
         largest_shape(shape[n].shape, nd, grid) for n, nd in zip(op.inputs, op.in_sbp, strict=True)
@@ -31,7 +39,7 @@ def local_seconds(op: Op, graph: LogicalGraph, grid: tuple[int, ...], hardware: 
         None if n is None else largest_shape(shape[n].shape, nd, grid)
         for n, nd in zip(op.outputs, op.out_sbp, strict=True)
     ]
-    return op_seconds(op, ins, outs, graph.tensors, hardware)
+    return ins, outs
 
 
 def boxing_seconds(

@@ -5,6 +5,7 @@ thread a rank, the kernels of regions, the transport of collectives and messages
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,10 @@ from flowrun.engine.sbp import B, P, S, Sbp
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COLD_BYTES = 1 << 26  # operands in turn: a training step has swept the caches in between
+_IN_A_ROW = 4  # calls between ops, timed together
+_LEAST_S = 1e-5
 _SETS = 8  # of a probe's tensors, in turn
+MESSAGE = "message"
 _CPU = torch.device("cpu")
 _KINDS: dict[str, tuple[Sbp, Sbp]] = {
     "all_reduce": (P, B),
@@ -54,7 +58,8 @@ class Sizes:
     """How much is measured.
 
     products: (tokens, in, out) of each; dtypes: names, of DTYPES.  stream_bytes: of each of three
-    vectors.  moved_bytes: of the tensors that are moved.  trials: of each.
+    vectors.  moved_bytes: of the tensors that are moved.  trials: of each.  pace_s: for
+    how long ranks compute side by side.
     """
 
     products: tuple[tuple[int, int, int], ...]
@@ -62,6 +67,7 @@ class Sizes:
     stream_bytes: int
     moved_bytes: tuple[int, ...]
     trials: int
+    pace_s: float
 
 
 def device_times(device: torch.device, sizes: Sizes) -> list[Timed]:
@@ -133,6 +139,20 @@ def _timed(what: str, probe: Probe, trials: int) -> Timed:
     return Timed(what, probe.work, taken)
 
 
+def pace(seconds: float) -> float:
+    """How often a second this rank runs all probes of single ops, for so long at least.  Ranks that
+    share a core do so in turns, and find another's tensors in its caches.
+    """
+    probes = [*itertools.chain(*convolution_probes()), *element_probes().values()]
+    sets = [(probe.run, probe.tensors()) for probe in probes]
+    begin, passes = time.perf_counter(), 0
+    while passes < 2 or time.perf_counter() - begin < seconds:
+        for run, tensors in sets:
+            run(*tensors)
+        passes += 1
+    return passes / (time.perf_counter() - begin)
+
+
 def link_times(links: Links, rank: int, ranks: Sequence[int], sizes: Sizes) -> list[Timed]:
     """Of every collective, and of messages to the next rank; all ranks of the group call it.
 
@@ -147,16 +167,17 @@ def link_times(links: Links, rank: int, ranks: Sequence[int], sizes: Sizes) -> l
         step = Step(0, source, target)
         layout = layout_of(step, shape, (source,), (parts,), (0,))
         rows = shape[0] // parts if source == S(0) else shape[0]
-        piece = [torch.zeros(rows, shape[1])]
+        pieces = _in_turn((rows, shape[1]))
 
-        def collective(_: int, step=step, piece=piece, layout=layout) -> None:  # type: ignore[no-untyped-def]
+        def collective(k: int, step=step, pieces=pieces, layout=layout) -> None:  # type: ignore[no-untyped-def]
+            piece = [pieces[k % len(pieces)]]
             pending = links.start(step, piece, [layout], group, group.index(rank))
             _settled(links, pending)
 
         total = 4.0 * shape[0] * shape[1]
         sent = path_bytes((source,), (target,), (parts,), shape, total) / parts
         dist.barrier()
-        timed.append(Timed(f"{kind} {parts}", sent, _repeated(collective, _CPU, sizes.trials)))
+        timed.append(Timed(f"{kind} {parts}", sent, _between_ops(collective, sizes.trials)))
     dist.barrier()
     return timed + _messages(links, rank, sizes) if parts == 2 else timed
 
@@ -165,9 +186,10 @@ def _messages(links: Links, rank: int, sizes: Sizes) -> list[Timed]:
     """There and back between ranks 0 and 1, halved."""
     timed = []
     for num_bytes in sizes.moved_bytes:
-        vector = torch.zeros(num_bytes // 4)
+        vectors = _in_turn((num_bytes // 4,))
 
-        def there_and_back(_: int, vector=vector) -> None:  # type: ignore[no-untyped-def]
+        def there_and_back(k: int, vectors=vectors) -> None:  # type: ignore[no-untyped-def]
+            vector = vectors[k % len(vectors)]
             for sender in (0, 1):
                 if rank == sender:
                     _settled(links, links.send([vector], 1 - rank, 0))
@@ -175,9 +197,43 @@ def _messages(links: Links, rank: int, sizes: Sizes) -> list[Timed]:
                     shapes, dtypes = [vector.shape], [vector.dtype]
                     _settled(links, links.receive(shapes, dtypes, 1 - rank, 0))
 
-        taken = _repeated(there_and_back, _CPU, sizes.trials)
-        timed.append(Timed("message", float(num_bytes), taken / 2))
+        taken = _between_ops(there_and_back, sizes.trials)
+        timed.append(Timed(MESSAGE, float(num_bytes), taken / 2))
     return timed
+
+
+def _between_ops(run: Callable[[int], Any], trials: int) -> float:
+    """Seconds that a call adds to ops that it stands between, as in a step: its caches are
+    theirs, and who it waits for may be late, or wait for a core.
+    """
+    wide = _in_turn((256, 1024))
+    narrow = torch.ones(1024, 256)
+
+    def ops(k: int) -> None:
+        _aten.gelu.default(torch.mm(wide[k % len(wide)], narrow))
+        torch.add(wide[k % len(wide)], wide[(k + 1) % len(wide)])
+
+    def both(k: int) -> None:
+        ops(k)
+        run(k)
+
+    added = []
+    for _ in range(trials):
+        taken = []
+        for each in (both, ops):
+            begin = time.perf_counter()
+            for k in range(_IN_A_ROW):
+                each(k)
+            taken.append(time.perf_counter() - begin)
+        added.append((taken[0] - taken[1]) / _IN_A_ROW)
+    return max(_LEAST_S, median(added))
+
+
+def _in_turn(shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """As many as no cache holds: what is sent was made some ops ago."""
+    each = 4 * math.prod(shape)
+    count = max(1, min(32, _COLD_BYTES // each))
+    return [torch.ones(shape) for _ in range(count)]  # zeros would all be one page
 
 
 def _settled(links: Links, pending: Any) -> list[torch.Tensor]:

@@ -19,6 +19,8 @@ from flowrun.engine.runtime.tiles import tiled
 
 # reads -> makes, then the new values of `updates` (RegionWork); the list is emptied
 Kernel = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
+# the number of a line, its function -> what is called instead
+Around = Callable[[int, Callable[..., Any]], Callable[..., Any]]
 # a plan, a stage, a rank's coordinate -> region actor -> kernel
 Kernels = Callable[[Plan, int, tuple[int, ...]], Mapping[int, Kernel]]
 
@@ -32,15 +34,15 @@ def eager_kernels(plan: Plan, stage: int, coordinate: tuple[int, ...]) -> Mappin
     }
 
 
-def emit(program: Program) -> Kernel:
-    """A program as FX code.
+def emit(program: Program, around: Around | None = None) -> Kernel:
+    """A program as FX code.  around: what calls the function of a line.
 
     It empties the list, so that what nobody else holds is free behind the op that reads it last.
     """
     graph = torch.fx.Graph()
     values = graph.placeholder("values")
     nodes = {k: graph.call_function(_next, (values,)) for k in range(program.reads)}
-    for line in program.lines:
+    for at, line in enumerate(program.lines):
         lookup = lambda ref: nodes[int(ref.name)]  # noqa: E731
         call = line.call
         function = call.function
@@ -49,8 +51,9 @@ def emit(program: Program) -> Kernel:
         args = map_refs(call.args, lookup)
         if line.into is not None:
             function, args = into(function), (nodes[line.into], *args)
+        function = kernel_of(function)
         node = graph.call_function(
-            kernel_of(function),
+            around(at, function) if around else function,
             args,
             {k: map_refs(v, lookup) for k, v in call.kwargs},
         )

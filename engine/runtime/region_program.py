@@ -28,14 +28,24 @@ def region_program(
 
     An output that is summed over micro-batches comes out as this act's addend.
     """
+    return region_lines(plan, work, stage, coordinate)[0]
+
+
+def region_lines(
+    plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]
+) -> tuple[Program, tuple[tuple[Op, ...], ...]]:
+    """The program, and the ops that each of its lines runs."""
     rank = _Rank(plan, plan.placements[stage].shape, coordinate)
     writer = _Writer(rank, work, work.reads)
+    ops: list[tuple[Op, ...]] = []
     for run, is_tile in work.runs:
         if is_tile:
             writer.tile(run)
         else:
             writer.op(run[0])
-    return writer.program((*work.makes, *(new for _, new in work.updates)))
+        if len(writer.lines) > len(ops):  # an op that hands its input on has none
+            ops.append(tuple(run))
+    return writer.program((*work.makes, *(new for _, new in work.updates))), tuple(ops)
 
 
 class _Writer:

@@ -4,7 +4,9 @@ Before a layout: all work of a step, shared out evenly over all ranks; every var
 pieces.  Shards of an op take at least their part of its time, and n micro-batches at least the time
 of all rows at once: overheads and what is read again come on top.  With a layout: the work of the
 busiest stage, on its own shards.  Both wait for the first micro-batch to come through the stages
-before; neither counts communication.
+before; neither counts communication.  Where ranks share cores, one that computes alone has a whole
+one: the way through the stages is counted so, and the work of all ranks by the cores that there
+are.
 """
 
 from __future__ import annotations
@@ -42,12 +44,13 @@ def filled(work_s: float, forward: float, stages: int, micro_batches: int) -> fl
 @dataclass(frozen=True)
 class Whole:
     """All of a step, as if on one rank.  seconds: of its work, forward_s: of forward; bytes: of its
-    variables.
+    variables.  core: see Hardware.core.
     """
 
     seconds: float
     forward_s: float
     bytes: int
+    core: float = 1.0
 
     @staticmethod
     def of(graph: LogicalGraph, strategy: Strategy) -> Whole:
@@ -58,15 +61,17 @@ class Whole:
             if op.phase != UPDATE:
                 seconds[op.phase] += whole_seconds(op, graph, strategy.hardware)
         held = sum(graph.tensors[v.tensor].num_bytes for v in graph.variables)
-        return Whole(sum(seconds.values()), seconds[FORWARD], held)
+        return Whole(sum(seconds.values()), seconds[FORWARD], held, strategy.hardware.core)
 
     def bound(self, branch: Branch) -> Bound:
         """Of all candidates of a branch."""
         work = self.seconds / branch.stage_ranks
         forward = self.forward_s / self.seconds if self.seconds else 0.0
+        core = self.core
         least = filled(work, forward, branch.stages, branch.micro_batches)
+        least = max(core * least, work / branch.stages)
         fill = (branch.micro_batches + branch.stages - 1) / branch.micro_batches
-        expected = fill * work / branch.stages
+        expected = max(core * fill, 1.0) * work / branch.stages
         return Bound(least, self.bytes // branch.num_ranks, expected)
 
 
@@ -123,10 +128,18 @@ class LaidOut:
         """
         begins = itertools.accumulate((work.forward_s for work in self._work), initial=0.0)
         count = self.strategy.micro_batches
-        return max(
+        slowest = max(
             max(begin, work.once_s) + count * work.each_s
             for begin, work in zip(begins, self._work, strict=False)  # begins has the end, too
         )
+        return self._crowded(slowest)
+
+    def _crowded(self, seconds: float) -> float:
+        """Of the longest way through the stages, alone; or of all ranks' work on their cores."""
+        ranks = [len(placement.ranks) for placement in self.strategy.placements]
+        count = self.strategy.micro_batches
+        works = (n * (w.once_s + count * w.each_s) for n, w in zip(ranks, self._work, strict=True))
+        return max(self.strategy.hardware.core * seconds, sum(works) / sum(ranks))
 
     @property
     def forward_s(self) -> float:
@@ -141,7 +154,7 @@ class LaidOut:
         count = self.strategy.micro_batches
         stages = [a.each_s + b for a, b in zip(self._work, self._link_s, strict=True)]
         once_s = max(work.once_s for work in self._work)
-        return (count - 1) * max(stages) + sum(stages) + once_s
+        return self._crowded((count - 1) * max(stages) + sum(stages) + once_s)
 
     def bytes(self, zero: int, kinds: Collection[str] = VARIABLES) -> int:
         """At least, of a rank, under a stage of ZeRO: weights, buffers and states."""

@@ -19,6 +19,7 @@ SMALL = Sizes(
     stream_bytes=1 << 14,
     moved_bytes=(1 << 8, 1 << 22),
     trials=3,
+    pace_s=0.0,
 )
 
 

@@ -1,0 +1,70 @@
+"""calibrate, of recipes: what their ops take on this machine, each with its shapes."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from flowrun.engine.cost.calibrated import digits
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.runtime import heap
+from flowrun.engine.runtime.op_times import Found, op_times
+from flowrun.launcher.job import Job
+from flowrun.launcher.schema import Recipe
+
+_BESIDE = 2  # processes that measure at once, as ranks compute beside each other
+STEPS = 8
+
+
+def with_ops(hardware: Hardware, recipes: Sequence[Recipe], steps: int = STEPS) -> Hardware:
+    """The profile with the ops of some recipes, which train for some steps, all ranks of each in
+    one process; what it had of other shapes stays.
+    """
+    plain = replace(hardware, ops={})
+    known = {target: dict(each) for target, each in hardware.ops.items()}
+    for recipe in recipes:
+        for (target, shapes), factors in _measured(recipe, plain, steps).items():
+            known.setdefault(target, {})[shapes] = digits(median(factors))
+    return replace(hardware, ops=known)
+
+
+def _measured(recipe: Recipe, hardware: Hardware, steps: int) -> Found:
+    """Of all processes."""
+    from torch.multiprocessing.spawn import start_processes
+
+    job = Job(recipe)
+    assert job.training  # planned before the processes fork
+    with tempfile.TemporaryDirectory() as folder:
+        start_processes(  # type: ignore[no-untyped-call]
+            _rank, (job, hardware, steps, folder), nprocs=_BESIDE, start_method="fork"
+        )
+        each = [pickle.loads(Path(folder, str(k)).read_bytes()) for k in range(_BESIDE)]
+    found: Found = defaultdict(list)
+    for key, factors in (item for one in each for item in one.items()):
+        found[key] += factors
+    return found
+
+
+def _rank(rank: int, job: Job, hardware: Hardware, steps: int, folder: str) -> None:
+    heap.keep_pages()
+    torch.set_num_threads(1)
+    found = op_times(job.training.plan, job.sampler, job.initial, hardware, steps)
+    Path(folder, str(rank)).write_bytes(pickle.dumps(found))
+
+
+def show_ops(hardware: Hardware, console: Console) -> None:
+    """A line an op: how many shapes were timed, and how far off the rest of the profile is."""
+    table = Table("op", "shapes", "measured / foreseen without", box=None)
+    for target, known in sorted(hardware.ops.items()):
+        least, most = min(known.values()), max(known.values())
+        table.add_row(target, str(len(known)), f"{least:.2f} to {most:.2f}")
+    console.print(table)
