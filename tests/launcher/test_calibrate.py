@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.calibration import Sizes
 from flowrun.launcher import calibrate
-from flowrun.launcher.profile import shipped
+from flowrun.launcher.calibrate_ops import show_ops, with_ops
+from flowrun.launcher.profile import of_file, shipped
 from flowrun.launcher.recipe import load
 
 SMALL = Sizes(
@@ -40,3 +43,34 @@ def test_a_profile_is_measured_written_and_taken_by_a_recipe(tmp_path: Path) -> 
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for kind in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "message"):
         assert f"gloo, {kind}" in text
+
+
+@pytest.mark.processes
+def test_the_ops_of_a_recipe_are_added_to_a_profile(tmp_path: Path) -> None:
+    given = ["recipe=gpt_dp", "model.depth=1", "data.max_bytes=100000", "eval.batches=0"]
+    recipe = load([*given, "launch=virtual", "engine.cache=false"])
+    before = {"aten.mm.default": {"fp32 1x1 1x1 1x1": 3.0}}
+    found = with_ops(replace(shipped("cpu"), ops=before), [recipe], steps=1)
+    assert found.ops["aten.mm.default"]["fp32 1x1 1x1 1x1"] == 3.0
+    assert len(found.ops["aten.mm.default"]) > 1
+
+    file = tmp_path / "hardware" / "mine.yaml"
+    calibrate.write(found, file)
+    assert of_file(file) == found
+    assert load(["recipe=gpt_dp", "hardware=mine"], str(tmp_path)).hardware == found
+    console = Console(file=io.StringIO(), width=120)
+    show_ops(found, console)
+    assert "aten.gelu.default" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("ops", "problem"),
+    [
+        ("{aten.mm.default: {fp32 2y2: 1.5}}", "are no shapes"),
+        ("{aten.mm.default: {fp32 2x2: 0.0}}", "over 0"),
+    ],
+)
+def test_ops_that_cannot_be_are_refused_at_their_key(ops: str, problem: str) -> None:
+    with pytest.raises(RecipeError, match=problem) as error:
+        load(["recipe=gpt_dp", f"+hardware.ops={ops}"])
+    assert error.value.where == "hardware.ops.aten.mm.default"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrun.engine.sbp import S
 from flowrun.launcher.job import Job, Work
 from flowrun.launcher.progress import units
 from flowrun.launcher.recipe import load
@@ -41,6 +42,19 @@ def test_the_weights_of_a_recipe_can_be_sharded(name: str, layout: str) -> None:
     """Planning rehearses a step: a plan that would wait for itself is not made."""
     given = [f"recipe={name}", "zero.stage=3", f"parallel={layout}", "engine.cache=false"]
     assert Job(load(given), values=False).training.plan.graph.ops
+
+
+@pytest.mark.parametrize("name", ["resnet_dp", "convnet_dp"])
+@pytest.mark.parametrize("hardware", ["cpu", "v100_cluster"])
+def test_an_axis_named_data_divides_the_samples(name: str, hardware: str) -> None:
+    """Though to sum the first convolution's channels, and to compute all else on every rank, would
+    take fewer messages than batch norm over the whole batch does.
+    """
+    given = [f"recipe={name}", f"hardware={hardware}", "placement.axes.data=2"]
+    graph = Job(load([*given, "engine.cache=false"]), values=False).training.plan.graph
+    ops = [op for op in graph.ops if op.target == "aten.convolution.default"]
+    assert ops
+    assert {op.in_sbp[0] for op in ops} == {(S(0),)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""Ops timed where they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.measured import shapes_of
+from flowrun.engine.runtime.op_times import op_times
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load
+
+GPT = "recipe=gpt_dp model.depth=1 data.max_bytes=100000 eval.batches=0 engine.cache=false"
+
+
+def test_every_op_that_computes_is_timed_with_the_shapes_of_a_rank() -> None:
+    job = Job(load([*GPT.split(), "launch=virtual"]))
+    plan = job.training.plan
+    found = op_times(plan, job.sampler, job.initial, Hardware(), steps=1)
+    assert all(value > 0 for values in found.values() for value in values)
+    targets = {target for target, _ in found}
+    assert {"aten.mm.default", "aten.gelu.default", "flow.adamw"} <= targets
+    assert not any("view" in target for target in targets)
+    (batch,) = {shapes_of(text)[1][0][0] for target, text in found if target == "aten.gelu.default"}
+    assert batch == job.recipe.micro_batch_size // 2
+
+
+def test_what_is_foreseen_twice_as_long_is_half_as_far_off() -> None:
+    """The hardware that is given decides: ops are foreseen as by any other profile."""
+    job = Job(load([*GPT.split(), "launch=virtual"]))
+    given = (job.training.plan, job.sampler, job.initial)
+    slow = replace(Hardware().slowed(1e-6), core=1.0)
+    assert max(v for values in op_times(*given, slow, steps=1).values() for v in values) < 1
