@@ -12,8 +12,8 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.deferred import LEAST_BYTES, deferred
 from flowrun.launcher.errors import did_you_mean
-from flowrun.launcher.hollow import hollow, on_meta
+from flowrun.launcher.initial import Initial, initial_of, named
 from flowrun.launcher.items import check_items
-from flowrun.launcher.pretrained import load_weights
+from flowrun.launcher.pretrained import weights_of
 from flowrun.launcher.schema import Recipe, Target
 
 Score = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
@@ -43,6 +44,18 @@ class Parts:
     metrics: dict[str, Score]
 
 
+@dataclass(frozen=True)
+class Described:
+    """A model whose larger weights have no memory, and the values that they begin with.
+
+    notes: what went otherwise than a user expects.
+    """
+
+    model: nn.Module
+    initial: Initial
+    notes: tuple[str, ...]
+
+
 def build(recipe: Recipe) -> Parts:
     """All parts, made and checked against each other.  Raises RecipeError."""
     data = instantiate_data(recipe)
@@ -51,23 +64,61 @@ def build(recipe: Recipe) -> Parts:
     return Parts(model, data, inputs, instantiate_loss(recipe), instantiate_metrics(recipe))
 
 
-def instantiate_model(recipe: Recipe, values: bool = True) -> nn.Module:
-    """The model, its weights drawn from `train.seed`, or read from `model.weights`.
-
-    values: False gives parameters no memory, where nothing is read from a file (hollow.py).
-    The global random state is left alone.
+def instantiate_model(recipe: Recipe) -> nn.Module:
+    """The model as plain torch makes it, whole: its weights drawn from `train.seed`, or read from
+    `model.weights`.
     """
-    bare = not values and not recipe.weights
-    with torch.random.fork_rng(devices=[]), on_meta() if bare else nullcontext():
+    with _seeded(recipe):
+        model = _make_model(recipe)
+    if recipe.weights:
+        tensors = named(model)
+        with torch.no_grad():
+            for name, value in weights_of(model, recipe.weights).items():
+                tensors[name].copy_(value)
+    return model
+
+
+def describe_model(recipe: Recipe, draws: bool = True) -> Described:
+    """The same model without memory for what it holds, where its constructor can be followed
+    (deferred.py), and whole where it cannot.
+
+    draws: False is for a plan alone: nothing random is drawn, and initial values are any.
+    """
+    try:
+        with _seeded(recipe):
+            model, initial = deferred(lambda: _make_model(recipe), draws=draws)
+    except Exception as error:  # our doing, or it comes again
+        model = instantiate_model(recipe)
+        why = " ".join(str(error).split())
+        note = f"the launcher makes the model whole, and its ranks take theirs from it: {why}"
+        return Described(model, initial_of(model), (note,))
+    read = weights_of(model, recipe.weights) if recipe.weights else {}
+    held = {name: initial.held_bytes(name) for name in initial if name not in read}
+    large = [name for name, num_bytes in held.items() if num_bytes >= LEAST_BYTES]
+    notes = []
+    if large:
+        more = f" and {len(large) - 1} more" if large[1:] else ""
+        notes.append(
+            f"the launcher holds {sum(held[name] for name in large) / 1e6:.1f} MB of weights and "
+            f"buffers whose values are no torch op's (a file, an array): {large[0]}{more}"
+        )
+    return Described(model, initial.but(read), tuple(notes))
+
+
+@contextmanager
+def _seeded(recipe: Recipe) -> Iterator[None]:
+    """The global random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.train.seed)
-        model = _make(recipe.model, "model")
+        yield
+
+
+def _make_model(recipe: Recipe) -> nn.Module:
+    model = _make(recipe.model, "model")
     if not isinstance(model, nn.Module):
         raise RecipeError(
             "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
         )
-    if recipe.weights:
-        load_weights(model, recipe.weights)
-    hollow(model)
     return model
 
 

@@ -24,6 +24,7 @@ from flowrun.engine.strategy import Auto, LossScale, Preparation, Recompute, Str
 from flowrun.launcher import build, weights
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type
+from flowrun.launcher.initial import Initial, named
 from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.plan_cache import PlanCache
 from flowrun.launcher.profile import rank_hardware, shares_memory
@@ -124,8 +125,11 @@ class Work:
 class Job:
     """What a recipe stands for.  Built once on each host; workers inherit it.
 
+    initial: value of every parameter and buffer, by the model's own names, each made when it is
+    asked for.
+
     start: the checkpoint that it goes on from; None: it begins.
-    values: False: for a plan alone, weights have shapes and no memory.
+    values: False: for a plan alone: there are no initial values.
     planned: its training plan, where it is known already.
     """
 
@@ -143,7 +147,10 @@ class Job:
         self.device_type = device_type(recipe)
         torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
         torch.manual_seed(recipe.train.seed)
-        self.model = build.instantiate_model(recipe, values)
+        described = build.describe_model(recipe, draws=values)
+        self.model = described.model
+        self.initial = described.initial if values else Initial({})
+        self._notes = described.notes
         self.data = build.instantiate_data(recipe)
         held_out = int(_length(self.data) * recipe.eval.fraction) if recipe.eval.batches else 0
         train = recipe.train
@@ -211,12 +218,9 @@ class Job:
         return self.evaluation_sampler.eval_steps(self.recipe.eval.batches)
 
     @property
-    def initial(self) -> dict[str, torch.Tensor]:
-        """Initial value of every parameter and buffer, by the model's own names."""
-        return {
-            name: tensor.detach()
-            for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers())
-        }
+    def notes(self) -> tuple[str, ...]:
+        """What went otherwise than a user expects."""
+        return (*self._notes, *self.plans.notes)
 
     @cached_property
     def work(self) -> Work:
@@ -260,10 +264,7 @@ class Job:
         """Names of the model's state_dict -> the tensor of the training that each is: tied weights
         have several names and are one tensor.
         """
-        known = {
-            id(tensor): name
-            for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers())
-        }
+        known = {id(tensor): name for name, tensor in named(self.model).items()}
         state = self.model.state_dict(keep_vars=True)
         return {
             name: known[id(tensor)]
@@ -277,10 +278,10 @@ class Job:
         return weights.averages(self.training.plan) if self.recipe.optim.ema_eval else {}
 
     @property
-    def unused(self) -> dict[str, torch.Tensor]:
+    def unused(self) -> list[str]:
         """Parameters and buffers that forward does not read: they stay as they are."""
         used = {v.name for v in self.training.plan.graph.variables}
-        return {name: value for name, value in self.initial.items() if name not in used}
+        return [name for name in self.initial if name not in used]
 
     def about(self, step: int) -> About:
         """What a checkpoint after `step` steps says of itself."""

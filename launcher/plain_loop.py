@@ -35,7 +35,7 @@ def plain_loop(recipe: Recipe, replicas: int = 1) -> Trained:
     replicas: of the mirrored view: each has its own part of a micro-batch and its own buffers;
     their gradients are averaged.
     """
-    job = Job(recipe)
+    job = Job(recipe, values=False)
     parts = build.build(recipe)
     model = parts.model.train()
     models = [model, *(_replica(model) for _ in range(replicas - 1))]

@@ -11,6 +11,7 @@ import pickle
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError
@@ -18,24 +19,24 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.initial import named
 
 KEY = "model.weights"
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "weights.safetensors")
 _SHOWN = 4  # names in an error
 
 
-def load_weights(model: nn.Module, path: str) -> None:
-    """Copy the weights of a file or folder into the model, converted to its dtypes.
+def weights_of(model: nn.Module, path: str) -> dict[str, Tensor]:
+    """Values of a file or folder, by the model's names for its parameters and buffers; pages of
+    the files, which are read when somebody looks at them.
 
     Raises RecipeError if a name is missing or unexpected, or a shape is another.
     """
     found = read(Path(path).expanduser())
     state = model.state_dict(keep_vars=True)
     _check_names(model, state, found, path)
-    with torch.no_grad():
-        for name, value in found.items():
-            if name in state:
-                state[name].copy_(value)
+    names = {id(tensor): name for name, tensor in named(model).items()}
+    return {names[id(state[name])]: value for name, value in found.items() if name in state}
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -48,7 +49,7 @@ def read(path: Path) -> dict[str, Tensor]:
         found = (
             load_file(path)
             if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
+            else torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
         )
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0]

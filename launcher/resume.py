@@ -84,8 +84,8 @@ def continued(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpoint | No
 
 
 def restore(job: Job, start: Checkpoint) -> None:
-    """Check that the checkpoint has all that the plan needs; what forward does not read goes into
-    the model here, the rest is each rank's to read.
+    """Check that the checkpoint has all that the plan needs; what forward does not read is read
+    here, the rest is each rank's to read.
     """
     graph, there = job.training.plan.graph, contents(start.folder)
     for v in graph.variables:
@@ -103,9 +103,8 @@ def restore(job: Job, start: Checkpoint) -> None:
                 f"{v.kind} {v.name} is {_shown(*found)} in the checkpoint of step {start.step}, "
                 f"and {_shown(tensor.shape, tensor.dtype)} here.",
             )
-    unused = job.unused
-    for name, value in read_whole(start.folder, unused.keys() & there.keys()).items():
-        unused[name].copy_(value)
+    unused = [name for name in job.unused if name in there]
+    job.initial = job.initial.but(read_whole(start.folder, unused))
 
 
 def notes(job: Job, start: Checkpoint) -> Iterator[str]:

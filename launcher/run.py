@@ -50,7 +50,7 @@ def run(
     resumed = _resumed(job, start) if start else ()
     record = Record(folder, job, progress)
     record.planned(training)
-    for text in (*job.plans.notes, *resumed):
+    for text in (*job.notes, *resumed):
         record.note(text)
     execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
     try:

@@ -52,7 +52,7 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
         timeline(training, width),
     ]
     stages = len(training.plan.placements)
-    notes = one_of_each((*training.plan.notes, *job.plans.notes), stages)
+    notes = one_of_each((*training.plan.notes, *job.notes), stages)
     parts += [Text(f"note: {note}", style="yellow") for note in notes]
     return Group(*parts)
 

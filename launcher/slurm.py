@@ -85,7 +85,7 @@ def submit(recipe: Recipe, folder: Path) -> Submitted:
     executor = _executor(recipe, folder / "slurm")
     prepare(folder, resumed=False)
     here = replace(recipe.launch, name="local", device="cpu")
-    _ = Job(replace(recipe, launch=here)).training
+    _ = Job(replace(recipe, launch=here), values=False).training
     return Submitted(executor.submit(Agent(recipe, folder.absolute())), folder)
 
 

@@ -113,7 +113,7 @@ class _Layouts:
         self.single = dict(layouts(recipe))[SINGLE]
         job = Job(self._load([]))
         self.why_single = _why_single(job)
-        self.before = {name: p.detach() for name, p in job.model.named_parameters()}
+        self.before = {name: job.initial[name] for name, _ in job.model.named_parameters()}
         if self.why_single and recipe.view == MIRRORED:
             raise RecipeError(
                 "view",

@@ -33,7 +33,8 @@ def execute_virtual(
     recipe = job.recipe
     torch.set_num_threads(recipe.launch.threads)
     seed = recipe.launch.message_order_seed
-    arguments = (training.plan, job.sampler, job.initial, seed, False, kernels)
+    initial = None if job.start else job.initial
+    arguments = (training.plan, job.sampler, initial, seed, False, kernels)
     traced = recipe.engine.traced_steps
     cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
     if job.start:
@@ -68,7 +69,7 @@ def execute_virtual(
     trained = {v.name: cluster.value(v.name) for v in weights.saved(training.plan)}
     if recipe.train.save:
         about = job.about(recipe.train.steps)
-        weights.save(record.folder, {**job.unused, **trained}, about)
+        weights.save(record.folder, {**_unused(job), **trained}, about)
     sent: dict[int, int] = {}
     for actor, count in cluster.sent_bytes.items():
         first = training.plan.placements[training.plan.actors[actor].stage].ranks[0]
@@ -86,10 +87,15 @@ def execute_virtual(
 
 def _evaluator(job: Job, evaluation: Rehearsed, trained: VirtualCluster) -> VirtualCluster:
     """The cluster of the evaluation plan; it reads the variables that training writes."""
-    cluster = VirtualCluster(evaluation.plan, job.evaluation_sampler, job.initial)
-    for rank, body in cluster.ranks.items():
-        body.share_variables(trained.ranks[rank], job.evaluated)
-    return cluster
+    there = {
+        rank: body.variables_for(evaluation.plan, job.evaluated)
+        for rank, body in trained.ranks.items()
+    }
+    return VirtualCluster(evaluation.plan, job.evaluation_sampler, job.initial, there=there)
+
+
+def _unused(job: Job) -> dict[str, torch.Tensor]:
+    return {name: job.initial[name] for name in job.unused}
 
 
 def _checkpoint(
@@ -99,7 +105,7 @@ def _checkpoint(
     from flowrun.engine.runtime import checkpoint
 
     folder = checkpoints.begin(run_folder, job.about(step), job.recipe.to_yaml())
-    shards = [whole(*item) for item in job.unused.items()]
+    shards = [whole(*item) for item in _unused(job).items()]
     for rank, body in cluster.ranks.items():
         shards += to_write(training.plan, rank, body.variables)
     checkpoint.write(folder, shards, alone=True)

@@ -129,7 +129,8 @@ class Worker:
 
     def _body(self, rank: int, device: torch.device, links: Links) -> DistributedRank:
         job, steps = self.job, self.job.recipe.engine.traced_steps
-        arguments = (self.training.plan, rank, job.sampler, job.initial, device, links)
+        initial = None if job.start else job.initial
+        arguments = (self.training.plan, rank, job.sampler, initial, device, links)
         metered = device.type == "cpu"  # on CUDA torch counts by itself
         if steps:
             return RecordedRank(*arguments, metered=metered, kernels=self.kernels, trace=steps)
@@ -157,9 +158,9 @@ class Worker:
         assert self.evaluation is not None
         plan, sampler = self.evaluation.plan, self.job.evaluation_sampler
         with _with_peers(rank, "while the ranks meet for evaluation"):
-            body = DistributedRank(plan, rank, sampler, self.job.initial, device, trained.links)
-        body.body.share_variables(trained.body, self.job.evaluated)
-        return body
+            there = trained.body.variables_for(plan, self.job.evaluated)
+            initial, links = self.job.initial, trained.links
+            return DistributedRank(plan, rank, sampler, initial, device, links, there=there)
 
     def _checkpoint(self, rank: int, trained: DistributedRank, step: int, tell: Teller) -> None:
         """Write what this rank has to, to the folder of the first rank's host.
@@ -190,8 +191,8 @@ class Worker:
     def _shards(self, rank: int, trained: DistributedRank) -> list[Shard]:
         """This rank's part of all variables; the first rank has what forward does not read."""
         shards = to_write(self.training.plan, rank, trained.body.variables)
-        unused = self.job.unused.items() if rank == 0 else ()
-        return shards + [whole(*item) for item in unused]
+        unused = self.job.unused if rank == 0 else ()
+        return shards + [whole(name, self.job.initial[name]) for name in unused]
 
     def _fingerprint(self) -> str:
         """Equal on hosts that run the same thing."""

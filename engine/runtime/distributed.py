@@ -50,14 +50,15 @@ class DistributedRank:
         plan: Plan,
         rank: int,
         batches: Batches,
-        initial: Mapping[str, torch.Tensor],
+        initial: Mapping[str, torch.Tensor] | None,
         device: torch.device,
         links: Links,
         metered: bool = False,
         kernels: Kernels = eager_kernels,
+        there: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.plan = plan
-        self.body = Rank(plan, rank, batches, initial, device, kernels)
+        self.body = Rank(plan, rank, batches, initial, device, kernels, there)
         self.rank = rank
         self.device = device
         self.links = links

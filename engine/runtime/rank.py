@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flowrun.engine.placement import local_slices
+from flowrun.engine.placement import Slices, local_slices
 from flowrun.engine.plan import (
     Actor,
     BoxWork,
@@ -72,8 +72,9 @@ class Rank:
     """One rank of a plan.
 
     batches(step, micro_batch, rows): rows (a slice of samples) of a micro-batch as logical tensors.
-    initial: logical initial value of each parameter and buffer by variable name; states start at
-    zero.  kernels: of its regions.
+    initial: logical initial value of each parameter and buffer by variable name, asked for one at a
+    time; None: somebody fills the variables.  there: variables that it has (`variables_for`).
+    kernels: of its regions.
     """
 
     def __init__(
@@ -81,9 +82,10 @@ class Rank:
         plan: Plan,
         rank: int,
         batches: Batches,
-        initial: Mapping[str, torch.Tensor],
+        initial: Mapping[str, torch.Tensor] | None,
         device: torch.device,
         kernels: Kernels = eager_kernels,
+        there: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -102,7 +104,7 @@ class Rank:
         self.read: dict[int, tuple[_Port, ...]] = {}
         self.filled: dict[int, tuple[_Port, ...]] = {}
         self._layouts: dict[int, list[Layout]] = {}
-        self._own_variables(initial)
+        self._own_variables(initial, there or {})
         for actor in plan.stage_actors(self.stage):
             self.sources[actor.id] = self._sources(actor)
             self.read[actor.id] = self._ports(actor, actor.inputs, ())
@@ -110,9 +112,15 @@ class Rank:
 
     # ------------------------------------------------------------------ set-up
 
-    def _own_variables(self, initial: Mapping[str, torch.Tensor]) -> None:
+    def _own_variables(
+        self, initial: Mapping[str, torch.Tensor] | None, there: Mapping[str, torch.Tensor]
+    ) -> None:
+        to_fill: dict[str, list[tuple[torch.Tensor, Slices]]] = {}  # by initial value
         for v in self.plan.graph.variables:
             if v.stage != self.stage:
+                continue
+            if v.tensor in there:
+                self.variables[v.tensor] = there[v.tensor]
                 continue
             tensor = self.plan.graph.tensors[v.tensor]
             slices = local_slices(tensor.shape, v.nd_sbp, self.grid, self.coordinate)
@@ -121,18 +129,23 @@ class Rank:
                 value = torch.full(sizes, v.start, dtype=tensor.dtype, device=self.device)
             else:
                 value = torch.empty(sizes, dtype=tensor.dtype, device=self.device)
-                value.copy_(cut(initial[v.of or v.name], slices))
+                to_fill.setdefault(v.of or v.name, []).append((value, slices))
             self.variables[v.tensor] = value
+        if initial is not None:
+            for name, own in to_fill.items():
+                _fill(own, initial[name])
 
-    def share_variables(self, other: Rank, instead: Mapping[str, str]) -> None:
-        """Read the variables that the same rank of another plan writes (evaluation those of
-        training), by their names, or by those that `instead` gives.
+    def variables_for(self, plan: Plan, instead: Mapping[str, str]) -> dict[str, torch.Tensor]:
+        """What the same rank of another plan reads of these (evaluation of training's), by its
+        tensors: variables of the same name, or of that which `instead` gives.
         """
-        homes = {v.name: tensor for tensor, v in other.plan.variables.items()}
-        for tensor, own in self.variables.items():
-            name = self.plan.variables[tensor].name
-            home = homes.get(instead.get(name, name), "")
-            self.variables[tensor] = other.variables.get(home, own)
+        own = {
+            v.name: self.variables[tensor]
+            for tensor, v in self.plan.variables.items()
+            if tensor in self.variables
+        }
+        names = {tensor: instead.get(v.name, v.name) for tensor, v in plan.variables.items()}
+        return {tensor: own[name] for tensor, name in names.items() if name in own}
 
     def _sources(self, actor: Actor) -> tuple[_Source, ...]:
         places: dict[str, _Source] = {}
@@ -261,6 +274,12 @@ class Rank:
             shape = self.plan.graph.tensors[read].shape
             out.append(layout_of(step, shape, op.in_sbp[0], self.grid, self.coordinate))
         return out
+
+
+def _fill(own: Sequence[tuple[torch.Tensor, Slices]], value: torch.Tensor) -> None:
+    """Copy regions of a logical value, which then is no longer needed."""
+    for target, slices in own:
+        target.copy_(cut(value, slices))
 
 
 def reads_of(actor: Actor) -> tuple[str, ...]:

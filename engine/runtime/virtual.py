@@ -26,23 +26,31 @@ from flowrun.engine.scheduler import Scheduler
 
 
 class VirtualCluster:
-    """All ranks of a plan.  sent_bytes: by actor, of all ranks together, over the whole run."""
+    """All ranks of a plan.  sent_bytes: by actor, of all ranks together, over the whole run.
+
+    there: of each rank, variables that it has.
+    """
 
     def __init__(
         self,
         plan: Plan,
         batches: Batches,
-        initial: Mapping[str, torch.Tensor],
+        initial: Mapping[str, torch.Tensor] | None,
         order_seed: int | None = None,
         check: bool = False,
         kernels: Kernels = eager_kernels,
+        there: Mapping[int, Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
         self.plan = plan
         self.check = check
         self.random = None if order_seed is None else random.Random(order_seed)
         ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
         device = torch.device("cpu")
-        self.ranks = {rank: Rank(plan, rank, batches, initial, device, kernels) for rank in ranks}
+        has = there or {}
+        self.ranks = {
+            rank: Rank(plan, rank, batches, initial, device, kernels, has.get(rank))
+            for rank in ranks
+        }
         self.schedulers: dict[int, Scheduler] = {}
         self.sent_bytes: dict[int, int] = {}
         self.posted: dict[

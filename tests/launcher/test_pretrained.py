@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher import weights
+from flowrun.launcher.build import instantiate_model
 from flowrun.launcher.export import export
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
@@ -78,16 +79,18 @@ def _there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plain_loss(recipe_weights: Path, step: int) -> float:
     """Loss of plain torch on the batch of a step, with the weights of a file."""
-    job = Job(load(["recipe=tied", "train.micro_batches=1"]))
-    job.model.load_state_dict(load_file(recipe_weights))
+    recipe = load(["recipe=tied", "train.micro_batches=1"])
+    job, model = Job(recipe), instantiate_model(recipe)
+    model.load_state_dict(load_file(recipe_weights))
     batch = job.sampler(step, 0, slice(0, 8))
     with torch.no_grad():
         assert job.task.loss is not None
-        return float(job.task.loss(job.model(batch["images"]), batch))
+        return float(job.task.loss(model(batch["images"]), batch))
 
 
 def test_a_run_leaves_every_name_of_the_state_dict(place: Path) -> None:
-    found, state = weights.load(place / "out"), Job(load(["recipe=tied"])).model.state_dict()
+    state = instantiate_model(load(["recipe=tied"])).state_dict()
+    found = weights.load(place / "out")
     assert found.keys() == state.keys()
     assert torch.equal(found["first.weight"], found["again.weight"])
     assert torch.equal(found["unused"], state["unused"])
@@ -119,8 +122,12 @@ def state(place: Path) -> dict[str, torch.Tensor]:
 
 
 def started(path: Path) -> dict[str, torch.Tensor]:
-    """The state of a model that starts from there."""
-    return Job(load(["recipe=tied", f"model.weights={path}"])).model.state_dict()
+    """The state that ranks, and plain torch, start from there."""
+    recipe = load(["recipe=tied", f"model.weights={path}"])
+    job, plain = Job(recipe), instantiate_model(recipe).state_dict()
+    state = {name: job.initial[tensor] for name, tensor in job.names.items()}
+    assert same(state, plain)
+    return state
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

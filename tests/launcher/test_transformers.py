@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from flowrun.launcher import weights
+from flowrun.launcher.build import instantiate_model
 from flowrun.launcher.export import export
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
@@ -57,7 +58,7 @@ class Trained:
         """With other weights than any that are given or trained."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
-            return Job(load([self.recipe, "train.seed=9"])).model
+            return instantiate_model(load([self.recipe, "train.seed=9"]))
 
     def loaded(self, file: Path) -> Any:
         """The model with the weights of a file."""

@@ -20,7 +20,7 @@ from flowrun.launcher.schema import Recipe
 
 def planned(recipe: Recipe) -> Rehearsed:
     """The training plan, from disk where it was made before.  Raises FlowrunError."""
-    model = build.instantiate_model(recipe, values=False)
+    model = build.describe_model(recipe, draws=False).model
     item = build.instantiate_data(recipe)[0]
     task = Task(
         model,

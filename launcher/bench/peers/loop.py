@@ -16,7 +16,7 @@ from flowrun.launcher.bench.peers.setting import Setting, Step, chosen
 
 def prepared(setting: Setting) -> nn.Module:
     """The model as the peer wants it, before it is wrapped."""
-    model = setting.job.model.to(setting.device).train()
+    model = setting.model().to(setting.device).train()
     for module in model.modules():
         if isinstance(module, nn.Embedding) and setting.peer.sparse:
             module.sparse = True

@@ -21,7 +21,7 @@ V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # whose last stage is on the first ra
 def pipeline(setting: Setting) -> Step:
     """The peer's schedule over stages of consecutive units."""
     peer, job = setting.peer, setting.job
-    units = list(chosen(job.model, peer.units).values())
+    units = list(chosen(setting.model(), peer.units).values())
     homes = stage_ranks(peer.schedule, setting.world)
     cut = peer.cut or best_cut([products(unit) for unit in units], homes)
     bounds = list(pairwise((0, *cut, len(units))))

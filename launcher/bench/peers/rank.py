@@ -43,7 +43,7 @@ def main(file: Path) -> None:
     """Train, and write what was measured."""
     order = Order.from_json(file.read_text())
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    job = Job(load(list(order.overrides), order.config_dir))
+    job = Job(load(list(order.overrides), order.config_dir), values=False)
     torch.set_num_threads(job.recipe.launch.threads)
     device = torch.device("cpu")
     if job.device_type == "cuda":
@@ -55,7 +55,7 @@ def main(file: Path) -> None:
             backend, init_method=f"file://{order.meet}", rank=rank, world_size=world
         )
     make = layout(order.peer.kind)
-    before = taken() - sum(t.nbytes for t in job.initial.values())  # weights are training's
+    before = taken()  # weights are training's
     step = make(Setting(job, order.peer, rank, world, device, order.compiled))
     losses, seconds = _measured(step, job.recipe.train.steps)
     told: dict[str, Any] = {"losses": losses, "step_s": seconds}

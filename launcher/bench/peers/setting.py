@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from flowrun.launcher.bench.suite import Peer
+from flowrun.launcher.build import instantiate_model
 from flowrun.launcher.job import AUTOCAST, Job
 
 Batch = Mapping[str, Tensor]
@@ -21,7 +22,7 @@ Step = Callable[[], float | None]  # one training step -> its loss, None where t
 
 @dataclass(frozen=True)
 class Setting:
-    """job: model, data, loss and numbers.  rank, world: of all processes.  compiled: torch.compile
+    """job: data, loss and numbers.  rank, world: of all processes.  compiled: torch.compile
     is to be used.
     """
 
@@ -36,6 +37,10 @@ class Setting:
     def micro_batches(self) -> int:
         """Of a step."""
         return self.job.recipe.train.micro_batches
+
+    def model(self) -> nn.Module:
+        """The recipe's, made anew by plain torch."""
+        return instantiate_model(self.job.recipe)
 
     def batches(self, parts: int = 1, part: int = 0) -> Iterator[Batch]:
         """Micro-batches, one after the other; of each, one of so many equal parts.

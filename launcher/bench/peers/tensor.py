@@ -19,7 +19,7 @@ from flowrun.launcher.bench.peers.setting import Setting, Step, chosen
 
 def tensor(setting: Setting) -> Step:
     """parallelize_module by the peer's patterns, and FSDP2 over the ranks that divide the batch."""
-    model, peer = setting.job.model.to(setting.device).train(), setting.peer
+    model, peer = setting.model().to(setting.device).train(), setting.peer
     shape = (peer.data, setting.world // peer.data)
     mesh = init_device_mesh(setting.device.type, shape, mesh_dim_names=("data", "tensor"))
     plan: dict[str, ParallelStyle] = {n: ColwiseParallel() for n in chosen(model, peer.columns)}

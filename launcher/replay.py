@@ -1,0 +1,234 @@
+"""replay: tensors made from what is known of their making (deferred.py), one at a time.
+
+A Value is what a storage holds between two ops that write to it.  It never changes, so that who
+read it stays right when the storage is written to again.  A Call is an op with all that its result
+depends on: its arguments, the state of the generator before it, the default dtype.  To replay is to
+do again, in order, the calls that a tensor depends on, and no others; what only the next call reads
+is written over, so that most weights take their own memory and no more.
+
+Relied upon of torch (tests/launcher/test_deferred.py): the same op, at the same strides, on one
+thread, from the same state of the generator, makes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
+
+Storages = dict["Value", torch.UntypedStorage]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How a tensor lies in its storage, in elements."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    @staticmethod
+    def of(tensor: Tensor) -> Geometry:
+        """That of a tensor."""
+        offset = int(tensor.storage_offset())
+        return Geometry(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
+
+    @property
+    def num_bytes(self) -> int:
+        """From the start of the storage to the last element."""
+        if 0 in self.size:
+            return 0
+        last = sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
+        return (self.offset + last + 1) * self.dtype.itemsize
+
+    @property
+    def from_start(self) -> Geometry:
+        """The same in a storage of its own."""
+        return Geometry(self.dtype, self.size, self.stride)
+
+    @property
+    def fills(self) -> bool:
+        """True if it has each place up to its last, once."""
+        expected = 1
+        for stride, count in sorted(zip(self.stride, self.size, strict=True)):
+            if count != 1 and stride != expected:
+                return False
+            expected *= count
+        return not self.offset
+
+    def on(self, storage: torch.UntypedStorage) -> Tensor:
+        """The tensor that lies so in a storage."""
+        bare = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return bare.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload,no-any-return]
+
+    def empty(self, device: str = "cpu") -> Tensor:
+        """One of its own, from the start of a storage of its own."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """An op as it was called.
+
+    leaves: arguments and named arguments, flat by `spec`; a tensor is a View, or itself where its
+    values belong to the call.  written: leaves that it writes to.  results: of each of its results
+    that is a tensor of its own.  state: of the generator, before it; None if it draws nothing.
+    dtype: torch's default, which factories look up.
+    """
+
+    op: Any
+    leaves: tuple[Any, ...]
+    spec: TreeSpec
+    written: tuple[int, ...]
+    results: tuple[Geometry | None, ...]
+    state: Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def reads(self) -> list[Value]:
+        """Each once."""
+        return list(dict.fromkeys(x.value for x in self.leaves if isinstance(x, View)))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """What a storage holds: behind a call its result `place`, or what it made of the leaf
+    `-1 - place`; without a call zeros.
+    """
+
+    num_bytes: int
+    call: Call | None = None
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor on a Value."""
+
+    value: Value
+    geometry: Geometry
+
+
+def replay(
+    wanted: Sequence[View],
+    known: Mapping[Value, torch.UntypedStorage] | None = None,
+    stays: Callable[[Value], bool] = lambda value: False,
+) -> tuple[list[Tensor], Storages]:
+    """Tensors with values, on the CPU; those of one Value share its storage.
+
+    known: storages that are there already.  stays: Values to be returned too, where they come up on
+    the way; nobody may write to these.
+    """
+    storages: Storages = dict(known or {})
+    calls, made, readers = _needed(wanted, storages)
+    with _as_recorded(), torch.no_grad():
+        for call in calls:
+            _run(call, made[call], storages, readers, stays)
+    tensors = [view.geometry.on(_storage(storages, view.value)) for view in wanted]
+    return tensors, {value: s for value, s in storages.items() if stays(value)}
+
+
+def perform(op: Any, leaves: Sequence[Any], spec: TreeSpec) -> list[Any]:
+    """The results of an op, flat."""
+    args, kwargs = tree_unflatten(leaves, spec)
+    return tree_leaves(op(*args, **kwargs))
+
+
+def _needed(
+    wanted: Sequence[View], known: Storages
+) -> tuple[list[Call], dict[Call, list[Value]], Counter[Value]]:
+    """Calls, each behind those that it depends on; which Values of each are read; how often."""
+    calls: list[Call] = []
+    made: dict[Call, list[Value]] = {}
+    readers = Counter(view.value for view in wanted)
+    found: set[Value] = set()
+    todo: list[Value | Call] = [view.value for view in wanted]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, Call):
+            calls.append(each)
+        elif each.call is not None and each not in known and each not in found:
+            found.add(each)
+            if each.call not in made:
+                made[each.call] = []
+                todo.append(each.call)
+                todo += each.call.reads
+                readers.update(each.call.reads)
+            made[each.call].append(each)
+    return calls, made, readers
+
+
+def _run(
+    call: Call,
+    made: Sequence[Value],
+    storages: Storages,
+    readers: Counter[Value],
+    stays: Callable[[Value], bool],
+) -> None:
+    """Do one call again: storages afterwards hold its Values, and no more those that were read for
+    the last time.
+    """
+    written = {call.leaves[k].value for k in call.written}
+    here: Storages = {}
+    for value in call.reads:
+        here[value] = _storage(storages, value)
+        readers[value] -= 1
+        if readers[value] or stays(value):
+            if value in written:
+                here[value] = here[value].clone()
+        else:
+            del storages[value]
+    leaves = [x.geometry.on(here[x.value]) if isinstance(x, View) else x for x in call.leaves]
+    if call.state is not None:
+        torch.default_generator.set_state(call.state)
+    torch.set_default_dtype(call.dtype)
+    results = perform(call.op, leaves, call.spec)
+    taken = {storage._cdata for storage in here.values()}
+    for value in made:
+        if value.place < 0:
+            storages[value] = here[call.leaves[-1 - value.place].value]
+        else:
+            geometry = call.results[value.place]
+            assert geometry is not None
+            storages[value] = _own(results[value.place], geometry, taken)
+
+
+def _storage(storages: Storages, value: Value) -> torch.UntypedStorage:
+    if value not in storages:
+        zeros = torch.zeros(value.num_bytes, dtype=torch.uint8, device="cpu")
+        storages[value] = zeros.untyped_storage()
+    return storages[value]
+
+
+def _own(result: Tensor, geometry: Geometry, taken: set[int]) -> torch.UntypedStorage:
+    """The storage of a result, or a copy where that is another tensor's too, or is not as was
+    foreseen.
+    """
+    storage = result.untyped_storage()
+    as_foreseen = Geometry.of(result) == geometry and storage.nbytes() == geometry.num_bytes
+    if not as_foreseen or storage._cdata in taken:
+        storage = geometry.empty().copy_(result).untyped_storage()
+    taken.add(storage._cdata)
+    return storage
+
+
+@contextmanager
+def _as_recorded() -> Iterator[None]:
+    """One thread, as the launcher has; the generator and the default dtype are put back."""
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    if threads > 1:  # a launcher never had more: its workers are forked
+        torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if threads > 1:
+            torch.set_num_threads(threads)
