@@ -84,11 +84,15 @@ class Experiment:
 class Sweep:
     """Layouts that are measured beside the one that auto.placement picks (sweep.py): all grids of
     so many ranks, with these numbers of micro-batches and stages of ZeRO.
+
+    calibrate: first measure the machine and the ops of every model, and foresee with that; a
+    --config-dir or a profile that the command names stays.
     """
 
     ranks: tuple[int, ...] = (2, 4)
     micro_batches: tuple[int, ...] = (1, 4)
     zero: tuple[int, ...] = (0, 2)
+    calibrate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,12 @@ def sweep(
     from flowrun.launcher.bench.sweep_show import table
 
     folder.mkdir(parents=True, exist_ok=True)
+    assert suite.sweep is not None
+    named = any(text.startswith("hardware=") for text in suite.overrides)
+    if suite.sweep.calibrate and config_dir is None and not named:
+        from flowrun.launcher.bench.sweep_profile import measured as measured_profile
+
+        suite, config_dir = measured_profile(suite, folder, console)
     found = list(trials(suite, console, config_dir))
     heard: dict[Trial, list[Heard]] = {}
     try:

@@ -12,6 +12,7 @@ from flowrun.launcher.auto.space import Branch, Candidate
 from flowrun.launcher.bench.process import Sample
 from flowrun.launcher.bench.suite import Sweep, load_suite
 from flowrun.launcher.bench.sweep import Trial, candidates, rows, run_of, sums
+from flowrun.launcher.bench.sweep_profile import recipes_timed
 from flowrun.launcher.bench.sweep_show import table
 from flowrun.launcher.recipe import load
 
@@ -70,3 +71,12 @@ def test_a_run_trains_the_candidate(candidate: Candidate) -> None:
     assert recipe.train.micro_batches == candidate.branch.micro_batches
     assert recipe.zero.stage == candidate.zero
     assert recipe.num_ranks == 2
+
+
+def test_ops_are_timed_on_one_rank_and_on_all_grids_of_most_of_them() -> None:
+    found = [
+        (dict(recipe.placements[0].axes), recipe.train.micro_batches, recipe.zero.stage)
+        for recipe in recipes_timed(SUITE, "gpt_small")
+    ]
+    grids = [{"data": 1, "tensor": 1}, *({"data": n, "tensor": 4 // n} for n in (1, 2, 4))]
+    assert sorted(map(str, found)) == sorted(str((g, m, 0)) for g in grids for m in (1, 4))

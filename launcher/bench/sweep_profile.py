@@ -1,0 +1,46 @@
+"""The profile of a sweep: this machine, and the ops of its models on one rank and on most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from flowrun.launcher import calibrate
+from flowrun.launcher.bench.suite import Suite
+from flowrun.launcher.bench.sweep import candidates
+from flowrun.launcher.calibrate_ops import with_ops
+from flowrun.launcher.profile import shipped
+from flowrun.launcher.recipe import load
+from flowrun.launcher.schema import Recipe
+
+NAME = "measured"
+
+
+def measured(suite: Suite, folder: Path, console: Console) -> tuple[Suite, str]:
+    """The suite that foresees with what is measured now, and the folder of that profile's group.
+
+    No step is timed: ops are, one by one, and transfers between processes.
+    """
+    console.print("measuring this machine …", highlight=False)
+    found = calibrate.calibrate(shipped("cpu"), NAME, calibrate.THOROUGH, calibrate.GROUPS).hardware
+    for name in suite.rows:
+        console.print(f"measuring the ops of {name} …", highlight=False, markup=False)
+        found = with_ops(found, list(recipes_timed(suite, name)))
+    groups = folder / "profiles"
+    calibrate.write(found, groups / "hardware" / f"{NAME}.yaml")
+    return replace(suite, overrides=(*suite.overrides, f"hardware={NAME}")), str(groups)
+
+
+def recipes_timed(suite: Suite, name: str) -> Iterator[Recipe]:
+    """Layouts without stages and ZeRO: these change no shapes."""
+    assert suite.sweep is not None
+    wanted = replace(suite.sweep, zero=(0,))
+    given = suite.recipe_of(suite.experiments[name])
+    for ranks in (1, max(wanted.ranks)):
+        recipe = load([*given, f"auto.ranks={ranks}", "auto.placement=true"])
+        for candidate in candidates(recipe, wanted):
+            if candidate.branch.stages == 1:
+                yield load([*given, *candidate.overrides])
