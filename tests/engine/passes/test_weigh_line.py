@@ -26,12 +26,12 @@ RECIPE = next(recipe for recipe in RECIPES if recipe.stem == "gpt3_175b")
 
 
 @cache
-def task(stages: int, in_flight: str = "1f1b") -> tuple[LogicalGraph, Strategy]:
+def task(stages: int) -> tuple[LogicalGraph, Strategy]:
     job = small_job(
         RECIPE,
         f"model.depth={DEPTH}",
         f"placement.stages={stages}",
-        f"placement.in_flight={in_flight}",
+        "placement.in_flight=1f1b",
         "placement.axes.data=4",
         "train.batch_size=48",
         "train.micro_batches=12",
@@ -65,10 +65,12 @@ def test_a_stage_is_taken_for_what_its_plan_takes(stages: int) -> None:
         assert foreseen == pytest.approx(busy_s(plan, stage), rel=0.02)
 
 
-@pytest.mark.parametrize("in_flight", ["1f1b", "zero_bubble"])
 @pytest.mark.parametrize("stages", [3, 6])
-def test_a_cut_is_no_slower_than_one_between_blocks(stages: int, in_flight: str) -> None:
-    graph, strategy = task(stages, in_flight)
+def test_a_cut_is_no_slower_than_one_between_blocks(stages: int) -> None:
+    """With 1f1b; late weight gradients fill waits, which no sum over a stage knows of
+    (docs/placement_search.md).
+    """
+    graph, strategy = task(stages)
     between = replace(strategy, decided=cut(graph, Blocks("blocks", DEPTH), DEPTH // stages))
     found, even = (rehearsed(graph, each).rehearsal.step_s for each in (strategy, between))
     assert found <= even

@@ -24,7 +24,8 @@ FACES = (
     *("model=insightface_r50", "model.blocks=[1,1,1,1]", "data.size=112", "data.classes=1000000"),
     "train.batch_size=1024",
 )
-CLICKS = ("model.ids=100000000", "train.batch_size=16384")
+CLICKS = ("model.ids=400000000", "train.batch_size=16384")  # 27 GB of tables
+FEWER = ("model.ids=100000000", "train.batch_size=16384")  # 7 GB
 RESNET = (
     *("model=resnet50", "model.blocks=[1,1,1,1]", "data.size=224", "model.outputs=1000"),
     *("data.classes=1000", "train.batch_size=256"),
@@ -60,13 +61,24 @@ def test_a_million_faces_are_split_by_classes() -> None:
 
 
 def test_large_tables_are_split() -> None:
-    """By columns: all ranks look up all ids, an all-to-all brings each its samples' rows."""
+    """Those that no rank can hold.  By columns: all ranks look up all ids, an all-to-all brings each
+    its samples' rows; but a column cannot be split by columns.
+    """
     found = search_of("wide_deep", *V100, *CLICKS, pins=False)
     pinned = search_of("wide_deep", *V100, *CLICKS, pins=True)
     assert words(found)["deep.weight"] == "S(1)"
+    assert words(found)["wide.weight"] == "S(0)"
     assert found.seconds <= pinned.seconds
-    weighed = search_of("wide_deep", *V100, *CLICKS, pins=False, auto=Auto(True, memory="slight"))
-    assert words(weighed)["wide.weight"] == "S(0)", "a column cannot be split by columns"
+
+
+def test_tables_that_fit_are_split_where_memory_counts() -> None:
+    """To send ids and rows of gradients to all takes less time than two all-to-alls."""
+    found = search_of("wide_deep", *V100, *FEWER, pins=False)
+    pinned = search_of("wide_deep", *V100, *FEWER, pins=True)
+    assert words(found)["deep.weight"] == "B"
+    assert found.seconds <= pinned.seconds
+    weighed = search_of("wide_deep", *V100, *FEWER, pins=False, auto=Auto(True, memory="slight"))
+    assert (words(weighed)["deep.weight"], words(weighed)["wide.weight"]) == ("S(1)", "S(0)")
 
 
 def test_a_resnet_stays_data_parallel() -> None:
