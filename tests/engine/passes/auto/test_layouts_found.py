@@ -61,7 +61,7 @@ def test_a_million_faces_are_split_by_classes() -> None:
 
 
 def test_large_tables_are_split() -> None:
-    """Those that no rank can hold.  By columns: all ranks look up all ids, an all-to-all brings each
+    """Those that no rank can hold.  By columns: all look up all ids, an all-to-all brings each rank
     its samples' rows; but a column cannot be split by columns.
     """
     found = search_of("wide_deep", *V100, *CLICKS, pins=False)
