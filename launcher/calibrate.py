@@ -21,11 +21,18 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from flowrun.engine.cost.calibrated import Timed, as_yaml, digits, level_of, with_device
+from flowrun.engine.cost.calibrated import (
+    BETWEEN_OPS,
+    Timed,
+    as_yaml,
+    digits,
+    level_of,
+    with_device,
+)
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.network import Level
 from flowrun.engine.runtime import heap, neighbours
-from flowrun.engine.runtime.calibration import MESSAGE, Sizes, device_times, link_times, pace
+from flowrun.engine.runtime.calibration import Sizes, device_times, link_times, pace
 from flowrun.engine.runtime.core import keep_to_a_core
 from flowrun.engine.runtime.links import Links
 
@@ -83,7 +90,7 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
             of_devices, of_links, paces[ranks] = _measured(session, sizes)
             if session.device:
                 hardware = with_device(hardware, of_devices)
-            fitted = level_of([timed for timed in of_links if timed.what != MESSAGE], level)
+            fitted = level_of(of_links, level)
             if first:
                 level = fitted
             elif _share_of_core(ranks) < 1:
@@ -125,11 +132,12 @@ def show(found: Calibration, shipped: Hardware, console: Console) -> None:
     table = Table("links", "ranks", "bytes of a rank", "measured", "foreseen", box=None)
     levels = {_transport(level): level for level in found.hardware.levels}
     for transport, timed in found.links:
-        kind, _, ranks = timed.what.partition(" ")
+        between = BETWEEN_OPS if timed.what.endswith(BETWEEN_OPS) else ""
+        kind, _, ranks = timed.what.removesuffix(between).partition(" ")
         level = levels[transport].slowed(_share_of_core(int(ranks or 2)))
         foreseen = level.latency_s + timed.work / level.bytes_per_s
         table.add_row(
-            f"{transport}, {kind}",
+            f"{transport}, {kind}{between}",
             ranks or "2",
             f"{timed.work:,.0f}",
             f"{timed.seconds * 1e6:,.0f} us",

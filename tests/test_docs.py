@@ -82,6 +82,9 @@ def composed(line: str) -> None:
     assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "export", "calibrate"), (
         line
     )
+    if command == "calibrate" and overrides:
+        load(overrides)
+        return
     if command in ("recipes", "export", "calibrate"):
         assert not overrides
         return

@@ -12,6 +12,7 @@ from flowrun.engine.cost.network import Level
 FORWARD, BACKWARD, WEIGHT_GRAD = "forward", "backward", "weight_grad"
 CONVOLUTION, CONVOLUTION_BACKWARD = "convolution", "convolution backward"
 BATCHED, ELEMENTS = "batched", "elements"
+BETWEEN_OPS = " between ops"  # behind what moved bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,14 @@ def curve(timed: Sequence[Timed]) -> Products:
 
 
 def level_of(timed: Sequence[Timed], level: Level) -> Level:
-    """A level of latency and bandwidth as measured: work is the bytes that a rank sends."""
-    latency_s, bytes_per_s = line([(one.work, one.seconds) for one in timed])
+    """A level of latency and bandwidth as measured: work is the bytes that a rank sends.  Bandwidth
+    is that of transfers one after another; latency that of small ones between ops.
+    """
+    between = [one.seconds for one in timed if one.what.endswith(BETWEEN_OPS)]
+    alone = [(one.work, one.seconds) for one in timed if not one.what.endswith(BETWEEN_OPS)]
+    latency_s, bytes_per_s = line(alone)
+    if between:
+        latency_s = median(between)
     return replace(level, latency_s=digits(latency_s), bytes_per_s=digits(bytes_per_s))
 
 

@@ -19,6 +19,7 @@ from flowrun.engine.boxing import Step, path_bytes
 from flowrun.engine.cost.calibrated import (
     BACKWARD,
     BATCHED,
+    BETWEEN_OPS,
     CONVOLUTION,
     CONVOLUTION_BACKWARD,
     ELEMENTS,
@@ -42,7 +43,6 @@ _COLD_BYTES = 1 << 26  # operands in turn: a training step has swept the caches 
 _IN_A_ROW = 4  # calls between ops, timed together
 _LEAST_S = 1e-5
 _SETS = 8  # of a probe's tensors, in turn
-MESSAGE = "message"
 _CPU = torch.device("cpu")
 _KINDS: dict[str, tuple[Sbp, Sbp]] = {
     "all_reduce": (P, B),
@@ -177,7 +177,10 @@ def link_times(links: Links, rank: int, ranks: Sequence[int], sizes: Sizes) -> l
         total = 4.0 * shape[0] * shape[1]
         sent = path_bytes((source,), (target,), (parts,), shape, total) / parts
         dist.barrier()
-        timed.append(Timed(f"{kind} {parts}", sent, _between_ops(collective, sizes.trials)))
+        timed.append(Timed(f"{kind} {parts}", sent, _repeated(collective, _CPU, sizes.trials)))
+        if num_bytes == min(sizes.moved_bytes):
+            taken = _between_ops(collective, sizes.trials)
+            timed.append(Timed(f"{kind} {parts}{BETWEEN_OPS}", sent, taken))
     dist.barrier()
     return timed + _messages(links, rank, sizes) if parts == 2 else timed
 
@@ -197,8 +200,8 @@ def _messages(links: Links, rank: int, sizes: Sizes) -> list[Timed]:
                     shapes, dtypes = [vector.shape], [vector.dtype]
                     _settled(links, links.receive(shapes, dtypes, 1 - rank, 0))
 
-        taken = _between_ops(there_and_back, sizes.trials)
-        timed.append(Timed(MESSAGE, float(num_bytes), taken / 2))
+        taken = _repeated(there_and_back, _CPU, sizes.trials)
+        timed.append(Timed("message", float(num_bytes), taken / 2))
     return timed
 
 

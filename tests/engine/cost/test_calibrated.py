@@ -31,6 +31,12 @@ def test_a_level_has_the_latency_and_the_bandwidth_that_fit() -> None:
     assert level == Level(latency_s=1e-4, bytes_per_s=2e9, shared_memory=True)
 
 
+def test_a_level_has_the_latency_of_transfers_between_ops() -> None:
+    alone = [Timed("all_reduce 2", work, 1e-4 + work / 2e9) for work in (1e3, 1e5, 1e7)]
+    between = [Timed("all_reduce 2 between ops", 1e3, late) for late in (5e-4, 6e-4, 9e-4)]
+    assert level_of([*alone, *between], Level()) == Level(latency_s=6e-4, bytes_per_s=2e9)
+
+
 def test_a_curve_rises_to_the_fastest_product() -> None:
     timed = [Timed("fp32 forward", flop, flop / speed) for flop, speed in TIMES]
     products = curve(timed)
