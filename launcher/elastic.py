@@ -65,7 +65,8 @@ def execute_local(
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
     readers, writers = zip(*pipes, strict=True)
     heard = _Heard(record)
-    worker = Worker(job, training, evaluation, kernels, record.folder, os.getpid(), writers)
+    born = multiprocessing.get_context("fork").Barrier(local_ranks)
+    worker = Worker(job, training, evaluation, kernels, record.folder, os.getpid(), writers, born)
     listener = threading.Thread(target=heard.listen, args=(readers,), daemon=True)
     listener.start()
     ended: BaseException | None

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch
@@ -39,13 +40,15 @@ from flowrun.launcher.process_memory import most_taken, taken
 from flowrun.launcher.virtual import acts_by_name, most_stashed
 
 _LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
+_BORN_S = 300  # until all ranks of a host are forked; elastic ends all if one has gone
 _SILENCE_S = 1800  # a message that takes longer has no peer any more
 
 
 @dataclass(frozen=True)
 class Worker:
     """What each forked process runs.  kernels: of training's regions.  pipes: to the launcher, one
-    for each local rank.
+    for each local rank.  born: where they wait for each other before any of them talks to the
+    launcher's store.
     """
 
     job: Job
@@ -55,6 +58,7 @@ class Worker:
     folder: Path
     launcher: int
     pipes: tuple[Connection, ...]
+    born: Barrier
 
     def live(self) -> None:
         """From fork to exit."""
@@ -66,6 +70,9 @@ class Worker:
                 pipe.close()
         tell = Teller(self.pipes[local], self.training.plan.num_ranks)
         try:
+            # The store's thread looks up the name of whoever connects, under a lock of the C
+            # library. A rank that is forked meanwhile would find it locked for ever.
+            self.born.wait(_BORN_S)
             self._run(rank, tell)
         except BaseException as error:
             tell.error(*described(error, rank), lost_peer=isinstance(error, LostPeer))
