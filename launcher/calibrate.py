@@ -87,7 +87,8 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
         for ranks in groups:
             first = ranks == groups[0]
             session = Session(ranks, transport, device=first and transport == transports[0])
-            of_devices, of_links, paces[ranks] = _measured(session, sizes)
+            of_devices, of_links, pace_of_ranks = _measured(session, sizes)
+            paces.setdefault(ranks, pace_of_ranks)  # what carries messages does not matter
             if session.device:
                 hardware = with_device(hardware, of_devices)
             fitted = level_of(of_links, level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -70,19 +71,23 @@ def execute_virtual(
     if recipe.train.save:
         about = job.about(recipe.train.steps)
         weights.save(record.folder, {**_unused(job), **trained}, about)
-    sent: dict[int, int] = {}
-    for actor, count in cluster.sent_bytes.items():
-        first = training.plan.placements[training.plan.actors[actor].stage].ranks[0]
-        sent[first] = sent.get(first, 0) + count
     return Log(
         tuple(record.steps),
         record.validation,
         {},
-        sent,
+        _sent(cluster),
         {rank: acts_by_name(training, body.acts) for rank, body in cluster.ranks.items()},
         {rank: most_stashed(training, body.most_live) for rank, body in cluster.ranks.items()},
         notes=cluster.recorded() if isinstance(cluster, RecordedCluster) else {},
     )
+
+
+def _sent(cluster: VirtualCluster) -> dict[int, int]:
+    """First rank of each stage that sends -> bytes of all its ranks."""
+    sent: Counter[int] = Counter()
+    for actor, count in cluster.sent_bytes.items():
+        sent[cluster.plan.placements[cluster.plan.actors[actor].stage].ranks[0]] += count
+    return dict(sent)
 
 
 def _evaluator(job: Job, evaluation: Rehearsed, trained: VirtualCluster) -> VirtualCluster:

@@ -61,33 +61,6 @@ def op_seconds(
     """Foreseen seconds of the op on shapes that one rank holds.  tensors: by name, for dtypes."""
     if is_view(op.target):
         return 0.0
-    seconds = _unmeasured_seconds(op, in_shapes, out_shapes, tensors, hardware)
-    if op.target in hardware.ops:
-        assert isinstance(hardware.ops, Factors)
-        shapes = measured_shapes(in_shapes, out_shapes)
-        seconds *= factor(hardware.ops, op.target, dtype_name(op, tensors), shapes)
-    return seconds
-
-
-def measured_shapes(in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> Shapes:
-    """What tells an op from another of its target where ops are measured (measured.text_of)."""
-    return tuple(shape or (1,) for shape in (*in_shapes, *out_shapes[:1]) if shape is not None)
-
-
-def dtype_name(op: Op, tensors: Mapping[str, Tensor]) -> str:
-    """Of the first output, or of the first input where nothing comes out: "bf16", "fp32" of all
-    that is no narrow float.
-    """
-    return _NARROW.get(tensors[(*op.makes, *op.inputs)[0]].dtype, "fp32")
-
-
-def _unmeasured_seconds(
-    op: Op,
-    in_shapes: Sequence[Shape],
-    out_shapes: Sequence[Shape | None],
-    tensors: Mapping[str, Tensor],
-    hardware: Hardware,
-) -> float:
     sizes = [tensors[name].dtype.itemsize for name in op.inputs]
     read = [n * math.prod(shape) for n, shape in zip(sizes, in_shapes, strict=True)]
     made = [
@@ -112,7 +85,24 @@ def _unmeasured_seconds(
     if op.target == "aten.addmm.default" and hardware.bias_apart:
         bias_s = 2 * sum(made) / hardware.memory_bytes_per_s + hardware.op_s
     moved_s = moved / hardware.memory_bytes_per_s
-    return max(products_s, elements_s, moved_s) + hardware.op_s + bias_s
+    seconds = max(products_s, elements_s, moved_s) + hardware.op_s + bias_s
+    if op.target in hardware.ops:
+        assert isinstance(hardware.ops, Factors)
+        shapes = measured_shapes(in_shapes, out_shapes)
+        seconds *= factor(hardware.ops, op.target, dtype_name(op, tensors), shapes)
+    return seconds
+
+
+def measured_shapes(in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> Shapes:
+    """What tells an op from another of its target where ops are measured (measured.text_of)."""
+    return tuple(shape or (1,) for shape in (*in_shapes, *out_shapes[:1]) if shape is not None)
+
+
+def dtype_name(op: Op, tensors: Mapping[str, Tensor]) -> str:
+    """Of the first output, or of the first input where nothing comes out: "bf16", "fp32" of all
+    that is no narrow float.
+    """
+    return _NARROW.get(tensors[(*op.makes, *op.inputs)[0]].dtype, "fp32")
 
 
 def element_seconds(

@@ -40,7 +40,7 @@ def element_probes() -> Mapping[str, Probe]:
     """Op target -> probe, of ops that may take longer than their bytes
     (Hardware.elements_per_s).
     """
-    made = {**_row_probes(), **_image_probes(), **_table_probes()}
+    made = {**_row_probes(), **_norm_probes(), **_image_probes(), **_table_probes()}
     return {target: made[target] for target in sorted(made)}
 
 
@@ -51,17 +51,13 @@ def _row_probes() -> Mapping[str, Probe]:
     def two() -> tuple[Tensor, ...]:
         return torch.randn(shape), torch.randn(shape).softmax(-1)
 
-    def normed() -> tuple[Tensor, ...]:
-        weight, bias = torch.randn(COLUMNS), torch.randn(COLUMNS)
-        return *two(), torch.zeros(ROWS, 1), torch.ones(ROWS, 1), weight, bias
-
     def targets() -> tuple[Tensor, ...]:
         return torch.randn(shape), torch.full((ROWS, 1), 6.0), torch.arange(ROWS) % COLUMNS
 
     def of_two(run: Callable[..., Any]) -> Probe:
         return Probe(count, two, run)
 
-    fp32, wanted = torch.float32, [True, True, True]
+    fp32 = torch.float32
     return {
         "aten._softmax.default": of_two(lambda x, y: aten._softmax.default(x, -1, False)),
         "aten._safe_softmax.default": of_two(lambda x, y: aten._safe_softmax.default(x, -1)),
@@ -90,6 +86,18 @@ def _row_probes() -> Mapping[str, Probe]:
             lambda: (torch.randn(heads).transpose(1, 2),),
             lambda x: aten.clone.default(x, memory_format=torch.contiguous_format),
         ),
+    }
+
+
+def _norm_probes() -> Mapping[str, Probe]:
+    count, wanted = float(ROWS * COLUMNS), [True, True, True]
+
+    def normed() -> tuple[Tensor, ...]:
+        x, y = torch.randn(ROWS, COLUMNS), torch.randn(ROWS, COLUMNS)
+        weight, bias = torch.randn(COLUMNS), torch.randn(COLUMNS)
+        return x, y, torch.zeros(ROWS, 1), torch.ones(ROWS, 1), weight, bias
+
+    return {
         "aten.native_layer_norm.default": Probe(
             count,
             normed,
