@@ -57,11 +57,14 @@ THOROUGH = Sizes(
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What some processes measure together.  device: that of a rank too, before the links."""
+    """What some processes measure together.  device: that of a rank too, before the links.  paced:
+    how fast they compute side by side, behind them.
+    """
 
     ranks: int
     transport: str
     device: bool
+    paced: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,11 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
         level = Level(taken=1.0, shared_memory=transport == SHARED)
         for ranks in groups:
             first = ranks == groups[0]
-            session = Session(ranks, transport, device=first and transport == transports[0])
+            paced = transport == transports[0]  # what carries messages does not matter
+            session = Session(ranks, transport, device=first and paced, paced=paced)
             of_devices, of_links, pace_of_ranks = _measured(session, sizes)
-            paces.setdefault(ranks, pace_of_ranks)  # what carries messages does not matter
+            if session.paced:
+                paces[ranks] = pace_of_ranks
             if session.device:
                 hardware = with_device(hardware, of_devices)
             fitted = level_of(of_links, level)
@@ -238,7 +243,7 @@ def _rank(rank: int, session: Session, sizes: Sizes, folder: str) -> None:
     devices = device_times(cpu, sizes) if session.device else []
     timed = link_times(links, rank, range(session.ranks), sizes)
     dist.barrier()
-    left = devices, timed, pace(sizes.pace_s)
+    left = devices, timed, pace(sizes.pace_s) if session.paced else 0.0
     Path(folder, str(rank)).write_bytes(pickle.dumps(left))
     dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
     links.close()
