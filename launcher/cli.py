@@ -27,8 +27,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
+from flowrun.engine.runtime import heap
 
 COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "calibrate", "recipes")
+_STARTS_RANKS = ("run", "resume", "calibrate")  # from this process, whose heap they inherit
 OK, RUN_FAILED, RECIPE_WRONG, INTERRUPTED = 0, 1, 2, 130
 TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
 
@@ -133,11 +135,13 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The console script.  Ends with SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    known = (*COMMANDS, "--help", "-h", "--version")
-    app(
-        ["run", *given] if given and given[0] not in known else given or ["--help"],
-        prog_name="flowrun",
-    )
+    if not given:
+        given = ["--help"]
+    elif given[0] not in (*COMMANDS, "--help", "-h", "--version"):
+        given = ["run", *given]
+    if arguments is None and given[0] in _STARTS_RANKS:
+        heap.start_over()
+    app(given, prog_name="flowrun")
     raise SystemExit(OK)
 
 

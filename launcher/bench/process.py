@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def _run(
     try:
         for k, (command, variables) in enumerate(commands):
             log = folder / f"process{k}.log"
-            with log.open("wb") as stream:
+            with log.open("wb") as stream, _uninterrupted():
                 started.append((_start(command, {**run.environment, **variables}, stream), log))
         left = list(started)
         while left:
@@ -155,13 +156,27 @@ def _start(command: list[str], variables: Mapping[str, str], log: Any) -> subpro
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=_end_with_us if sys.platform == "linux" else None,
+        preexec_fn=_begin,
     )
 
 
-def _end_with_us() -> None:
-    """If we are killed ourselves, so is the process (Linux)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C within is heard behind it, when it is known what is to be ended.  In what Python runs
+    around a fork, logging's locks among it, it would be printed and forgotten.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin() -> None:
+    """Of the process: it hears signals, and if we are killed ourselves, so is it (Linux)."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -97,6 +99,30 @@ def test_a_bench_from_the_command_line(tmp_path: Path) -> None:
     assert ours["median_s"] > 0 and ours["peak_bytes"] > 0 and ours["sent_bytes"] > 0
     assert ddp["ratio"] > 0 and ddp["peak_bytes"] > 0 and ddp["agree"] is True
     assert (tmp_path / "out" / "bench.svg").is_file()
+
+
+_INTERRUPTED = """
+import os, signal, sys
+from pathlib import Path
+from flowrun.launcher.bench import process
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
+command = [sys.executable, "-c", "import signal; signal.pause()"]
+try:
+    run = process.Run("", "", "", "", (), {}, 1)
+    process._run([(command, {})], run, Path("."), 60)
+except KeyboardInterrupt:
+    print("heard")
+"""
+
+
+@pytest.mark.processes
+def test_ctrl_c_while_a_process_is_started_is_heard_and_ends_it(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.stdout == "heard\n", ran.stderr
 
 
 @pytest.mark.processes
