@@ -158,6 +158,9 @@ def _write(neighbours: Neighbours, pieces: Sequence[Tensor], readers: int = 1) -
     size, dtype = sum(piece.numel() for piece in pieces), pieces[0].dtype
     begin = neighbours.write(size * dtype.itemsize, readers)
     message = neighbours.written(begin, size, dtype)
+    if all(piece.is_contiguous() for piece in pieces):
+        torch.cat([piece.view(-1) for piece in pieces], out=message)
+        return begin
     for view, piece in zip(unpack(message, [p.shape for p in pieces]), pieces, strict=True):
         view.copy_(piece)
     return begin

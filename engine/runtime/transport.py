@@ -129,14 +129,10 @@ def pack(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def unpack(message: Tensor, shapes: Iterable[Shape]) -> list[Tensor]:
+def unpack(message: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     """The tensors of a message, as views of it."""
-    out, start = [], 0
-    for shape in shapes:
-        size = math.prod(shape)
-        out.append(message[start : start + size].view(shape))
-        start += size
-    return out
+    parts = message.split([math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def pieces_for(bucket: Sequence[Tensor], layouts: Layouts, receiver: int) -> list[Tensor]:
@@ -184,8 +180,7 @@ def reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
     """The messages of all members (two or more) made one, in order of the members; new memory,
     contiguous.
     """
-    total = messages[0].new_empty(messages[0].shape)
-    REDUCTIONS[reduce](messages[0], messages[1], out=total)
+    total = REDUCTIONS[reduce](messages[0], messages[1]).contiguous()
     for message in messages[2:]:
         REDUCTIONS[reduce](total, message, out=total)
     return total
