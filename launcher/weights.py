@@ -85,9 +85,14 @@ def save_shards(
     save_file(values, _shard_file(folder, rank), told)
 
 
+def shards_in(folder: Path) -> list[Path]:
+    """Files of shards that nobody has joined."""
+    return sorted(folder.glob(_SHARDS))
+
+
 def drop_shards(folder: Path) -> None:
     """Those of an earlier run, which has_all would take for this one's."""
-    for file in folder.glob(_SHARDS):
+    for file in shards_in(folder):
         file.unlink(missing_ok=True)  # another host may see the same folder
 
 
@@ -140,7 +145,7 @@ def _shard_file(folder: Path, rank: int) -> Path:
 def main(arguments: Sequence[str]) -> int:
     """Join the shards that lie in several folders, one for each host."""
     folders = [Path(text) for text in arguments]
-    here = sorted(file for folder in folders for file in folder.glob(_SHARDS))
+    here = [file for folder in folders for file in shards_in(folder)]
     if not here:
         print(f"python -m flowrun.launcher.weights FOLDER …: no {_SHARDS} there.")
         return 2
