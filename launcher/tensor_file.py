@@ -116,7 +116,7 @@ class TensorFile:
         if not starts or not shard.value.numel():
             return
         value = shard.value.detach().cpu().contiguous()
-        data = memoryview(value.view(-1).view(torch.uint8).numpy())
+        data = value.view(-1).view(torch.uint8).numpy().data
         length, offsets = runs(shard.shape, shard.slices)
         size = value.itemsize
         for k, offset in enumerate(offsets):

@@ -19,17 +19,30 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Variable
 from flowrun.engine.plan import Plan
 from flowrun.engine.runtime.shards import Shard
 from flowrun.launcher.checkpoint import About
-from flowrun.launcher.tensor_file import DTYPES, Contents, TensorFile, write_whole
+from flowrun.launcher.tensor_file import CODES, DTYPES, Contents, TensorFile, write_whole
 
 FILE = "weights.safetensors"
 AVERAGES = "ema.safetensors"
 _SHARDS = "weights.rank*.safetensors"
 _EMA = "ema/"
 _STEPS, _RANKS, _ABOUT, _SHARD = "steps", "num_ranks", "about", "shard/"  # metadata of a file
+
+
+def check(contents: Contents, names: Mapping[str, str]) -> None:
+    """Before training: the file will be able to hold them.  Raises RecipeError."""
+    for name, tensor in names.items():
+        dtype = contents[tensor][1]
+        if dtype not in CODES:
+            raise RecipeError(
+                "train.save",
+                f"{name} is of {dtype}, which a safetensors file cannot hold.",
+                f"train.save=false leaves {FILE} out; checkpoints (train.save_every) hold it.",
+            )
 
 
 def files(folder: Path, contents: Contents, about: About) -> list[TensorFile]:
