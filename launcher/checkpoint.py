@@ -18,7 +18,7 @@ from pathlib import Path
 from flowrun.engine.errors import RecipeError
 
 FOLDER, ABOUT = "checkpoints", "checkpoint.json"
-_PARTIAL = ".partial"
+PARTIAL = ".partial"  # ends the name of what is not complete yet
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,15 @@ def prepare(run_folder: Path, resumed: bool) -> None:
             f"{run_folder} has checkpoints of another run.",
             f"flowrun resume {run_folder} goes on with it; a new run needs another folder.",
         )
-    for left in (run_folder / FOLDER).glob(f"*{_PARTIAL}"):
+    for left in (run_folder / FOLDER).glob(f"*{PARTIAL}"):
         shutil.rmtree(left, ignore_errors=True)
+    for left in run_folder.glob(f"*{PARTIAL}"):  # weights
+        left.unlink(missing_ok=True)
 
 
 def begin(run_folder: Path, about: About, recipe: str) -> Path:
     """A folder to be filled by all ranks, then completed."""
-    folder = run_folder.absolute() / FOLDER / f"step_{about.step:08d}{_PARTIAL}"
+    folder = run_folder.absolute() / FOLDER / f"step_{about.step:08d}{PARTIAL}"
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(recipe)
     (folder / ABOUT).write_text(json.dumps(asdict(about)))
@@ -79,21 +81,21 @@ def complete(folder: Path, keep: int) -> None:
 
     keep: how many stay, 0 all.  Later ones are of a run that was gone back on: they go.
     """
-    done = folder.with_name(folder.name.removesuffix(_PARTIAL))
+    done = folder.with_name(folder.name.removesuffix(PARTIAL))
     if done.exists():  # of a run that was gone back on
         shutil.rmtree(done)
-    _sync(folder)
+    sync(folder)
     folder.rename(done)
-    _sync(done.parent)
+    sync(done.parent)
     found = find_all(done.parents[1])
     newest = next(k for k, checkpoint in enumerate(found, 1) if checkpoint.folder == done)
     for old in found[newest:] + (found[: max(0, newest - keep)] if keep else []):
         shutil.rmtree(old.folder)
 
 
-def _sync(folder: Path) -> None:
-    """The names in a folder are on disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """What is in a file, or the names in a folder, is on disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

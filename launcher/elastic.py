@@ -83,7 +83,7 @@ def execute_local(
         record.close()
         heard.tell_other_hosts(verdict)
         raise verdict
-    if job.recipe.train.save:
+    if heard.here:
         _join_weights(heard, record, num_ranks)
     return heard.log()
 
@@ -311,7 +311,9 @@ class _Heard:
 
 
 def _join_weights(heard: _Heard, record: Record, num_ranks: int) -> None:
-    """One file of all shards, if this disk has them all; else they stay, and it is said."""
+    """Several hosts: one file of all shards, if this disk has them all; else they stay, and it is
+    said.
+    """
     seen = next(iter(heard.here.values()))
     if not seen["all"]:
         ranks = ", ".join(map(str, sorted(heard.here)))

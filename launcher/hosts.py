@@ -109,7 +109,7 @@ class Teller:
         self._tell("saved", str(folder), everywhere=True)
 
     def weights(self, rank: int, seen: dict[str, Any]) -> None:
-        """A rank has saved its shards."""
+        """A rank of one of several hosts has saved its shards."""
         self._tell("weights", rank, seen)
 
     def end(self, rank: int, measured: dict[str, Any]) -> None:

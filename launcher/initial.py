@@ -44,8 +44,13 @@ class Initial(Mapping[str, Tensor]):
         changed = {name: (value, self.dtype(name)) for name, value in values.items()}
         return Initial({**self.sources, **changed})
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a value, before it is made."""
+        source = self.sources[name]
+        return source.geometry.size if isinstance(source, View) else tuple(source[0].shape)
+
     def dtype(self, name: str) -> torch.dtype:
-        """Of a value."""
+        """Of a value, before it is made."""
         source = self.sources[name]
         return source.geometry.dtype if isinstance(source, View) else source[1]
 

@@ -19,6 +19,7 @@ from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_traini
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
 from flowrun.engine.passes.mirror import BY_RANK
+from flowrun.engine.placement import Shape
 from flowrun.engine.runtime.rank import Results
 from flowrun.engine.strategy import Auto, LossScale, Preparation, Recompute, Strategy, Zero
 from flowrun.launcher import build, weights
@@ -282,6 +283,15 @@ class Job:
         """Parameters and buffers that forward does not read: they stay as they are."""
         used = {v.name for v in self.training.plan.graph.variables}
         return [name for name in self.initial if name not in used]
+
+    @cached_property
+    def saved(self) -> dict[str, tuple[Shape, torch.dtype]]:
+        """Shape and type of every tensor that is written at the end, what is not trained too."""
+        plan = self.training.plan
+        found = {v.name: plan.graph.tensors[v.tensor] for v in weights.saved(plan)}
+        trained = {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()}
+        given = self.initial
+        return trained | {name: (given.shape(name), given.dtype(name)) for name in self.unused}
 
     def about(self, step: int) -> About:
         """What a checkpoint after `step` steps says of itself."""

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
-from flowrun.launcher import trace
+from flowrun.launcher import trace, weights
 from flowrun.launcher.auto.saved import save as write
 from flowrun.launcher.auto.show import summary, table
 from flowrun.launcher.auto.story import place
@@ -46,6 +46,8 @@ def run(
     job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
     training = job.training  # capture, passes, plan, rehearsal (engine/compile.py)
     evaluation = job.evaluation
+    if recipe.train.save:
+        weights.check(job.saved, job.names)
     prepare(folder, resumed=start is not None)
     resumed = _resumed(job, start) if start else ()
     record = Record(folder, job, progress)

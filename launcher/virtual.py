@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.kernels import Kernels
 from flowrun.engine.runtime.rank import Results
 from flowrun.engine.runtime.recorder import RecordedCluster
-from flowrun.engine.runtime.shards import to_write, whole
+from flowrun.engine.runtime.shards import Shard, to_write, whole
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
@@ -21,6 +22,7 @@ from flowrun.launcher.failure import described
 from flowrun.launcher.job import Job
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Log
+from flowrun.launcher.tensor_file import write_whole
 
 
 def execute_virtual(
@@ -60,17 +62,16 @@ def execute_virtual(
                 results = evaluator.run(job.eval_steps)
                 record.evaluated(segment.last - 1, job.validation(results))
             if segment.save:
-                _checkpoint(job, training, cluster, record.folder, segment.last)
+                _checkpoint(job, cluster, record.folder, segment.last)
     except BaseException as error:
         record.close()
         if isinstance(error, RunError):
             where, problem, _ = described(error)
             raise RunError(where, problem) from error
         raise
-    trained = {v.name: cluster.value(v.name) for v in weights.saved(training.plan)}
     if recipe.train.save:
-        about = job.about(recipe.train.steps)
-        weights.save(record.folder, {**_unused(job), **trained}, about)
+        files = weights.files(record.folder, job.saved, job.about(recipe.train.steps))
+        write_whole(files, _shards(job, cluster))
     return Log(
         tuple(record.steps),
         record.validation,
@@ -99,21 +100,20 @@ def _evaluator(job: Job, evaluation: Rehearsed, trained: VirtualCluster) -> Virt
     return VirtualCluster(evaluation.plan, job.evaluation_sampler, job.initial, there=there)
 
 
-def _unused(job: Job) -> dict[str, torch.Tensor]:
-    return {name: job.initial[name] for name in job.unused}
+def _shards(job: Job, cluster: VirtualCluster) -> Iterator[Shard]:
+    """What all ranks write, and what forward does not read."""
+    for rank, body in cluster.ranks.items():
+        yield from to_write(cluster.plan, rank, body.variables)
+    for name in job.unused:
+        yield whole(name, job.initial[name])
 
 
-def _checkpoint(
-    job: Job, training: Rehearsed, cluster: VirtualCluster, run_folder: Path, step: int
-) -> None:
+def _checkpoint(job: Job, cluster: VirtualCluster, run_folder: Path, step: int) -> None:
     """Write what every rank has to."""
     from flowrun.engine.runtime import checkpoint
 
     folder = checkpoints.begin(run_folder, job.about(step), job.recipe.to_yaml())
-    shards = [whole(*item) for item in _unused(job).items()]
-    for rank, body in cluster.ranks.items():
-        shards += to_write(training.plan, rank, body.variables)
-    checkpoint.write(folder, shards, alone=True)
+    checkpoint.write(folder, _shards(job, cluster), alone=True)
     checkpoints.complete(folder, job.recipe.train.keep)
 
 

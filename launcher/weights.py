@@ -2,15 +2,16 @@
 the trained model: every name of it, those that forward does not read and all names of a tied weight
 included.  Moving averages (optim.ema) make such a file too, `ema.safetensors`.
 
-Each rank writes its shards to a file that says which slices of which tensors they are; files of all
-ranks make one.  Where hosts share no disk: python -m flowrun.launcher.weights FOLDER OTHER_FOLDER …
+Ranks of one host write their regions into the one file (tensor_file.py).  Where there are several
+hosts each rank writes a file of its shards, which says what slices of which tensors they are; those
+of all ranks make one.  Hosts that share no disk: python -m flowrun.launcher.weights FOLDER OTHER …
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,41 +19,47 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Variable
 from flowrun.engine.plan import Plan
 from flowrun.engine.runtime.shards import Shard
 from flowrun.launcher.checkpoint import About
+from flowrun.launcher.tensor_file import CODES, DTYPES, Contents, TensorFile, write_whole
 
 FILE = "weights.safetensors"
 AVERAGES = "ema.safetensors"
+_SHARDS = "weights.rank*.safetensors"
 _EMA = "ema/"
 _STEPS, _RANKS, _ABOUT, _SHARD = "steps", "num_ranks", "about", "shard/"  # metadata of a file
 
 
-def save(folder: Path, values: Mapping[str, torch.Tensor], about: About) -> None:
-    """Write logical values, those named ema/… too, by the names of the model's state_dict."""
-    write(folder / FILE, values, about.names, about.step)
-    if any(name.startswith(_EMA) for name in values):
+def check(contents: Contents, names: Mapping[str, str]) -> None:
+    """Before training: the file will be able to hold them.  Raises RecipeError."""
+    for name, tensor in names.items():
+        dtype = contents[tensor][1]
+        if dtype not in CODES:
+            raise RecipeError(
+                "train.save",
+                f"{name} is of {dtype}, which a safetensors file cannot hold.",
+                f"train.save=false leaves {FILE} out; checkpoints (train.save_every) hold it.",
+            )
+
+
+def files(folder: Path, contents: Contents, about: About) -> list[TensorFile]:
+    """What a run leaves, by the names of the model's state_dict; averages are those named ema/…"""
+    out = [file_of(folder / FILE, contents, about.names, about.step)]
+    if any(name.startswith(_EMA) for name in contents):
         averaged = {
-            name: _EMA + tensor if _EMA + tensor in values else tensor
+            name: _EMA + tensor if _EMA + tensor in contents else tensor
             for name, tensor in about.names.items()
         }
-        write(folder / AVERAGES, values, averaged, about.step)
+        out.append(file_of(folder / AVERAGES, contents, averaged, about.step))
+    return out
 
 
-def write(
-    file: Path, values: Mapping[str, torch.Tensor], names: Mapping[str, str], steps: int
-) -> None:
-    """One file.  names: in the file -> among the values; a tensor with two names is written twice,
-    so that torch and others load it by any.
-    """
-    state: dict[str, torch.Tensor] = {}
-    seen: set[str] = set()
-    for name, tensor in names.items():
-        value = values[tensor].contiguous()
-        state[name] = value.clone() if tensor in seen else value
-        seen.add(tensor)
-    save_file(state, file, {"format": "pt", _STEPS: str(steps)})
+def file_of(path: Path, contents: Contents, names: Mapping[str, str], steps: int) -> TensorFile:
+    """One file.  names: in the file -> among the contents."""
+    return TensorFile.of(path, names, contents, {"format": "pt", _STEPS: str(steps)})
 
 
 def steps_of(file: Path) -> int:
@@ -76,6 +83,9 @@ def load(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / FILE)
 
 
+# ---- several hosts -------------------------------------------------------------------------------
+
+
 def save_shards(
     folder: Path, rank: int, num_ranks: int, shards: Iterable[Shard], about: About
 ) -> None:
@@ -88,32 +98,50 @@ def save_shards(
     save_file(values, _shard_file(folder, rank), told)
 
 
+def shards_in(folder: Path) -> list[Path]:
+    """Files of shards that nobody has joined."""
+    return sorted(folder.glob(_SHARDS))
+
+
+def drop_shards(folder: Path) -> None:
+    """Those of an earlier run, which has_all would take for this one's."""
+    for file in shards_in(folder):
+        file.unlink(missing_ok=True)  # another host may see the same folder
+
+
 def has_all(folder: Path, num_ranks: int) -> bool:
     """True if the shards of all ranks lie in a folder."""
     return all(_shard_file(folder, rank).exists() for rank in range(num_ranks))
 
 
 def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
-    """Join the shards of all ranks, from any of the folders, to one file in the first of them.
+    """Join the shards of all ranks, from any of the folders, to one file in the first of them; one
+    shard after another is in memory.
 
     The shards go.  Raises FileNotFoundError for a rank that has none.
     """
-    files = [_find(folders, rank) for rank in range(num_ranks)]
-    values: dict[str, torch.Tensor] = {}
-    for file in reversed(files):  # of copies that are unlike, the first rank's stays
+    found = [_find(folders, rank) for rank in range(num_ranks)]
+    contents: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for file in found:
         with safe_open(file, "pt") as shards:
             told = shards.metadata()
             for name in shards.keys():  # noqa: SIM118  (not a mapping)
-                shape, slices = json.loads(told[_SHARD + name])
-                part = shards.get_tensor(name)
-                view = values.setdefault(name, torch.empty(shape, dtype=part.dtype))
-                for dim, (start, length) in enumerate(slices):
-                    view = view.narrow(dim, start, length)
-                view.copy_(part)
-    save(folders[0], values, About(**json.loads(told[_ABOUT])))
-    for file in files:
+                shape, _ = json.loads(told[_SHARD + name])
+                contents[name] = tuple(shape), DTYPES[shards.get_slice(name).get_dtype()]
+    write_whole(files(folders[0], contents, About(**json.loads(told[_ABOUT]))), _shards_of(found))
+    for file in found:
         file.unlink()
     return folders[0] / FILE
+
+
+def _shards_of(files: Iterable[Path]) -> Iterator[Shard]:
+    for file in files:
+        with safe_open(file, "pt") as shards:
+            told = shards.metadata()
+            for name in shards.keys():  # noqa: SIM118
+                shape, slices = json.loads(told[_SHARD + name])
+                region = tuple((start, length) for start, length in slices)
+                yield Shard(name, tuple(shape), region, shards.get_tensor(name))
 
 
 def _find(folders: Iterable[Path], rank: int) -> Path:
@@ -124,15 +152,15 @@ def _find(folders: Iterable[Path], rank: int) -> Path:
 
 
 def _shard_file(folder: Path, rank: int) -> Path:
-    return folder / f"weights.rank{rank:05d}.safetensors"
+    return folder / _SHARDS.replace("*", f"{rank:05d}")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Join the shards that lie in several folders, one for each host."""
     folders = [Path(text) for text in arguments]
-    here = sorted(file for folder in folders for file in folder.glob("weights.rank*.safetensors"))
+    here = [file for folder in folders for file in shards_in(folder)]
     if not here:
-        print("python -m flowrun.launcher.weights FOLDER …: no weights.rank*.safetensors there.")
+        print(f"python -m flowrun.launcher.weights FOLDER …: no {_SHARDS} there.")
         return 2
     with safe_open(here[0], "pt") as shards:
         num_ranks = int(shards.metadata()[_RANKS])

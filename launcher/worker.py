@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,6 +37,7 @@ from flowrun.launcher.failure import described
 from flowrun.launcher.hosts import Teller
 from flowrun.launcher.job import Job
 from flowrun.launcher.process_memory import most_taken, taken
+from flowrun.launcher.tensor_file import write
 from flowrun.launcher.virtual import acts_by_name, most_stashed
 
 _LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
@@ -144,17 +145,44 @@ class Worker:
         return DistributedRank(*arguments, metered=metered, kernels=self.kernels)
 
     def _save(self, rank: int, trained: DistributedRank, tell: Teller) -> None:
-        """Write this rank's shards, and say whether this disk has those of all ranks."""
+        """Write this rank's regions of the trained weights."""
         import torch.distributed as dist
 
-        plan, job = self.training.plan, self.job
-        names = {v.name for v in weights.saved(plan)}
-        shards = [s for s in self._shards(rank, trained) if s.name in names or s.name in job.unused]
-        about = job.about(job.recipe.train.steps)
-        weights.save_shards(self.folder, rank, plan.num_ranks, shards, about)
+        shards, about = self._shards(rank, trained), self.job.about(self.job.recipe.train.steps)
+        if self.job.recipe.launch.nnodes > 1:
+            self._save_apart(rank, shards, about, tell)
+            return
+        files = weights.files(self.folder, self.job.saved, about)
+        if rank == 0:
+            for file in files:
+                file.begin()
+        with _with_peers(rank, "saving weights"):
+            dist.barrier()  # the files are there
+        write(files, shards)
         with _with_peers(rank, "saving weights"):
             dist.barrier()  # every rank has written
-            seen = weights.has_all(self.folder, plan.num_ranks)
+        if rank == 0:
+            for file in files:
+                file.complete()
+
+    def _save_apart(
+        self, rank: int, shards: Iterable[Shard], about: checkpoints.About, tell: Teller
+    ) -> None:
+        """Several hosts: write a file of this rank's own, and say whether this disk has those of
+        all.
+        """
+        import torch.distributed as dist
+
+        num_ranks = self.training.plan.num_ranks
+        if not int(os.environ["LOCAL_RANK"]):
+            weights.drop_shards(self.folder)
+        with _with_peers(rank, "saving weights"):
+            dist.barrier()  # old ones are gone
+        shards = [shard for shard in shards if shard.name in self.job.saved]
+        weights.save_shards(self.folder, rank, num_ranks, shards, about)
+        with _with_peers(rank, "saving weights"):
+            dist.barrier()  # every rank has written
+            seen = weights.has_all(self.folder, num_ranks)
             dist.barrier()  # every rank has looked: the files may go
         tell.weights(rank, {"all": seen, "host": int(os.environ["GROUP_RANK"])})
 
@@ -195,11 +223,11 @@ class Worker:
         if trained.reports:
             tell.saved(folder)
 
-    def _shards(self, rank: int, trained: DistributedRank) -> list[Shard]:
-        """This rank's part of all variables; the first rank has what forward does not read."""
-        shards = to_write(self.training.plan, rank, trained.body.variables)
-        unused = self.job.unused if rank == 0 else ()
-        return shards + [whole(name, self.job.initial[name]) for name in unused]
+    def _shards(self, rank: int, trained: DistributedRank) -> Iterator[Shard]:
+        """This rank's part of all variables; the first rank makes what forward does not read."""
+        yield from to_write(self.training.plan, rank, trained.body.variables)
+        for name in self.job.unused if rank == 0 else ():
+            yield whole(name, self.job.initial[name])
 
     def _fingerprint(self) -> str:
         """Equal on hosts that run the same thing."""

@@ -101,6 +101,16 @@ def test_the_newest_weights_are_those_that_the_run_ended_with(place: Path) -> No
     assert export(place / "out") == place / "out" / weights.FILE
 
 
+def test_a_folder_without_weights_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no such folder"):
+        export(tmp_path / "nowhere")
+    with pytest.raises(RecipeError, match=r"neither weights\.safetensors nor .*checkpoint"):
+        export(tmp_path)
+    (tmp_path / "weights.rank00000.safetensors").touch()
+    with pytest.raises(RecipeError, match=r"python -m flowrun\.launcher\.weights "):
+        export(tmp_path)
+
+
 def test_the_weights_of_a_checkpoint_make_the_loss_of_the_next_step(place: Path) -> None:
     file = export(place / "out", step=2, to=place / "exported" / "at_2.safetensors")
     assert plain_loss(file, 2) == pytest.approx(losses(place / "out")[2], rel=1e-6)

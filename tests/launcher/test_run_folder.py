@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrun.engine.errors import RunError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.runtime.rank import Rank
 from flowrun.engine.runtime.shards import to_write
 from flowrun.launcher import weights
@@ -116,6 +116,21 @@ def shards(folder: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         body = Rank(plan, rank, job.sampler, trained, torch.device("cpu"))
         weights.save_shards(workplace, rank, 2, to_write(plan, rank, body.variables), job.about(4))
     return workplace
+
+
+def test_what_the_file_cannot_hold_is_refused_before_training(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.syspath_prepend(folder.parent)
+    recipe = load(["recipe=small", "launch=virtual"])
+    wide = {name: ((1,), torch.complex128) for name in weights.load(folder)}
+    monkeypatch.setattr(Job, "saved", wide)
+    with pytest.raises(
+        RecipeError, match=r"^train\.save\n  hidden\.weight is of torch\.complex128"
+    ):
+        run(recipe, folder.parent / "refused")
+    assert not (folder.parent / "refused").exists()
 
 
 def test_joined_shards_are_the_weights(folder: Path, shards: Path) -> None:

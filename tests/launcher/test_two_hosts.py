@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from flowrun.launcher import weights
+from flowrun.launcher.build import describe_model, instantiate_model
+from flowrun.launcher.recipe import load
+from flowrun.launcher.replay import View
 from support.command import Command, Ended, free_port, losses, run_folder, workplace
 
 pytestmark = pytest.mark.processes
@@ -45,12 +48,32 @@ def test_two_hosts_train_gpt_hybrid_as_one_does(tmp_path: Path) -> None:
 def _check_weights(place: Path, ends: list[Ended]) -> None:
     """Each host kept its own ranks' shards, says so, and says how to join them."""
     assert all("join them: " in ended.out for ended in ends)
+    joined, one = _joined(place), weights.load(place / "one")
+    assert joined.keys() == one.keys()
+    assert all(torch.equal(joined[name], one[name]) for name in one)
+
+
+def _joined(place: Path) -> dict[str, torch.Tensor]:
+    """What the command that they name makes of both hosts' shards."""
     folders = [str(place / "host1"), str(place / "host0")]
     join = [sys.executable, "-m", "flowrun.launcher.weights", *folders]
     subprocess.run(join, check=True, capture_output=True)
-    joined, one = weights.load(place / "host1"), weights.load(place / "one")
-    assert joined.keys() == one.keys()
-    assert all(torch.equal(joined[name], one[name]) for name in one)
+    return weights.load(place / "host1")
+
+
+def test_weights_that_two_hosts_make_are_those_of_plain_torch(tmp_path: Path) -> None:
+    """At a learning rate that no float32 can have a run ends with what its ranks began with."""
+    wide = ("recipe=gpt_hybrid", "model.depth=2", "model.width=128", "data.length=16")
+    still = (*wide, "optim.lr=1e-50", "train.steps=1", "eval.batches=0")
+    recipe = load(list(still))
+    described = describe_model(recipe)
+    deferred = [n for n, source in described.initial.sources.items() if isinstance(source, View)]
+    assert {"embed.wte.weight", "blocks.0.mlp.fc1.weight"} <= set(deferred)
+    ends = [command.end() for command in hosts(tmp_path, *still)]
+    assert [(ended.status, ended.err) for ended in ends] == [(0, "")] * 2
+    made, plain = _joined(tmp_path), instantiate_model(recipe).state_dict()
+    assert made.keys() == plain.keys()
+    assert all(torch.equal(made[name], plain[name]) for name in plain)
 
 
 @pytest.fixture
