@@ -50,6 +50,8 @@ class Task:
     any_device: write attention as products and a softmax, which run on any device, instead of as
         the fused kernel of the CPU, on which capture runs.
     seed: of what the module draws at random.
+    keeps_logits: what cross entropy keeps for backward are logits (losses.py); else, as torch and
+        OneFlow do, probabilities.
     """
 
     model: nn.Module
@@ -59,6 +61,7 @@ class Task:
     autocast: torch.dtype | None = None
     any_device: bool = False
     seed: int = 0
+    keeps_logits: bool = True
 
 
 class _Program(nn.Module):
@@ -124,7 +127,8 @@ def _captured(
     except UnlikeError as unlike:
         graph = _joint(task, batch, metrics, train=train, folds=False)
         graph = replace(graph, notes=(f"equal blocks are captured one by one: {unlike}",))
-    return simplify(seed_random_ops(assign_buffers(graph), task.seed))
+    graph = seed_random_ops(assign_buffers(graph), task.seed)
+    return simplify(graph, keeps_logits=task.keeps_logits)
 
 
 def _joint(

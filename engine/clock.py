@@ -196,7 +196,7 @@ class Clock:
                 return
             also = (other,)
         elif not self.observed:
-            axis = work.step.axis  # type: ignore[union-attr]
+            axis = self.plan.queue(self.plan.actors[actor])
             self.collectives.setdefault((stage, axis), []).append((actor, act))
         self._run(actor, self.flights.take(actor, self.now, self.seconds[actor]), also)
 

@@ -129,7 +129,7 @@ def _following(strategy: Strategy, training: Plan) -> Strategy:
         zero=Zero(),
         optimizer=Optimizer(),
         overwrites=True,
-        fuses=False,
+        fuses=None,
     )
 
 

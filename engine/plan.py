@@ -8,7 +8,7 @@ lower.py; run by rehearsal.py and runtime/.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from flowrun.engine.boxing import Step
@@ -196,6 +196,8 @@ class Plan:
     order in which collectives of that group are issued within a step, as (actor, act of the step);
     found by the rehearsal, the same on all ranks of the group.  shared_memory: messages lie in
     memory that the ranks share; what they take of it is counted so.  core: see Hardware.core.
+    own_messages, workspace: see Hardware.
+    blocking: axes whose collectives take turns with compute; their order is one, that of the first.
     """
 
     placements: tuple[Placement, ...]
@@ -208,6 +210,9 @@ class Plan:
     notes: tuple[str, ...] = ()
     shared_memory: bool = False
     core: float = 1.0
+    own_messages: bool = False
+    workspace: Mapping[str, float] = field(default_factory=dict, hash=False)
+    blocking: tuple[int, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -217,6 +222,16 @@ class Plan:
     def stage_of(self, rank: int) -> int:
         """The stage that a rank belongs to."""
         return next(stage for stage, placement in enumerate(self.placements) if rank in placement)
+
+    def blocks(self, actor: Actor) -> bool:
+        """True of a collective that nothing computes beside."""
+        return isinstance(actor.work, BoxWork) and actor.work.step.axis in self.blocking
+
+    def queue(self, actor: Actor) -> int:
+        """The axis in whose order a collective is issued; -1 for other actors."""
+        if not isinstance(actor.work, BoxWork):
+            return -1
+        return self.blocking[0] if self.blocks(actor) else actor.work.step.axis
 
     def acts_per_step(self, actor: Actor) -> int:
         """1 or the number of micro-batches."""

@@ -5,6 +5,11 @@ thread or tensor.  Ready actors act by priority: backward and update > forward >
 older micro-batch, then plan order: an update that waits for a collective fills no gap better than
 backward does.  Collectives are issued at once, in the order that the rehearsal fixed for each
 group.
+
+Those of a blocking axis take turns with compute, as on one stream: one of them or one act at a
+time, a micro-batch's collectives first, a step's when nothing else can be computed.  All blocking
+axes of a stage have one order: so the first that is not done yet waits for no later one, on any of
+its ranks, and its ranks may compute until they come to it.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS
-from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, BoxWork, Plan
+from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan
 from flowrun.engine.protocol import (
     ActorSpec,
     Launch,
@@ -47,7 +52,9 @@ class Scheduler:
         self.states = {k: initial_state(spec, self.acts[k]) for k, spec in self.specs.items()}
         self.order = {axis: acts for (where, axis), acts in plan.order if where == stage}
         self.issued = dict.fromkeys(self.order, 0)
-        self._axes = {k: _axis(actor) for k, actor in self.actors.items()}
+        self._axes = {k: plan.queue(actor) for k, actor in self.actors.items()}
+        self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
+        self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
         self._priority = {
             k: PRIORITY[actor.phase]
             for k, actor in self.actors.items()
@@ -67,6 +74,7 @@ class Scheduler:
         An actor is queued by the token that was the last to come; tokens leave by its acts alone.
         """
         specs, states = self.specs, self.states
+        self._blocked.discard(actor)
         acts = self.acts[actor] = self.acts[actor] + 1
         state, sent = end(specs[actor], states[actor], acts)
         states[actor] = state
@@ -83,12 +91,14 @@ class Scheduler:
 
     def next_compute(self) -> Launch | None:
         """Take the ready computing actor of highest priority."""
+        if self._blocked:
+            return None
         return self._launch(heapq.heappop(self._compute)[2]) if self._compute else None
 
     def next_communication(self) -> Launch | None:
         """Take a collective or transfer that may be issued now."""
         for k, actor in enumerate(self._communicate):
-            if self._in_turn(actor):
+            if self._in_turn(actor) and not self._gives_way(actor):
                 del self._communicate[k]
                 return self._launch(actor)
         return None
@@ -141,10 +151,18 @@ class Scheduler:
 
     def _launch(self, actor: int) -> Launch:
         self.states[actor] = begin(self.states[actor])
+        if actor in self._priority or actor in self._blocking:
+            self._blocked.add(actor)
         axis = self._axes[actor]
         if axis in self.issued:
             self.issued[axis] += 1
         return Launch(actor, self.acts[actor])
+
+    def _gives_way(self, actor: int) -> bool:
+        """To what is under way, and what waits for a whole step to what can be computed."""
+        if actor not in self._blocking:
+            return False
+        return bool(self._blocked) or (self.actors[actor].per_step and bool(self._compute))
 
     def _in_turn(self, actor: int) -> bool:
         axis = self._axes[actor]
@@ -161,8 +179,3 @@ class Scheduler:
             self._communicate.append(actor)
         else:
             self._supply.append(actor)
-
-
-def _axis(actor: Actor) -> int:
-    """The axis of a collective, -1 for other actors."""
-    return actor.work.step.axis if isinstance(actor.work, BoxWork) else -1

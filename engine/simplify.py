@@ -17,15 +17,15 @@ from flowrun.engine.losses import keep_logits
 from flowrun.engine.ops.traits import Trait, has
 
 
-def simplify(graph: LogicalGraph) -> LogicalGraph:
-    """All rewrites, in order.
+def simplify(graph: LogicalGraph, *, keeps_logits: bool = True) -> LogicalGraph:
+    """All rewrites, in order.  keeps_logits: see capture.Task.
 
     A mean over a split batch is no partial sum; a sum and a count are (design: cross_entropy's
     mean).
     """
     rewrites = (
         _split_mean_losses,
-        keep_logits,
+        *((keep_logits,) if keeps_logits else ()),
         _fill_by_views,
         _fold_clones,
         _forget_running_statistics,

@@ -7,11 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.placement import Placement
 from flowrun.engine.sbp import Sbp
+
+if TYPE_CHECKING:  # the tables of ops import torch, which composing does without
+    from flowrun.engine.cost.fusion import Fusion
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,8 @@ class Strategy:
         once.
     overwrites: results are written over what nobody reads any more; compiled code sees to that
         itself.
-    fuses: compiled regions make one kernel of a chain of elementwise ops (cost/fusion.py).
+    blocking: axes whose collectives nothing computes beside (scheduler.py).
+    fuses: where chains of elementwise ops are one kernel, and which; None: op after op.
     unprepared: fields that need none of these steps: a stage that reads no other has no chain.
     shared_memory: all ranks exchange their messages there; hardware.link is that of such ranks.
     """
@@ -204,7 +208,8 @@ class Strategy:
     in_flight: int | str = "auto"
     register_slots: int = 2
     overwrites: bool = True
-    fuses: bool = False
+    blocking: tuple[str, ...] = ()
+    fuses: Fusion | None = None
     preparation: tuple[Preparation, ...] = ()
     unprepared: tuple[str, ...] = ()
     hardware: Hardware = field(default_factory=Hardware)

@@ -102,7 +102,7 @@ class Needs:
         """The collective before it in its group's order."""
         if not isinstance(actor.work, BoxWork):
             return
-        axis = actor.work.step.axis
+        axis = self.plan.queue(actor)
         step, within = divmod(act, self.plan.acts_per_step(actor))
         found = self._before.get((actor.stage, axis, actor.id, within))
         if found is None or (step == 0 and found.earlier_step):

@@ -336,6 +336,13 @@ def _check_rest(recipe: RecipeSchema) -> None:
         "engine.trace",
         f"it is true, false or a number of steps, not {recipe.engine.trace}.",
     )
+    for axis in recipe.engine.blocking:
+        _require(
+            axis in recipe.placement.axes,
+            "engine.blocking",
+            f"there is no axis {axis!r}.",
+            f"The placement has {', '.join(recipe.placement.axes) or 'none'}.",
+        )
     compiler = recipe.engine.compiler
     _require(
         compiler in COMPILERS,

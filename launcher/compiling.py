@@ -5,11 +5,23 @@ from __future__ import annotations
 import time
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.compiled import CompiledRegions
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
+from flowrun.launcher.errors import one_of
 from flowrun.launcher.job import Job
 from flowrun.launcher.record import Record
-from flowrun.launcher.schema import EAGER
+from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, Recipe
+
+
+def check_runs(recipe: Recipe) -> None:
+    """Raises RecipeError for kernels that are there to plan with alone."""
+    if recipe.engine.compiler == HANDWRITTEN:
+        raise RecipeError(
+            "engine.compiler",
+            "handwritten kernels are those of other systems: they are planned with, and not run.",
+            f"Write {one_of((EAGER, INDUCTOR))}.",
+        )
 
 
 def kernels_of(job: Job, training: Rehearsed, record: Record) -> Kernels:

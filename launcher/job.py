@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.capture import Task
 from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_training
+from flowrun.engine.cost import fusion
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
 from flowrun.engine.passes.mirror import BY_RANK
@@ -29,7 +30,7 @@ from flowrun.launcher.initial import Initial, named
 from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.plan_cache import PlanCache
 from flowrun.launcher.profile import rank_hardware, shares_memory
-from flowrun.launcher.schema import EAGER, MIRRORED, Recipe
+from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, Recipe
 from flowrun.launcher.segments import Segment, segments
 from flowrun.models.data.stacked import batch_of
 from flowrun.models.data.steps import apply, preparation, unprepared
@@ -37,6 +38,7 @@ from flowrun.models.sampling import held_out_indices, sample_indices
 
 Batch = Mapping[str, torch.Tensor]
 
+_FUSIONS = {EAGER: None, INDUCTOR: fusion.COMPILED, HANDWRITTEN: fusion.HANDWRITTEN}
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -175,6 +177,7 @@ class Job:
             autocast=AUTOCAST[recipe.precision.dtype],
             any_device=self.device_type != "cpu",
             seed=train.seed,
+            keeps_logits=recipe.engine.keeps_logits,
         )
 
         self.plans = PlanCache(
@@ -347,8 +350,9 @@ def strategy_of(recipe: Recipe) -> Strategy:
         mirrored=recipe.view == MIRRORED,
         in_flight=recipe.in_flight,
         register_slots=recipe.engine.register_slots,
-        overwrites=recipe.engine.compiler == EAGER,
-        fuses=recipe.engine.compiler != EAGER,
+        blocking=tuple(axis for axis in recipe.axes if axis in recipe.engine.blocking),
+        overwrites=recipe.engine.compiler == EAGER and recipe.engine.overwrites,
+        fuses=_FUSIONS[recipe.engine.compiler],
         hardware=rank_hardware(recipe),
         shared_memory=shares_memory(recipe),
     )

@@ -19,7 +19,7 @@ from flowrun.launcher.auto.saved import save as write
 from flowrun.launcher.auto.show import summary, table
 from flowrun.launcher.auto.story import place
 from flowrun.launcher.checkpoint import Checkpoint, prepare
-from flowrun.launcher.compiling import kernels_of
+from flowrun.launcher.compiling import check_runs, kernels_of
 from flowrun.launcher.elastic import execute_local
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import Progress
@@ -42,6 +42,7 @@ def run(
     start: a checkpoint to go on from (resume.py).  Raises FlowrunError: nothing was started if it
     is a RecipeError, SbpError or PlanError.
     """
+    check_runs(recipe)
     recipe, planned = settled(recipe, progress)  # auto.placement: the fastest placement that fits
     job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
     training = job.training  # capture, passes, plan, rehearsal (engine/compile.py)

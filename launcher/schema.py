@@ -27,8 +27,8 @@ KEPT = ("matmul", "boxing")
 MIRRORED = "mirrored"
 VIEWS = ("consistent", MIRRORED)
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
-EAGER, INDUCTOR = "eager", "inductor"
-COMPILERS = (EAGER, INDUCTOR)
+EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
+COMPILERS = (EAGER, INDUCTOR, HANDWRITTEN)
 PRECISIONS = ("fp32", "bf16", "fp16")
 MEMORY_MODES = ("off", "slight", "moderate", "heavy", "adaptive")
 KEEPABLE = (
@@ -267,11 +267,20 @@ class Engine:
     register_slots: of what readers and boxings make, 2 = one ahead.
     trace: write trace.json, what every rank did in the last 10 steps, or in so many; false: none.
     cache: keep plans, and take one that was made before from the same recipe, code and torch.
+    overwrites: op after op, results are written over what nobody reads any more.
+    keeps_logits: cross entropy keeps logits and one number a row for backward; else
+    log-probabilities, as torch does.
+    blocking: axes whose collectives nothing computes beside, as on the stream of compute: what
+    overlap gives, is what this takes.
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code, made
-    before the first step and kept on disk; evaluation stays eager).
+    before the first step and kept on disk; evaluation stays eager); handwritten: kernels of Apex
+    and Megatron-LM (cost/fusion.py), to plan with alone.
     """
 
     register_slots: int = 2
+    overwrites: bool = True
+    keeps_logits: bool = True
+    blocking: list[str] = field(default_factory=list)
     compiler: str = EAGER
     cache: bool = True
     trace: bool | int = False

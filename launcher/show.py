@@ -20,7 +20,7 @@ from flowrun.launcher.compiling import compiled_regions, summary
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import layout, stage_table
 from flowrun.launcher.quantities import seconds, size
-from flowrun.launcher.schema import EAGER
+from flowrun.launcher.schema import INDUCTOR
 
 _MARKS = {
     WEIGHTS: ("P", "yellow"),
@@ -215,7 +215,7 @@ def times(job: Job, training: Rehearsed) -> Text:
 
 def compiler(job: Job, training: Rehearsed) -> list[RenderableType]:
     """How many programs Inductor gets, where the recipe asks for it."""
-    if job.recipe.engine.compiler == EAGER:
+    if job.recipe.engine.compiler != INDUCTOR:
         return []
     return [Text(f"inductor compiles {summary(compiled_regions(job, training))}")]
 

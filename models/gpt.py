@@ -34,20 +34,29 @@ class Attention(nn.Module):
     """Causal self-attention.
 
     Rows of `qkv` lie (heads, 3, head width): consecutive pieces of them are whole heads, with their
-    q, k and v.
+    q, k and v.  apart: q, k and v are layers of their own instead.
     """
 
-    def __init__(self, width: int, heads: int, bias: bool, dropout: float) -> None:
+    def __init__(
+        self, width: int, heads: int, bias: bool, dropout: float, apart: bool = False
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.share = dropout
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.apart = apart
+        if apart:
+            self.q, self.k, self.v = (nn.Linear(width, width, bias=bias) for _ in range(3))
+        else:
+            self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.proj = nn.Linear(width, width, bias=bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         B, T, D = x_BTD.shape
-        qkv_BTH3C = self.qkv(x_BTD).view(B, T, self.heads, 3, D // self.heads)
-        q_BHTC, k_BHTC, v_BHTC = (part.transpose(1, 2) for part in qkv_BTH3C.unbind(dim=3))
+        if self.apart:
+            parts = (f(x_BTD).view(B, T, self.heads, -1) for f in (self.q, self.k, self.v))
+        else:
+            parts = self.qkv(x_BTD).view(B, T, self.heads, 3, D // self.heads).unbind(dim=3)
+        q_BHTC, k_BHTC, v_BHTC = (part.transpose(1, 2) for part in parts)
         share = self.share if self.training else 0.0
         y_BHTC = F.scaled_dot_product_attention(
             q_BHTC, k_BHTC, v_BHTC, dropout_p=share, is_causal=True
@@ -70,10 +79,12 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention, then feed-forward, each on a normalised copy and added back."""
 
-    def __init__(self, width: int, heads: int, bias: bool, dropout: float) -> None:
+    def __init__(
+        self, width: int, heads: int, bias: bool, dropout: float, apart: bool = False
+    ) -> None:
         super().__init__()
         self.ln1 = nn.LayerNorm(width)
-        self.attn = Attention(width, heads, bias, dropout)
+        self.attn = Attention(width, heads, bias, dropout, apart)
         self.ln2 = nn.LayerNorm(width)
         self.mlp = FeedForward(width, bias)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
@@ -93,6 +104,7 @@ class GPT(nn.Module):
     dropout: share of zeros, of embeddings, attention weights and what each layer adds.
     narrow_residual: under autocast, what passes between the blocks is of its dtype, too; else fp32,
     as the embeddings are.
+    qkv_apart: q, k and v are products of their own.
     """
 
     def __init__(
@@ -106,13 +118,16 @@ class GPT(nn.Module):
         tied: bool = False,
         dropout: float = 0.0,
         narrow_residual: bool = False,
+        qkv_apart: bool = False,
     ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
         self.narrow_residual = narrow_residual
         self.embed = Embed(vocabulary, context, width, dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, bias, dropout) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, bias, dropout, qkv_apart) for _ in range(depth)
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         if tied:

@@ -53,11 +53,11 @@ class ActorCost:
     def _region_seconds(self, work: RegionWork) -> float:
         """Op after op, or kernel after kernel where the region is compiled."""
         hardware = self.strategy.hardware
-        if not self.strategy.fuses:
+        if self.strategy.fuses is None:
             return sum(self._op_seconds(op, hardware) for op in work.ops)
         hardware = replace(hardware, bias_apart=False)  # what follows a product adds it
         kept = (*work.makes, *(new for _, new in work.updates))
-        found = kernels(work.ops, kept, self._elements)
+        found = kernels(work.ops, kept, self._elements, self.strategy.fuses)
         return sum(self._kernel_seconds(kernel, hardware) for kernel in found)
 
     def _elements(self, op: Op) -> int:

@@ -2,7 +2,8 @@
 
 Tensors that are views of one another share a *storage*, named after the tensor that made it; it
 lives as long as any of them.  The rank with the largest shards stands for all.  What kernels take
-inside themselves is not in it, nor is what the allocator and the transport keep for themselves.
+inside themselves is in it where the profile tells of it; what the allocator and the transport keep
+for themselves is not.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Footprint:
         for source in plan.graph.sources:
             if source.stage == stage:
                 self.layout[source.tensor] = source.nd_sbp
-        self.variables = {v.tensor for v in plan.graph.variables}
+        self.always = {v.tensor for v in plan.graph.variables}
         self.updated = {v.new: v.tensor for v in plan.graph.variables if v.new}
         for op in (op for op in plan.graph.ops if op.stage == stage):
             self._add(op)
@@ -86,6 +87,12 @@ class Footprint:
             self._add_message(actor)
         for v in (v for v in plan.graph.variables if v.stage == stage):
             self.kind_bytes[v.kind] = self.kind_bytes.get(v.kind, 0) + self.tensor_bytes(v.tensor)
+        own = {
+            self.storage(made) for actor in plan.stage_actors(stage) for made in self._own(actor)
+        }
+        if own - self.always:
+            self.kind_bytes["message"] = self._sum(own)
+            self.always |= own
         self._regions: dict[tuple[int, frozenset[str], bool], Act] = {}
 
     def _add(self, op: Op) -> None:
@@ -106,6 +113,13 @@ class Footprint:
                 self.extra[made[0]] = sum(map(self.tensor_bytes, made))
                 self.source.update(dict.fromkeys(made[1:], made[0]))
 
+    def _own(self, actor: Actor) -> tuple[str, ...]:
+        """What a collective makes in memory that nothing else uses."""
+        work = actor.work
+        if not self.plan.own_messages or self.plan.blocks(actor) or not isinstance(work, BoxWork):
+            return ()
+        return tuple(made for _, made in work.pairs)
+
     def tensor_bytes(self, name: str) -> int:
         """Of one tensor on the rank with the largest shard."""
         if name not in self._bytes:
@@ -121,15 +135,15 @@ class Footprint:
         return name
 
     def storage_bytes(self, storage: str) -> int:
-        """0 for variables, which are always there."""
-        if storage in self.variables:
+        """0 for variables and what else is always there."""
+        if storage in self.always:
             return 0
         return self.extra.get(storage) or self.tensor_bytes(storage)
 
     def slot(self, register: Register) -> frozenset[str]:
         """Storages of one version."""
         if register.id not in self._slots:
-            found = frozenset(map(self.storage, register.tensors)) - self.variables
+            found = frozenset(map(self.storage, register.tensors)) - self.always
             self._slots[register.id] = found
         return self._slots[register.id]
 
@@ -155,6 +169,8 @@ class Footprint:
     def _staging(self, actor: Actor) -> staging.Staging:
         work = actor.work
         assert isinstance(work, BoxWork | TransferWork)
+        if self._own(actor):
+            return staging.IN_PLACE
         shared = self.plan.shared_memory
         if actor.kind == "send":
             return staging.send(sum(self.tensor_bytes(sent) for sent, _ in work.pairs), shared)
@@ -204,7 +220,11 @@ class Footprint:
         return sum(map(self.storage_bytes, storages))
 
     def _workspace(self, op: Op) -> int:
-        """Bytes inside of one of the engine's own ops: a clipped gradient."""
+        """Bytes inside of an op: a clipped gradient in one of the engine's own, or what the profile
+        knows of its kernel.
+        """
+        if op.target in self.plan.workspace:
+            return int(self.plan.workspace[op.target] * self.tensor_bytes(op.makes[0]))
         clipped = any(name.startswith("clip_scale") for name in op.inputs)
         scales = clipped and has(op.target, Trait.FUSED)
         return self.tensor_bytes(op.inputs[1]) if scales else 0

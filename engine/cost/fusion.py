@@ -27,6 +27,27 @@ _BY_ROW = (
 
 
 @dataclass(frozen=True, slots=True)
+class Fusion:
+    """Where kernels end.  ends: ops that share a kernel with what feeds them, and none with what
+    reads them; begins: the other way round; apart: with neither.
+    """
+
+    ends: frozenset[str] = frozenset()
+    begins: frozenset[str] = frozenset()
+    apart: frozenset[str] = frozenset()
+
+
+COMPILED = Fusion()
+# Apex and Megatron-LM (arXiv 2104.04473, section 4.2; megatron/fused_kernels): bias and GELU; bias,
+# dropout and sum; scale, mask and softmax, behind which dropout is torch's; Apex's layer norm.
+HANDWRITTEN = Fusion(
+    ends=frozenset({"aten._softmax.default", "aten._safe_softmax.default"}),
+    begins=frozenset({"aten._softmax_backward_data.default"}),
+    apart=frozenset({"aten.native_layer_norm.default"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """Ops that run as one.  reads, writes: tensors in memory, views as what they show."""
 
@@ -35,13 +56,11 @@ class Kernel:
     writes: tuple[str, ...]
 
 
-def is_fused(op: Op) -> bool:
-    """True if the op may share a kernel with what feeds it."""
-    return op.target in RULES or op.target in _BY_ROW
-
-
 def kernels(
-    ops: Sequence[Op], kept: Iterable[str], elements: Callable[[Op], int]
+    ops: Sequence[Op],
+    kept: Iterable[str],
+    elements: Callable[[Op], int],
+    fusion: Fusion = COMPILED,
 ) -> tuple[Kernel, ...]:
     """The kernels of a region, views left out.  kept: tensors that are read outside of it.
 
@@ -59,13 +78,21 @@ def kernels(
         depth = max((made_by[name][1] for name in reads if name in made_by), default=0)
         size = elements(op)
         alike = (made_by[name][0] for name in reads if made_by.get(name, ())[1:] == (depth, size))
-        number = next(alike, len(grouped)) if is_fused(op) else len(grouped)
+        joins, joined = _shares(op, fusion)
+        number = next(alike, len(grouped)) if joins else len(grouped)
         if number == len(grouped):
             grouped.append([])
         grouped[number].append(op)
-        behind = (number, depth, size) if is_fused(op) else (number, depth + 1, -1)
+        behind = (number, depth, size) if joined else (number, depth + 1, -1)
         made_by.update((name, behind) for name in op.makes)
     return _with_traffic(grouped, source, {source.get(name, name) for name in kept})
+
+
+def _shares(op: Op, fusion: Fusion) -> tuple[bool, bool]:
+    """Whether the op may share a kernel with what feeds it, and with what reads it."""
+    target = op.target
+    fused = (target in RULES or target in _BY_ROW) and target not in fusion.apart
+    return fused and target not in fusion.begins, fused and target not in fusion.ends
 
 
 def _with_traffic(

@@ -66,10 +66,15 @@ class Hardware:
         2.25 by F(2 x 2, 3 x 3) of Lavin and Gray (arXiv 1509.09308), 1 where it is not used.
     bias_apart: a product writes, and its bias is added in a pass of its own, unless a compiler puts
         it into what follows.
+    writes_behind: a processor writes a tile of a product when its sums are done, and multiplies
+        nothing meanwhile.  Curves are of cubes: what others write beyond one is added.
     elements_per_s: op target -> elements of its first output a second, of ops that take longer
         than their bytes: exponentials, statistics, sorting.
     ops: op target -> shapes -> what ops that were timed take of what all else here foresees
         (cost/measured.py).
+    own_messages: what a collective makes has memory that nothing else uses, ever, unless the
+        collective is one of a blocking axis.
+    workspace: op target -> bytes that its kernel takes for itself, for each of its first output.
     memory_bytes_per_s: streaming reads plus writes.
     memory_bytes: 0: not limited.  reserved_bytes: of these, what driver and libraries keep.
     op_s: of starting one op.  act_s: overhead of one act of an actor.
@@ -94,8 +99,11 @@ class Hardware:
     attention_share: float = 0.6
     winograd: float = 1.0
     bias_apart: bool = False
+    writes_behind: bool = False
     elements_per_s: dict[str, float] = field(default_factory=dict, hash=False)
     ops: dict[str, dict[str, float]] = field(default_factory=dict, hash=False)
+    own_messages: bool = False
+    workspace: dict[str, float] = field(default_factory=dict, hash=False)
     memory_bytes_per_s: float = 2.5e10
     memory_bytes: int = 0
     reserved_bytes: int = 0

@@ -20,6 +20,7 @@ from flowrun.engine.ops.traits import is_view
 from flowrun.engine.placement import Shape
 
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.matmul.default")
 _BATCHED = ("aten.bmm.default", "aten.baddbmm.default", "aten.matmul.default")
 # Bytes of what the engine's own ops make on the way, for each element of the first output: a hash
 # is some 15 torch ops over 32-bit words (ops/random.py).  A GPU has one kernel for them.
@@ -80,6 +81,10 @@ def op_seconds(
     if hardware.device == CPU and "scaled_dot_product" in op.target:
         dtype = "fp32"  # blocks too small for narrower products: no faster in bf16
     products_s = hardware.products(dtype).seconds(flop) / _share(op, in_shapes, dtype, hardware)
+    if hardware.writes_behind and op.target in _PRODUCTS:
+        cube = (flop / 2) ** (2 / 3) * tensors[op.makes[0]].dtype.itemsize  # as many operations
+        more = sum(made) - cube
+        products_s += max(0.0, more) / hardware.memory_bytes_per_s
     elements_s = element_seconds(op, in_shapes, out_shapes, hardware)
     bias_s = 0.0
     if op.target == "aten.addmm.default" and hardware.bias_apart:

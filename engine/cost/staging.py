@@ -35,6 +35,9 @@ class Staging:
     written: int = 0
 
 
+IN_PLACE = Staging(0, 0, 0, shared=True, keeps=True)
+
+
 def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int]) -> Staging:
     """before, after: bytes of every tensor of the bucket on this rank."""
     read, made = sum(before), sum(after)

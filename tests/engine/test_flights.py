@@ -21,7 +21,7 @@ def two_stages(taken: float = 0.0) -> Plan:
     box = BoxWork((Step(0, P, B),), ())
     actors = (
         Actor(INSIDE, "inside", BOX, 0, FORWARD, False, box, level=0, taken=taken),
-        Actor(ACROSS, "across", BOX, 0, FORWARD, False, box, level=1),
+        Actor(ACROSS, "across", BOX, 0, FORWARD, False, box, level=1, taken=taken),
         Actor(THERE, "there", SEND, 0, FORWARD, False, TransferWork(0, 0, 1, ()), level=1),
         Actor(BACK, "back", SEND, 1, FORWARD, False, TransferWork(1, 1, 0, ()), level=1),
     )
@@ -84,6 +84,20 @@ def test_what_makes_an_act_longer_goes_on_beside_it(taken: float, end: float) ->
     flights.take(INSIDE, 0.0, 4.0)
     flights.computes(0, 0.0)
     assert 3.0 + flights.longer(0, 3.0) == end
+
+
+@pytest.mark.parametrize("taken", [1.0, 0.5])
+def test_two_flights_at_once_take_what_one_takes(taken: float) -> None:
+    """Of an act of 3 seconds, beside flights of 4 on two levels."""
+
+    def longer(*actors: int) -> float:
+        flights = Flights(two_stages(taken), quantum=1 / 4)
+        for actor in actors:
+            flights.take(actor, 0.0, 4.0)
+        flights.computes(0, 0.0)
+        return flights.longer(0, 3.0)
+
+    assert longer(INSIDE, ACROSS) == longer(INSIDE)
 
 
 def test_what_begins_while_an_act_is_longer_makes_it_longer_still() -> None:

@@ -45,6 +45,12 @@ def test_log_probabilities_that_others_read_too_stay() -> None:
     }
 
 
+def test_log_probabilities_stay_where_the_task_says_so() -> None:
+    graph = capture(replace(task(GPT), keeps_logits=False), example(GPT))
+    assert cross_entropy.FORWARD not in targets(graph)
+    assert "aten._log_softmax.default" in targets(graph)
+
+
 def test_logits_are_read_as_narrow_as_they_are() -> None:
     graph = captured(replace(GPT, autocast=torch.bfloat16))
     (forward,) = (op for op in graph.ops if op.target == cross_entropy.FORWARD)

@@ -14,7 +14,7 @@ import torch
 from flowrun.engine.compile import Rehearsed, compile_training
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import PlanError
-from flowrun.engine.plan import BOX, SEND, Actor
+from flowrun.engine.plan import BOX, SEND, Actor, BoxWork
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.live_bytes import LiveBytes
 from flowrun.engine.strategy import Recompute
@@ -117,6 +117,35 @@ def test_without_a_schedule_as_much_is_in_flight_as_fits() -> None:
     for most in bounds:
         stashes = [r.slots for r in limited(bounds[most], "auto").plan.registers if r.stash]
         assert max(stashes) == most
+
+
+# ---- what a profile knows of kernels and messages ------------------------------------------------
+
+
+def peak(hardware: Hardware, layout: Layout, blocking: tuple[str, ...] = ()) -> int:
+    """Bytes of a rank; what is not told of memory stays as it is."""
+    given = replace(strategy(GPT, layout), hardware=hardware, blocking=blocking)
+    (found,) = compile_training(task(GPT), example(GPT), given).rehearsal.peak_bytes
+    return found
+
+
+def test_what_a_kernel_takes_for_itself_is_counted_while_it_runs() -> None:
+    target = "aten.logsumexp.default"
+    most = peak(Hardware(workspace={target: 1e6}), Layout())
+    (op,) = (op for op in compiled(GPT, Layout()).plan.graph.ops if op.target == target)
+    rows = compiled(GPT, Layout()).plan.graph.tensors[op.makes[0]].num_bytes
+    assert most > 1e6 * rows
+    assert most - 1e6 * rows < peak(Hardware(), Layout())
+
+
+def test_messages_with_memory_of_their_own_are_there_all_the_time() -> None:
+    layout = Layout(data=2)
+    plan = compiled(GPT, layout).plan
+    messages = {m for a in plan.actors if isinstance(a.work, BoxWork) for _, m in a.work.pairs}
+    num_bytes = sum(plan.graph.tensors[name].num_bytes for name in messages)
+    shared, own = peak(Hardware(), layout), peak(Hardware(own_messages=True), layout)
+    assert shared < own <= shared + num_bytes
+    assert peak(Hardware(own_messages=True), layout, ("data",)) <= shared
 
 
 # ---- the meter -----------------------------------------------------------------------------------

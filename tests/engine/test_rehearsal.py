@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from flowrun.engine.clock import computes
 from flowrun.engine.errors import PlanError
 from flowrun.engine.plan import BOX, READER, RECEIVE, REGION, SEND, BoxWork, Plan
 from flowrun.engine.protocol import Launch
@@ -238,6 +239,43 @@ def test_a_rank_computes_one_act_at_a_time() -> None:
         ]
         for one, following in itertools.pairwise(computing):
             assert one.end <= following.start
+
+
+BLOCKED = Layout(data=2, tensor=2, stages=2)
+
+
+@pytest.mark.parametrize("blocking", [(0,), (1,), (0, 1)], ids=["data", "tensor", "both"])
+def test_nothing_computes_beside_a_blocking_collective(blocking: tuple[int, ...]) -> None:
+    plan = replace(compiled(TINY_GPT, BLOCKED).plan, order=(), blocking=blocking)
+    timeline = rehearse(plan).first_step
+    stands = [e for e in timeline if plan.blocks(plan.actors[e.actor])]
+    acts = [e for e in timeline if computes(plan.actors[e.actor])]
+    assert stands
+    for stage, own in itertools.groupby(sorted(stands), key=lambda event: event.stage):
+        alone = [*own]
+        others = [e for e in (*acts, *alone) if e.stage == stage]
+        assert not any(
+            one is not other and one.start < other.end and other.start < one.end
+            for one in alone
+            for other in others
+        )
+
+
+def test_what_hides_behind_compute_is_what_blocking_takes() -> None:
+    plan = compiled(TINY_GPT, BLOCKED).plan
+    blocked = rehearse(replace(plan, order=(), blocking=(0, 1))).step_s
+    hidden = rehearse(plan).step_s
+    assert hidden < blocked
+
+
+def test_a_step_s_reductions_wait_for_all_that_can_be_computed() -> None:
+    """So those of one stage hold up no backward of the stage before."""
+    plan = replace(compiled(wide_mlp(samples=2), Layout(data=2)).plan, order=(), blocking=(0,))
+    timeline = rehearse(plan).first_step
+    actor = lambda event: plan.actors[event.actor]  # noqa: E731
+    reductions = [e.start for e in timeline if plan.blocks(actor(e)) and actor(e).per_step]
+    backward = [e.end for e in timeline if computes(actor(e)) and not actor(e).per_step]
+    assert min(reductions) >= max(backward)
 
 
 def test_every_actor_acts_once_a_step_or_once_a_micro_batch() -> None:

@@ -1,7 +1,8 @@
 """300 random plans, with acts and messages in random order, all end with the same numbers.
 
-Thirty random layouts are compiled; each runs ten times, every time with other register counts (the
-rehearsal finds the order of collectives anew) and another order of messages.  Within a layout the
+Thirty random layouts are compiled; each runs ten times, every time with other register counts and
+other axes that block (the rehearsal finds the order of collectives anew) and another order of
+messages.  Within a layout the
 results are the same to the last bit, for sums are taken in order of micro-batches and of ranks.
 """
 
@@ -51,11 +52,12 @@ def random_case(choose: random.Random) -> tuple[Training, Layout]:
 
 
 def with_random_registers(plan: Plan, choose: random.Random) -> Plan:
-    """1 to 3 slots for each register that changes with every micro-batch."""
+    """1 to 3 slots for each register that changes with every micro-batch; some axes block."""
     registers = tuple(
         r if r.per_step else replace(r, slots=choose.randint(1, 3)) for r in plan.registers
     )
-    changed = replace(plan, registers=registers, order=())
+    blocking = tuple(axis for axis in range(len(plan.axes)) if choose.random() < 0.5)
+    changed = replace(plan, registers=registers, order=(), blocking=blocking)
     return replace(changed, order=rehearse(changed).order)
 
 

@@ -130,7 +130,17 @@ ARGUMENTS = {
     "no compiler": (
         "recipe=gpt_dp engine.compiler=inducter",
         "command line  engine.compiler = inducter",
+        "Write eager, inductor or handwritten",
+    ),
+    "kernels of others": (
+        "recipe=gpt_dp engine.compiler=handwritten",
+        "command line  engine.compiler = handwritten",
         "Write eager or inductor",
+    ),
+    "no axis that blocks": (
+        "recipe=gpt_dp engine.blocking=[tensor]",
+        "command line  engine.blocking",
+        "The placement has data",
     ),
     "no view": ("recipe=gpt_dp view=mirror", "command line  view = mirror", "mirrored"),
     "mirrored on a tensor axis": (

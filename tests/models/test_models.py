@@ -22,6 +22,19 @@ def test_a_gpt_does_not_look_ahead() -> None:
     assert torch.equal(before[0, :4], after[0, :4]) and not torch.equal(before[0, 4], after[0, 4])
 
 
+def test_q_k_and_v_apart_are_the_rows_of_one_layer() -> None:
+    one, three = (
+        GPT(11, context=6, depth=1, heads=2, width=8, qkv_apart=apart).blocks[0].attn
+        for apart in (False, True)
+    )
+    rows_HNCD = one.qkv.weight.detach().view(2, 3, 4, 8)
+    for k, layer in enumerate((three.q, three.k, three.v)):
+        layer.weight = torch.nn.Parameter(rows_HNCD[:, k].reshape(8, 8))
+    three.proj.weight = one.proj.weight
+    x = torch.randn(1, 6, 8)
+    torch.testing.assert_close(three(x), one(x))
+
+
 def test_columns_of_qkv_split_by_heads() -> None:
     attention = GPT(vocabulary=11, context=6, depth=1, heads=2, width=8).blocks[0].attn
     x = torch.randn(1, 6, 8)

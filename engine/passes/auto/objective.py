@@ -66,8 +66,10 @@ class Objective:
         self._boxings: dict[Any, float] = {}
 
     def hide(self, least_s: Mapping[str, float]) -> None:
-        """Let compute hide boxings.  least_s: seconds of each op by name, at its best."""
-        if self.auto.trunk:
+        """Let compute hide boxings, unless all axes block.  least_s: seconds of each op by name, at
+        its best.
+        """
+        if self.auto.trunk and not {*self.strategy.axes} <= {*self.strategy.blocking}:
             levels = self.strategy.hardware.levels
             carried = {
                 stage

@@ -29,6 +29,7 @@ def planned(recipe: Recipe) -> Rehearsed:
         autocast=AUTOCAST[recipe.precision.dtype],
         any_device=True,
         seed=recipe.train.seed,
+        keeps_logits=recipe.engine.keeps_logits,
     )
     strategy = strategy_of(recipe)
     example = batch_like(item, recipe.micro_batch_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowrun.engine.cost.fusion import kernels
+from flowrun.engine.cost.fusion import COMPILED, HANDWRITTEN, Fusion, kernels
 from flowrun.engine.graph import Op, Ref
 
 
@@ -10,8 +10,10 @@ def op(name: str, target: str, *reads: str) -> Op:
     return Op(name, f"aten.{target}", tuple(map(Ref, reads)), (), (name,))
 
 
-def names(ops: list[Op], kept: str, sizes: dict[str, int] | None = None) -> list[tuple[str, ...]]:
-    found = kernels(ops, [kept], lambda op: (sizes or {}).get(op.name, 8))
+def names(
+    ops: list[Op], kept: str, sizes: dict[str, int] | None = None, fusion: Fusion = COMPILED
+) -> list[tuple[str, ...]]:
+    found = kernels(ops, [kept], lambda op: (sizes or {}).get(op.name, 8), fusion)
     return [tuple(each.name for each in kernel.ops) for kernel in found]
 
 
@@ -60,3 +62,33 @@ def test_a_view_between_two_ops_is_no_kernel() -> None:
     ]
     (kernel,) = kernels(ops, ["b"], lambda op: 8)
     assert (kernel.reads, kernel.writes) == (("x",), ("b",))
+
+
+def test_a_handwritten_softmax_takes_what_masks_before_it_and_no_dropout_behind() -> None:
+    ops = [
+        op("mask", "add.Tensor", "x", "m"),
+        op("p", "_softmax.default", "mask"),
+        op("dropped", "mul.Tensor", "p", "kept"),
+    ]
+    assert names(ops, "dropped") == [("mask", "p", "dropped")]
+    assert names(ops, "dropped", fusion=HANDWRITTEN) == [("mask", "p"), ("dropped",)]
+
+
+def test_a_handwritten_gradient_of_a_softmax_takes_what_masks_behind_it() -> None:
+    ops = [
+        op("dp", "mul.Tensor", "dy", "kept"),
+        op("dx", "_softmax_backward_data.default", "dp", "p"),
+        op("masked", "mul.Tensor", "dx", "m"),
+    ]
+    assert names(ops, "masked") == [("dp", "dx", "masked")]
+    assert names(ops, "masked", fusion=HANDWRITTEN) == [("dp",), ("dx", "masked")]
+
+
+def test_a_handwritten_norm_is_a_kernel_of_its_own() -> None:
+    ops = [
+        op("sum", "add.Tensor", "x", "y"),
+        op("n", "native_layer_norm.default", "sum"),
+        op("half", "mul.Tensor", "n", "s"),
+    ]
+    assert names(ops, "half") == [("sum", "n", "half")]
+    assert names(ops, "half", fusion=HANDWRITTEN) == [("sum",), ("n",), ("half",)]

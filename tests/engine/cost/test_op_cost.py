@@ -117,6 +117,29 @@ def test_a_bias_of_its_own_pass_reads_and_writes_the_product_once_more() -> None
     assert apart - one == pytest.approx(2 * 4 * 50 * 100 / 1e9 + START_S)
 
 
+def test_what_a_product_writes_beyond_a_cube_is_written_behind_it() -> None:
+    """A short inner dim: 8 times the output of the cube of as many multiplications."""
+    shapes = {"x": (256, 8), "y": (8, 256), "z": (256, 256)}
+    tensors = {name: Tensor(name, shape, torch.float32) for name, shape in shapes.items()}
+    op = Op("z", "aten.mm.default", (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
+    one, behind = (
+        op_seconds(op, [shapes["x"], shapes["y"]], [shapes["z"]], tensors, hardware)
+        for hardware in (HARDWARE, replace(HARDWARE, writes_behind=True))
+    )
+    cube = round((256 * 8 * 256) ** (2 / 3))
+    assert behind - one == pytest.approx(4 * (256**2 - cube) / 1e9)
+
+
+def test_a_cube_writes_what_its_curve_knows() -> None:
+    plain, behind = HARDWARE, replace(HARDWARE, writes_behind=True)
+    tensors = {name: Tensor(name, (100, 100), torch.float32) for name in "xyz"}
+    op = Op("z", "aten.mm.default", (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
+    one, other = (
+        op_seconds(op, [(100, 100)] * 2, [(100, 100)], tensors, h) for h in (plain, behind)
+    )
+    assert one == pytest.approx(other)
+
+
 def test_a_view_takes_nothing() -> None:
     assert seconds("aten.t.default", 100, torch.float32, torch.float32) == -START_S
 

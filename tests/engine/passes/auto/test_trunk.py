@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from flowrun.engine.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.passes.auto.objective import Objective
 from flowrun.engine.passes.auto.trunk import hidden_seconds
+from flowrun.engine.placement import Placement
+from flowrun.engine.strategy import Strategy
 
 # x -> a -> b -> c, which also reads the weight w; b's result is read by the very next op
 OPS = tuple(
@@ -36,6 +39,16 @@ def test_tensors_that_are_under_way_together_share_it_by_bytes() -> None:
 
 def test_nothing_is_hidden_where_the_loops_thread_carries_the_bytes() -> None:
     assert hidden_seconds(GRAPH, SECONDS, but={0}) == {}
+
+
+@pytest.mark.parametrize(("blocking", "hidden"), [((), {"w": 3.0}), (("data",), {})])
+def test_nothing_is_hidden_where_all_axes_block(
+    blocking: tuple[str, ...], hidden: dict[str, float]
+) -> None:
+    grid = Placement((("data", 2),), (0, 1))
+    objective = Objective(GRAPH, Strategy(("data",), (grid,), blocking=blocking))
+    objective.hide(SECONDS)
+    assert objective.hidden == hidden
 
 
 def test_hidden_seconds_are_rounded_down_by_an_eighth_at_most() -> None:
