@@ -116,8 +116,14 @@ def local_shape(
 
 
 def largest_shape(shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...]) -> Shape:
-    """Shape of the largest shard: what the rank at coordinate 0 holds."""
-    return local_shape(shape, nd_sbp, grid, (0,) * len(grid))
+    """Shape of the largest shard: what the rank at coordinate 0 holds.  Asked for all the time: what
+    local_shape says, without what other ranks have.
+    """
+    lengths = list(shape)
+    for sbp, parts in zip(nd_sbp, grid, strict=True):
+        if isinstance(sbp, Split):
+            lengths[sbp.dim] = -(-lengths[sbp.dim] // parts)
+    return tuple(lengths)
 
 
 def left_over(shape: Shape, nd_sbp: NdSbp, grid: Sequence[int]) -> Shape:

@@ -33,6 +33,7 @@ def text_of(dtype: str, shapes: Sequence[Shape]) -> str:
     return " ".join([dtype, *("x".join(map(str, shape or (1,))) for shape in shapes)])
 
 
+@lru_cache(maxsize=1 << 16)
 def shapes_of(text: str) -> tuple[str, Shapes]:
     """What `text_of` wrote.  Raises ValueError."""
     dtype, *shapes = text.split(" ")
