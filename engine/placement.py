@@ -116,8 +116,9 @@ def local_shape(
 
 
 def largest_shape(shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...]) -> Shape:
-    """Shape of the largest shard: what the rank at coordinate 0 holds.  Asked for all the time: what
-    local_shape says, without what other ranks have.
+    """Shape of the largest shard: what the rank at coordinate 0 holds.
+
+    What local_shape says, but that it is asked for all the time.
     """
     lengths = list(shape)
     for sbp, parts in zip(nd_sbp, grid, strict=True):

@@ -99,8 +99,9 @@ def to_recipe(cfg: DictConfig) -> Recipe:
 
 
 def frozen(tree: RecipeSchema, text: str = "") -> Recipe:
-    """What the keys say, checked.  text: the same as YAML; empty where it is a candidate that nobody
-    reads.  Raises RecipeError.
+    """What the keys say, checked.  Raises RecipeError.
+
+    text: the same as YAML; empty of a candidate, which nobody reads.
     """
     betas = cast(tuple[float, float], tuple(tree.optim.betas))  # a list, after Hydra
     slurm = replace(tree.launch.slurm, setup=tuple(tree.launch.slurm.setup))
@@ -204,8 +205,8 @@ def _spell(override: str) -> str:
 
 
 def resolved(cfg: DictConfig) -> RecipeSchema:
-    """The keys as typed objects, not yet checked.  Raises RecipeError for one that is unknown, or of
-    another type.
+    """The keys as typed objects, not yet checked.  Raises RecipeError for one that is unknown, or
+    of another type.
     """
     try:
         _check_keys(cfg)

@@ -389,6 +389,11 @@ class Recipe:
         return sum(len(placement.ranks) for placement in self.placements)
 
     @property
+    def placed_ranks(self) -> int:
+        """That auto.placement places."""
+        return self.auto.ranks or self.num_ranks
+
+    @property
     def micro_batch_size(self) -> int:
         """Samples of one micro-batch, over all ranks."""
         return self.train.batch_size // self.train.micro_batches

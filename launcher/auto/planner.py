@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from flowrun.engine.compile import Rehearsed, captured, rehearsed
+from flowrun.engine.compile import Rehearsed, rehearsed
 from flowrun.engine.errors import FlowrunError
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.module_path import unit_of
@@ -20,11 +20,12 @@ from flowrun.engine.passes import finish, lay_out, stage
 from flowrun.engine.placement import BATCH_AXES, Placement
 from flowrun.engine.schedules import JOINED
 from flowrun.engine.strategy import Recompute, Strategy, Zero
-from flowrun.launcher.auto.blocks import equal_blocks, with_blocks
 from flowrun.launcher.auto.bound import LaidOut, Whole
+from flowrun.launcher.auto.captures import Captures
 from flowrun.launcher.auto.outcome import Bound, Outcome, as_good_as, outcome_of
 from flowrun.launcher.auto.space import Branch, Candidate, Space
 from flowrun.launcher.job import Job, strategy_of, uncollected
+from flowrun.launcher.profile import rank_hardware
 from flowrun.launcher.recipe import frozen, resolved, schema, to_recipe
 from flowrun.launcher.schema import Recipe, RecipeSchema, changed
 
@@ -33,22 +34,27 @@ MANY = 12  # equal blocks from which on candidates are planned with few of them 
 
 
 class Planner:
-    """A search.Source.  job: of the recipe as it is; its model, data and task serve all.
+    """A search.Source.  captures: of the recipe's job.  ranks: that are placed.
 
-    blocks: that the model repeats.  in_short: there are so many that few of them shall tell of all.
+    in_short: the model repeats so many blocks that few of them shall tell of all.
     """
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, captures: Captures, ranks: int) -> None:
+        self.captures = captures
+        self.ranks = ranks
+        self.job = job = captures.job
         self.tree: Mapping[str, Any] = OmegaConf.to_container(OmegaConf.create(job.recipe.text))  # type: ignore[assignment]
         self.limit = job.strategy.hardware.tensor_bytes
         self.problems: list[Outcome] = []  # branches that cannot be compiled
         self.expected: dict[Candidate, float] = {}
         self.plans: dict[Candidate, Rehearsed] = {}  # of those that may turn out to be the best
-        self.blocks = equal_blocks(job.model)
         listed = isinstance(self.tree["placement"]["stages"], list)
-        self.in_short = self.blocks.count >= MANY and not listed and not job.strategy.mirrored
-        self._captured: dict[tuple[int, int], LogicalGraph] = {}
+        self.in_short = captures.blocks.count >= MANY and not listed and not job.strategy.mirrored
+
+    @staticmethod
+    def of(recipe: Recipe) -> Planner:
+        """Of the ranks that the recipe places."""
+        return Planner(Captures(Job(recipe, values=False)), recipe.placed_ranks)
 
     # ------------------------------------------------------------------ what is asked for
 
@@ -56,7 +62,7 @@ class Planner:
     def space(self) -> Space:
         """Of the recipe."""
         graph = self._all_rows(2 if self.in_short else 0)
-        return Space.of(self.tree, self.job.recipe.num_ranks, repeated(graph))
+        return Space.of(self.tree, self.ranks, repeated(graph))
 
     def keys_of(self, candidate: Candidate) -> dict[str, Any]:
         """The recipe's keys that the candidate sets, nested."""
@@ -159,7 +165,7 @@ class Planner:
 
     def _stage(self, strategy: Strategy) -> LogicalGraph:
         rows = self.job.recipe.train.batch_size // strategy.micro_batches
-        return stage(self.capture(rows, strategy), strategy)
+        return stage(self.captures.of(rows, strategy), strategy)
 
     @cached_property
     def _boxed(self) -> Callable[[Strategy], LogicalGraph]:
@@ -168,22 +174,9 @@ class Planner:
     def _box(self, strategy: Strategy) -> LogicalGraph:
         return finish(self._laid_out(layout_of(strategy)).graph, strategy)
 
-    def capture(self, rows: int, strategy: Strategy, count: int = 0) -> LogicalGraph:
-        """Of the whole model, or with so many of its equal blocks.  The mirrored view captures what
-        one rank reads.
-        """
-        shards = len(strategy.placements[0].ranks) if strategy.mirrored else 1
-        key = rows // shards, count
-        if key not in self._captured:
-            batch, task = self.job.sampler(0, 0, slice(0, rows)), self.job.task
-            if count:
-                task = replace(task, model=with_blocks(task.model, self.blocks, count))
-            self._captured[key] = captured(task, batch, strategy)
-        return self._captured[key]
-
     @cached_property
     def alone(self) -> Strategy:
-        """One rank that does all."""
+        """One rank that does all, as fast as each of those that are placed."""
         names = self.job.strategy.axes
         return replace(
             self.job.strategy,
@@ -191,6 +184,7 @@ class Planner:
             stage_modules=(),
             micro_batches=1,
             zero=Zero(),
+            hardware=rank_hardware(self.job.recipe, self.ranks),
         )
 
     def all_of(self, count: int = 0) -> Whole:
@@ -198,7 +192,7 @@ class Planner:
         return Whole.of(self._all_rows(count), self.alone)
 
     def _all_rows(self, count: int = 0) -> LogicalGraph:
-        return self.capture(self.job.recipe.train.batch_size, self.alone, count)
+        return self.captures.of(self.job.recipe.train.batch_size, self.alone, count)
 
     @cached_property
     def _whole(self) -> Whole:

@@ -46,8 +46,8 @@ class Network:
     complete: bool
 
     def tables(self, byte_s: float = 0.0) -> list[Table]:
-        """All terms in seconds; byte_s: of a byte that a rank of any stage holds, infinite: bytes alone count, a second for
-        BYTES.  Equal ones stay one array.
+        """All terms in seconds; byte_s: of a byte that a rank of any stage holds, infinite: bytes
+        alone count, a second for BYTES.  Equal ones stay one array.
         """
         weighed: dict[tuple[int, int], Array] = {}
         for term in self.terms:
