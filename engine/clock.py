@@ -96,16 +96,19 @@ class Clock:
     def run(self) -> None:
         """To the end, or until steps repeat; or PlanError."""
         self._start(range(len(self.ranks)))
+        self._share()
         period, before = self.period, None
         while self.heap:
             self.now, _, actors = heapq.heappop(self.heap)
             if more := self._longer(actors[0]):
                 self._lengthen(actors, more)
+                self._share()
                 continue
             whole = False
             for actor in actors:
                 whole |= self._end(actor)
             self._start(sorted({self.stage_of[actor] for actor in actors}))
+            self._share()
             if whole and self.observed and not self.left[self.steps - 1]:
                 return
             if period is None:
@@ -151,17 +154,16 @@ class Clock:
         self._run(actor, self.now)
         if self.crowd and self._computes[actor]:
             self.crowd.begin(stage, self.seconds[actor], self.now)
-            self._share()
 
     def _lengthen(self, actors: tuple[int, ...], more: float) -> None:
         self._push(self.now + more, actors)
         if self.crowd:
             self.crowd.lengthen(self.stage_of[actors[0]], more, self.now)
-            self._share()
 
     def _share(self) -> None:
-        """An act has begun or ended: the others end later or sooner."""
-        assert self.crowd is not None
+        """Acts have begun or ended, all of them now: the others end later or sooner."""
+        if not self.crowd:
+            return
         ends = self.crowd.ends()
         for k, (end, begun, actors) in enumerate(self.heap):
             if self._computes[actors[0]]:
@@ -208,7 +210,6 @@ class Clock:
             self.computing[stage] = False
             if self.crowd:
                 self.crowd.end(stage, self.now)
-                self._share()
         act, began = rank.acts[actor], self.began.pop(actor)
         if self.observed:
             self.memory[stage].end(actor, act)

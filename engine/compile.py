@@ -51,11 +51,15 @@ def captured(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
 
 
 def finished(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
-    """laid out -> plan -> rehearsal, whether or not it fits.
+    """laid out -> plan -> rehearsal, whether or not it fits."""
+    return rehearsed(finish(graph, strategy), strategy)
+
+
+def rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
+    """boxed -> plan -> rehearsal, whether or not it fits.
 
     in_flight "auto" takes the most micro-batches in flight, up to zero bubble, that memory allows.
     """
-    graph = finish(graph, strategy)
     most = held_micro_batches("auto", strategy.num_stages, 0, strategy.micro_batches, alone=2)
     fewer = range(most - 1, 0, -1) if strategy.in_flight == "auto" else ()
     for in_flight in (strategy.in_flight, *fewer):

@@ -46,7 +46,8 @@ class Crowd:
 
     def ends(self) -> dict[int, float]:
         """When each of the acts ends, if no other begins or ends before; by stage."""
-        return {k: self.now + self._whole(left / self.rate) for k, left in self.left.items()}
+        rate = self.rate
+        return {k: self.now + self._whole(left / rate) for k, left in self.left.items()}
 
     def moment(self, now: float) -> tuple[object, ...]:
         """All that decides what follows, seen from now."""

@@ -94,8 +94,10 @@ class Op:
 
     def __post_init__(self) -> None:
         """Passes ask for these all the time."""
-        read = tuple([ref.name for ref in refs((self.args, self.kwargs))])
-        object.__setattr__(self, "inputs", read)
+        read: list[str] = []
+        _read(self.args, read)
+        _read(self.kwargs, read)
+        object.__setattr__(self, "inputs", tuple(read))
         object.__setattr__(self, "makes", tuple([n for n in self.outputs if n is not None]))
 
     @property
@@ -235,6 +237,15 @@ def refs(value: Any) -> Iterator[Ref]:
     elif isinstance(value, tuple):
         for item in value:
             yield from refs(item)
+
+
+def _read(values: tuple[Any, ...], into: list[str]) -> None:
+    """Names of all Refs: as `refs` finds them, for ops are made and made again."""
+    for value in values:
+        if isinstance(value, Ref):
+            into.append(value.name)
+        elif isinstance(value, tuple):
+            _read(value, into)
 
 
 def map_refs(value: Any, fn: Callable[[Ref], Any]) -> Any:

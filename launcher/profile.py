@@ -32,12 +32,12 @@ _SHARES = (
 )
 
 
-def rank_hardware(recipe: Recipe) -> Hardware:
+def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
     """The hardware of one rank.  On CPUs the ranks of a host share its cores, and may share its
-    memory.
+    memory.  ranks: on how many it runs, if not on those of its placement.
     """
     hardware, launch = recipe.hardware, recipe.launch
-    ranks = math.ceil(recipe.num_ranks / launch.nnodes)
+    ranks = math.ceil((ranks or recipe.num_ranks) / launch.nnodes)
     levels = on_hosts(hardware.levels, ranks, shares_memory(recipe))
     hardware = replace(hardware, levels=levels)
     if hardware.device != CPU or launch.name != "local":

@@ -95,7 +95,14 @@ def to_recipe(cfg: DictConfig) -> Recipe:
     """The composed recipe, resolved, checked and frozen.  Raises RecipeError where it contradicts
     itself.
     """
-    tree = _resolved(cfg)
+    return frozen(resolved(cfg), OmegaConf.to_yaml(cfg, resolve=True))
+
+
+def frozen(tree: RecipeSchema, text: str = "") -> Recipe:
+    """What the keys say, checked.  Raises RecipeError.
+
+    text: the same as YAML; empty of a candidate, which nobody reads.
+    """
     betas = cast(tuple[float, float], tuple(tree.optim.betas))  # a list, after Hydra
     slurm = replace(tree.launch.slurm, setup=tuple(tree.launch.slurm.setup))
     optim = replace(
@@ -131,7 +138,7 @@ def to_recipe(cfg: DictConfig) -> Recipe:
         launch=recipe.launch,
         engine=recipe.engine,
         hardware=recipe.hardware,
-        text=OmegaConf.to_yaml(cfg, resolve=True),
+        text=text,
     )
 
 
@@ -197,7 +204,10 @@ def _spell(override: str) -> str:
     return f"++sbp={','.join(choices)}"
 
 
-def _resolved(cfg: DictConfig) -> RecipeSchema:
+def resolved(cfg: DictConfig) -> RecipeSchema:
+    """The keys as typed objects, not yet checked.  Raises RecipeError for one that is unknown, or
+    of another type.
+    """
     try:
         _check_keys(cfg)
         tree = OmegaConf.to_object(cfg)

@@ -8,13 +8,14 @@ the same classes, with layouts parsed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any, TypeVar
 
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.placement import Placement
 from flowrun.engine.strategy import Pin
 
+Keys = TypeVar("Keys", bound=Any)
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, beside its arguments
 
 SPARSE = ("exact", "lazy", "off")
@@ -321,6 +322,21 @@ class RecipeSchema:
     hardware: Hardware = field(default_factory=Hardware)
 
 
+def changed(tree: Keys, keys: Mapping[str, Any]) -> Keys:
+    """The same with some keys, nested, set as a recipe merged over it would: key by key, in dicts
+    too.  keys: of the types that the schema asks for.
+    """
+    given = {}
+    for key, value in keys.items():
+        before = getattr(tree, key)
+        if is_dataclass(before):
+            value = changed(before, value)
+        elif isinstance(before, dict):
+            value = before | value
+        given[key] = value
+    return replace(tree, **given)
+
+
 @dataclass(frozen=True)
 class Stage:
     """What one group of ranks owns.
@@ -339,7 +355,8 @@ class Recipe:
 
     axes: names whose size is over 1 in some stage, outermost first; every stage's placement has
     exactly these.
-    pins: the lines of `sbp`; those of other axes are left out.  text: the resolved recipe as YAML.
+    pins: the lines of `sbp`; those of other axes are left out.  text: the resolved recipe as YAML;
+    empty of a candidate that is only planned.
     """
 
     name: str
@@ -379,6 +396,11 @@ class Recipe:
     def num_ranks(self) -> int:
         """Ranks of all stages together."""
         return sum(len(placement.ranks) for placement in self.placements)
+
+    @property
+    def placed_ranks(self) -> int:
+        """That auto.placement places."""
+        return self.auto.ranks or self.num_ranks
 
     @property
     def micro_batch_size(self) -> int:

@@ -33,6 +33,7 @@ def text_of(dtype: str, shapes: Sequence[Shape]) -> str:
     return " ".join([dtype, *("x".join(map(str, shape or (1,))) for shape in shapes)])
 
 
+@lru_cache(maxsize=1 << 16)
 def shapes_of(text: str) -> tuple[str, Shapes]:
     """What `text_of` wrote.  Raises ValueError."""
     dtype, *shapes = text.split(" ")
@@ -45,28 +46,32 @@ def factor(known: Factors, target: str, dtype: str, shapes: Shapes) -> float:
     dims.
     """
     best, least = 1.0, math.inf
-    for others, value in _parsed(known, target, dtype):
-        away = _away(shapes, others)
+    for others, value in _parsed(known, target, dtype).get(tuple(map(len, shapes)), ()):
+        away = _away(shapes, others, least)
         if away < least:
             best, least = value, away
     return best
 
 
 @lru_cache(maxsize=1 << 12)
-def _parsed(known: Factors, target: str, dtype: str) -> tuple[tuple[Shapes, float], ...]:
-    found: Mapping[str, float] = known.get(target, {})
-    parsed = ((shapes_of(text), value) for text, value in found.items())
-    return tuple((shapes, value) for (of, shapes), value in parsed if of == dtype)
+def _parsed(
+    known: Factors, target: str, dtype: str
+) -> Mapping[tuple[int, ...], list[tuple[Shapes, float]]]:
+    """Numbers of dims -> the shapes that have these, with what was measured."""
+    found: dict[tuple[int, ...], list[tuple[Shapes, float]]] = {}
+    for text, value in known.get(target, {}).items():
+        of, shapes = shapes_of(text)
+        if of == dtype:
+            found.setdefault(tuple(map(len, shapes)), []).append((shapes, value))
+    return found
 
 
-def _away(one: Shapes, other: Shapes) -> float:
-    """How far two ops' shapes are from each other: octaves, over all dims."""
-    if len(one) != len(other):
-        return math.inf
+def _away(one: Shapes, other: Shapes, least: float) -> float:
+    """How far two ops' shapes are from each other: octaves, over all dims; or `least` and more."""
     total = 0.0
     for these, those in zip(one, other, strict=True):
-        if len(these) != len(those):
-            return math.inf
         pairs = zip(these, those, strict=True)
-        total += sum(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in pairs)
+        total += sum([abs(math.log2(max(a, 1) / max(b, 1))) for a, b in pairs if a != b])
+        if total >= least:
+            break
     return total

@@ -38,6 +38,7 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
+STAGING = PASSES[: PASSES.index(split_stages) + 1]  # no schedule matters so far
 LAYOUT = PASSES[: PASSES.index(infer_sbp) + 1]  # neither ZeRO nor recomputation matters so far
 
 
@@ -46,12 +47,22 @@ def compile_graph(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return finish(lay_out(graph, strategy), strategy)
 
 
+def stage(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """captured -> staged: the same for strategies that differ as in lay_out, or by in_flight."""
+    for rewrite in STAGING:
+        graph = rewrite(graph, strategy)
+    return graph
+
+
 def lay_out(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """captured -> laid out: a stage for every op, a signature for those of forward and backward.
+    """captured, or staged -> laid out: a stage for every op, a signature for those of forward and
+    backward.
 
     The same for strategies that differ by zero.stage, recompute or the numbers of in_flight alone.
     """
-    for rewrite in LAYOUT:
+    if graph.level == "captured":
+        graph = stage(graph, strategy)
+    for rewrite in LAYOUT[len(STAGING) :]:
         graph = rewrite(graph, strategy)
     return graph
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from flowrun.engine.boxing import path_seconds
 from flowrun.engine.cost.network import Link
@@ -19,6 +20,21 @@ from flowrun.engine.sbp import B, P, Partial, Sbp, Split
 from flowrun.engine.strategy import Strategy
 
 _ELEMENT_S = 1e-12  # of one element computed: splits win ties, boxing never loses to it
+
+
+class Like(NamedTuple):
+    """A tensor on the ranks of an axis: how many, the shape and bytes that the axes before left
+    over, and what joins the ranks.
+    """
+
+    parts: int
+    shape: Shape
+    num_bytes: int
+    link: Link
+
+    def seconds(self, have: Sbp, wanted: Sbp) -> float:
+        """Of a boxing."""
+        return _seconds(have, wanted, *self)
 
 
 class Costs:
@@ -95,12 +111,12 @@ class Costs:
         link = self.links[op.stage]
         return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, link)
 
-    def like(self, name: str, stage: int) -> tuple[int, Shape, int, Link]:
-        """What decides the cost of boxing a tensor on a stage: ranks, shape, bytes, link."""
+    def like(self, name: str, stage: int) -> Like:
+        """What decides the cost of boxing a tensor on a stage."""
         grid = self.strategy.placements[stage].shape
         shape = self.layout.shape(name, self.layout.decided(name), self.axis, grid)
         num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
-        return self.strategy.parts(stage, self.axis), shape, num_bytes, self.links[stage]
+        return Like(self.strategy.parts(stage, self.axis), shape, num_bytes, self.links[stage])
 
     def box(self, name: str, have: Form, wanted: Form) -> float:
         """Of a tensor from one form to another, on this stage or between two."""
@@ -108,13 +124,13 @@ class Costs:
             return 0.0
         (stage, source), (to_stage, target) = have, wanted
         placements = self.strategy.placements
-        parts, shape, num_bytes, link = self.like(name, stage)
+        parts, _, num_bytes, _ = like = self.like(name, stage)
         if stage == to_stage:
-            return _seconds(source, target, parts, shape, num_bytes, link)
+            return like.seconds(source, target)
         crossing = self.strategy.hardware.crossing(placements[stage], placements[to_stage])
         cost = crossing.message_seconds(num_bytes)
         if isinstance(source, Partial) and parts > 1:
-            cost += _seconds(source, B, parts, shape, num_bytes, link)
+            cost += like.seconds(source, B)
         if isinstance(source, Split) and not isinstance(target, Split):
             cost += num_bytes / crossing.bytes_per_s
         return cost

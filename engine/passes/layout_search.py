@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
+from typing import Protocol
 
 import numpy as np
 
@@ -31,6 +32,14 @@ WEIGHT_MOVE_S = 10.0
 
 Form = tuple[int, Sbp]  # (stage, SBP on the axis)
 Forms = frozenset[Form]
+Box = Callable[[Form, Form], float]  # seconds
+
+
+class Like(Hashable, Protocol):
+    """What boxings of a tensor on one stage depend on, beside their SBPs."""
+
+    def seconds(self, have: Sbp, wanted: Sbp) -> float:
+        """From one to the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class Problem:
     known: Mapping[str, Forms]
     homes: Mapping[str, Sequence[tuple[Form, float]]]
     box: Callable[[str, Form, Form], float]
-    like: Callable[[str, int], Hashable]
+    like: Callable[[str, int], Like]
     movable: Callable[[str], bool]
 
 
@@ -87,9 +96,8 @@ def solve(problem: Problem) -> Solution:
     own += [[cost for _, cost in problem.homes[name]] for name in sources]
     tables = [Table((v,), np.array(costs)) for v, costs in enumerate(own)]
     made = _made(problem, sources)
-    fans: dict[Hashable, _Fan] = {}
     for name, readers in asked.items():
-        tables += _boxings(problem, name, made[name], readers, sizes, fans)
+        tables += _boxings(problem, name, made[name], readers, sizes)
     least = minimise(sizes, tables)
     rows = tuple(legal[at][0] for legal, at in zip(problem.rows, least.choice, strict=False))
     chosen = least.choice[len(problem.ops) :]
@@ -143,18 +151,13 @@ def _boxings(
     made: _Choice,
     readers: Sequence[_Choice],
     sizes: list[int],
-    fans: dict[Hashable, _Fan],
 ) -> list[Table]:
     """What one tensor's boxings cost, as tables.
 
     Readers with a choice meet in one more variable: the set of forms in which the tensor is there.
-    Each asks that its own be among them.  fans: of tensors before; those of repeated blocks are
-    alike.
+    Each asks that its own be among them.
     """
-    key = _likeness(problem, name, made, readers)
-    if key not in fans:
-        fans[key] = _fan(problem, name, made.forms, [reader.forms for reader in readers])
-    fan = fans[key]
+    fan = _fan_of(problem, name, made.forms, tuple(reader.forms for reader in readers))
     choosing = [reader.variable for reader in readers if len(set(reader.forms)) > 1]
     there = len(sizes) if choosing else None
     if choosing:
@@ -163,25 +166,40 @@ def _boxings(
     return [*tables, _table((made.variable, there), fan.paid)]
 
 
-def _likeness(problem: Problem, name: str, made: _Choice, readers: Sequence[_Choice]) -> Hashable:
-    """Equal for tensors of equal fans; one that crosses stages is like no other."""
-    asked = [reader.forms for reader in readers]
-    stages = {form[0] for forms in (made.forms, *asked) for each in forms for form in each}
-    if len(stages) > 1:
-        return name
-    (stage,) = stages
-    of_forms = tuple(
-        tuple(frozenset(sbp for _, sbp in each) for each in forms) for forms in (made.forms, *asked)
-    )
-    return problem.like(name, stage), problem.movable(name), of_forms
-
-
-def _fan(
-    problem: Problem, name: str, made: Sequence[Forms], asked: Sequence[Sequence[Forms]]
+def _fan_of(
+    problem: Problem, name: str, made: tuple[Forms, ...], asked: tuple[tuple[Forms, ...], ...]
 ) -> _Fan:
     """made: the forms in which a tensor may be made.  asked: of each reader, those that it may ask
     for.
     """
+    stages = {form[0] for forms in (made, *asked) for each in forms for form in each}
+    movable = problem.movable(name)
+    if len(stages) > 1:
+        return _fan(partial(problem.box, name), movable, made, asked)
+    like, (made, *readers) = problem.like(name, *stages), map(_on_a_stage, (made, *asked))
+    return _fan_on_a_stage(like, movable, made, tuple(readers))
+
+
+def _on_a_stage(forms: tuple[Forms, ...]) -> tuple[Forms, ...]:
+    return tuple(frozenset([(0, sbp) for _, sbp in each]) for each in forms)
+
+
+@lru_cache(maxsize=1 << 12)
+def _fan_on_a_stage(
+    like: Like, movable: bool, made: tuple[Forms, ...], asked: tuple[tuple[Forms, ...], ...]
+) -> _Fan:
+    """Of all tensors that are alike: those of repeated blocks, and of other layouts of the model.
+    The stage is written 0.
+    """
+
+    def box(have: Form, wanted: Form) -> float:
+        return like.seconds(have[1], wanted[1])
+
+    return _fan(box, movable, made, asked)
+
+
+def _fan(box: Box, movable: bool, made: Sequence[Forms], asked: Sequence[Sequence[Forms]]) -> _Fan:
+    """See _fan_of."""
     certain: Forms = frozenset().union(*(forms[0] for forms in asked if len(set(forms)) == 1))
     choosing = [forms for forms in asked if len(set(forms)) > 1]
     there = _unions(certain, choosing)
@@ -192,7 +210,7 @@ def _fan(
 
     @cache
     def price(have: Form, wanted: Form) -> float:
-        return _price(problem, name, have, wanted)
+        return box(have, wanted) + _intent(have, wanted, movable)
 
     paid = {
         have: [_all(price, have, all_of - have) for all_of in there] for have in dict.fromkeys(made)
@@ -211,8 +229,9 @@ def _unions(certain: Forms, asked: Iterable[Sequence[Forms]]) -> tuple[Forms, ..
 def _table(over: tuple[int | None, int | None], values: Values) -> Table:
     """A table over two choices, without those where there is nothing to choose: 1 long then."""
     kept = [d for d, v in enumerate(over) if v is not None]
-    shape = [values.shape[d] for d in kept]
-    return Table(tuple(v for v in over if v is not None), values.reshape(shape))
+    if len(kept) < len(over):
+        values = values.reshape([values.shape[d] for d in kept])
+    return Table(tuple(v for v in over if v is not None), values)
 
 
 def _all(price: Callable[[Form, Form], float], have: Forms, missing: Forms) -> float:
@@ -226,18 +245,17 @@ def _all(price: Callable[[Form, Form], float], have: Forms, missing: Forms) -> f
     return min(cost + _all(price, have | {form}, missing - {form}) for form, cost in firsts.items())
 
 
-def _price(problem: Problem, name: str, have: Form, wanted: Form) -> float:
-    """Seconds of a boxing, and what intent adds to them."""
-    cost = problem.box(name, have, wanted)
+def _intent(have: Form, wanted: Form, movable: bool) -> float:
+    """What it adds to the seconds of a boxing."""
     if (
         have[0] == wanted[0]
         and isinstance(have[1], Split)
         and isinstance(wanted[1], Broadcast | Partial)
     ):
-        cost += ACTIVATION_GATHER_S if problem.movable(name) else WEIGHT_MOVE_S
-    elif not problem.movable(name) and isinstance(have[1], Split) and have[1] != wanted[1]:
-        cost += WEIGHT_MOVE_S
-    return cost
+        return ACTIVATION_GATHER_S if movable else WEIGHT_MOVE_S
+    if not movable and isinstance(have[1], Split) and have[1] != wanted[1]:
+        return WEIGHT_MOVE_S
+    return 0.0
 
 
 def _forms(

@@ -12,43 +12,49 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from flowrun.engine.compile import Rehearsed, captured, finished
+from flowrun.engine.compile import Rehearsed, rehearsed
 from flowrun.engine.errors import FlowrunError
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.module_path import unit_of
-from flowrun.engine.passes import lay_out
+from flowrun.engine.passes import finish, lay_out, stage
 from flowrun.engine.placement import BATCH_AXES, Placement
 from flowrun.engine.schedules import JOINED
 from flowrun.engine.strategy import Recompute, Strategy, Zero
-from flowrun.launcher.auto.blocks import equal_blocks, with_blocks
 from flowrun.launcher.auto.bound import LaidOut, Whole
+from flowrun.launcher.auto.captures import Captures
 from flowrun.launcher.auto.outcome import Bound, Outcome, as_good_as, outcome_of
 from flowrun.launcher.auto.space import Branch, Candidate, Space
 from flowrun.launcher.job import Job, strategy_of, uncollected
-from flowrun.launcher.recipe import schema, to_recipe
-from flowrun.launcher.schema import Recipe
+from flowrun.launcher.profile import rank_hardware
+from flowrun.launcher.recipe import frozen, resolved, schema, to_recipe
+from flowrun.launcher.schema import Recipe, RecipeSchema, changed
 
 KEPT_OPS = 200_000  # of layouts that are kept for later candidates: about 1 kB each
 MANY = 12  # equal blocks from which on candidates are planned with few of them (short.py)
 
 
 class Planner:
-    """A search.Source.  job: of the recipe as it is; its model, data and task serve all.
+    """A search.Source.  captures: of the recipe's job.  ranks: that are placed.
 
-    blocks: that the model repeats.  in_short: there are so many that few of them shall tell of all.
+    in_short: the model repeats so many blocks that few of them shall tell of all.
     """
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, captures: Captures, ranks: int) -> None:
+        self.captures = captures
+        self.ranks = ranks
+        self.job = job = captures.job
         self.tree: Mapping[str, Any] = OmegaConf.to_container(OmegaConf.create(job.recipe.text))  # type: ignore[assignment]
         self.limit = job.strategy.hardware.tensor_bytes
         self.problems: list[Outcome] = []  # branches that cannot be compiled
         self.expected: dict[Candidate, float] = {}
         self.plans: dict[Candidate, Rehearsed] = {}  # of those that may turn out to be the best
-        self.blocks = equal_blocks(job.model)
         listed = isinstance(self.tree["placement"]["stages"], list)
-        self.in_short = self.blocks.count >= MANY and not listed and not job.strategy.mirrored
-        self._captured: dict[tuple[int, int], LogicalGraph] = {}
+        self.in_short = captures.blocks.count >= MANY and not listed and not job.strategy.mirrored
+
+    @staticmethod
+    def of(recipe: Recipe) -> Planner:
+        """Of the ranks that the recipe places."""
+        return Planner(Captures(Job(recipe, values=False)), recipe.placed_ranks)
 
     # ------------------------------------------------------------------ what is asked for
 
@@ -56,7 +62,7 @@ class Planner:
     def space(self) -> Space:
         """Of the recipe."""
         graph = self._all_rows(2 if self.in_short else 0)
-        return Space.of(self.tree, self.job.recipe.num_ranks, repeated(graph))
+        return Space.of(self.tree, self.ranks, repeated(graph))
 
     def keys_of(self, candidate: Candidate) -> dict[str, Any]:
         """The recipe's keys that the candidate sets, nested."""
@@ -66,19 +72,35 @@ class Planner:
         return keys
 
     def recipe_of(self, candidate: Candidate) -> Recipe:
-        """The recipe with the candidate's keys, checked as any other.  Raises RecipeError."""
-        base = OmegaConf.create({**self.tree, "auto": without_own(self.tree["auto"])})
-        changed = OmegaConf.merge(schema(), base, self.keys_of(candidate))
-        assert isinstance(changed, DictConfig)
-        return to_recipe(changed)
+        """The recipe with the candidate's keys, as any other.  Raises RecipeError."""
+        return to_recipe(self._merged(self.keys_of(candidate)))
 
     def strategy_of(self, candidate: Candidate) -> Strategy:
-        """What the compiler is asked."""
+        """What the compiler is asked.  Raises RecipeError.
+
+        Its recipe is the one of recipe_of, but not by way of a tree of OmegaConf and of YAML: with
+        the hundreds of numbers that measured ops bring, these would take longer than the planning.
+        """
+        recipe = frozen(changed(self._keys, self.keys_of(candidate)))
         return replace(
-            strategy_of(self.recipe_of(candidate)),
+            strategy_of(recipe),
             preparation=self.job.strategy.preparation,
             unprepared=self.job.strategy.unprepared,
         )
+
+    @cached_property
+    def _keys(self) -> RecipeSchema:
+        """The recipe's.  All candidates share what they do not set: answers that are kept of a
+        hardware's ops serve all.
+        """
+        return resolved(self._merged({}))
+
+    def _merged(self, keys: Mapping[str, Any]) -> DictConfig:
+        """The recipe with other keys."""
+        base = OmegaConf.create({**self.tree, "auto": without_own(self.tree["auto"])})
+        merged = OmegaConf.merge(schema(), base, keys)
+        assert isinstance(merged, DictConfig)
+        return merged
 
     # ------------------------------------------------------------------ search.Source
 
@@ -112,8 +134,7 @@ class Planner:
         """Compile and rehearse."""
         try:
             strategy = self.strategy_of(candidate)
-            graph = self._laid_out(layout_of(strategy)).graph
-            found = finished(graph, strategy)
+            found = rehearsed(self._boxed(boxing_of(strategy)), strategy)
         except FlowrunError as error:
             return Outcome(candidate, problem=str(error))
         outcome = outcome_of(candidate, found, strategy, self.expected.get(candidate, 0.0))
@@ -134,26 +155,28 @@ class Planner:
         kept = max(4, KEPT_OPS // len(self._all_rows().ops))
         return lru_cache(maxsize=kept)(self._lay_out)
 
+    @uncollected()
     def _lay_out(self, strategy: Strategy) -> LaidOut:
-        rows = self.job.recipe.train.batch_size // strategy.micro_batches
-        return LaidOut(lay_out(self.capture(rows, strategy), strategy), strategy)
+        return LaidOut(lay_out(self._staged(staging_of(strategy)), strategy), strategy)
 
-    def capture(self, rows: int, strategy: Strategy, count: int = 0) -> LogicalGraph:
-        """Of the whole model, or with so many of its equal blocks.  The mirrored view captures what
-        one rank reads.
-        """
-        shards = len(strategy.placements[0].ranks) if strategy.mirrored else 1
-        key = rows // shards, count
-        if key not in self._captured:
-            batch, task = self.job.sampler(0, 0, slice(0, rows)), self.job.task
-            if count:
-                task = replace(task, model=with_blocks(task.model, self.blocks, count))
-            self._captured[key] = captured(task, batch, strategy)
-        return self._captured[key]
+    @cached_property
+    def _staged(self) -> Callable[[Strategy], LogicalGraph]:
+        return lru_cache(maxsize=2)(self._stage)  # layouts that differ by schedule come together
+
+    def _stage(self, strategy: Strategy) -> LogicalGraph:
+        rows = self.job.recipe.train.batch_size // strategy.micro_batches
+        return stage(self.captures.of(rows, strategy), strategy)
+
+    @cached_property
+    def _boxed(self) -> Callable[[Strategy], LogicalGraph]:
+        return lru_cache(maxsize=4)(self._box)  # 1f1b and gpipe are expected to take as long
+
+    def _box(self, strategy: Strategy) -> LogicalGraph:
+        return finish(self._laid_out(layout_of(strategy)).graph, strategy)
 
     @cached_property
     def alone(self) -> Strategy:
-        """One rank that does all."""
+        """One rank that does all, as fast as each of those that are placed."""
         names = self.job.strategy.axes
         return replace(
             self.job.strategy,
@@ -161,6 +184,7 @@ class Planner:
             stage_modules=(),
             micro_batches=1,
             zero=Zero(),
+            hardware=rank_hardware(self.job.recipe, self.ranks),
         )
 
     def all_of(self, count: int = 0) -> Whole:
@@ -168,7 +192,7 @@ class Planner:
         return Whole.of(self._all_rows(count), self.alone)
 
     def _all_rows(self, count: int = 0) -> LogicalGraph:
-        return self.capture(self.job.recipe.train.batch_size, self.alone, count)
+        return self.captures.of(self.job.recipe.train.batch_size, self.alone, count)
 
     @cached_property
     def _whole(self) -> Whole:
@@ -181,15 +205,20 @@ def without_own(auto: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in auto.items() if key not in own}
 
 
+def staging_of(strategy: Strategy) -> Strategy:
+    """What the stages depend on: equal for candidates that share them (passes.stage)."""
+    return replace(layout_of(strategy), in_flight="auto")
+
+
 def layout_of(strategy: Strategy) -> Strategy:
     """What the layout depends on: equal for candidates that share one (passes.lay_out)."""
     axis = "" if strategy.zero.axis in BATCH_AXES else strategy.zero.axis
-    return replace(
-        strategy,
-        zero=Zero(axis),
-        recompute=Recompute(),
-        in_flight="1f1b" if strategy.in_flight in JOINED else "auto",
-    )
+    return replace(boxing_of(strategy), zero=Zero(axis), recompute=Recompute())
+
+
+def boxing_of(strategy: Strategy) -> Strategy:
+    """What all passes together depend on: equal for candidates that share a boxed graph."""
+    return replace(strategy, in_flight="1f1b" if strategy.in_flight in JOINED else "auto")
 
 
 def repeated(graph: LogicalGraph) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class ShortPlanner:
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
-        self.blocks = planner.blocks
+        self.blocks = planner.captures.blocks
         self.skipped = 0
         self._laid_out = lru_cache(maxsize=64)(self._lay_out)
 
@@ -155,7 +155,7 @@ class ShortPlanner:
         if branch.stages == 1:
             return (float(self.blocks.count),)
         rows = self.planner.job.recipe.train.batch_size // branch.micro_batches
-        line = line_to_cut(self.planner.capture(rows, whole, 2), whole)
+        line = line_to_cut(self.planner.captures.of(rows, whole, 2), whole)
         ranks = [len(placement.ranks) for placement in whole.placements]
         return cut_evenly(*line, self.blocks, ranks)
 
@@ -179,7 +179,7 @@ class ShortPlanner:
 
     def _lay_out(self, strategy: Strategy, count: int, each: int) -> LogicalGraph:
         rows = self.planner.job.recipe.train.batch_size // strategy.micro_batches
-        graph = self.planner.capture(rows, strategy, count)
+        graph = self.planner.captures.of(rows, strategy, count)
         if len(strategy.placements) > 1:
             strategy = replace(strategy, decided=cut(graph, self.blocks, each))
         return lay_out(graph, strategy)

@@ -111,7 +111,7 @@ class Space:
 
     @staticmethod
     def of(tree: Mapping[str, Any], ranks: int, blocks: Sequence[str] = ()) -> Space:
-        """tree: the recipe's keys, resolved.  ranks: that the recipe's placement has."""
+        """tree: the recipe's keys, resolved.  ranks: that are placed."""
         auto, sizes = tree["auto"], tree["placement"]["axes"]
         mirrored = tree["view"] == MIRRORED
         names = list(sizes)
@@ -123,7 +123,7 @@ class Space:
         kept = tuple(f"{key}." for key in auto["keep"])
         fixed = {key: _at(tree, key) for key in KEEPABLE if kept and f"{key}.".startswith(kept)}
         return Space(
-            auto["ranks"] or ranks,
+            ranks,
             tree["train"]["batch_size"],
             tuple(names),
             frozenset(batch),

@@ -12,7 +12,6 @@ from flowrun.launcher.auto.outcome import Outcome
 from flowrun.launcher.auto.planner import Planner
 from flowrun.launcher.auto.search import Found, search
 from flowrun.launcher.auto.short import PLANS, ShortPlanner
-from flowrun.launcher.job import Job
 from flowrun.launcher.quantities import size
 from flowrun.launcher.schema import Recipe
 
@@ -39,7 +38,11 @@ def place(recipe: Recipe) -> Placed:
     Raises RecipeError at hardware.memory_bytes if nothing fits: the closest candidate, and which
     rank lacks how many bytes; what the compiler said if nothing can be compiled.
     """
-    planner = Planner(Job(recipe, values=False))
+    return placed(Planner.of(recipe))
+
+
+def placed(planner: Planner) -> Placed:
+    """The same, with what the planner knows already."""
     found = _by_few_blocks(planner) if planner.in_short else _by_all(planner)
     if found.best is None:
         raise _nothing(planner, found)

@@ -18,13 +18,16 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from flowrun.engine.errors import FlowrunError
+from flowrun.launcher.auto.captures import Captures
+from flowrun.launcher.auto.planner import Planner
 from flowrun.launcher.auto.space import Candidate, Space
-from flowrun.launcher.auto.story import place
+from flowrun.launcher.auto.story import placed
 from flowrun.launcher.bench.process import Sample, execute
 from flowrun.launcher.bench.results import settled
 from flowrun.launcher.bench.runs import FLOWRUN, Run
 from flowrun.launcher.bench.story import machine, sigterm_as_ctrl_c
 from flowrun.launcher.bench.suite import Suite, Sweep
+from flowrun.launcher.job import Job
 from flowrun.launcher.quantities import seconds
 from flowrun.launcher.recipe import load
 from flowrun.launcher.schema import Recipe
@@ -139,25 +142,26 @@ def trials(suite: Suite, console: Console, config_dir: str | None = None) -> Ite
     """Of every row and number of ranks: the modest set, and what auto.placement picks."""
     assert suite.sweep is not None
     for name in suite.rows:
+        given = [*suite.recipe_of(suite.experiments[name]), "auto.placement=true"]
+        recipe = load(given, config_dir)
+        captures = Captures(Job(recipe, values=False))
         for ranks in suite.sweep.ranks:
-            given = [*suite.recipe_of(suite.experiments[name]), f"auto.ranks={ranks}"]
-            recipe = load([*given, "auto.placement=true"], config_dir)
             pick: Candidate | None = None
             try:
-                pick = place(recipe).best.candidate
+                pick = placed(Planner(captures, ranks)).best.candidate
                 said = f"{name}, {ranks} ranks: picked {pick}"
             except FlowrunError as error:
                 said = f"{name}, {ranks} ranks: nothing is picked. {error}"
             console.print(said, highlight=False, markup=False, soft_wrap=True)
-            modest = list(candidates(recipe, suite.sweep))
+            modest = list(candidates(recipe, ranks, suite.sweep))
             for candidate in [*modest, *([pick] if pick and pick not in modest else [])]:
                 yield Trial(name, ranks, candidate, candidate == pick)
 
 
-def candidates(recipe: Recipe, wanted: Sweep) -> Iterator[Candidate]:
-    """All grids; no more stages than micro-batches, no schedule but the default."""
+def candidates(recipe: Recipe, ranks: int, wanted: Sweep) -> Iterator[Candidate]:
+    """All grids of so many ranks; no more stages than micro-batches; the default schedule alone."""
     tree: Any = OmegaConf.to_container(OmegaConf.create(recipe.text))
-    space = Space.of(tree, recipe.num_ranks)
+    space = Space.of(tree, ranks)
     for branch in space.branches():
         if branch.micro_batches in wanted.micro_batches and branch.stages <= branch.micro_batches:
             for leaf in space.leaves(branch):

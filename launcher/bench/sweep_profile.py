@@ -39,8 +39,8 @@ def recipes_timed(suite: Suite, name: str) -> Iterator[Recipe]:
     assert suite.sweep is not None
     wanted = replace(suite.sweep, zero=(0,))
     given = suite.recipe_of(suite.experiments[name])
+    recipe = load([*given, "auto.placement=true"])
     for ranks in (1, max(wanted.ranks)):
-        recipe = load([*given, f"auto.ranks={ranks}", "auto.placement=true"])
-        for candidate in candidates(recipe, wanted):
+        for candidate in candidates(recipe, ranks, wanted):
             if candidate.branch.stages == 1:
                 yield load([*given, *candidate.overrides])

@@ -93,3 +93,16 @@ def test_local_slices_apply_axes_outer_to_inner(
 def test_the_first_coordinate_holds_the_largest_shard() -> None:
     shapes = [local_shape((7, 5), (S(0), S(1)), (2, 3), GRID.coordinate(r)) for r in GRID.ranks]
     assert math.prod(largest_shape((7, 5), (S(0), S(1)), (2, 3))) == max(map(math.prod, shapes))
+
+
+@given(
+    shape=st.lists(st.integers(1, 40), min_size=2, max_size=3).map(tuple),
+    nd_sbp=st.lists(st.sampled_from([B, P, S(0), S(1)]), max_size=3).map(tuple),
+    grid=st.lists(st.integers(1, 5), min_size=3, max_size=3),
+)
+@settings(deadline=None, derandomize=True)
+def test_the_largest_shard_is_what_the_first_coordinate_holds(
+    shape: tuple[int, ...], nd_sbp: NdSbp, grid: list[int]
+) -> None:
+    here = tuple(grid[: len(nd_sbp)])
+    assert largest_shape(shape, nd_sbp, here) == local_shape(shape, nd_sbp, here, (0,) * len(here))

@@ -4,7 +4,7 @@ order, from where the tensor is made or from a form that is there already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from flowrun.engine.passes.auto.objective import Array, Form, Objective
 MOST_ORDERED = 6  # forms whose boxings are tried in every order
 
 Places = tuple[int, ...]  # forms by their number, ascending
+
+
+Held = Mapping[int, Array]  # stage -> bytes that a rank of it holds on to
 
 
 class Boxings:
@@ -28,7 +31,7 @@ class Boxings:
         self.complete = True
         self._number: dict[Form, int] = {}
         self._seconds: dict[object, dict[tuple[int, int], float]] = {}
-        self._tables: dict[Any, tuple[Array, Array]] = {}
+        self._tables: dict[Any, tuple[Array, Held]] = {}
         self._shown: dict[Any, Array] = {}
 
     def table(
@@ -37,7 +40,7 @@ class Boxings:
         made: tuple[Forms, ...],
         wanted: tuple[Forms, ...],
         ways: Forms = frozenset(),
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Held]:
         """(seconds, bytes) for each form in which a tensor is made and each set that is wanted.
 
         ways: forms by way of which a boxing may go though none is wanted.
@@ -58,7 +61,7 @@ class Boxings:
 
     def _table(
         self, name: str, made: Sequence[Forms], wanted: Sequence[Forms], ways: Forms
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Held]:
         have_at = {forms: k for k, forms in enumerate(dict.fromkeys(made))}
         want_at = {forms: k for k, forms in enumerate(dict.fromkeys(wanted))}
         every = list(dict.fromkeys(f for forms in (*have_at, *want_at, ways) for f in forms))
@@ -67,7 +70,7 @@ class Boxings:
         copies = [self.objective.copy_bytes(name, form) for form in every]
         times = self.objective.box_times(name)
         seconds = np.zeros((len(have_at), len(want_at)))
-        held = np.zeros_like(seconds)
+        held = {stage: np.zeros_like(seconds) for stage in dict.fromkeys(f[0] for f in every)}
         known: dict[tuple[Places, Places], float] = {}
         asked = [sorted(place[form] for form in forms) for forms in want_at]
         for have, i in have_at.items():
@@ -76,9 +79,10 @@ class Boxings:
                 missing = tuple(k for k in places if k not in there)
                 self.complete &= len(missing) <= MOST_ORDERED
                 seconds[i, j] = times * _least(into, there, missing, known)
-                held[i, j] = sum(copies[k] for k in missing)
+                for k in missing:
+                    held[every[k][0]][i, j] += copies[k]
         at = np.ix_([have_at[f] for f in made], [want_at[f] for f in wanted])
-        return seconds[at], held[at]
+        return seconds[at], {stage: each[at] for stage, each in held.items()}
 
     def _prices(self, name: str, every: Sequence[Form], ways: Sequence[int]) -> Array:
         """Seconds from each form to each, perhaps by way of others."""

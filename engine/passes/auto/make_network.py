@@ -72,7 +72,7 @@ class _Maker:
     def made(self) -> Network:
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             seconds, held = self.objective.row_seconds(op, rows), self.objective.row_bytes(op, rows)
-            self.terms.append(Term((v,), seconds, held))
+            self.terms.append(Term((v,), seconds, held, op.stage))
         self._weigh_homes()
         makers = self._makers()
         for name, asking in self._readers().items():
@@ -87,17 +87,17 @@ class _Maker:
         )
 
     def _weigh_homes(self) -> None:
+        """A state lives with its weight, and on its stage."""
         living: dict[str, list[Variable]] = {}
         for variable in self.graph.variables:
             home = self.options.tied.get(variable.tensor, variable.tensor)
             living.setdefault(home, []).append(variable)
         for name, homes in zip(self.options.sources, self.options.homes, strict=True):
-            held = tuple(
-                sum(self.objective.home_bytes(v, home) for v in living.get(name, ()))
-                for home in homes
-            )
+            lives = living.get(name, ())
+            held = tuple(sum(self.objective.home_bytes(v, home) for v in lives) for home in homes)
             array = self._known.setdefault(("held", held), np.array(held))
-            self.terms.append(Term((self.home_of[name],), self._free(array.shape), array))
+            stage = lives[0].stage if lives else 0
+            self.terms.append(Term((self.home_of[name],), self._free(array.shape), array, stage))
 
     # ------------------------------------------------------------------ forms
 
@@ -212,11 +212,14 @@ class _Maker:
         """What it costs to box a tensor to all that is wanted; or a share of that."""
         if maker.variable == wanted.variable is not None:  # reads what it makes: never
             raise AssertionError(name)
-        table = self.boxings.table(name, maker.forms, wanted.forms, ways)
+        seconds, held = self.boxings.table(name, maker.forms, wanted.forms, ways)
         over = tuple(c.variable for c in (maker, wanted) if c.variable is not None)
         shape = [len(c.forms) for c in (maker, wanted) if c.variable is not None]
-        seconds, held = (self._shared(values, share, shape) for values in table)
-        self.terms.append(Term(over, seconds, held))
+        paid = self._shared(seconds, share, shape)
+        for stage, kept in held.items():
+            where = self.staying.get(name, stage)
+            self.terms.append(Term(over, paid, self._shared(kept, share, shape), where))
+            paid = self._free(paid.shape)  # once, wherever the copies are
 
     def _shared(self, values: Array, share: float, shape: Sequence[int]) -> Array:
         key = ("share", id(values), share, *shape)
@@ -225,21 +228,21 @@ class _Maker:
         return self._known[key]
 
     def _forbid(self, over: tuple[int, int], values: Array) -> None:
-        self.terms.append(Term(over, values, self._free(values.shape)))
+        self.terms.append(Term(over, values, self._free(values.shape), 0))
 
     def _free(self, shape: tuple[int, ...]) -> Array:
         return self._nothing.setdefault(shape, np.zeros(shape))
 
 
-def _staying(graph: LogicalGraph) -> frozenset[str]:
-    """Tensors that are made, or live, where all their readers are."""
+def _staying(graph: LogicalGraph) -> dict[str, int]:
+    """Tensors that are made, or live, where all their readers are, with that stage."""
     stages: dict[str, set[int]] = {}
     for source in graph.sources:
         stages.setdefault(source.tensor, set()).add(source.stage)
     for op in graph.ops:
         for name in (*op.inputs, *op.makes):
             stages.setdefault(name, set()).add(op.stage)
-    return frozenset(name for name, found in stages.items() if len(found) == 1)
+    return {name: min(found) for name, found in stages.items() if len(found) == 1}
 
 
 def _forbidding(legal: Sequence[Sequence[bool]]) -> Array:

@@ -22,11 +22,12 @@ BYTES = 1e12  # that count a second where no other seconds do
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A table in two currencies."""
+    """A table in two currencies.  bytes: that a rank of `stage` holds."""
 
     over: tuple[int, ...]
     seconds: Array
     bytes: Array
+    stage: int
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Network:
     complete: bool
 
     def tables(self, byte_s: float = 0.0) -> list[Table]:
-        """All terms in seconds; byte_s: of a held byte, infinite: bytes alone count, a second for
-        BYTES.  Equal ones stay one array.
+        """All terms in seconds; byte_s: of a byte that a rank of any stage holds, infinite: bytes
+        alone count, a second for BYTES.  Equal ones stay one array.
         """
         weighed: dict[tuple[int, int], Array] = {}
         for term in self.terms:
@@ -56,13 +57,14 @@ class Network:
         return [Table(t.over, weighed[id(t.seconds), id(t.bytes)]) for t in self.terms]
 
     def cost(self, choice: Sequence[int]) -> tuple[float, float]:
-        """(seconds, bytes) of a choice."""
-        at = [tuple(choice[v] for v in term.over) for term in self.terms]
-        pairs = list(zip(self.terms, at, strict=True))
-        return (
-            math.fsum(float(term.seconds[where]) for term, where in pairs),
-            math.fsum(float(term.bytes[where]) for term, where in pairs),
-        )
+        """(seconds of all stages, bytes of the rank that holds most) of a choice."""
+        seconds: list[float] = []
+        held: dict[int, list[float]] = {}
+        for term in self.terms:
+            where = tuple(choice[v] for v in term.over)
+            seconds.append(float(term.seconds[where]))
+            held.setdefault(term.stage, []).append(float(term.bytes[where]))
+        return math.fsum(seconds), max(map(math.fsum, held.values()), default=0.0)
 
 
 def _weighed(term: Term, byte_s: float) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -48,6 +49,29 @@ def test_what_is_unlike_all_that_was_timed_is_foreseen_by_the_formula() -> None:
     assert factor(known, ADD, "bf16", ((64, 8),)) == 1.0
     assert factor(known, ADD, "fp32", ((64, 8, 1),)) == 1.0
     assert factor(known, ADD, "fp32", ((64, 8), (64, 8))) == 1.0
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
+    st.lists(
+        st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), max_size=2),
+        max_size=8,
+        unique_by=str,
+    ),
+)
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_the_nearest_is_that_of_looking_at_all(
+    shapes: tuple[tuple[int, ...], ...], timed: list[list[tuple[int, ...]]]
+) -> None:
+    """The first of those that are as near, in octaves over all dims."""
+    known = Factors({ADD: {text_of("fp32", each): 2.0 + k for k, each in enumerate(timed)}})
+    best, least = 1.0, math.inf
+    for k, each in enumerate(timed):
+        if list(map(len, each)) == list(map(len, shapes)):
+            dims = [zip(one, other, strict=True) for one, other in zip(shapes, each, strict=True)]
+            away = sum(sum(abs(math.log2(a / b)) for a, b in pairs) for pairs in dims)
+            best, least = (2.0 + k, away) if away < least else (best, least)
+    assert factor(known, ADD, "fp32", shapes) == best
 
 
 def test_an_op_takes_its_factor_times_the_formula() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -62,15 +62,25 @@ def problems(draw: st.DrawFn) -> Problem:
     def box(name: str, have: Form, wanted: Form) -> float:
         return boxing_seconds(sizes[name], have, wanted)
 
-    def like(name: str, stage: int) -> int:
-        return sizes[name]
+    def like(name: str, stage: int) -> Sized:
+        return Sized("", sizes[name])
 
     return Problem(ops, rows, known, homes, box, like, lambda name: name not in weights)
 
 
-def _alone(name: str, stage: int) -> str:
-    """No tensor is like another."""
-    return name
+class Sized(NamedTuple):
+    """What boxings on a stage depend on: the bytes; and a name that nothing else has."""
+
+    name: str
+    num_bytes: int
+
+    def seconds(self, have: Sbp, wanted: Sbp) -> float:
+        return boxing_seconds(self.num_bytes, (0, have), (0, wanted))
+
+
+def _alone(name: str, stage: int) -> Sized:
+    """No tensor is like another; box_4k."""
+    return Sized(name, 4096)
 
 
 def boxing_seconds(num_bytes: int, have: Form, wanted: Form) -> float:

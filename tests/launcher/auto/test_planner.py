@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.launcher.auto.bound import filled
+from flowrun.launcher.auto.captures import Captures
 from flowrun.launcher.auto.planner import Planner
 from flowrun.launcher.auto.search import search
-from flowrun.launcher.job import Job
+from flowrun.launcher.auto.space import Branch, Candidate
+from flowrun.launcher.job import Job, strategy_of
 from flowrun.launcher.recipe import load
 from support.placements import SMALL
 
@@ -25,7 +28,8 @@ class Once(Planner):
 
 def test_the_search_finds_what_looking_at_everything_finds() -> None:
     """And a bound is never above what is rehearsed."""
-    planner = Once(Job(load(SMALL), values=False))
+    job = Job(load(SMALL), values=False)
+    planner = Once(Captures(job), job.recipe.placed_ranks)
     found = search(planner, 0, 1000)
     few = search(planner, 0, 1000, shown=1)
     every = []
@@ -43,6 +47,45 @@ def test_the_search_finds_what_looking_at_everything_finds() -> None:
     assert [outcome.step_s for outcome in found.outcomes[:10]] == times[:10]
     assert few.outcomes[0].step_s == times[0]
     assert len(few.outcomes) < len(every) and few.left
+
+
+MEASURED = "++hardware.ops.timed.fp32=1.5"
+ZEROED = ["zero.stage=1", "zero.axis=tensor", "optim.betas=[0.8, 0.9]"]
+
+
+@pytest.mark.parametrize("keys", [[MEASURED], ZEROED], ids=["measured", "ZeRO"])
+def test_a_candidate_is_asked_for_as_its_recipe_would_be(keys: list[str]) -> None:
+    """Though no recipe is composed for it; and all candidates share one table of measured ops."""
+    planner = Planner.of(load([*SMALL, *keys]))
+    assert planner.keys_of(Candidate(Branch((), 1, 1)))
+    leaves = [leaf for branch in planner.space.branches() for leaf in planner.space.leaves(branch)]
+    some = [*leaves[:: max(1, len(leaves) // 8)], *planner.space.smaller(leaves[-1])]
+    for candidate in some:
+        composed = strategy_of(planner.recipe_of(candidate))
+        found = planner.strategy_of(candidate)
+        assert replace(found, preparation=(), unprepared=()) == composed
+    assert len({id(planner.strategy_of(candidate).hardware.ops) for candidate in some}) == 1
+
+
+def test_what_candidates_share_is_what_each_would_have_alone() -> None:
+    """Stages, layouts and boxed graphs, whatever was asked for before."""
+    planner = Planner.of(load(SMALL))
+    branch = next(b for b in planner.space.branches() if b.stages == 2 and b.micro_batches == 4)
+    for zero, in_flight in itertools.product((0, 1), ("auto", "gpipe", "1f1b")):
+        candidate = Candidate(branch, in_flight, zero)
+        shared = planner.plan(candidate)
+        alone = Planner(planner.captures, planner.ranks).plan(candidate)
+        assert shared == alone
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_bounds_are_of_the_ranks_that_are_placed(ranks: int) -> None:
+    """A rank has a smaller share of a host's cores the more of them there are: those that the
+    recipe itself would have do not count.
+    """
+    planner = Planner.of(load([*SMALL, f"auto.ranks={ranks}"]))
+    candidate = Candidate(next(planner.space.branches()))
+    assert planner.alone.hardware == planner.strategy_of(candidate).hardware
 
 
 @given(

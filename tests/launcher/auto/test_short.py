@@ -9,7 +9,6 @@ import pytest
 from flowrun.launcher.auto.planner import Planner
 from flowrun.launcher.auto.short import ShortPlanner
 from flowrun.launcher.auto.space import Branch, Candidate
-from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 
 LONG = [
@@ -31,7 +30,7 @@ LONG = [
 
 @pytest.fixture(scope="module")
 def short() -> ShortPlanner:
-    return ShortPlanner(Planner(Job(load(LONG), values=False)))
+    return ShortPlanner(Planner.of(load(LONG)))
 
 
 def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
@@ -82,6 +81,6 @@ def test_no_more_stages_than_blocks_and_tensor_parallel_within_a_node(short: Sho
 def test_a_schedule_that_is_to_stay_is_the_only_one(in_flight: str) -> None:
     small = ["model.width=64", "model.heads=4", "hardware=cpu"]
     kept = ["auto.keep=[placement.in_flight]", f"placement.in_flight={in_flight}"]
-    short = ShortPlanner(Planner(Job(load([*LONG, *small, *kept]), values=False)))
+    short = ShortPlanner(Planner.of(load([*LONG, *small, *kept])))
     found = {str(candidate.in_flight) for candidate, _ in short.open(grid(1, 2, 4, 16))}
     assert found == {in_flight}

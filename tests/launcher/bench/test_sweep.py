@@ -57,8 +57,8 @@ def test_a_run_that_failed_is_a_row_with_its_reason() -> None:
 
 
 def test_the_modest_set_has_every_grid_and_no_more_stages_than_micro_batches() -> None:
-    recipe = load(["recipe=gpt_bench", "auto.ranks=4", "train.batch_size=16"])
-    found = list(candidates(recipe, Sweep((4,), (1, 4), (0, 2))))
+    recipe = load(["recipe=gpt_bench", "train.batch_size=16"])
+    found = list(candidates(recipe, 4, Sweep((4,), (1, 4), (0, 2))))
     assert len(found) == len(set(found))
     assert len({each.branch.grid for each in found}) == 6
     assert all(each.branch.stages <= each.branch.micro_batches for each in found)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes.auto.make_network import make_network
 from flowrun.engine.passes.auto.objective import Objective
+from flowrun.engine.passes.auto.options import Options
 from flowrun.engine.passes.auto.rows import Rows
+from flowrun.engine.passes.auto.search import search
+from flowrun.engine.passes.auto.weigh import ALONE, weighed
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.placement import Placement
-from flowrun.engine.strategy import Strategy
+from flowrun.engine.sbp import B
+from flowrun.engine.strategy import Auto, Strategy
 from support.graph_text import two_layers
 from support.unit_pipeline import unit_plan
 
@@ -42,3 +49,35 @@ def test_the_search_counts_the_slots_that_a_plan_has(stages: int, in_flight: int
     registers = unit_plan(stages, MICRO_BATCHES, in_flight).registers
     (slots,) = {r.slots for r in registers if r.stash and r.stage == last}
     assert held_bytes("r", graph, strategy) == slots * 6 * 8 * 4
+
+
+def test_a_rank_holds_what_its_own_stage_holds() -> None:
+    """Memory is of one rank: a model that fits when each stage has its half needs no lighter
+    layout.
+    """
+    placements = tuple(Placement((("data", 1),), (rank,)) for rank in range(2))
+    strategy = Strategy(("data",), placements, stage_modules=MODULES[2], auto=Auto(True))
+    graph = split_stages(two_layers(), strategy)
+    rows, objective = Rows(graph, strategy), Objective(graph, strategy)
+    options = Options.of(graph, rows)
+    net = make_network(graph, options, objective)
+    found = search(net)
+    held = [0.0, 0.0]
+    for op, k in zip(graph.ops, found.choice, strict=False):
+        held[op.stage] += float(objective.row_bytes(op, rows.of(op))[k])
+    for v in graph.variables:
+        held[v.stage] += objective.home_bytes(v, options.homes_at(found.choice)[v.tensor])
+    for name, readers in graph.consumers.items():  # what comes from the other stage is a copy
+        maker = graph.producer.get(name)
+        for stage in {op.stage for op in readers if maker and op.stage != maker.stage}:
+            held[stage] += objective.copy_bytes(name, (stage, (B,)))
+    assert min(held) > 0
+    assert net.cost(found.choice)[1] == max(held)
+
+    def asked(limit: float) -> float:
+        hardware = replace(strategy.hardware, memory_bytes=int(limit))
+        limited = replace(strategy, hardware=hardware)
+        return weighed(lambda byte_s, *better: search(net, None, byte_s), net, limited)[1]
+
+    assert asked(max(held)) == 0.0
+    assert asked(max(held) - 1) == ALONE  # there is one layout, so that nothing fits
