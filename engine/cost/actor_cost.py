@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from flowrun.engine.boxing import start_seconds, step_bytes, step_seconds
 from flowrun.engine.cost.fusion import Kernel, kernels
-from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.hardware import CPU, Hardware
 from flowrun.engine.cost.op_cost import element_seconds
 from flowrun.engine.cost.seconds import local_seconds
 from flowrun.engine.crossing import route
@@ -83,7 +83,8 @@ class ActorCost:
             case BoxWork(steps, pairs):
                 placement = self.strategy.placements[draft.stage]
                 links = hardware.links(placement)
-                total = start_seconds(steps[0], links[steps[0].axis])  # one message for all
+                one_start = start_seconds(steps[0], links[steps[0].axis])  # one message for all
+                total = self._loop_s + one_start
                 for step, (read, _) in zip(steps, pairs, strict=True):
                     tensor, nd_sbp = self.graph.tensors[read], self.layout[read][1]
                     shape, num_bytes, link = tensor.shape, tensor.num_bytes, links[step.axis]
@@ -96,8 +97,17 @@ class ActorCost:
             case TransferWork(_, source, target, pairs):
                 placements = self.strategy.placements
                 link = hardware.crossing(placements[source], placements[target])
-                return link.message_seconds(sum(self.tensor_bytes(made) for _, made in pairs))
+                num_bytes = sum(self.tensor_bytes(made) for _, made in pairs)
+                return self._loop_s + link.message_seconds(num_bytes)
         return hardware.act_s
+
+    @property
+    def _loop_s(self) -> float:
+        """Of issuing communication and taking up what it made: the loop does both on the core that
+        computes, while a GPU goes on.
+        """
+        hardware = self.strategy.hardware
+        return hardware.act_s if hardware.device == CPU else 0.0
 
     def carrier(self, draft: Draft) -> tuple[int, float]:
         """Of communication: the level of the network that carries it, and what that takes of

@@ -70,7 +70,7 @@ def coalesce(
     begins = torch.ones_like(order)
     begins[1:] = order[1:] != order[:-1]
     place = begins.cumsum(0) - 1
-    sums = torch.zeros_like(values).index_add_(0, place, values[where])
+    sums = torch.zeros_like(values).index_add_(0, place, values.index_select(0, where))
     unique = torch.full_like(order, NOBODY).scatter_(0, place, order)
     return unique, sums.masked_fill_((unique == NOBODY).unsqueeze(-1), 0)
 
@@ -93,16 +93,18 @@ def update_rows(
     """
     here = ids - start
     mine = ((ids != NOBODY) & (here >= 0) & (here < param.shape[0])).nonzero().squeeze(1)
-    here, grad = here[mine], sums[mine]
+    here, grad = here.index_select(0, mine), sums.index_select(0, mine)
     if coefficient is not None:
         grad = grad * coefficient
     changed = (param, *states)
-    old = [x[here] for x in changed]
-    copies = [x.clone() for x in old]  # an op that works in place may not spoil what `skip` keeps
-    new = by.function(copies[0], grad.to(param.dtype), *copies[1:], **numbers)
+    old = [x.index_select(0, here) for x in changed]
+    # an op that works in place may not spoil what `skip` keeps
+    given = old if skip is None else [x.clone() for x in old]
+    new = by.function(given[0], grad.to(param.dtype), *given[1:], **numbers)
     new = (new,) if isinstance(new, Tensor) else new
     for x, before, after in zip(changed, old, new, strict=True):
-        x[here] = after if skip is None else torch.where(skip, before, after)
+        kept = after if skip is None else torch.where(skip, before, after)
+        x.index_copy_(0, here, kept.to(x.dtype))
     return one_or_all(changed)
 
 
