@@ -162,8 +162,9 @@ def _fatal_signals() -> list[str]:
 def _ctrl_c_is_ours() -> Iterator[None]:
     """SIGINT raises KeyboardInterrupt in this process and does nothing in one just forked from it.
 
-    Ctrl-C on a terminal reaches the workers too, but it is the launcher that ends them.  The
-    handlers that elastic leaves behind are put back to what they were.
+    Ctrl-C on a terminal reaches the workers too, but it is the launcher that ends them; a second
+    one would stop it in the middle of that, and leave some behind.  The handlers that elastic
+    leaves behind are put back to what they were.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -172,6 +173,7 @@ def _ctrl_c_is_ours() -> Iterator[None]:
 
     def interrupt(number: int, frame: Any) -> None:
         if os.getpid() == launcher:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             raise KeyboardInterrupt
 
     ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
