@@ -95,6 +95,26 @@ def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
     return out
 
 
+def in_turn(stages: Sequence[int], num_stages: int, chunks: int) -> list[int]:
+    """The piece of each op of a line that goes around the stages.
+
+    Raises RecipeError at `placement.chunks` where it goes around more often than that.
+    """
+    out: list[int] = []
+    piece = 0
+    for stage in stages:
+        piece += (stage - piece) % num_stages
+        out.append(piece)
+    if piece >= chunks * num_stages:
+        raise RecipeError(
+            "placement.chunks",
+            f"the modules in placement.stages go around the {num_stages} stages"
+            f" {piece // num_stages + 1} times, in the order in which they compute.",
+            f"Write chunks: {piece // num_stages + 1}, or list them in another order.",
+        )
+    return out
+
+
 def _completed(line: Sequence[Op], stages: Sequence[int | None]) -> list[int]:
     """An op of unknown stage is on the latest stage of its inputs."""
     made: dict[str, int] = {}
