@@ -83,7 +83,8 @@ class Period:
         for earlier in reversed(self.before):
             if earlier.found == moment.found:
                 length = moment.act - earlier.act
-                times = min(self._same_turns(earlier, moment), (whole - 1 - max(acts) % m) // length)
+                room = (whole - 1 - max(acts) % m) // length
+                times = min(self._same_turns(earlier, moment), room)
                 if times > 0:
                     self._forward(earlier, moment, times)
                     self.before.clear()

@@ -194,10 +194,10 @@ class Plan:
 
     graph: the boxed logical graph, for shapes and layouts of tensors.
     chunks: see Strategy.
-    order: (stage, axis) -> the order in which collectives of that group are issued within a step, as (actor, act of the step);
-    found by the rehearsal, the same on all ranks of the group.  shared_memory: messages lie in
-    memory that the ranks share; what they take of it is counted so.  core: see Hardware.core.
-    own_messages, workspace: see Hardware.
+    order: (stage, axis) -> the order in which collectives of that group are issued within a step,
+        as (actor, act of the step); found by the rehearsal, the same on all ranks of the group.
+    shared_memory: messages lie in memory that the ranks share; what they take of it is counted so.
+    core: see Hardware.core.  own_messages, workspace: see Hardware.
     blocking: axes whose collectives take turns with compute; their order is one, that of the first.
     """
 

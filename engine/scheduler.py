@@ -153,7 +153,7 @@ class Scheduler:
         heapq.heapify(self._compute)
 
     def _take_turns(self, turns: Turns) -> None:
-        """Forward and backward of a stage that has several chunks: neither goes before the other."""
+        """Of a stage that has several chunks: neither forward nor backward goes first."""
         for k in self._priority:
             actor = self.actors[k]
             if isinstance(actor.work, RegionWork) and actor.phase in (FORWARD, BACKWARD):

@@ -78,8 +78,8 @@ class Turns:
     """In which order a stage of several chunks would do what it has to do: as many micro-batches as
     there are stages through one chunk, then through the next; one forward, one backward.
 
-    To what is ready, it is a priority.  Backward first, as with one chunk, would leave forwards to the
-    end of the step: there is always a backward of another chunk that could run.
+    To what is ready, it is a priority.  Backward first, as with one chunk, would leave forwards to
+    the end of the step: there is always a backward of another chunk that could run.
     """
 
     stages: int

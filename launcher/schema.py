@@ -112,9 +112,9 @@ class PlacementSchema:
 
     axes: name -> number of ranks, outermost first; a size of 1 is as if absent.
     stages: a number, or a list of {modules: [patterns], ranks: nested list, one level an axis}.
-    chunks: pieces of the model that each stage owns; of more than one the stages take turns along the
-    model (an interleaved pipeline): the bubble is so many times shorter, the messages so many times
-    more.
+    chunks: pieces of the model that each stage owns; of more than one the stages take turns along
+    the model (an interleaved pipeline): the bubble is so many times shorter, the messages so many
+    times more.
     in_flight: micro-batches that a stage may hold for backward: a number, gpipe, 1f1b, zero_bubble,
     or null (the most that memory allows, up to zero_bubble).
     """

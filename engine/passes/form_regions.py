@@ -66,7 +66,8 @@ def _runs(graph: LogicalGraph) -> dict[str, int]:
         group, chunk = (op.stage, op.phase), (op.stage, op.phase, op.chunk)
         unit, number = current.get(chunk, ("", -1))
         here = unit_of(op.module) if op.module else unit
-        behind = max((made[n][1] for n in op.inputs if n in made and made[n][0] == group), default=0)
+        makers = (made[name] for name in op.inputs if name in made)
+        behind = max((run for where, run in makers if where == group), default=0)
         if number < behind or (here != unit and unit):
             number = count.get(group, 0)
             count[group] = number + 1

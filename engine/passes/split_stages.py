@@ -1,13 +1,14 @@
 """split_stages: captured -> staged.  Gives every op of forward and backward the stage (group of
 ranks) that runs it.
 
-Forward ops form a line, cut into `placement.chunks` times as many pieces as there are stages; stage k
-owns every piece that is k modulo their number, and the first of them is its chunk 0. The stage of each is chosen already (chosen_stages.py), or the line is cut
-by foreseen time (balance_stages.py); a cut may fall inside a module. A backward op follows its
-forward op; a sum of gradients follows the earliest stage that it hears from (the gradient travels
-towards stage 0 once, summed). What no activation enters (masks, rotary tables, views and casts of
-weights) is no part of the line: each stage that reads it computes its own. A parameter lives where
-it is first used; a batch field enters at every stage that reads it.
+Forward ops form a line, cut into `placement.chunks` times as many pieces as there are stages; stage
+k owns every piece that is k modulo their number, as its chunks 0, 1, …. The piece of each op is
+chosen already (chosen_stages.py), or the line is cut by foreseen time (balance_stages.py); a cut
+may fall inside a module. A backward op follows its forward op; a sum of gradients follows the
+earliest piece that it hears from (the gradient travels towards the first once, summed). What no
+activation enters (masks, rotary tables, views and casts of weights) is no part of the line: each
+piece that reads it computes its own. A parameter lives where it is first used; a batch field enters
+at every stage that reads it.
 """
 
 from __future__ import annotations

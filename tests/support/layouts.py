@@ -70,8 +70,9 @@ class Layout:
 
     def __str__(self) -> str:
         """The test id."""
-        sizes = {"data": self.data, "tensor": self.tensor, "stages": self.stages, "chunks": self.chunks}
+        sizes = {"data": self.data, "tensor": self.tensor, "stages": self.stages}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        words += [f"chunks {self.chunks}"] if self.chunks > 1 else []
         words += [f"ZeRO {self.zero}"] if self.zero else []
         words += [f"stages of {self.grids}"] if self.grids else []
         words += ["clipped"] if self.clip_norm else []
