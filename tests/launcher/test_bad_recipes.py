@@ -121,6 +121,12 @@ ARGUMENTS = {
         "command line  placement.in_flight = 0",
         "at least 1",
     ),
+    "no chunk": ("recipe=gpt_pp placement.chunks=0", "command line  placement.chunks = 0", "1 piece"),
+    "chunks of one stage": (
+        "recipe=gpt_dp placement.chunks=2",
+        "command line  placement.chunks = 2",
+        "Add stages",
+    ),
     "zero axis": (
         "recipe=gpt_zero zero.axis=dat",
         "command line  zero.axis = dat",
