@@ -98,19 +98,20 @@ def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
 def in_turn(stages: Sequence[int], num_stages: int, chunks: int) -> list[int]:
     """The piece of each op of a line that goes around the stages.
 
-    Raises RecipeError at `placement.chunks` where it goes around more often than that.
+    Raises RecipeError at `placement.chunks` where it does not go around so often.
     """
     out: list[int] = []
     piece = 0
     for stage in stages:
         piece += (stage - piece) % num_stages
         out.append(piece)
-    if piece >= chunks * num_stages:
+    around = piece // num_stages + 1
+    if around != chunks:
         raise RecipeError(
             "placement.chunks",
-            f"the modules in placement.stages go around the {num_stages} stages"
-            f" {piece // num_stages + 1} times, in the order in which they compute.",
-            f"Write chunks: {piece // num_stages + 1}, or list them in another order.",
+            f"{chunks} chunks, but the modules in placement.stages go around the {num_stages} stages"
+            f" {around} time{'s' * (around > 1)}, in the order in which they compute.",
+            f"Write chunks: {around}, or list them in another order.",
         )
     return out
 

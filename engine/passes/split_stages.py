@@ -60,8 +60,8 @@ def _balanced(
 ) -> list[int]:
     """The piece of each op of the line, cut by foreseen time."""
     starts, weighed = _weighed(graph, line, free, strategy)
-    ranks = [len(placement.ranks) for placement in strategy.placements] * strategy.chunks
-    cuts = [starts[cut] for cut in balanced_cuts(weighed, ranks)]
+    ranks = [len(placement.ranks) for placement in strategy.placements]
+    cuts = [starts[cut] for cut in balanced_cuts(weighed, ranks, strategy.chunks)]
     return [bisect_right(cuts, k) for k in range(len(line))]
 
 

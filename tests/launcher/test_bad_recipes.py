@@ -121,7 +121,16 @@ ARGUMENTS = {
         "command line  placement.in_flight = 0",
         "at least 1",
     ),
-    "no chunk": ("recipe=gpt_pp placement.chunks=0", "command line  placement.chunks = 0", "1 piece"),
+    "no chunk": (
+        "recipe=gpt_pp placement.chunks=0",
+        "command line  placement.chunks = 0",
+        "at least 1 piece",
+    ),
+    "more chunks than a list has": (
+        "recipe=mlp_pipeline placement.chunks=9",
+        "command line  placement.chunks = 9",
+        "Write chunks: 1",
+    ),
     "chunks of one stage": (
         "recipe=gpt_dp placement.chunks=2",
         "command line  placement.chunks = 2",

@@ -16,7 +16,12 @@ def tree(**changed: Any) -> dict[str, Any]:
     """The keys that a space is made of."""
     return {
         "auto": {"ranks": None, "keep": changed.pop("keep", [])},
-        "placement": {"axes": {"data": 2, "tensor": 1}, "stages": 2, "chunks": 2, "in_flight": None},
+        "placement": {
+            "axes": {"data": 2, "tensor": 1},
+            "stages": 2,
+            "chunks": 2,
+            "in_flight": None,
+        },
         "train": {"batch_size": 8, "micro_batches": 4},
         "zero": {"axis": None, "stage": 2},
         "recompute": {"modules": []},
