@@ -109,7 +109,7 @@ def in_turn(stages: Sequence[int], num_stages: int, chunks: int) -> list[int]:
     if around != chunks:
         raise RecipeError(
             "placement.chunks",
-            f"{chunks} chunks, but the modules in placement.stages go around the {num_stages} stages"
+            f"{chunks} chunks, but what placement.stages lists goes around the {num_stages} stages"
             f" {around} time{'s' * (around > 1)}, in the order in which they compute.",
             f"Write chunks: {around}, or list them in another order.",
         )

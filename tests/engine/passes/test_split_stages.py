@@ -100,7 +100,7 @@ def test_a_list_may_go_around_the_stages_as_often_as_they_have_chunks() -> None:
         **{"p": (0, 0), "q": (1, 0), "dp": (1, 0), "r": (0, 1), "dq": (0, 1)},
         **{"loss": (1, 1), "dr": (1, 1)},
     }
-    with pytest.raises(RecipeError, match=r"3 chunks, but .* go around the 2 stages 2 times"):
+    with pytest.raises(RecipeError, match=r"3 chunks, but .* goes around the 2 stages 2 times"):
         split_stages(graph_of(AROUND), replace(listed, chunks=3))
 
 
