@@ -72,6 +72,7 @@ class Clock:
         self.plan = plan
         self.seconds, quantum = exact_seconds(plan, cost)
         self.steps = steps
+        self.round = len(plan.placements) if plan.chunks > 1 else 1  # micro-batches, see Turns
         self.observed = observed
         last = steps + (_AHEAD if observed else 0)
         self.ranks = [Scheduler(plan, stage, last) for stage in range(len(plan.placements))]

@@ -129,6 +129,7 @@ def _following(strategy: Strategy, training: Plan) -> Strategy:
         strategy,
         decided=decided(graph),
         stage_modules=(),
+        chunks=1,
         pins=tuple(pins),
         zero=Zero(),
         optimizer=Optimizer(),

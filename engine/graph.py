@@ -69,7 +69,7 @@ class Op:
     outputs: names of the tensors it makes; None where an output of the target is not used.
     module: dotted path of the user's module that the op came from; "loss" for the loss, "" for the
         step itself.
-    stage: which group of ranks runs it.
+    stage: which group of ranks runs it.  chunk: which of the stage's pieces of the model it is of.
     in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs` (from level "signed" on).
     moment: a number that grows through forward; a backward op has that of its forward op; -1 where
         capture does not know.
@@ -88,6 +88,7 @@ class Op:
     stage: int = 0
     in_sbp: tuple[NdSbp, ...] = ()
     out_sbp: tuple[NdSbp, ...] = ()
+    chunk: int = 0
     moment: int = field(default=-1, compare=False)
     inputs: tuple[str, ...] = field(init=False, compare=False, repr=False)
     makes: tuple[str, ...] = field(init=False, compare=False, repr=False)

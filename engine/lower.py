@@ -95,6 +95,7 @@ class _Lowering:
             actors,
             registers,
             self.strategy.micro_batches,
+            self.strategy.chunks,
             notes=self.graph.notes,
             shared_memory=self.strategy.shared_memory,
             core=self.strategy.hardware.core,
@@ -216,7 +217,7 @@ class _Lowering:
             start: object = where.get(source, self.maker.get(source, self._variable_home(source)))
             tensor = self.graph.tensors[source]
             if op.target == "flow.transfer":
-                key = ("transfer", start, op.args[1], op.stage, op.phase)
+                key = ("transfer", start, op.args[1], op.stage, op.phase, op.chunk)
             else:
                 step = op.args[1]
                 key = (
@@ -228,6 +229,7 @@ class _Lowering:
                     step.reduce,
                     tensor.dtype,
                     op.phase,
+                    op.chunk,
                 )
             buckets.setdefault(key, []).append(op)
             where[op.makes[0]] = key

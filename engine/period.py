@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flowrun.engine.clock import Clock
 
-LONGEST = 8  # micro-batches of a period that is found
+LONGEST = 8  # micro-batches of a period that is found; at least a round of turns
 State = tuple[Any, ...]
 
 
@@ -24,6 +24,7 @@ def state(clock: Clock, act: int, step: int) -> State:
     now = clock.now
     since = [act if n > 1 else step for n in clock.acts]
     return (
+        act % clock.round,
         tuple((end - now, actors) for end, _, actors in sorted(clock.heap)),
         clock.flights.moment(now),
         clock.crowd.moment(now) if clock.crowd else (),
@@ -68,11 +69,12 @@ class Period:
         self.clock = clock
         self.often = [k for k, n in enumerate(clock.acts) if n > 1]
         self.anchor = self.often[-1] if self.often else -1
-        self.before: deque[_Moment] = deque(maxlen=LONGEST)
+        self.before: deque[_Moment] = deque(maxlen=max(LONGEST, clock.round))
 
     def look(self) -> None:
         """Set the clock forward if it was in the same state some micro-batches ago."""
         clock, m = self.clock, self.clock.plan.micro_batches
+        whole = m - m % clock.round  # a round that is not full has turns of its own
         acts = [clock.ranks[clock.stage_of[k]].acts[k] for k in self.often]
         if max(acts) // m != min(acts) // m or not min(acts) % m:
             self.before.clear()  # some actor is in another step, or at the beginning
@@ -81,7 +83,8 @@ class Period:
         for earlier in reversed(self.before):
             if earlier.found == moment.found:
                 length = moment.act - earlier.act
-                times = min(self._same_turns(earlier, moment), (m - 1 - max(acts) % m) // length)
+                room = (whole - 1 - max(acts) % m) // length
+                times = min(self._same_turns(earlier, moment), room)
                 if times > 0:
                     self._forward(earlier, moment, times)
                     self.before.clear()

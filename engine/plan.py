@@ -192,11 +192,12 @@ class Register:
 class Plan:
     """Everything that the ranks do in a step.
 
-    graph: the boxed logical graph, for shapes and layouts of tensors.  order: (stage, axis) -> the
-    order in which collectives of that group are issued within a step, as (actor, act of the step);
-    found by the rehearsal, the same on all ranks of the group.  shared_memory: messages lie in
-    memory that the ranks share; what they take of it is counted so.  core: see Hardware.core.
-    own_messages, workspace: see Hardware.
+    graph: the boxed logical graph, for shapes and layouts of tensors.
+    chunks: see Strategy.
+    order: (stage, axis) -> the order in which collectives of that group are issued within a step,
+        as (actor, act of the step); found by the rehearsal, the same on all ranks of the group.
+    shared_memory: messages lie in memory that the ranks share; what they take of it is counted so.
+    core: see Hardware.core.  own_messages, workspace: see Hardware.
     blocking: axes whose collectives take turns with compute; their order is one, that of the first.
     """
 
@@ -206,6 +207,7 @@ class Plan:
     actors: tuple[Actor, ...]
     registers: tuple[Register, ...]
     micro_batches: int
+    chunks: int = 1
     order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...] = ()
     notes: tuple[str, ...] = ()
     shared_memory: bool = False

@@ -106,11 +106,13 @@ class _Connector:
     ) -> Register:
         stage = self.drafts[readers[0]].stage
         variable = names[0] in self.graph.variable_of
-        stash = not variable and not per_step and self._is_stash(producer, readers)
+        chunk, passes_on = self._chunks(producer, readers)
+        waits = passes_on or self._is_stash(producer, readers)
+        stash = not variable and not per_step and waits
         slots = (
             1
             if per_step or variable
-            else self._in_flight(stage)
+            else self._in_flight(stage, chunk)
             if stash
             else self.strategy.register_slots
         )
@@ -154,11 +156,34 @@ class _Connector:
             and max(later) <= PHASES.index(WEIGHT_GRAD)
         )
 
-    def _in_flight(self, stage: int) -> int:
+    def _chunks(self, producer: int | None, readers: Iterable[int]) -> tuple[int, bool]:
+        """(the first chunk that has to do with a register, it waits for another chunk's turn)."""
+        if self.strategy.chunks == 1:
+            return 0, False
+        found = {self._chunk(k) for k in readers}
+        if producer is not None and self.drafts[producer].kind != READER:
+            found.add(self._chunk(producer))
+        return min(found), len(found) > 1
+
+    def _chunk(self, k: int) -> int:
+        """Of what a draft makes; a message to another stage is of the chunk that it leaves."""
+        draft = self.drafts[k]
+        makers = map(self.graph.producer.get, draft.makes or draft.reads)
+        return min((op.chunk for op in makers if op is not None), default=0)
+
+    def _in_flight(self, stage: int, chunk: int) -> int:
         """Slots of a stage's stash: schedules are register counts."""
         strategy, stages = self.strategy, self.strategy.num_stages
         alone = self._single_stage_slots() if stages == 1 else 1
-        return held_micro_batches(strategy.in_flight, stages, stage, strategy.micro_batches, alone)
+        return held_micro_batches(
+            strategy.in_flight,
+            stages,
+            stage,
+            strategy.micro_batches,
+            alone,
+            chunk=chunk,
+            chunks=strategy.chunks,
+        )
 
     def _single_stage_slots(self) -> int:
         """Two micro-batches in flight where backward waits for collectives, else one.

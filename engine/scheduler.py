@@ -3,8 +3,8 @@
 Shared by the three drivers (virtual clock, virtual cluster, torch.distributed); knows no clock,
 thread or tensor.  Ready actors act by priority: backward and update > forward > weight_grad, then
 older micro-batch, then plan order: an update that waits for a collective fills no gap better than
-backward does.  Collectives are issued at once, in the order that the rehearsal fixed for each
-group.
+backward does.  Where a stage has several chunks, forward and backward take turns (schedules.py).
+Collectives are issued at once, in the order that the rehearsal fixed for each group.
 
 Those of a blocking axis take turns with compute, as on one stream: one of them or one act at a
 time, a micro-batch's collectives first, a step's when nothing else can be computed.  All blocking
@@ -15,11 +15,12 @@ its ranks, and its ranks may compute until they come to it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS
-from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan
+from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan, RegionWork
 from flowrun.engine.protocol import (
     ActorSpec,
     Launch,
@@ -32,6 +33,7 @@ from flowrun.engine.protocol import (
     receive,
     wire,
 )
+from flowrun.engine.schedules import Turns
 
 PRIORITY = {WEIGHTS: 0, UPDATE: 0, BACKWARD: 0, FORWARD: 1, WEIGHT_GRAD: 2}
 COMMUNICATION = (BOX, SEND, RECEIVE)
@@ -60,7 +62,10 @@ class Scheduler:
             for k, actor in self.actors.items()
             if actor.kind not in COMMUNICATION and not actor.beside
         }
-        self._compute: list[tuple[int, int, int]] = []  # heap of (priority, micro-batch, actor)
+        self._turns: dict[int, Callable[[int], int]] = {}
+        if plan.chunks > 1:
+            self._take_turns(Turns(len(plan.placements), stage, plan.chunks, plan.micro_batches))
+        self._compute: list[tuple[int, int, int]] = []  # heap of (priority, turn, actor)
         self._communicate: list[int] = []
         self._supply: list[int] = []
         self._unfinished = sum(map(idle, self.states.values()))
@@ -144,10 +149,23 @@ class Scheduler:
             self.acts[k] += acts if n > 1 else 0
         for axis, count in turns.items():
             self.issued[axis] += count
-        self._compute = [
-            (priority, self.acts[actor], actor) for priority, _, actor in sorted(self._compute)
-        ]
+        self._compute = [self._urgency(actor) for *_, actor in self._compute]
         heapq.heapify(self._compute)
+
+    def _take_turns(self, turns: Turns) -> None:
+        """Of a stage that has several chunks: neither forward nor backward goes first."""
+        for k in self._priority:
+            actor = self.actors[k]
+            if isinstance(actor.work, RegionWork) and actor.phase in (FORWARD, BACKWARD):
+                place = turns.forward if actor.phase == FORWARD else turns.backward
+                self._turns[k] = partial(place, chunk=actor.work.ops[0].chunk)
+                self._priority[k] = PRIORITY[FORWARD]
+
+    def _urgency(self, actor: int) -> tuple[int, int, int]:
+        """The least of those that are ready computes next."""
+        act = self.acts[actor]
+        turn = self._turns[actor](act) if actor in self._turns else act
+        return self._priority[actor], turn, actor
 
     def _launch(self, actor: int) -> Launch:
         self.states[actor] = begin(self.states[actor])
@@ -174,7 +192,7 @@ class Scheduler:
 
     def _queue(self, actor: int) -> None:
         if actor in self._priority:
-            heapq.heappush(self._compute, (self._priority[actor], self.acts[actor], actor))
+            heapq.heappush(self._compute, self._urgency(actor))
         elif self.actors[actor].kind in COMMUNICATION:
             self._communicate.append(actor)
         else:

@@ -5,15 +5,24 @@ split_weight_grads.py a phase of the rest, and the protocol does what follows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from flowrun.engine.errors import PlanError
 
 JOINED = ("1f1b", "gpipe")  # their weight gradients are part of backward
 
 
 def held_micro_batches(
-    in_flight: int | str, stages: int, stage: int, micro_batches: int, alone: int = 1
+    in_flight: int | str,
+    stages: int,
+    stage: int,
+    micro_batches: int,
+    alone: int = 1,
+    *,
+    chunk: int = 0,
+    chunks: int = 1,
 ) -> int:
-    """At most those of a step.
+    """Of one chunk of a stage; at most those of a step.
 
     in_flight: as Strategy's.  alone: what a single stage holds where the schedule is zero bubble,
     which has no bubble to fill there: 2 hide the communication of backward (registers.py).
@@ -25,7 +34,7 @@ def held_micro_batches(
         case "gpipe":
             held = micro_batches
         case "1f1b":
-            held = stages - stage
+            held = _one_f_one_b(stages, stage, chunk, chunks)
         case "zero_bubble" | "auto":
             held = 2 * stages if stages > 1 else alone
         case other:
@@ -35,3 +44,61 @@ def held_micro_batches(
                 "Write a number, gpipe, 1f1b or zero_bubble.",
             )
     return min(held, micro_batches)
+
+
+def _one_f_one_b(stages: int, stage: int, chunk: int, chunks: int) -> int:
+    """Most micro-batches that a chunk holds where a stage does one forward, one backward.
+
+    With one chunk, those that are on the stages behind.  With more, a stage takes as many
+    micro-batches as there are stages through one chunk, then through the next, and backward through
+    the chunks in reverse (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    """
+    if chunks == 1:
+        return stages - stage
+    period = chunks * stages
+    ahead = _ahead(stages, stage, chunks)
+
+    def done(acts: int, place: int) -> int:
+        """Of the first so many acts, those of the chunk that has this place in a period."""
+        whole, rest = divmod(acts, period)
+        return whole * stages + min(max(rest - place * stages, 0), stages)
+
+    return max(
+        done(ahead + acts + 1, chunk) - done(acts, chunks - 1 - chunk) for acts in range(period)
+    )
+
+
+def _ahead(stages: int, stage: int, chunks: int) -> int:
+    """Forwards that a stage of several chunks does before it does one for each backward."""
+    return 2 * (stages - 1 - stage) + (chunks - 1) * stages
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """In which order a stage of several chunks would do what it has to do: as many micro-batches as
+    there are stages through one chunk, then through the next; one forward, one backward.
+
+    To what is ready, it is a priority.  Backward first, as with one chunk, would leave forwards to
+    the end of the step: there is always a backward of another chunk that could run.
+    """
+
+    stages: int
+    stage: int
+    chunks: int
+    micro_batches: int
+
+    def forward(self, act: int, chunk: int) -> int:
+        """The place of a forward act, counted from the first backward of the first step."""
+        return 2 * (self._number(act, chunk) - _ahead(self.stages, self.stage, self.chunks))
+
+    def backward(self, act: int, chunk: int) -> int:
+        """The place of a backward act."""
+        return 2 * self._number(act, self.chunks - 1 - chunk) + 1
+
+    def _number(self, act: int, place: int) -> int:
+        """Of all forwards, or backwards, of a stage; place: of the chunk among those of a round."""
+        step, micro_batch = divmod(act, self.micro_batches)
+        before, within = divmod(micro_batch, self.stages)
+        members = min(self.stages, self.micro_batches - before * self.stages)
+        rounds = (step * self.micro_batches + before * self.stages) * self.chunks
+        return rounds + place * members + within

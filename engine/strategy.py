@@ -175,6 +175,8 @@ class Strategy:
     axes: names, outermost first; every stage's placement has all of them (size 1 where a stage does
         not use one).
     placements: one a stage.
+    chunks: pieces of the model that each stage owns: the line of forward ops is cut into so many
+        times the stages, and they take turns (an interleaved pipeline).
     stage_modules: module patterns of each stage; empty: cut by foreseen time.
     decided: stages of another graph of the same model, by training for evaluation; wins over both.
     mirrored: each rank its own batch (one stage, axes that divide the batch); else one logical
@@ -194,6 +196,7 @@ class Strategy:
 
     axes: tuple[str, ...]
     placements: tuple[Placement, ...]
+    chunks: int = 1
     stage_modules: tuple[tuple[str, ...], ...] = ()
     decided: Decided | None = None
     pins: tuple[Pin, ...] = ()

@@ -327,6 +327,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
     return Strategy(
         axes=recipe.axes,
         placements=recipe.placements,
+        chunks=recipe.chunks,
         stage_modules=recipe.stage_modules,
         pins=() if auto.enabled and auto.ignore_user_sbp else recipe.pins,
         zero=Zero(zero.axis or "", zero.stage, zero.min_size)

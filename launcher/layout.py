@@ -43,6 +43,7 @@ def parse_stages(placement: PlacementSchema) -> tuple[tuple[str, ...], tuple[Sta
         for i, (entry, (shape, ranks)) in enumerate(zip(entries, grids, strict=True))
     )
     _check_modules(stages)
+    _check_chunks(placement.chunks, len(stages))
     return tuple(names[k] for k in kept), stages
 
 
@@ -186,6 +187,18 @@ def _check_modules(stages: tuple[Stage, ...]) -> None:
             f"placement.stages.{empty[0]}",
             "this stage lists no modules, but another one does.",
             "List the modules of every stage, or of none: then flowrun cuts by foreseen time.",
+        )
+
+
+def _check_chunks(chunks: int, stages: int) -> None:
+    where = "placement.chunks"
+    if chunks < 1:
+        raise RecipeError(where, f"a stage owns at least 1 piece of the model, not {chunks}.")
+    if chunks > 1 and stages == 1:
+        raise RecipeError(
+            where,
+            f"{chunks} pieces of the model on each stage, but one stage owns it whole.",
+            "Add stages, placement.stages=2 or more, or leave chunks out.",
         )
 
 

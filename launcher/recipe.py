@@ -127,6 +127,7 @@ def frozen(tree: RecipeSchema, text: str = "") -> Recipe:
         optim=recipe.optim,
         axes=axes,
         stages=stages,
+        chunks=recipe.placement.chunks,
         in_flight=parse_in_flight(recipe.placement.in_flight),
         pins=tuple(pin for pin in pins if pin.axis in axes),
         view=recipe.view,

@@ -35,6 +35,7 @@ MEMORY_MODES = ("off", "slight", "moderate", "heavy", "adaptive")
 KEEPABLE = (
     "placement.axes",
     "placement.stages",
+    "placement.chunks",
     "placement.in_flight",
     "train.micro_batches",
     "zero.stage",
@@ -111,12 +112,16 @@ class PlacementSchema:
 
     axes: name -> number of ranks, outermost first; a size of 1 is as if absent.
     stages: a number, or a list of {modules: [patterns], ranks: nested list, one level an axis}.
+    chunks: pieces of the model that each stage owns; of more than one the stages take turns along
+    the model (an interleaved pipeline): the bubble is so many times shorter, the messages so many
+    times more.
     in_flight: micro-batches that a stage may hold for backward: a number, gpipe, 1f1b, zero_bubble,
     or null (the most that memory allows, up to zero_bubble).
     """
 
     axes: dict[str, int] = field(default_factory=dict)
     stages: Any = 1
+    chunks: int = 1
     in_flight: int | str | None = None
 
 
@@ -368,6 +373,7 @@ class Recipe:
     optim: Optim
     axes: tuple[str, ...]
     stages: tuple[Stage, ...]
+    chunks: int
     in_flight: int | str
     pins: tuple[Pin, ...]
     view: str

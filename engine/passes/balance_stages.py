@@ -40,19 +40,22 @@ class Line:
         return sum(self.work_s[start:end]) + self.entering_s[start] + leaving
 
 
-def balanced_cuts(line: Line, ranks: Sequence[int]) -> tuple[int, ...]:
+def balanced_cuts(line: Line, ranks: Sequence[int], chunks: int = 1) -> tuple[int, ...]:
     """The pieces at which stages 1, 2, … begin; exact.
 
     ranks: of each stage; they share its work evenly.  Of the cuts whose slowest stage is, within
     NEARLY of a rank's work, as fast as possible, those with the least to send; of those the
-    fastest.  Raises RecipeError where there are more stages than pieces.
+    fastest.  chunks: of each stage; they are stages here.  Raises RecipeError where there are more
+    stages than pieces.
     """
+    ranks = [*ranks] * chunks
     if len(line.work_s) < len(ranks):
+        asked = f"{len(ranks)} stages" if chunks == 1 else f"{len(ranks)} chunks of stages"
         raise RecipeError(
-            "placement.stages",
-            f"{len(ranks)} stages, but the model can be cut into {len(line.work_s)} at most:"
+            "placement.stages" if chunks == 1 else "placement.chunks",
+            f"{asked}, but the model can be cut into {len(line.work_s)} at most:"
             " it has no more ops that compute before the loss.",
-            f"Write at most {len(line.work_s)} stages.",
+            f"Write at most {len(line.work_s)} stages, times chunks.",
         )
     limit = _fastest(line, ranks) + NEARLY * sum(line.work_s) / sum(ranks)
     total = list(itertools.accumulate(line.work_s, initial=0.0))

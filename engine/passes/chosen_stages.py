@@ -95,6 +95,27 @@ def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
     return out
 
 
+def in_turn(stages: Sequence[int], num_stages: int, chunks: int) -> list[int]:
+    """The piece of each op of a line that goes around the stages.
+
+    Raises RecipeError at `placement.chunks` where it does not go around so often.
+    """
+    out: list[int] = []
+    piece = 0
+    for stage in stages:
+        piece += (stage - piece) % num_stages
+        out.append(piece)
+    around = piece // num_stages + 1
+    if around != chunks:
+        raise RecipeError(
+            "placement.chunks",
+            f"{chunks} chunks, but what placement.stages lists goes around the {num_stages} stages"
+            f" {around} time{'s' * (around > 1)}, in the order in which they compute.",
+            f"Write chunks: {around}, or list them in another order.",
+        )
+    return out
+
+
 def _completed(line: Sequence[Op], stages: Sequence[int | None]) -> list[int]:
     """An op of unknown stage is on the latest stage of its inputs."""
     made: dict[str, int] = {}

@@ -53,18 +53,27 @@ def _unit(ops: list[Op]) -> str:
 
 
 def _runs(graph: LogicalGraph) -> dict[str, int]:
-    """Op -> number of its run: for each stage and phase it grows where the block changes."""
-    current: dict[tuple[int, str], tuple[str, int]] = {}
+    """Op -> number of its run: for each stage, phase and chunk it grows where the block changes, to
+    one that no other chunk has.
+    """
+    current: dict[tuple[int, str, int], tuple[str, int]] = {}
+    count: dict[tuple[int, str], int] = {}
     runs: dict[str, int] = {}
+    made: dict[str, tuple[tuple[int, str], int]] = {}
     for op in graph.ops:
         if moves(op):
             continue
-        unit, number = current.get((op.stage, op.phase), ("", 0))
+        group, chunk = (op.stage, op.phase), (op.stage, op.phase, op.chunk)
+        unit, number = current.get(chunk, ("", -1))
         here = unit_of(op.module) if op.module else unit
-        if here != unit and unit:
-            number += 1
-        current[op.stage, op.phase] = (here, number)
+        makers = (made[name] for name in op.inputs if name in made)
+        behind = max((run for where, run in makers if where == group), default=0)
+        if number < behind or (here != unit and unit):
+            number = count.get(group, 0)
+            count[group] = number + 1
+        current[chunk] = (here, number)
         runs[op.name] = number
+        made.update(dict.fromkeys(op.makes, (group, number)))
     return runs
 
 

@@ -50,8 +50,11 @@ class GraphBuilder:
         phase: str = UPDATE,
         stage: int = 0,
     ) -> None:
-        """Append an op; its outputs are tensors already."""
-        self.added.append(Op(name, target, args, kwargs, outputs, module, phase, stage))
+        """Append an op, of the chunk of what it reads; its outputs are tensors already."""
+        op = Op(name, target, args, kwargs, outputs, module, phase, stage)
+        sources = (self.base.producer.get(read) for read in op.inputs if phase != UPDATE)
+        chunk = max((source.chunk for source in sources if source), default=0)
+        self.added.append(replace(op, chunk=chunk))
 
     def one(
         self,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from flowrun.engine.boxing import Step, path, path_seconds
 from flowrun.engine.crossing import transfer_sbps
@@ -45,7 +46,7 @@ def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     for name, tensor in graph.results:
         stage = graph.producer[tensor].stage
         whole = (stage, (B,) * len(strategy.axes))
-        results.append((name, boxer.boxed(tensor, whole, UPDATE, "")))
+        results.append((name, boxer.boxed(tensor, whole, _Reader(UPDATE))))
     ops = _when_first_read(boxer.ops)
     return replace(graph, ops=ops, tensors=boxer.tensors, results=tuple(results), level="boxed")
 
@@ -64,6 +65,14 @@ def _when_first_read(ops: Sequence[Op]) -> tuple[Op, ...]:
             backward_reads.update(op.inputs)
         out.append(op)
     return tuple(reversed(out))
+
+
+class _Reader(NamedTuple):
+    """For whom something is boxed."""
+
+    phase: str
+    module: str = ""
+    chunk: int = 0
 
 
 class _Boxer:
@@ -93,9 +102,10 @@ class _Boxer:
 
     def add(self, op: Op) -> None:
         """Append an op, its inputs boxed to what its signature reads."""
+        reader = _Reader(op.phase, op.module, op.chunk)
         names = iter(
             [
-                self.boxed(name, (op.stage, nd_sbp), op.phase, op.module)
+                self.boxed(name, (op.stage, nd_sbp), reader)
                 for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
             ]
         )
@@ -109,8 +119,9 @@ class _Boxer:
                 if op.phase == WEIGHTS:
                     self.weights.add(name)
 
-    def boxed(self, name: str, wanted: Place, phase: str, module: str) -> str:
+    def boxed(self, name: str, wanted: Place, reader: _Reader) -> str:
         """Name of the tensor in the wanted form; boxes it if need be."""
+        phase = reader.phase
         forms = self.forms[name]
         for scope in ("", _scope(phase)):
             if (wanted, scope) in forms:
@@ -128,7 +139,7 @@ class _Boxer:
         made, steps = ways[start]
         for k, (step, place) in enumerate(steps):
             hoisted = k < self._once_a_step(name, steps, phase)
-            made = self._append(name, made, step, place, phase, module, hoisted)
+            made = self._append(name, made, step, place, reader, hoisted)
         return made
 
     def _once_a_step(self, name: str, steps: list[tuple[Step | None, Place]], phase: str) -> int:
@@ -182,11 +193,10 @@ class _Boxer:
         made: str,
         step: Step | None,
         place: Place,
-        phase: str,
-        module: str,
+        reader: _Reader,
         hoisted: bool,
     ) -> str:
-        scope, op_phase = self._period(name, hoisted, phase)
+        scope, op_phase = self._period(name, hoisted, reader.phase)
         forms = self.forms[name]
         if (place, scope) in forms:
             return forms[place, scope]
@@ -207,11 +217,12 @@ class _Boxer:
                 (Ref(made), argument),
                 (),
                 (new,),
-                module,
+                reader.module,
                 op_phase,
                 stage,
                 (before[1],),
                 (nd_sbp,),
+                reader.chunk,
             )
         )
         forms[place, scope] = new

@@ -211,6 +211,7 @@ class _Again:
             op.stage,
             (nd_sbp, read_as),
             (nd_sbp,),
+            op.chunk,
         )
 
 

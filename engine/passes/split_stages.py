@@ -1,12 +1,14 @@
 """split_stages: captured -> staged.  Gives every op of forward and backward the stage (group of
 ranks) that runs it.
 
-Forward ops form a line. The stage of each is chosen already (chosen_stages.py), or the line is cut
-by foreseen time (balance_stages.py); a cut may fall inside a module. A backward op follows its
-forward op; a sum of gradients follows the earliest stage that it hears from (the gradient travels
-towards stage 0 once, summed). What no activation enters (masks, rotary tables, views and casts of
-weights) is no part of the line: each stage that reads it computes its own. A parameter lives where
-it is first used; a batch field enters at every stage that reads it.
+Forward ops form a line, cut into `placement.chunks` times as many pieces as there are stages; stage
+k owns every piece that is k modulo their number, as its chunks 0, 1, …. The piece of each op is
+chosen already (chosen_stages.py), or the line is cut by foreseen time (balance_stages.py); a cut
+may fall inside a module. A backward op follows its forward op; a sum of gradients follows the
+earliest piece that it hears from (the gradient travels towards the first once, summed). What no
+activation enters (masks, rotary tables, views and casts of weights) is no part of the line: each
+piece that reads it computes its own. A parameter lives where it is first used; a batch field enters
+at every stage that reads it.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from dataclasses import replace
 from flowrun.engine.cost.network import worst
 from flowrun.engine.graph import BACKWARD, FORWARD, Feed, LogicalGraph, Op, rename_inputs
 from flowrun.engine.passes.balance_stages import Line, balanced_cuts, line_of
-from flowrun.engine.passes.chosen_stages import as_decided, listed
+from flowrun.engine.passes.chosen_stages import as_decided, in_turn, listed
 from flowrun.engine.passes.weigh_line import one_stage, weigh_line
 from flowrun.engine.strategy import Strategy
 
-Places = dict[str, tuple[int, ...]]  # op -> the stages that run it, in order
+Places = dict[str, tuple[int, ...]]  # op -> the pieces of the line that run it, in order
 
 
 def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
@@ -33,12 +35,14 @@ def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     if strategy.num_stages > 1:
         line, free = _line(graph)
         if strategy.decided:
-            stages = as_decided(line, strategy.decided, strategy.num_stages - 1)
+            pieces = as_decided(line, strategy.decided, strategy.num_stages - 1)
         elif strategy.stage_modules:
-            stages = listed(graph, line, strategy.stage_modules)
+            pieces = listed(graph, line, strategy.stage_modules)
+            if strategy.chunks > 1:
+                pieces = in_turn(pieces, strategy.num_stages, strategy.chunks)
         else:
-            stages = _balanced(graph, line, free, strategy)
-        graph = _staged(graph, _places(graph, line, free, stages))
+            pieces = _balanced(graph, line, free, strategy)
+        graph = _staged(graph, _places(graph, line, free, pieces), strategy.num_stages)
     return _with_sources(replace(graph, level="staged"), strategy)
 
 
@@ -54,10 +58,10 @@ def line_to_cut(graph: LogicalGraph, strategy: Strategy) -> tuple[tuple[Op, ...]
 def _balanced(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
 ) -> list[int]:
-    """The stage of each op of the line, cut by foreseen time."""
+    """The piece of each op of the line, cut by foreseen time."""
     starts, weighed = _weighed(graph, line, free, strategy)
     ranks = [len(placement.ranks) for placement in strategy.placements]
-    cuts = [starts[cut] for cut in balanced_cuts(weighed, ranks)]
+    cuts = [starts[cut] for cut in balanced_cuts(weighed, ranks, strategy.chunks)]
     return [bisect_right(cuts, k) for k in range(len(line))]
 
 
@@ -65,7 +69,8 @@ def _weighed(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
 ) -> tuple[list[int], Line]:
     """(the op of the line with which each piece begins, what pieces and cuts before them cost)."""
-    pairs = itertools.pairwise(strategy.placements)
+    again = strategy.placements[:1] if strategy.chunks > 1 else ()
+    pairs = itertools.pairwise((*strategy.placements, *again))
     link = worst(strategy.hardware.crossing(*pair) for pair in pairs)
     places = {name: at[0] for name, at in _places(graph, line, free, range(len(line))).items()}
     alone = one_stage(strategy)
@@ -101,25 +106,25 @@ def _free(graph: LogicalGraph) -> frozenset[str]:
 
 
 def _places(
-    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], stages: Sequence[int]
+    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], pieces: Sequence[int]
 ) -> Places:
-    """Where every op runs, given the stage of each op of the line."""
-    places: Places = {op.name: (stage,) for op, stage in zip(line, stages, strict=True)}
-    last = max(stages)
+    """Where every op runs, given the piece that each op of the line is of."""
+    places: Places = {op.name: (piece,) for op, piece in zip(line, pieces, strict=True)}
+    last = max(pieces)
     forward = [op for op in graph.ops if op.phase == FORWARD]
     _beside_readers(graph, [op for op in forward if op.name in free], places, None)
     followed = _Followed(forward, places, last)
-    made: dict[str, int] = {}  # tensor -> stage
+    made: dict[str, int] = {}  # tensor -> piece
     for op in graph.ops:
         if op.phase == BACKWARD and op.name not in free:
-            places[op.name] = (followed.stage(op, [made[n] for n in op.inputs if n in made]),)
+            places[op.name] = (followed.piece(op, [made[n] for n in op.inputs if n in made]),)
         made.update(dict.fromkeys(op.makes, places.get(op.name, (last,))[0]))
     _beside_readers(graph, [op for op in graph.ops if op.name in free], places, last)
     return {**places, **_of_buffers(graph, places)}
 
 
 def _of_buffers(graph: LogicalGraph, places: Places) -> Places:
-    """A buffer that forward changes lives on one stage, the first that reads it: what copies it and
+    """A buffer that forward changes lives in one piece, the first that reads it: what copies it and
     what writes it run there.
     """
     found: Places = {}
@@ -132,10 +137,10 @@ def _of_buffers(graph: LogicalGraph, places: Places) -> Places:
 def _beside_readers(
     graph: LogicalGraph, free: Sequence[Op], places: Places, unread: int | None
 ) -> None:
-    """Free ops run wherever they are read; unread: the stage of one that nobody reads."""
+    """Free ops run wherever they are read; unread: the piece of one that nobody reads."""
     for op in reversed(free):
         readers = [r.name for name in op.makes for r in graph.consumers.get(name, ())]
-        found = sorted({stage for name in readers for stage in places.get(name, ())})
+        found = sorted({piece for name in readers for piece in places.get(name, ())})
         if found:
             places[op.name] = tuple(found)
         elif unread is not None:
@@ -143,7 +148,7 @@ def _beside_readers(
 
 
 class _Followed:
-    """The stage of a backward op: that of its forward op, by the moment at which torch recorded
+    """The piece of a backward op: that of its forward op, by the moment at which torch recorded
     that; by the module where the moment is not known.
     """
 
@@ -151,15 +156,15 @@ class _Followed:
         placed = [op for op in forward if op.name in places]
         dated = sorted((op for op in placed if op.moment >= 0), key=lambda op: op.moment)
         self.moments = [op.moment for op in dated]
-        self.stages = [places[op.name][0] for op in dated]
+        self.pieces = [places[op.name][0] for op in dated]
         self.of_module = {op.module: places[op.name][0] for op in placed}
         self.last = last
 
-    def stage(self, op: Op, inputs: Sequence[int]) -> int:
-        """inputs: stages of what it reads."""
+    def piece(self, op: Op, inputs: Sequence[int]) -> int:
+        """inputs: pieces of what it reads."""
         at = bisect_right(self.moments, op.moment)
         if op.moment >= 0 and at:
-            return self.stages[at - 1]
+            return self.pieces[at - 1]
         if op.module and op.module in self.of_module:
             return self.of_module[op.module]
         return min(inputs, default=self.last)
@@ -168,23 +173,24 @@ class _Followed:
 # ---- writing it down -----------------------------------------------------------------------------
 
 
-def _staged(graph: LogicalGraph, places: Places) -> LogicalGraph:
-    """Every op with its stage; one that runs on several stages becomes a copy on each."""
-    copies: dict[str, dict[int, str]] = {}  # tensor -> stage -> its name there
+def _staged(graph: LogicalGraph, places: Places, num_stages: int) -> LogicalGraph:
+    """Every op with its stage and chunk; one that runs in several pieces becomes a copy in each."""
+    copies: dict[str, dict[int, str]] = {}  # tensor -> piece -> its name there
     tensors = dict(graph.tensors)
     ops: list[Op] = []
     for op in graph.ops:
-        stages = places[op.name]
-        for stage in stages:
-            here = {n: copies[n][stage] for n in op.inputs if stage in copies.get(n, ())}
-            placed = replace(rename_inputs(op, here), stage=stage)
-            if len(stages) > 1:
-                names = {n: f"{n}@{stage}" for n in op.makes}
+        pieces = places[op.name]
+        for piece in pieces:
+            here = {n: copies[n][piece] for n in op.inputs if piece in copies.get(n, ())}
+            chunk, stage = divmod(piece, num_stages)
+            placed = replace(rename_inputs(op, here), stage=stage, chunk=chunk)
+            if len(pieces) > 1:
+                names = {n: f"{n}@{piece}" for n in op.makes}
                 tensors.update({new: replace(tensors[n], name=new) for n, new in names.items()})
                 for n, new in names.items():
-                    copies.setdefault(n, {})[stage] = new
+                    copies.setdefault(n, {})[piece] = new
                 made = tuple(n and names[n] for n in op.outputs)
-                placed = replace(placed, name=f"{op.name}@{stage}", outputs=made)
+                placed = replace(placed, name=f"{op.name}@{piece}", outputs=made)
             ops.append(placed)
     results = tuple(
         (name, min(copies[t].items())[1] if t in copies else t) for name, t in graph.results

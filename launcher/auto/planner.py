@@ -49,7 +49,10 @@ class Planner:
         self.expected: dict[Candidate, float] = {}
         self.plans: dict[Candidate, Rehearsed] = {}  # of those that may turn out to be the best
         listed = isinstance(self.tree["placement"]["stages"], list)
-        self.in_short = captures.blocks.count >= MANY and not listed and not job.strategy.mirrored
+        kept = {"placement", "placement.chunks"}.intersection(self.tree["auto"]["keep"])
+        interleaved = bool(kept) and self.tree["placement"]["chunks"] > 1
+        straight = not (listed or interleaved or job.strategy.mirrored)
+        self.in_short = captures.blocks.count >= MANY and straight
 
     @staticmethod
     def of(recipe: Recipe) -> Planner:
@@ -67,8 +70,9 @@ class Planner:
     def keys_of(self, candidate: Candidate) -> dict[str, Any]:
         """The recipe's keys that the candidate sets, nested."""
         keys = candidate.keys
-        if "placement.stages" in self.space.fixed:  # may be a list
-            del keys["placement"]["stages"]
+        for key in ("stages", "chunks"):  # stages may be a list
+            if f"placement.{key}" in self.space.fixed:
+                del keys["placement"][key]
         return keys
 
     def recipe_of(self, candidate: Candidate) -> Recipe:

@@ -69,6 +69,7 @@ class Candidate:
             "placement": {
                 "axes": dict(branch.axes),
                 "stages": branch.stages,
+                "chunks": 1,
                 "in_flight": in_flight,
             },
             "train": {"micro_batches": branch.micro_batches},
@@ -149,6 +150,8 @@ class Space:
     def _allowed(self, axes: Mapping[str, int], stages: int) -> bool:
         wanted = self.fixed.get("placement.axes")
         if wanted is not None and any(wanted.get(name, 1) != n for name, n in axes.items()):
+            return False
+        if stages == 1 and self.fixed.get("placement.chunks", 1) > 1:
             return False
         listed = self.fixed.get("placement.stages", stages)
         return stages == (len(listed) if isinstance(listed, list) else listed)

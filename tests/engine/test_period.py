@@ -32,6 +32,10 @@ def plan_of(*changes: str) -> Plan:
         ("placement.stages=2", "train.micro_batches=16", "recompute.modules=[blocks.*]"),
         ("placement.stages=2", "train.micro_batches=16", "optim.clip_norm=1.0"),
         ("placement.stages=1", "placement.axes={data: 2}", "zero={axis: data, stage: 2}"),
+        ("placement={stages: 2, chunks: 2}", "train.micro_batches=16"),
+        ("placement={stages: 2, chunks: 2, in_flight: 1f1b}", "train.micro_batches=32"),
+        ("placement={stages: 2, chunks: 2}", "train={micro_batches: 13, batch_size: 13}"),
+        ("placement={stages: 4, chunks: 2}", "train={micro_batches: 64, batch_size: 64}"),
     ],
     ids=lambda changes: " ".join(changes),
 )

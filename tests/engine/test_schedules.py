@@ -33,6 +33,43 @@ def test_gpipe_takes_as_long_as_1f1b_but_stashes_every_micro_batch() -> None:
     assert {r.slots for r in plan.registers if r.stash} == {8}
 
 
+INTERLEAVED = [(2, 8, 2), (4, 8, 2), (4, 16, 2), (4, 8, 4), (8, 32, 3)]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches", "chunks"), INTERLEAVED)
+def test_chunks_divide_the_bubble(stages: int, micro_batches: int, chunks: int) -> None:
+    """3 (m v + p - 1) (Narayanan et al. 2021, section 2.2.2), within an act of each chunk: what is
+    ready goes before what would be next, which may gain or lose a place or two.
+    """
+    plan = unit_plan(stages, micro_batches, "1f1b", chunks)
+    best = 3 * (micro_batches * chunks + stages - 1)
+    found = rehearse(plan, unit_seconds).first_step_s
+    assert found == pytest.approx(best, abs=chunks)
+    joined = 3 * chunks * (micro_batches + stages - 1)
+    assert found < joined
+
+
+@pytest.mark.parametrize(("stages", "micro_batches", "chunks"), INTERLEAVED)
+def test_no_chunk_is_held_by_its_stash(stages: int, micro_batches: int, chunks: int) -> None:
+    """The slots of 1F1B suffice: with all that there could be, a step is no shorter."""
+    held, free = (
+        rehearse(unit_plan(stages, micro_batches, in_flight, chunks), unit_seconds).first_step_s
+        for in_flight in ("1f1b", "gpipe")
+    )
+    assert held <= free + chunks
+
+
+def test_what_chunks_hold_is_what_their_turns_need() -> None:
+    """Of 2 stages and 2 chunks: forwards 0 1 | 0 1 | 2 3 | ..., one backward for each behind the
+    first 4 and 2.
+    """
+    held = [
+        [held_micro_batches("1f1b", 2, stage, 8, chunk=chunk, chunks=2) for chunk in range(2)]
+        for stage in range(2)
+    ]
+    assert held == [[4, 2], [3, 1]]
+
+
 HELD = {  # of each of 3 stages, of 8 micro-batches; of one stage by itself
     3: ([3, 3, 3], 3),
     20: ([8, 8, 8], 8),

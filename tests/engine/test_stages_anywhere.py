@@ -113,6 +113,11 @@ CASES = [
     ("one module", Layout(data=2, stages=2, zero=2)),
     ("encoder-decoder", Layout(data=2, stages=2, zero=3)),
     ("residual", Layout(tensor=2, stages=2)),
+    *((name, Layout(stages=2, chunks=2)) for name in MODELS),
+    ("flat", Layout(stages=2, chunks=4, in_flight="1f1b")),
+    ("one module", Layout(data=2, stages=2, chunks=2, zero=2)),
+    ("encoder-decoder", Layout(data=2, stages=2, chunks=2, zero=3)),
+    ("residual", Layout(tensor=2, stages=2, chunks=2, clip_norm=0.5)),
 ]
 
 
@@ -121,7 +126,7 @@ def test_a_model_cut_anywhere_trains_and_evaluates_as_plain_torch(
     name: str, layout: Layout
 ) -> None:
     model = MODELS[name]
-    plain, found = plain_loop(model, 0.0, STEPS), virtual_run(model, layout, STEPS)
+    plain, found = plain_loop(model, layout.clip_norm, STEPS), virtual_run(model, layout, STEPS)
     assert loss_difference(found.losses, plain) <= SAME
     parameters = {name: found.weights[name] for name in plain.after}
     assert weight_difference(parameters, plain) <= SAME_WEIGHTS
@@ -132,9 +137,11 @@ def test_a_model_cut_anywhere_trains_and_evaluates_as_plain_torch(
     assert measured == pytest.approx(expected, rel=SAME)
 
 
+@pytest.mark.parametrize("layout", [Layout(stages=3), Layout(stages=2, chunks=2)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_evaluation_runs_every_op_and_keeps_every_weight_where_training_does(name: str) -> None:
-    layout = Layout(stages=3)
+def test_evaluation_runs_every_op_and_keeps_every_weight_where_training_does(
+    name: str, layout: Layout
+) -> None:
     plan = compiled(MODELS[name], layout).plan.graph
     found = compiled_evaluation(MODELS[name], layout).plan.graph
     homes = {v.name: v.stage for v in plan.variables}

@@ -39,10 +39,12 @@ def random_case(choose: random.Random) -> tuple[Training, Layout]:
     """What is trained, on at most 8 ranks in 1 or 2 stages."""
     grids = choose.choice(GRIDS)
     data, tensor, stages = (1 if grids else choose.choice((1, 2)) for _ in range(3))
+    chunks = choose.choice((1, 1, 2)) if stages > 1 or grids else 1
     return choose.choice(TRAININGS), Layout(
         data,
         tensor,
         stages,
+        chunks,
         zero=choose.choice((0, 1, 2, 3, 3)) if data > 1 else 0,
         clip_norm=choose.choice((0.0, 0.1)),
         in_flight=choose.choice(IN_FLIGHT),

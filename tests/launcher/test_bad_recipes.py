@@ -121,6 +121,21 @@ ARGUMENTS = {
         "command line  placement.in_flight = 0",
         "at least 1",
     ),
+    "no chunk": (
+        "recipe=gpt_pp placement.chunks=0",
+        "command line  placement.chunks = 0",
+        "at least 1 piece",
+    ),
+    "more chunks than a list has": (
+        "recipe=mlp_pipeline placement.chunks=9",
+        "command line  placement.chunks = 9",
+        "Write chunks: 1",
+    ),
+    "chunks of one stage": (
+        "recipe=gpt_dp placement.chunks=2",
+        "command line  placement.chunks = 2",
+        "Add stages",
+    ),
     "zero axis": (
         "recipe=gpt_zero zero.axis=dat",
         "command line  zero.axis = dat",

@@ -32,6 +32,7 @@ class Layout:
     data: int = 1
     tensor: int = 1
     stages: int = 1
+    chunks: int = 1
     zero: int = 0
     clip_norm: float = 0.0
     in_flight: int | str = "zero_bubble"
@@ -71,6 +72,7 @@ class Layout:
         """The test id."""
         sizes = {"data": self.data, "tensor": self.tensor, "stages": self.stages}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        words += [f"chunks {self.chunks}"] if self.chunks > 1 else []
         words += [f"ZeRO {self.zero}"] if self.zero else []
         words += [f"stages of {self.grids}"] if self.grids else []
         words += ["clipped"] if self.clip_norm else []
@@ -92,6 +94,7 @@ LAYOUTS = tuple(
         {"stages": 4},
         {"data": 2, "tensor": 2},
         {"tensor": 2, "stages": 2},
+        {"tensor": 2, "stages": 2, "chunks": 2},
         {"data": 2, "stages": 2},
         {"data": 2, "tensor": 2, "stages": 2},
         {"data": 4, "zero": 1},
@@ -110,6 +113,7 @@ def strategy(training: Training, layout: Layout) -> Strategy:
     return Strategy(
         layout.axes,
         layout.placements,
+        layout.chunks,
         pins=training.pins if "tensor" in layout.axes else (),
         zero=Zero("data", layout.zero, 64) if layout.zero else Zero(),
         recompute=layout.recompute,

@@ -14,15 +14,16 @@ from flowrun.engine.plan import Actor, Plan, RegionWork
 from flowrun.engine.strategy import Strategy
 
 
-def unit_plan(stages: int, micro_batches: int, in_flight: int | str) -> Plan:
-    """The plan of a pipeline of `stages` stages, one rank each."""
+def unit_plan(stages: int, micro_batches: int, in_flight: int | str, chunks: int = 1) -> Plan:
+    """The plan of a pipeline of `stages` stages, one rank each; each chunk takes unit time."""
     strategy = Strategy(
         axes=(),
         placements=tuple(Placement((), (s,)) for s in range(stages)),
+        chunks=chunks,
         micro_batches=micro_batches,
         in_flight=in_flight,
     )
-    graph = split_weight_grads(_graph(stages), strategy)
+    graph = split_weight_grads(_graph(stages, chunks), strategy)
     return lower(graph, strategy)
 
 
@@ -35,13 +36,14 @@ def unit_seconds(actor: Actor) -> float:
     return float(sum(op.target == "flow.unit" for op in actor.work.ops))
 
 
-def _graph(stages: int) -> LogicalGraph:
+def _graph(stages: int, chunks: int) -> LogicalGraph:
     tensors: dict[str, Tensor] = {}
     ops: list[Op] = []
 
     def add(
-        name: str, target: str, inputs: list[str], stage: int, phase: str, args: tuple = ()
+        name: str, target: str, inputs: list[str], piece: int, phase: str, args: tuple = ()
     ) -> str:
+        chunk, stage = divmod(piece, stages)
         tensors[name] = Tensor(name, (1,), torch.float32)
         ops.append(
             Op(
@@ -50,24 +52,28 @@ def _graph(stages: int) -> LogicalGraph:
                 (*map(Ref, inputs), *args),
                 (),
                 (name,),
-                f"block{stage}",
+                f"block{piece}",
                 phase,
                 stage,
                 ((),) * len(inputs),
                 ((),),
+                chunk,
             )
         )
         return name
 
     previous: list[str] = []
-    for s in range(stages):
+    pieces = stages * chunks
+    for s in range(pieces):
         if s:
-            previous = [add(f"x{s}", "flow.transfer", [f"f{s - 1}"], s, FORWARD, (s - 1,))]
+            sender = ((s - 1) % stages,)
+            previous = [add(f"x{s}", "flow.transfer", [f"f{s - 1}"], s, FORWARD, sender)]
         add(f"f{s}", "flow.unit", previous, s, FORWARD)
     gradient: list[str] = []
-    for s in reversed(range(stages)):
-        if s < stages - 1:
-            gradient = [add(f"g{s}", "flow.transfer", [f"b{s + 1}"], s, BACKWARD, (s + 1,))]
+    for s in reversed(range(pieces)):
+        if s < pieces - 1:
+            sender = ((s + 1) % stages,)
+            gradient = [add(f"g{s}", "flow.transfer", [f"b{s + 1}"], s, BACKWARD, sender)]
         add(f"b{s}", "flow.unit", [f"f{s}", *gradient], s, BACKWARD)
         add(f"w{s}", "flow.unit", [f"f{s}", *gradient] if gradient else [f"b{s}"], s, BACKWARD)
         add(f"acc{s}", "flow.accumulate", [f"w{s}"], s, BACKWARD)

@@ -100,7 +100,7 @@ class Objective:
         tensors = self.graph.tensors
         held = tuple(name in self.stored or has(op.target, Trait.SUM) for name in op.outputs)
         kinds = tuple((tensors[n].shape, tensors[n].dtype) for n in (*op.inputs, *op.makes))
-        stage = (self.links[op.stage], self._held(op.stage))
+        stage = (self.links[op.stage], self._held(op))
         key = (op.target, op.phase, stage, kinds, held, id(rows))  # rows: kept by Rows
         if key not in self._rows:
             found = [self._row(op, row, held) for row in rows]
@@ -132,13 +132,20 @@ class Objective:
             for name, shape, keep in zip(op.outputs, outs, held, strict=True)
             if keep and name is not None and shape is not None
         )
-        in_flight = 1 if has(op.target, Trait.SUM) else self._held(op.stage)
+        in_flight = 1 if has(op.target, Trait.SUM) else self._held(op)
         return seconds, float(num_bytes * in_flight)
 
-    def _held(self, stage: int) -> int:
+    def _held(self, op: Op) -> int:
         """Micro-batches whose activations a stage stores, where the schedule has its way."""
-        strategy, stages = self.strategy, self.strategy.num_stages
-        return held_micro_batches(strategy.in_flight, stages, stage, strategy.micro_batches)
+        strategy = self.strategy
+        return held_micro_batches(
+            strategy.in_flight,
+            strategy.num_stages,
+            op.stage,
+            strategy.micro_batches,
+            chunk=op.chunk,
+            chunks=strategy.chunks,
+        )
 
     # ------------------------------------------------------------------ homes
 

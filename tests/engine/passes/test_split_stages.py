@@ -76,6 +76,34 @@ def test_an_op_between_modules_follows_its_latest_input_and_a_sum_of_gradients_t
     assert stages["dx"] == 0
 
 
+AROUND = """
+    parameter a.weight = %wa: float32[4, 4]
+    parameter b.weight = %wb: float32[4, 4]
+    parameter c.weight = %wc: float32[4, 4]
+    feed x = %x: float32[6, 4]
+    %p = aten.mm.default(%x, %wa)  # forward a stage 0
+    %q = aten.mm.default(%p, %wb)  # forward b stage 0
+    %r = aten.mm.default(%q, %wc)  # forward c stage 0
+    %loss = aten.sum.default(%r)  # forward loss stage 0
+    %dr = aten.expand.default(%loss, [6, 4])  # backward loss stage 0
+    %dq = aten.mm.default(%dr, %wc)  # backward c stage 0
+    %dp = aten.mm.default(%dq, %wb)  # backward b stage 0
+    result loss = %loss
+"""
+
+
+def test_a_list_may_go_around_the_stages_as_often_as_they_have_chunks() -> None:
+    listed = one_rank_stages(2, stage_modules=(("a", "c"), ("b", "loss")), chunks=2)
+    graph = split_stages(graph_of(AROUND), listed)
+    places = {op.name: (op.stage, op.chunk) for op in graph.ops}
+    assert places == {
+        **{"p": (0, 0), "q": (1, 0), "dp": (1, 0), "r": (0, 1), "dq": (0, 1)},
+        **{"loss": (1, 1), "dr": (1, 1)},
+    }
+    with pytest.raises(RecipeError, match=r"3 chunks, but .* goes around the 2 stages 2 times"):
+        split_stages(graph_of(AROUND), replace(listed, chunks=3))
+
+
 def test_one_stage_changes_nothing_but_the_level() -> None:
     graph = split_stages(two_layers(), one_rank_stages(1))
     assert [str(op) for op in graph.ops] == [str(op) for op in two_layers().ops]

@@ -16,7 +16,12 @@ def tree(**changed: Any) -> dict[str, Any]:
     """The keys that a space is made of."""
     return {
         "auto": {"ranks": None, "keep": changed.pop("keep", [])},
-        "placement": {"axes": {"data": 2, "tensor": 1}, "stages": 2, "in_flight": None},
+        "placement": {
+            "axes": {"data": 2, "tensor": 1},
+            "stages": 2,
+            "chunks": 2,
+            "in_flight": None,
+        },
         "train": {"batch_size": 8, "micro_batches": 4},
         "zero": {"axis": None, "stage": 2},
         "recompute": {"modules": []},
@@ -76,6 +81,13 @@ def test_what_is_kept_stays(keep: list[str], count: int | None) -> None:
         assert {branch.stages for branch in branches} == {2}
     else:
         assert {branch.micro_batches for branch in branches} == {4}
+
+
+def test_a_stage_has_one_chunk_but_where_the_recipe_keeps_more() -> None:
+    assert Candidate(Branch((), 2, 4)).keys["placement"]["chunks"] == 1
+    branches = list(Space.of(tree(keep=["placement.chunks"]), 4).branches())
+    assert branches
+    assert all(branch.stages > 1 for branch in branches)
 
 
 def test_kept_zero_and_recompute_are_those_of_the_recipe() -> None:
