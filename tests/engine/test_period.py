@@ -37,7 +37,8 @@ def plan_of(*changes: str) -> Plan:
         ("placement={stages: 2, chunks: 2}", "train={micro_batches: 13, batch_size: 13}"),
         ("placement={stages: 4, chunks: 2}", "train={micro_batches: 64, batch_size: 64}"),
         (
-            "placement={stages: 2, chunks: 2, axes: {tensor: 2}}",
+            "placement={stages: 2, chunks: 2}",
+            "placement.axes={tensor: 2}",
             "engine.blocking=[tensor]",
             "train.micro_batches=16",
         ),
