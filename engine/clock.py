@@ -133,8 +133,12 @@ class Clock:
         return ends[2] - ends[1] if len(ends) == self.steps else ends[-1] - ends[-2]
 
     def order(self) -> tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]:
-        """(stage, axis) -> collectives as they were issued."""
-        return tuple((group, tuple(acts)) for group, acts in sorted(self.collectives.items()))
+        """(stage, axis) -> collectives as they were issued, in the last step; acts of the step."""
+        last = self.steps - 1
+        return tuple(
+            (group, tuple((k, n % self.acts[k]) for k, n in acts if n // self.acts[k] == last))
+            for group, acts in sorted(self.collectives.items())
+        )
 
     def _start(self, stages: Iterable[int]) -> None:
         """All that may begin on these stages."""

@@ -157,11 +157,17 @@ class _Connector:
         )
 
     def _chunks(self, producer: int | None, readers: Iterable[int]) -> tuple[int, bool]:
-        """(the first chunk that has to do with a register, it waits for another chunk's turn)."""
+        """(the first chunk that has to do with a register, it waits for another chunk's turn).
+
+        What a reader supplies to its last chunk waits with what it supplies to the first.
+        """
         if self.strategy.chunks == 1:
             return 0, False
         found = {self._chunk(k) for k in readers}
-        if producer is not None and self.drafts[producer].kind != READER:
+        if producer is not None and self.drafts[producer].kind == READER:
+            makes = self.drafts[producer].makes
+            found = {self._chunk(k) for name in makes for k in self.readers.get(name, ())}
+        elif producer is not None:
             found.add(self._chunk(producer))
         return min(found), len(found) > 1
 

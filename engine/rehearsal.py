@@ -46,7 +46,7 @@ class Rehearsal:
 def rehearse(
     plan: Plan, seconds: Callable[[Actor], float] | None = None, *, shortly: bool = True
 ) -> Rehearsal:
-    """Run one cold step, fix the order of collectives, then run again to see a steady step.
+    """Run a cold step or two, fix the order of collectives, then run again to see a steady step.
 
     seconds: cost of one act, if not the foreseen one (unit times in tests).  shortly: what repeats
     is run once.  Raises PlanError if the plan cannot end.
@@ -55,6 +55,10 @@ def rehearse(
     cold = Clock(plan, cost, steps=1, shortly=shortly)
     cold.run()
     order = cold.order()
+    if plan.chunks > 1 and plan.blocking:  # the turns of a cold step would hold up all others
+        second = Clock(plan, cost, steps=2, shortly=shortly)
+        second.run()
+        order = second.order()
     warm = Clock(replace(plan, order=order), cost, steps=STEPS, shortly=shortly, observed=True)
     warm.run()
     busy = [0.0] * len(plan.placements)

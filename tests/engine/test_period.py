@@ -36,6 +36,12 @@ def plan_of(*changes: str) -> Plan:
         ("placement={stages: 2, chunks: 2, in_flight: 1f1b}", "train.micro_batches=32"),
         ("placement={stages: 2, chunks: 2}", "train={micro_batches: 13, batch_size: 13}"),
         ("placement={stages: 4, chunks: 2}", "train={micro_batches: 64, batch_size: 64}"),
+        (
+            "placement={stages: 2, chunks: 2}",
+            "placement.axes={tensor: 2}",
+            "engine.blocking=[tensor]",
+            "train.micro_batches=16",
+        ),
     ],
     ids=lambda changes: " ".join(changes),
 )
