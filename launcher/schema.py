@@ -112,7 +112,7 @@ class PlacementSchema:
     axes: name -> number of ranks, outermost first; a size of 1 is as if absent.
     stages: a number, or a list of {modules: [patterns], ranks: nested list, one level an axis}.
     in_flight: micro-batches that a stage may hold for backward: a number, gpipe, 1f1b, zero_bubble,
-    or null (the most that memory allows, up to zero_bubble).
+    or null (the fewest that are as good, within 1 %, as what memory allows, up to zero_bubble).
     """
 
     axes: dict[str, int] = field(default_factory=dict)
