@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from functools import cache
 
 from flowrun.engine.capture import Batch, Task, capture, capture_evaluation
 from flowrun.engine.errors import PlanError
@@ -24,6 +26,8 @@ from flowrun.engine.sbp import B, Broadcast
 from flowrun.engine.schedules import held_micro_batches
 from flowrun.engine.strategy import Optimizer, Pin, Strategy, Zero
 from flowrun.engine.tile import tile
+
+NEARLY = 0.01  # so much slower is as good, of what is foreseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +62,34 @@ def finished(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 def rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     """boxed -> plan -> rehearsal, whether or not it fits.
 
-    in_flight "auto" takes the most micro-batches in flight, up to zero bubble, that memory allows.
+    in_flight "auto" is the most micro-batches in flight, up to zero bubble, that memory allows; in
+    a pipeline the fewest that are as good as these.
     """
+    if strategy.in_flight != "auto":
+        return _rehearsed(graph, strategy)
     most = held_micro_batches("auto", strategy.num_stages, 0, strategy.micro_batches, alone=2)
-    fewer = range(most - 1, 0, -1) if strategy.in_flight == "auto" else ()
-    for in_flight in (strategy.in_flight, *fewer):
-        found = _rehearsed(graph, replace(strategy, in_flight=in_flight))
-        if not missing_bytes(found, strategy):
-            break
-    return found
+
+    @cache
+    def holding(number: int) -> Rehearsed:
+        in_flight = number if number < most else "auto"
+        return _rehearsed(graph, replace(strategy, in_flight=in_flight))
+
+    def is_large(number: int) -> bool:
+        return missing_bytes(holding(number), strategy) > 0
+
+    def is_fast(number: int) -> bool:
+        return holding(number).rehearsal.step_s <= as_good_as(holding(most).rehearsal.step_s)
+
+    # the more in flight, the more bytes and the fewer seconds
+    if is_large(most):
+        most = max(1, bisect_left(range(1, most), True, key=is_large))
+    pipeline = strategy.num_stages > 1
+    return holding(1 + bisect_left(range(1, most), True, key=is_fast) if pipeline else most)
+
+
+def as_good_as(step_s: float) -> float:
+    """The longest step that is as good as this one."""
+    return step_s * (1 + NEARLY)
 
 
 def missing_bytes(found: Rehearsed, strategy: Strategy) -> int:

@@ -182,7 +182,8 @@ class Strategy:
     mirrored: each rank its own batch (one stage, axes that divide the batch); else one logical
         batch.
     in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
-        "zero_bubble", or "auto", the most that memory allows up to zero bubble.
+        "zero_bubble", or "auto", the fewest that are as good as what memory allows, up to zero
+        bubble (compile.py).
     reduces_wide: gradients are summed over ranks in the dtype of their accumulators.
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
         once.

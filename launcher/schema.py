@@ -116,7 +116,7 @@ class PlacementSchema:
     the model (an interleaved pipeline): the bubble is so many times shorter, the messages so many
     times more.
     in_flight: micro-batches that a stage may hold for backward: a number, gpipe, 1f1b, zero_bubble,
-    or null (the most that memory allows, up to zero_bubble).
+    or null (the fewest that are as good, within 1 %, as what memory allows, up to zero_bubble).
     """
 
     axes: dict[str, int] = field(default_factory=dict)

@@ -41,9 +41,14 @@ HALF_WIDE = Rule(1 << 24, 4.0)
 WIDE = Rule(1 << 22, 1.0, 1 << 14)
 
 
-def kernel_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs in place of a torch op on this machine; mostly the op itself."""
-    return _REPLACED.get(function, function) if rule() else function
+def kernel_of(function: Callable[..., Any], summed: bool = False) -> Callable[..., Any]:
+    """What runs in place of a torch op on this machine; mostly the op itself.
+
+    summed: what it makes is only added to others of its shape, so that it may lie as it comes.
+    """
+    if not rule():
+        return function
+    return (_SUMMED if summed else _REPLACED).get(function, _REPLACED.get(function, function))
 
 
 @cache
@@ -59,6 +64,11 @@ def rule() -> Rule | None:
 
 def mm(first: Tensor, second: Tensor) -> Tensor:
     """aten.mm of (m, k) and (k, n)."""
+    return mm_as_it_comes(first, second).contiguous()
+
+
+def mm_as_it_comes(first: Tensor, second: Tensor) -> Tensor:
+    """The same, but its columns may lie one behind the other."""
     if _is_large(first, second):
         if first.is_contiguous():
             return _linear(first, second, None)
@@ -66,7 +76,7 @@ def mm(first: Tensor, second: Tensor) -> Tensor:
         if first.t().is_contiguous() and _is_oblong(rows, columns):
             if rows * inner <= (rows + inner) * columns:  # what is copied one way, and the other
                 return _linear(first, second, None)
-            return _linear(second.t(), first.t(), None).t().contiguous()
+            return _linear(second.t(), first.t(), None).t()
     return torch.ops.aten.mm.default(first, second)  # type: ignore[no-any-return]
 
 
@@ -124,4 +134,7 @@ _REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.mm.default: mm,
     torch.ops.aten.addmm.default: addmm,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+}
+_SUMMED: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.mm.default: mm_as_it_comes,
 }

@@ -239,6 +239,8 @@ class Rank:
                         total.add_(value)
                     else:
                         total.narrow(0, part * len(value), len(value)).copy_(value)
+                if part == every - 1:  # products that are only added up lie as they come
+                    ring.versions[version] = [x.contiguous() for x in ring.versions[version]]
                 continue
             if every > 1:
                 values = list(map(self._begun, tensors, values, repeat(every)))

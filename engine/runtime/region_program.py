@@ -58,6 +58,7 @@ class _Writer:
         self.numbers = {name: k for k, name in enumerate(reads)}
         self.before = {new: old for old, new in work.updates}
         self.over = dict(work.overwrites)
+        self.summed = _only_summed(rank.plan, work)
         self.lines: list[Line] = []
 
     def program(self, results: Iterable[str]) -> Program:
@@ -129,7 +130,8 @@ class _Writer:
             else:
                 made.append(self._new(name))
         single, plain = len(op.outputs) == 1, has(op.target, Trait.PLAIN)
-        self.lines.append(Line(call, tuple(made), single, tuple(changes), plain, into))
+        summed = op.name in self.summed
+        self.lines.append(Line(call, tuple(made), single, tuple(changes), plain, into, summed))
 
     def _new(self, name: str) -> int:
         self.numbers[name] = self.count
@@ -140,6 +142,18 @@ class _Writer:
 def _rows_of(name: str) -> str:
     """The rows of it that a tile fills."""
     return f"rows of {name}"
+
+
+def _only_summed(plan: Plan, work: RegionWork) -> frozenset[str]:
+    """Ops that a sum over micro-batches in the same region reads, and nothing else does."""
+    if plan.micro_batches == 1:
+        return frozenset()
+    made = {op.makes[0]: op.name for op in work.ops if len(op.makes) == 1}
+    sums = (op for op in work.ops if op.target == "flow.accumulate")
+    addends = (op.inputs[0] for op in sums)
+    return frozenset(
+        made[name] for name in addends if name in made and len(plan.graph.consumers[name]) == 1
+    )
 
 
 # ---- a rank's call -------------------------------------------------------------------------------

@@ -11,13 +11,6 @@ from flowrun.engine.plan import BOX, RECEIVE, SEND
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.space import Candidate
 
-NEARLY = 0.01  # so much slower is as good, of what is foreseen
-
-
-def as_good_as(step_s: float) -> float:
-    """The longest step that is as good as this one."""
-    return step_s * (1 + NEARLY)
-
 
 @dataclass(frozen=True, slots=True)
 class Bound:

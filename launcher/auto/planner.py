@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from flowrun.engine.compile import Rehearsed, rehearsed
+from flowrun.engine.compile import Rehearsed, as_good_as, rehearsed
 from flowrun.engine.errors import FlowrunError
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.module_path import unit_of
@@ -22,7 +22,7 @@ from flowrun.engine.schedules import JOINED
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.auto.bound import LaidOut, Whole
 from flowrun.launcher.auto.captures import Captures
-from flowrun.launcher.auto.outcome import Bound, Outcome, as_good_as, outcome_of
+from flowrun.launcher.auto.outcome import Bound, Outcome, outcome_of
 from flowrun.launcher.auto.space import Branch, Candidate, Space
 from flowrun.launcher.job import Job, strategy_of, uncollected
 from flowrun.launcher.profile import rank_hardware

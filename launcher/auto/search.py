@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from flowrun.launcher.auto.outcome import Bound, Outcome, as_good_as
+from flowrun.engine.compile import as_good_as
+from flowrun.launcher.auto.outcome import Bound, Outcome
 from flowrun.launcher.auto.space import Branch, Candidate
 
 SHOWN = 10

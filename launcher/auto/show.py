@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flowrun.launcher.auto.outcome import Outcome, Spent, as_good_as
+from flowrun.engine.compile import as_good_as
+from flowrun.launcher.auto.outcome import Outcome, Spent
 from flowrun.launcher.auto.search import SHOWN, Found
 from flowrun.launcher.quantities import seconds, size
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrun.engine.compile import Rehearsed, compile_training
+from flowrun.engine.compile import Rehearsed, as_good_as, compile_training
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import PlanError
 from flowrun.engine.plan import BOX, SEND, Actor, BoxWork
@@ -117,6 +117,16 @@ def test_without_a_schedule_as_much_is_in_flight_as_fits() -> None:
     for most in bounds:
         stashes = [r.slots for r in limited(bounds[most], "auto").plan.registers if r.stash]
         assert max(stashes) == most
+
+
+@pytest.mark.parametrize(("micro_batches", "held"), [(4, 4), (8, 3)])
+def test_without_a_schedule_no_more_is_in_flight_than_pays(micro_batches: int, held: int) -> None:
+    training = mlp(micro_batches=micro_batches)
+    every = [compiled(training, Layout(stages=2, in_flight=n)) for n in range(1, 5)]
+    limit = as_good_as(every[-1].rehearsal.step_s)
+    assert held == 1 + [found.rehearsal.step_s <= limit for found in every].index(True)
+    found = compiled(training, Layout(stages=2, in_flight="auto"))
+    assert {r.slots for r in found.plan.registers if r.stash} == {held}
 
 
 # ---- what a profile knows of kernels and messages ------------------------------------------------

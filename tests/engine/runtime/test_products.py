@@ -46,6 +46,7 @@ def test_a_product_is_torchs_within_rounding(
     assert made.is_contiguous() and added.is_contiguous()
     torch.testing.assert_close(made.double(), exact, **tolerance)
     torch.testing.assert_close(added.double(), exact + bias.double(), **tolerance)
+    assert torch.equal(products.mm_as_it_comes(x, y), made)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,8 @@ def test_other_ops_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "rule", lambda: products.WIDE)
     assert products.kernel_of(aten.add.Tensor) is aten.add.Tensor
     assert products.kernel_of(aten.mm.default) is products.mm
+    assert products.kernel_of(aten.addmm.default, summed=True) is products.addmm
+    assert products.kernel_of(aten.mm.default, summed=True) is products.mm_as_it_comes
     monkeypatch.setattr(products, "rule", lambda: None)
     assert products.kernel_of(aten.mm.default) is aten.mm.default
 
