@@ -27,6 +27,7 @@ from flowrun.engine.cost.calibrated import (
     WEIGHT_GRAD,
     Timed,
 )
+from flowrun.engine.runtime.instead import kernel_of
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.probes import (
     Probe,
@@ -34,7 +35,6 @@ from flowrun.engine.runtime.probes import (
     convolution_probes,
     element_probes,
 )
-from flowrun.engine.runtime.products import kernel_of
 from flowrun.engine.runtime.transport import layout_of
 from flowrun.engine.sbp import B, P, S, Sbp
 

@@ -11,8 +11,8 @@ import torch
 
 from flowrun.engine.graph import map_refs
 from flowrun.engine.plan import Plan, RegionWork
+from flowrun.engine.runtime.instead import kernel_of
 from flowrun.engine.runtime.into import into
-from flowrun.engine.runtime.products import kernel_of
 from flowrun.engine.runtime.program import Program, Tile
 from flowrun.engine.runtime.region_program import region_program
 from flowrun.engine.runtime.tiles import tiled

@@ -16,6 +16,7 @@ from flowrun.engine.ops import sparse
 from flowrun.engine.ops.cross_entropy import gradient_of_logits
 from flowrun.engine.ops.loss import SUM
 from flowrun.engine.ops.reduce import log_sum_exp
+from flowrun.engine.runtime.instead import kernel_of
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -194,6 +195,8 @@ def convolution_probes() -> Iterator[tuple[Probe, Probe]]:
     """Forward, and both gradients, of the layers of a small residual net: its first, and those of
     two bottlenecks.  work: operations.
     """
+    run = kernel_of(aten.convolution.default)
+    run_back = kernel_of(aten.convolution_backward.default)
     for channels, out, side, kernel, stride in (
         (3, 64, 32, 3, 1),
         (64, 64, 32, 1, 1),
@@ -215,13 +218,11 @@ def convolution_probes() -> Iterator[tuple[Probe, Probe]]:
             return torch.randn(taken), torch.randn(weight), torch.randn(made)
 
         yield (
-            Probe(work, tensors, lambda x, w, y, g=given: aten.convolution.default(x, w, None, *g)),
+            Probe(work, tensors, lambda x, w, y, g=given: run(x, w, None, *g)),
             Probe(
                 2 * work,
                 tensors,
-                lambda x, w, y, g=given: aten.convolution_backward.default(
-                    y, x, w, None, *g, [True, True, False]
-                ),
+                lambda x, w, y, g=given: run_back(y, x, w, None, *g, [True, True, False]),
             ),
         )
 

@@ -1,14 +1,13 @@
 """Products: which library multiplies fp32 matrices on a CPU, and in which dtype attention's do.
 
 torch calls MKL, which leaves AVX-512 unused on processors that are not Intel's; oneDNN, that torch
-calls for convolutions and bf16, uses it.  All ranks must choose alike, for what several of them
-hold is computed by each: so this goes by facts of the processor, and not by a measurement.
+calls for bf16 and most convolutions, uses it.  All ranks must choose alike, for what several of
+them hold is computed by each: so this goes by facts of the processor, and not by a measurement.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,28 +26,21 @@ class Rule:
     where one side of the result is as many times the other.
     few_keys: keys x width of a head, below which the gradient of attention takes less time in fp32
     than in bf16, casts included; 0: not measured.
+    pointwise: convolutions by kernels of one pixel (pointwise.py); False: not measured.
     """
 
     least_flop: int
     oblong: float
     few_keys: int = 0
+    pointwise: bool = False
 
 
 # One thread: 101 to 105 GFLOP/s instead of 84 to 89; gradients of weights 5 to 10 % more.
 HALF_WIDE = Rule(1 << 24, 4.0)
 # 210 to 240 GFLOP/s instead of 95 to 105; gradients of weights 130 to 210 instead of 95 to 105.
 # Attention's gradient of 128 keys in heads of 64: 2.1 instead of 4.1 ms; of 256, equal.
-WIDE = Rule(1 << 22, 1.0, 1 << 14)
-
-
-def kernel_of(function: Callable[..., Any], summed: bool = False) -> Callable[..., Any]:
-    """What runs in place of a torch op on this machine; mostly the op itself.
-
-    summed: what it makes is only added to others of its shape, so that it may lie as it comes.
-    """
-    if not rule():
-        return function
-    return (_SUMMED if summed else _REPLACED).get(function, _REPLACED.get(function, function))
+# The pointwise convolutions of ResNet-50, 4 images of 112 pixels: 65 instead of 137 ms.
+WIDE = Rule(1 << 22, 1.0, 1 << 14, pointwise=True)
 
 
 @cache
@@ -128,13 +120,3 @@ def _fact(name: str) -> str:
     with open("/proc/cpuinfo") as file:
         row = next((row for row in file if row.startswith(name)), "")
     return row.partition(":")[2].strip()
-
-
-_REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    torch.ops.aten.mm.default: mm,
-    torch.ops.aten.addmm.default: addmm,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
-}
-_SUMMED: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    torch.ops.aten.mm.default: mm_as_it_comes,
-}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flowrun.engine.runtime import products
+from flowrun.engine.runtime.instead import kernel_of
 
 aten = torch.ops.aten
 needs_onednn = pytest.mark.skipif(
@@ -74,12 +75,12 @@ def test_factors_and_a_matrix_that_is_added_are_torchs(monkeypatch: pytest.Monke
 
 def test_other_ops_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "rule", lambda: products.WIDE)
-    assert products.kernel_of(aten.add.Tensor) is aten.add.Tensor
-    assert products.kernel_of(aten.mm.default) is products.mm
-    assert products.kernel_of(aten.addmm.default, summed=True) is products.addmm
-    assert products.kernel_of(aten.mm.default, summed=True) is products.mm_as_it_comes
+    assert kernel_of(aten.add.Tensor) is aten.add.Tensor
+    assert kernel_of(aten.mm.default) is products.mm
+    assert kernel_of(aten.addmm.default, summed=True) is products.addmm
+    assert kernel_of(aten.mm.default, summed=True) is products.mm_as_it_comes
     monkeypatch.setattr(products, "rule", lambda: None)
-    assert products.kernel_of(aten.mm.default) is aten.mm.default
+    assert kernel_of(aten.mm.default) is aten.mm.default
 
 
 @pytest.mark.parametrize("keys", [16, 512])
@@ -93,7 +94,7 @@ def test_a_gradient_of_attention_is_torchs(keys: int, monkeypatch: pytest.Monkey
     )
     out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
     given = (grad, query, key, value, out, logsumexp, 0.0, True)
-    run = products.kernel_of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+    run = kernel_of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
     assert run is products.attention_backward
     expected = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(*given)
     for made, plain in zip(run(*given), expected, strict=True):
