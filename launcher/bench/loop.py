@@ -50,6 +50,10 @@ class _Nothing:
         """The first of a sum."""
         return self
 
+    def contiguous(self) -> _Nothing:
+        """A whole sum."""
+        return self
+
     def tolist(self) -> float:
         """A result."""
         return 0.0
