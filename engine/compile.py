@@ -67,11 +67,12 @@ def rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     """
     if strategy.in_flight != "auto":
         return _rehearsed(graph, strategy)
-    most = held_micro_batches("auto", strategy.num_stages, 0, strategy.micro_batches, alone=2)
+    unlimited = held_micro_batches("auto", strategy.num_stages, 0, strategy.micro_batches, alone=2)
+    most = unlimited
 
     @cache
     def holding(number: int) -> Rehearsed:
-        in_flight = number if number < most else "auto"
+        in_flight = number if number < unlimited else "auto"
         return _rehearsed(graph, replace(strategy, in_flight=in_flight))
 
     def is_large(number: int) -> bool:

@@ -50,12 +50,12 @@ def balanced_cuts(line: Line, ranks: Sequence[int], chunks: int = 1) -> tuple[in
     """
     ranks = [*ranks] * chunks
     if len(line.work_s) < len(ranks):
-        asked = f"{len(ranks)} stages" if chunks == 1 else f"{len(ranks)} chunks of stages"
+        pieces = "stages" if chunks == 1 else "chunks of stages"
         raise RecipeError(
             "placement.stages" if chunks == 1 else "placement.chunks",
-            f"{asked}, but the model can be cut into {len(line.work_s)} at most:"
+            f"{len(ranks)} {pieces}, but the model can be cut into {len(line.work_s)} at most:"
             " it has no more ops that compute before the loss.",
-            f"Write at most {len(line.work_s)} stages, times chunks.",
+            f"Write at most {len(line.work_s)} {pieces}.",
         )
     limit = _fastest(line, ranks) + NEARLY * sum(line.work_s) / sum(ranks)
     total = list(itertools.accumulate(line.work_s, initial=0.0))
