@@ -108,7 +108,8 @@ def too_large(found: Rehearsed, strategy: Strategy) -> PlanError:
         "hardware.memory_bytes",
         f"a rank of stage {stage} ({found.plan.placements[stage]}) needs {needed[stage]:,} bytes; "
         f"{limit:,} are there: {needed[stage] - limit:,} are missing.",
-        "Use more micro-batches, a lower placement.in_flight, more stages or ranks, or ZeRO.",
+        "Use more micro-batches, a lower placement.in_flight, recompute.modules, more stages or"
+        " ranks, or ZeRO; auto.placement=true looks for what fits.",
     )
 
 

@@ -193,6 +193,8 @@ def expected(key: str, schema: DictConfig) -> str:
             else "Write a mapping."
         )
     kind = kinds.get(type(default))
+    if kind == "an integer" and default == 0:  # 0 stands for none, which is no example
+        return "Write an integer, in digits alone."
     return f"Write {kind}, such as {default}." if kind and default != "" else ""
 
 

@@ -222,7 +222,7 @@ def draw(rows: list[Row], file: Path) -> bool:
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
         if len(sides) > 1 and name == "step_s":
-            axes.legend(fontsize=8)
+            figure.legend(loc="outside upper left", ncols=2, fontsize=8)
     axes.set_yticks(range(len(drawn)), [label for label, _ in drawn], fontsize=9)
     axes.invert_yaxis()
     figure.savefig(file, dpi=110)

@@ -131,7 +131,7 @@ class Progress:
 def step_time_table(times: Sequence[StepTime]) -> Table:
     """Where a step went, a line a rank (engine.trace)."""
     table = Table(
-        title=f"where a step went, mean of {times[0].steps}",
+        title=f"where a step went, mean of the last {times[0].steps}",
         title_justify="left",
         title_style="bold",
         box=None,

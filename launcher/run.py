@@ -105,6 +105,8 @@ def plan_text(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None =
             if save:
                 write(placed, list(overrides), save)
         console.print(plan_report(Job(recipe, values=False, planned=planned), width))
+        if save and planned:
+            console.print(f"the recipe is saved: flowrun recipe={save}", soft_wrap=True)
     return text.get().rstrip()
 
 

@@ -33,6 +33,10 @@ _MARKS = {
 
 _KINDS = ("weights", "optimizer", "gradients", "stash", "other registers")
 _PEAKS = ("peak foreseen", "at most")
+_MEMORY = (
+    "stash, other registers: all their slots, which are not full at one moment, so that the columns"
+    " may come to more than a rank ever holds"
+)
 
 
 def plan_report(job: Job, width: int = 100) -> RenderableType:
@@ -46,6 +50,7 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
         boxings(training.plan),
         "",
         memory(training),
+        Text(_MEMORY, style="dim"),
         "",
         times(job, training),
         *compiler(job, training),

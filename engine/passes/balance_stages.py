@@ -48,15 +48,9 @@ def balanced_cuts(line: Line, ranks: Sequence[int], chunks: int = 1) -> tuple[in
     fastest.  chunks: of each stage; they are stages here.  Raises RecipeError where there are more
     stages than pieces.
     """
+    if len(line.work_s) < len(ranks) * chunks:
+        raise _too_many(len(line.work_s), len(ranks), chunks)
     ranks = [*ranks] * chunks
-    if len(line.work_s) < len(ranks):
-        pieces = "stages" if chunks == 1 else "chunks of stages"
-        raise RecipeError(
-            "placement.stages" if chunks == 1 else "placement.chunks",
-            f"{len(ranks)} {pieces}, but the model can be cut into {len(line.work_s)} at most:"
-            " it has no more ops that compute before the loss.",
-            f"Write at most {len(line.work_s)} {pieces}.",
-        )
     limit = _fastest(line, ranks) + NEARLY * sum(line.work_s) / sum(ranks)
     total = list(itertools.accumulate(line.work_s, initial=0.0))
     n, stages = len(line.work_s), len(ranks)
@@ -81,6 +75,18 @@ def balanced_cuts(line: Line, ranks: Sequence[int], chunks: int = 1) -> tuple[in
                     here[end] = min(here.get(end, found), found)
         best = here
     return best[n][2][1:]
+
+
+def _too_many(pieces: int, stages: int, chunks: int) -> RecipeError:
+    """More stages, or chunks of all stages, than pieces: at the key that can be mended alone."""
+    split = chunks > 1 and stages <= pieces
+    parts = f"{stages} stages" + f" of {chunks} chunks, {stages * chunks} in all," * (chunks > 1)
+    return RecipeError(
+        "placement.chunks" if split else "placement.stages",
+        f"{parts} are asked for, but the model can be cut into {pieces} pieces at most:"
+        " it has no more ops that compute before the loss.",
+        f"Write at most {pieces // stages} chunks." if split else f"Write at most {pieces} stages.",
+    )
 
 
 def _fastest(line: Line, ranks: Sequence[int]) -> float:

@@ -83,7 +83,8 @@ class Candidate:
         return tuple(f"{key}={value}" for key, value in _leaves(self.keys))
 
     def __str__(self) -> str:
-        words = [str(self.branch), f"{self.branch.micro_batches} micro-batches"]
+        count = self.branch.micro_batches
+        words = [str(self.branch), f"{count} micro-batch{'es' * (count > 1)}"]
         held = f"{self.in_flight} in flight" if isinstance(self.in_flight, int) else self.in_flight
         words += [held] * (held != "auto")
         words += [f"ZeRO {self.zero}"] * (self.zero > 0)
