@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from flowrun.engine.capture import Batch, Task, capture, capture_evaluation
-from flowrun.engine.errors import PlanError
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import LogicalGraph, Variable
 from flowrun.engine.lower import lower
 from flowrun.engine.overwrite import overwrite
@@ -41,7 +41,7 @@ class Rehearsed:
 def compile_training(task: Task, batch: Batch, strategy: Strategy) -> Rehearsed:
     """capture -> passes -> plan -> rehearsal.  batch: one micro-batch, whole.
 
-    Raises PlanError if a rank may need more than `hardware.memory_bytes`.
+    Raises RecipeError if a rank may need more than `hardware.memory_bytes`.
     """
     found = finished(lay_out(captured(task, batch, strategy), strategy), strategy)
     if missing_bytes(found, strategy):
@@ -99,12 +99,12 @@ def missing_bytes(found: Rehearsed, strategy: Strategy) -> int:
     return max(0, max(found.rehearsal.bound_bytes) - limit) if limit else 0
 
 
-def too_large(found: Rehearsed, strategy: Strategy) -> PlanError:
+def too_large(found: Rehearsed, strategy: Strategy) -> RecipeError:
     """The error of a plan that lacks memory."""
     needed = found.rehearsal.bound_bytes
     stage = max(range(len(needed)), key=needed.__getitem__)
     limit = strategy.hardware.tensor_bytes
-    return PlanError(
+    return RecipeError(
         "hardware.memory_bytes",
         f"a rank of stage {stage} ({found.plan.placements[stage]}) needs {needed[stage]:,} bytes; "
         f"{limit:,} are there: {needed[stage] - limit:,} are missing.",

@@ -3,7 +3,7 @@
     FlowrunError
     ├── RecipeError  a key or value of the recipe is wrong; the launcher finds its file and line
     ├── SbpError     no legal signature or boxing exists; `where` is an op and its module
-    ├── PlanError    the plan cannot run (deadlock, memory); `where` is an actor or a register
+    ├── PlanError    the plan cannot run (deadlock); `where` is an actor or a register
     └── RunError     a rank failed while running; `where` is a rank and an actor
 
 The engine knows only dotted keys (`sbp.blocks.*.attn`); places in files are the launcher's business

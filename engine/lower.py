@@ -45,7 +45,7 @@ from flowrun.engine.strategy import Strategy
 
 
 def lower(graph: LogicalGraph, strategy: Strategy) -> Plan:
-    """Actors and registers of every stage.  Raises PlanError for an unknown schedule."""
+    """Actors and registers of every stage.  Raises RecipeError for an unknown schedule."""
     return _Lowering(graph, strategy).plan()
 
 

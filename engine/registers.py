@@ -27,7 +27,7 @@ def connect(
 ) -> Connected:
     """Registers between drafts; maker: tensor -> the draft that makes it.
 
-    Raises PlanError for an unknown schedule.
+    Raises RecipeError for an unknown schedule.
     """
     return _Connector(drafts, maker, graph, cost, cost.strategy).connect()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrun.engine.errors import PlanError
+from flowrun.engine.errors import RecipeError
 
 JOINED = ("1f1b", "gpipe")  # their weight gradients are part of backward
 
@@ -26,7 +26,7 @@ def held_micro_batches(
 
     in_flight: as Strategy's.  alone: what a single stage holds where the schedule is zero bubble,
     which has no bubble to fill there: 2 hide the communication of backward (registers.py).
-    Raises PlanError for an unknown schedule.
+    Raises RecipeError for an unknown schedule.
     """
     match in_flight:
         case int(number):
@@ -38,7 +38,7 @@ def held_micro_batches(
         case "zero_bubble" | "auto":
             held = 2 * stages if stages > 1 else alone
         case other:
-            raise PlanError(
+            raise RecipeError(
                 "placement.in_flight",
                 f"{other!r} is no schedule.",
                 "Write a number, gpipe, 1f1b or zero_bubble.",

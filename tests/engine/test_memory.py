@@ -13,7 +13,7 @@ import torch
 
 from flowrun.engine.compile import Rehearsed, as_good_as, compile_training
 from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.errors import PlanError
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.plan import BOX, SEND, Actor, BoxWork
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.live_bytes import LiveBytes
@@ -102,7 +102,7 @@ def test_a_schedule_that_may_need_more_than_there_is_is_refused() -> None:
     foreseen = compiled(DEEP, Layout(stages=2, in_flight="gpipe")).rehearsal
     needed = max(foreseen.bound_bytes)
     assert limited(needed, "gpipe").rehearsal.bound_bytes == foreseen.bound_bytes
-    with pytest.raises(PlanError, match=f"needs {needed:,} bytes; .*: 1 are missing") as error:
+    with pytest.raises(RecipeError, match=f"needs {needed:,} bytes; .*: 1 are missing") as error:
         limited(needed - 1, "gpipe")
     assert error.value.where == "hardware.memory_bytes"
 

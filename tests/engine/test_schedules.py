@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from torch import Tensor, nn
 
-from flowrun.engine.errors import PlanError
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.plan import READER
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.schedules import held_micro_batches
@@ -122,5 +122,5 @@ def test_a_schedule_is_how_many_micro_batches_a_stage_holds(in_flight: int | str
 
 
 def test_what_is_no_schedule_is_refused() -> None:
-    with pytest.raises(PlanError, match="'pipe' is no schedule"):
+    with pytest.raises(RecipeError, match="'pipe' is no schedule"):
         held_micro_batches("pipe", 2, 0, 4)
