@@ -111,7 +111,7 @@ class Hardware:
     op_s: float = 4e-6
     act_s: float = 80e-6
     levels: tuple[Level, ...] = (
-        Level(0, 150e-6, 1.5e9, taken=1.0, exchange_bytes={2: 1 << 21, 4: 1 << 19}),
+        Level(0, 150e-6, 1.5e9, taken=1.0, exchange_bytes={2: 1 << 21, 4: 1 << 18}),
     )
     core: float = 1.0
 
