@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
 
@@ -23,6 +23,7 @@ from flowrun.engine.sbp import B, Broadcast, NdSbp, Partial, S, Sbp, Split, form
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"
 ALL_TO_ALL, SLICE, PAD, KEEP = "all_to_all", "slice", "pad", "keep"
+EXCHANGE = "exchange"  # an all-reduce in one go: each member gets what all have, and reduces it
 
 # What one step is, by (source, target).  Absent: P -> P(max), a maximum of parts means nothing.
 KINDS: dict[tuple[type[Sbp], type[Sbp]], str] = {
@@ -35,6 +36,7 @@ KINDS: dict[tuple[type[Sbp], type[Sbp]], str] = {
     (Broadcast, Partial): KEEP,  # local: coordinate 0 keeps; the others, see identity()
 }
 LOCAL = (SLICE, PAD, KEEP)
+STRAIGHT = (ALL_TO_ALL, EXCHANGE)  # from each member to each other, not around a ring
 
 LOCAL_BYTES_PER_S = 1e10  # copying inside one rank
 LOCAL_LEAST_S = 1e-7  # so that doing nothing is always cheaper
@@ -42,16 +44,20 @@ LOCAL_LEAST_S = 1e-7  # so that doing nothing is always cheaper
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One move on one axis of one grid: the SBP of that axis changes from source to target."""
+    """One move on one axis of one grid: the SBP of that axis changes from source to target.
+
+    exchanged: an all-reduce that goes as an EXCHANGE; lower.py decides (`by_size`).
+    """
 
     axis: int
     source: Sbp
     target: Sbp
+    exchanged: bool = False
 
     @property
     def kind(self) -> str:
         """The collective, or the local program, that does it."""
-        return KINDS[type(self.source), type(self.target)]
+        return EXCHANGE if self.exchanged else KINDS[type(self.source), type(self.target)]
 
     @property
     def moves(self) -> bool:
@@ -163,7 +169,11 @@ def path_seconds(
     num_bytes: float,
     links: Sequence[Link],
 ) -> float:
-    """Time of the path on the busiest rank.  links: of each axis."""
+    """Time of the path on the busiest rank.  links: of each axis.
+
+    An all-reduce goes around a ring here: which are exchanged, the message says in which they
+    travel (lower.py).
+    """
     return sum(
         start_seconds(step, links[step.axis])
         + step_seconds(step, state, grid, shape, num_bytes, links[step.axis])
@@ -171,15 +181,22 @@ def path_seconds(
     )
 
 
+def by_size(step: Step, num_bytes: float, link: Link) -> Step:
+    """An all-reduce as an exchange, if its message on a rank is small enough for the link."""
+    exchanged = step.kind == ALL_REDUCE and 0 < num_bytes <= link.exchange_bytes
+    return replace(step, exchanged=True) if exchanged else step
+
+
 def start_seconds(step: Step, link: Link) -> float:
     """Of one step, however little it moves: a latency, and the hops of a ring; an all-reduce may
-    go up and down a tree instead (NCCL, src/graph/tuning.cc), and of an all-to-all every piece may
-    have a start of its own.
+    go up and down a tree instead (NCCL, src/graph/tuning.cc), and of what goes straight to every
+    other member each piece may have a start of its own.
     """
     if not step.moves:
         return 0.0
-    more_s = {ALL_REDUCE: 2 * link.tree_s, ALL_TO_ALL: link.ring_s + link.peers_s}
-    return link.latency_s + more_s.get(step.kind, link.ring_s)
+    if step.kind == ALL_REDUCE:
+        return link.latency_s + 2 * link.tree_s
+    return link.latency_s + link.ring_s + (link.peers_s if step.kind in STRAIGHT else 0.0)
 
 
 def step_seconds(
@@ -194,8 +211,8 @@ def step_seconds(
     if step.moves:
         parts = grid[step.axis]
         sent = float(_group_tensors(step.kind, parts) / parts) * group_bytes
-        around = step.kind != ALL_TO_ALL
-        return sent / (link.bytes_per_s if around else link.spread_bytes_per_s)
+        straight = step.kind in STRAIGHT
+        return sent / (link.spread_bytes_per_s if straight else link.bytes_per_s)
     return max(LOCAL_LEAST_S, group_bytes / LOCAL_BYTES_PER_S)
 
 
@@ -238,7 +255,7 @@ def unreduced(shape: Shape) -> tuple[Sbp, ...]:
 
 @cache
 def _group_tensors(kind: str, parts: int) -> Fraction:
-    """Table 2, same ranks: how often the group's tensor crosses links.
+    """Table 2, same ranks: how often the group's tensor crosses links; an exchange is not in it.
 
     Ring all-reduce: 2(p-1)/p of the bytes on each rank (Patarasuk and Yuan 2009).
     """
@@ -247,6 +264,7 @@ def _group_tensors(kind: str, parts: int) -> Fraction:
         REDUCE_SCATTER: Fraction(parts - 1),
         ALL_GATHER: Fraction(parts - 1),
         ALL_TO_ALL: Fraction(parts - 1, parts),
+        EXCHANGE: Fraction(parts * (parts - 1)),
     }
     return table.get(kind, Fraction(0))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from flowrun.engine.boxing import Step, by_size
 from flowrun.engine.cost.actor_cost import ActorCost
 from flowrun.engine.draft import Draft
 from flowrun.engine.graph import (
@@ -272,7 +273,7 @@ class _Lowering:
                 )
             )
         else:
-            steps = tuple(op.args[1] for op in ops)
+            steps = self._by_size(tuple(op.args[1] for op in ops), reads, first.stage)
             step = steps[0]
             title = f"{step.kind}.{self.strategy.axes[step.axis]}.{name}.{first.phase}"
             self._add(
@@ -287,6 +288,17 @@ class _Lowering:
                     makes,
                 )
             )
+
+    def _by_size(
+        self, steps: tuple[Step, ...], reads: tuple[str, ...], stage: int
+    ) -> tuple[Step, ...]:
+        """The steps of one message.  Its bytes are those of the rank with the largest shards: all
+        ranks have to go the same way.
+        """
+        cost = ActorCost(self.graph, self.strategy, self.layout)
+        link = self.strategy.hardware.links(self.strategy.placements[stage])[steps[0].axis]
+        num_bytes = sum(map(cost.tensor_bytes, reads))
+        return tuple(by_size(step, num_bytes, link) for step in steps)
 
     def _reports(self) -> None:
         by_stage: dict[int, list[tuple[str, str]]] = {}

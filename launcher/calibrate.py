@@ -22,10 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from flowrun.engine.cost.calibrated import (
-    BETWEEN_OPS,
+    Moved,
     Timed,
     as_yaml,
     digits,
+    exchange_bytes,
+    is_used,
     level_of,
     with_device,
 )
@@ -69,10 +71,10 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The profile, and the links as they were timed: (transport, Timed), of rank 0."""
+    """The profile, and the links as they were timed: (transport, Moved), of rank 0."""
 
     hardware: Hardware
-    links: tuple[tuple[str, Timed], ...]
+    links: tuple[tuple[str, Moved], ...]
 
 
 def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int]) -> Calibration:
@@ -82,7 +84,7 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
     """
     transports = (SHARED, GLOO) if neighbours.AVAILABLE else (GLOO,)
     hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
-    links: list[tuple[str, Timed]] = []
+    links: list[tuple[str, Moved]] = []
     levels = []
     paces: dict[int, float] = {}
     for transport in transports:
@@ -96,12 +98,15 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
                 paces[ranks] = pace_of_ranks
             if session.device:
                 hardware = with_device(hardware, of_devices)
+            if not level.shared_memory:
+                known = {**level.exchange_bytes, ranks: exchange_bytes(of_links)}
+                level = replace(level, exchange_bytes=known)
             fitted = level_of(of_links, level)
             if first:
                 level = fitted
             elif _share_of_core(ranks) < 1:
                 level = replace(level, crowded_latency_s=fitted.latency_s)
-            links += [(transport, timed) for timed in of_links]
+            links += [(transport, moved) for moved in of_links]
         levels.append(level)
     hardware = replace(hardware, levels=tuple(levels), crowded_share=_crowded_share(paces))
     return Calibration(hardware, tuple(links))
@@ -137,17 +142,15 @@ def show(found: Calibration, shipped: Hardware, console: Console) -> None:
     console.print(table)
     table = Table("links", "ranks", "bytes of a rank", "measured", "foreseen", box=None)
     levels = {_transport(level): level for level in found.hardware.levels}
-    for transport, timed in found.links:
-        between = BETWEEN_OPS if timed.what.endswith(BETWEEN_OPS) else ""
-        kind, _, ranks = timed.what.removesuffix(between).partition(" ")
-        level = levels[transport].slowed(_share_of_core(int(ranks or 2)))
-        foreseen = level.latency_s + timed.work / level.bytes_per_s
+    for transport, moved in found.links:
+        level = levels[transport].slowed(_share_of_core(moved.members))
+        foreseen = level.latency_s + moved.sent_bytes / level.bytes_per_s
         table.add_row(
-            f"{transport}, {kind}{between}",
-            ranks or "2",
-            f"{timed.work:,.0f}",
-            f"{timed.seconds * 1e6:,.0f} us",
-            f"{foreseen * 1e6:,.0f} us",
+            f"{transport}, {moved.kind}{' between ops' if moved.between_ops else ''}",
+            str(moved.members),
+            f"{moved.sent_bytes:,.0f}",
+            f"{moved.seconds * 1e6:,.0f} us",
+            f"{foreseen * 1e6:,.0f} us" if is_used(moved, level) else "not used",
         )
     console.print(table)
 
@@ -205,6 +208,9 @@ def _link_rows(measured: Sequence[Level], shipped: Sequence[Level]) -> list[Row]
         ):
             found, known = (format(getattr(x, key) / unit, text) for x in (one, other))
             rows.append((f"{via}, {label}", found, known))
+        for ranks in one.exchange_bytes:
+            found, known = (f"{x.most_exchanged(ranks) / 1e3:,.0f}" for x in (one, other))
+            rows.append((f"{via}, all-reduces of {ranks} exchanged up to, kB", found, known))
     return rows
 
 
@@ -215,7 +221,7 @@ def _transport(level: Level) -> str:
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def _measured(session: Session, sizes: Sizes) -> tuple[list[Timed], list[Timed], float]:
+def _measured(session: Session, sizes: Sizes) -> tuple[list[Timed], list[Moved], float]:
     """(of the devices of all ranks, of the links as rank 0 saw them, the mean pace of a rank)."""
     from torch.multiprocessing.spawn import start_processes
 
@@ -241,9 +247,9 @@ def _rank(rank: int, session: Session, sizes: Sizes, folder: str) -> None:
     links = Links(rank, cpu, shared=session.transport == SHARED)
     dist.barrier()
     devices = device_times(cpu, sizes) if session.device else []
-    timed = link_times(links, rank, range(session.ranks), sizes)
+    moved = link_times(links, rank, range(session.ranks), sizes, session.transport == GLOO)
     dist.barrier()
-    left = devices, timed, pace(sizes.pace_s) if session.paced else 0.0
+    left = devices, moved, pace(sizes.pace_s) if session.paced else 0.0
     Path(folder, str(rank)).write_bytes(pickle.dumps(left))
     dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
     links.close()

@@ -132,6 +132,13 @@ def _check_level(level: Level, below: int, where: str) -> None:
     )
     if level.mesh:
         _check_mesh(level, below, where)
+    for members, num_bytes in level.exchange_bytes.items():
+        _require(
+            members > 1 and num_bytes >= 0 and not level.shared_memory,
+            f"{where}.exchange_bytes",
+            f"{members}: {num_bytes} is no size of a group and of its messages on this level.",
+            "Write 2 members or more and 0 bytes or more, where ranks share no memory.",
+        )
 
 
 def _check_mesh(level: Level, below: int, where: str) -> None:

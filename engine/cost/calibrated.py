@@ -4,28 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log
 from statistics import median
 
+from flowrun.engine.boxing import ALL_REDUCE, EXCHANGE
 from flowrun.engine.cost.hardware import Hardware, Products
 from flowrun.engine.cost.network import Level
 
 FORWARD, BACKWARD, WEIGHT_GRAD = "forward", "backward", "weight_grad"
 CONVOLUTION, CONVOLUTION_BACKWARD = "convolution", "convolution backward"
 BATCHED, ELEMENTS = "batched", "elements"
-BETWEEN_OPS = " between ops"  # behind what moved bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds of one kind of work.  work: operations, bytes, elements or pieces, as `what` has it.
+    """Seconds of one kind of work of a device.  work: operations, bytes, elements or pieces, as
+    `what` has it.
 
     what: "fp32 forward" and the like, "attention fp32", "convolution", "batched", "elements" and
-    an op, "stream", "op", or how bytes were moved.
+    an op, "stream", "op".
     """
 
     what: str
     work: float
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Seconds of one kind of communication.
+
+    kind: of a step (boxing.py), or "message".  members: ranks that take part.  message_bytes: of
+    the tensor that they share, or that is sent.  sent_bytes: by each rank.  between_ops: that it
+    adds to ops which it stands between, as in a step.
+    """
+
+    kind: str
+    members: int
+    message_bytes: int
+    sent_bytes: float
+    seconds: float
+    between_ops: bool = False
 
 
 # What is timed -> the key that says how fast it is beside forward's fp32 products of equal work.
@@ -87,12 +106,42 @@ def curve(timed: Sequence[Timed]) -> Products:
     return Products(digits(rising[-1]), tuple(sizes), shares)
 
 
-def level_of(timed: Sequence[Timed], level: Level) -> Level:
-    """A level of latency and bandwidth as measured: work is the bytes that a rank sends.  Bandwidth
-    is that of transfers one after another; latency that of small ones between ops.
+def exchange_bytes(moved: Sequence[Moved]) -> int:
+    """Of one group that was timed both ways, between ops: the size of message up to which an
+    exchange is worth it; 0: none is.  With it all sizes take least together, each counted alike.
+
+    In a loop of its own an exchange among more ranks than cores looks better than it is in a step,
+    and figures of the same thing differ by a factor of three.
     """
-    between = [one.seconds for one in timed if one.what.endswith(BETWEEN_OPS)]
-    alone = [(one.work, one.seconds) for one in timed if not one.what.endswith(BETWEEN_OPS)]
+    ways = {
+        kind: {m.message_bytes: m.seconds for m in moved if m.kind == kind and m.between_ops}
+        for kind in (ALL_REDUCE, EXCHANGE)
+    }
+
+    def together(most: int) -> float:
+        return sum(
+            log(ways[EXCHANGE if size <= most else ALL_REDUCE][size]) for size in ways[EXCHANGE]
+        )
+
+    return min((0, *sorted(ways[EXCHANGE])), key=together)
+
+
+def is_used(moved: Moved, level: Level) -> bool:
+    """False of an all-reduce of a size that goes the other way on this level."""
+    if moved.kind not in (ALL_REDUCE, EXCHANGE):
+        return True
+    exchanged = moved.message_bytes <= level.most_exchanged(moved.members)
+    return exchanged == (moved.kind == EXCHANGE)
+
+
+def level_of(moved: Sequence[Moved], level: Level) -> Level:
+    """The level with latency and bandwidth as measured, of what it uses.  Bandwidth is that of
+    transfers one after another; latency that of the smallest between ops.
+    """
+    used = [one for one in moved if is_used(one, level)]
+    least = min(one.message_bytes for one in used)
+    between = [one.seconds for one in used if one.between_ops and one.message_bytes == least]
+    alone = [(one.sent_bytes, one.seconds) for one in used if not one.between_ops]
     latency_s, bytes_per_s = line(alone)
     if between:
         latency_s = median(between)

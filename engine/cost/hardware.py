@@ -110,7 +110,9 @@ class Hardware:
     crowded_share: float = 1.0
     op_s: float = 4e-6
     act_s: float = 80e-6
-    levels: tuple[Level, ...] = (Level(0, 150e-6, 1.5e9, taken=1.0),)
+    levels: tuple[Level, ...] = (
+        Level(0, 150e-6, 1.5e9, taken=1.0, exchange_bytes={2: 1 << 21, 4: 1 << 18}),
+    )
     core: float = 1.0
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from flowrun.engine.placement import Placement
@@ -38,6 +38,10 @@ class Level:
         is a copy of its own.
     shared_memory: the memory of one host.  `launch.transport=gloo` does without; `ranks` are those
         of a host.
+    exchange_bytes: members of a group -> bytes up to which the message of an all-reduce goes as an
+        exchange: each member sends all of it to each other, and reduces what it gets.  A group of
+        a size that is not here does as the next larger, for what an exchange sends grows with
+        the members; beyond the largest, never.
     """
 
     ranks: int = 0
@@ -51,9 +55,15 @@ class Level:
     peer_s: float = 0.0
     shared_memory: bool = False
     crowded_latency_s: float = 0.0
+    exchange_bytes: dict[int, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", tuple(self.mesh))  # a list, after Hydra
+
+    def most_exchanged(self, members: int) -> int:
+        """Bytes up to which a group of so many exchanges what an all-reduce has."""
+        larger = (size for size in self.exchange_bytes if size >= members)
+        return self.exchange_bytes.get(min(larger, default=0), 0)
 
     def slowed(self, share: float) -> Level:
         """Between ranks that have only a share of their cores."""
@@ -74,6 +84,7 @@ class Link:
     spread_bytes_per_s: of each rank, to all others alike, as in an all-to-all.  peers_s: what the
     pieces of one add to its start.
     level: the outermost that the group crosses; -1 of a single rank.
+    exchange_bytes: up to which the message of an all-reduce is exchanged (Level.exchange_bytes).
     """
 
     latency_s: float = 0.0
@@ -83,6 +94,7 @@ class Link:
     spread_bytes_per_s: float = math.inf
     level: int = -1
     peers_s: float = 0.0
+    exchange_bytes: int = 0
 
     def message_seconds(self, num_bytes: float) -> float:
         """Of a message from one rank to another."""
@@ -119,6 +131,7 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
                 min(link.spread_bytes_per_s, spread),
                 at,
                 link.peers_s + level.peer_s * _peers(members, below, size),
+                level.most_exchanged(len(group)),
             )
     return link
 
@@ -214,4 +227,5 @@ def worst(links: Iterable[Link]) -> Link:
         min((link.spread_bytes_per_s for link in found), default=math.inf),
         max((link.level for link in found), default=-1),
         max((link.peers_s for link in found), default=0.0),
+        min((link.exchange_bytes for link in found), default=0),
     )

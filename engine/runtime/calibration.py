@@ -15,16 +15,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flowrun.engine.boxing import Step, path_bytes
+from flowrun.engine.boxing import ALL_REDUCE, EXCHANGE, Step, step_bytes
 from flowrun.engine.cost.calibrated import (
     BACKWARD,
     BATCHED,
-    BETWEEN_OPS,
     CONVOLUTION,
     CONVOLUTION_BACKWARD,
     ELEMENTS,
     FORWARD,
     WEIGHT_GRAD,
+    Moved,
     Timed,
 )
 from flowrun.engine.runtime.instead import kernel_of
@@ -36,7 +36,7 @@ from flowrun.engine.runtime.probes import (
     element_probes,
 )
 from flowrun.engine.runtime.transport import layout_of
-from flowrun.engine.sbp import B, P, S, Sbp
+from flowrun.engine.sbp import B, P, S
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COLD_BYTES = 1 << 26  # operands in turn: a training step has swept the caches in between
@@ -44,12 +44,8 @@ _IN_A_ROW = 4  # calls between ops, timed together
 _LEAST_S = 1e-5
 _SETS = 8  # of a probe's tensors, in turn
 _CPU = torch.device("cpu")
-_KINDS: dict[str, tuple[Sbp, Sbp]] = {
-    "all_reduce": (P, B),
-    "reduce_scatter": (P, S(0)),
-    "all_gather": (S(0), B),
-    "all_to_all": (S(0), S(1)),
-}
+_EXCHANGED = Step(0, P, B, exchanged=True)
+_STEPS = (Step(0, P, B), Step(0, P, S(0)), Step(0, S(0), B), Step(0, S(0), S(1)))
 _aten = torch.ops.aten
 
 
@@ -153,20 +149,22 @@ def pace(seconds: float) -> float:
     return passes / (time.perf_counter() - begin)
 
 
-def link_times(links: Links, rank: int, ranks: Sequence[int], sizes: Sizes) -> list[Timed]:
+def link_times(
+    links: Links, rank: int, ranks: Sequence[int], sizes: Sizes, exchanged: bool
+) -> list[Moved]:
     """Of every collective, and of messages to the next rank; all ranks of the group call it.
 
-    work: bytes that each rank sends.  what: "all_reduce 2" for a group of 2, "message".
+    exchanged: also of all-reduces as exchanges, which ranks that share memory have no use for; of
+    both ways, messages of all sizes between ops.
     """
     group, parts = tuple(ranks), len(ranks)
     links.join_groups([group])
-    timed: list[Timed] = []
-    for kind, num_bytes in itertools.product(_KINDS, sizes.moved_bytes):
-        source, target = _KINDS[kind]
+    moved: list[Moved] = []
+    steps = (_EXCHANGED, *_STEPS) if exchanged else _STEPS
+    for num_bytes, step in itertools.product(sizes.moved_bytes, steps):
         shape = (16 * parts, max(parts, num_bytes // (64 * parts)))
-        step = Step(0, source, target)
-        layout = layout_of(step, shape, (source,), (parts,), (0,))
-        rows = shape[0] // parts if source == S(0) else shape[0]
+        layout = layout_of(step, shape, (step.source,), (parts,), (0,))
+        rows = shape[0] // parts if step.source == S(0) else shape[0]
         pieces = _in_turn((rows, shape[1]))
 
         def collective(k: int, step=step, pieces=pieces, layout=layout) -> None:  # type: ignore[no-untyped-def]
@@ -174,20 +172,22 @@ def link_times(links: Links, rank: int, ranks: Sequence[int], sizes: Sizes) -> l
             pending = links.start(step, piece, [layout], group, group.index(rank))
             _settled(links, pending)
 
-        total = 4.0 * shape[0] * shape[1]
-        sent = path_bytes((source,), (target,), (parts,), shape, total) / parts
+        total = 4 * math.prod(shape)
+        sent = step_bytes(step, (step.source,), (parts,), total) / parts
         dist.barrier()
-        timed.append(Timed(f"{kind} {parts}", sent, _repeated(collective, _CPU, sizes.trials)))
-        if num_bytes == min(sizes.moved_bytes):
-            taken = _between_ops(collective, sizes.trials)
-            timed.append(Timed(f"{kind} {parts}{BETWEEN_OPS}", sent, taken))
+        taken = _repeated(collective, _CPU, sizes.trials)
+        moved.append(Moved(step.kind, parts, total, sent, taken))
+        both_ways = exchanged and step.kind in (ALL_REDUCE, EXCHANGE)
+        if both_ways or num_bytes == min(sizes.moved_bytes):
+            added = _between_ops(collective, sizes.trials)
+            moved.append(Moved(step.kind, parts, total, sent, added, between_ops=True))
     dist.barrier()
-    return timed + _messages(links, rank, sizes) if parts == 2 else timed
+    return moved + _messages(links, rank, sizes) if parts == 2 else moved
 
 
-def _messages(links: Links, rank: int, sizes: Sizes) -> list[Timed]:
+def _messages(links: Links, rank: int, sizes: Sizes) -> list[Moved]:
     """There and back between ranks 0 and 1, halved."""
-    timed = []
+    moved = []
     for num_bytes in sizes.moved_bytes:
         vectors = _in_turn((num_bytes // 4,))
 
@@ -201,8 +201,8 @@ def _messages(links: Links, rank: int, sizes: Sizes) -> list[Timed]:
                     _settled(links, links.receive(shapes, dtypes, 1 - rank, 0))
 
         taken = _repeated(there_and_back, _CPU, sizes.trials)
-        timed.append(Timed("message", float(num_bytes), taken / 2))
-    return timed
+        moved.append(Moved("message", 2, num_bytes, float(num_bytes), taken / 2))
+    return moved
 
 
 def _between_ops(run: Callable[[int], Any], trials: int) -> float:

@@ -6,7 +6,8 @@ wait: "done" means enqueued, and `Pending.wait` orders the current stream behind
 
 Measured with gloo of torch 2.13: its reduce-scatter is an all-reduce inside and sends twice the
 bytes, while its all-to-all takes unequal pieces and any dtype.  So uneven steps, and reduce-scatter
-on the CPU, go by all-to-all and are summed by the receiver, in order of the members.
+on the CPU, go by all-to-all and are summed by the receiver, in order of the members.  So do those
+all-reduces of which the plan says that they are exchanged (Level.exchange_bytes).
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Step
-from flowrun.engine.cost.staging import EXCHANGE_BYTES
+from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER, Step
 from flowrun.engine.placement import Shape
 from flowrun.engine.runtime.pending import (
     Callback,
@@ -153,30 +153,32 @@ def start(
 def _begin_all_reduce(
     step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
 ) -> Begun:
+    if step.reduce not in _OPS:  # statistics, a number a row: libraries know no such sum
+        return _begin_exchange(step, bucket, layouts, group, index)
     message = pack(bucket)
     reduce = "max" if message.dtype == torch.bool and step.reduce == "sum" else step.reduce
     shapes = [layout.shape for layout in layouts]
-    if layouts[0].parts == 2 and not message.is_cuda and message.nbytes <= EXCHANGE_BYTES:
-        work, inbox = _exchange(message, group, index)
-        return work, lambda: unpack(reduced(_ordered(message, inbox, index), reduce), shapes)
-    if reduce not in _OPS:  # statistics, a number a row: each has all, and reduces them itself
-        whole = message.new_empty(len(message) * layouts[0].parts)
-        work = _all_gather(whole, message, group=group, async_op=True)
-        return work, lambda: unpack(reduced(whole.split(len(message)), reduce), shapes)
     work = dist.all_reduce(message, op=_OPS[reduce], group=group, async_op=True)
     return work, lambda: unpack(message, shapes)
 
 
-def _exchange(message: Tensor, group: Any, index: int) -> tuple[Any, Tensor]:
-    """Two members send each other a message of one size."""
-    inbox = torch.empty_like(message)
-    sizes = [0, message.numel()] if index == 0 else [message.numel(), 0]
-    work = dist.all_to_all_single(inbox, message, sizes, sizes, group=group, async_op=True)
-    return work, inbox
+def _begin_exchange(
+    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+) -> Begun:
+    """An all-reduce: each member gets what all have, and reduces it itself."""
+    others = layouts[0].parts - 1
+    outbox = pack([*bucket] * others)
+    size = len(outbox) // others
+    sizes = [0 if k == index else size for k in range(others + 1)]
+    inbox = torch.empty_like(outbox)
+    work = dist.all_to_all_single(inbox, outbox, sizes, sizes, group=group, async_op=True)
 
+    def finish() -> list[Tensor]:
+        messages = list(inbox.split(sizes))
+        messages[index] = outbox[:size]
+        return unpack(reduced(messages, step.reduce), [layout.shape for layout in layouts])
 
-def _ordered(own: Tensor, other: Tensor, index: int) -> list[Tensor]:
-    return [own, other] if index == 0 else [other, own]
+    return work, finish
 
 
 def _begin_all_gather(
@@ -230,6 +232,7 @@ def _begin_all_to_all(
 
 _BEGIN = {
     ALL_REDUCE: _begin_all_reduce,
+    EXCHANGE: _begin_exchange,
     ALL_GATHER: _begin_all_gather,
     REDUCE_SCATTER: _begin_reduce_scatter,
 }

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Step
+from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER, Step
 from flowrun.engine.placement import Shape
 from flowrun.engine.runtime.neighbours import POSTED, WRITTEN, Neighbours, PeerGone
 from flowrun.engine.runtime.pending import (
@@ -121,7 +121,11 @@ def start(
     if not any(math.prod(layout.shape) for layout in layouts):
         return Settled([bucket[0].new_empty(layout.after(index)) for layout in layouts])
     others = {rank: k for k, rank in enumerate(ranks) if k != index}
-    if step.kind in (ALL_REDUCE, ALL_GATHER):  # all want the same, this rank too: the bucket may go
+    if step.kind in (
+        ALL_REDUCE,
+        EXCHANGE,
+        ALL_GATHER,
+    ):  # all want the same, this rank too: the bucket may go
         begin = _write(neighbours, bucket, len(ranks))
         size = message_size(layouts, index, index)
         own = unpack(neighbours.written(begin, size, dtype), message_shapes(layouts, index, index))
@@ -140,7 +144,7 @@ def start(
             columns[k] = unpack(message, message_shapes(layouts, k, index))
         out = (
             [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
-            if step.kind in (ALL_REDUCE, REDUCE_SCATTER)
+            if step.kind in (ALL_REDUCE, EXCHANGE, REDUCE_SCATTER)
             else joined(columns, layouts)
         )
         if begin is not None:

@@ -18,6 +18,7 @@ from flowrun.engine.boxing import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
+    EXCHANGE,
     REDUCE_SCATTER,
     SLICE,
     Step,
@@ -213,7 +214,8 @@ def run_group(
 
     pieces[member]: a bucket of tensors of one dtype, one for each layout.  Returns the buckets
     after the step, and the bytes that each member sent to others.  Every piece goes straight to who
-    wants it; an all-reduce is a reduce-scatter and an all-gather of the flat bucket.
+    wants it; an all-reduce is a reduce-scatter and an all-gather of the flat bucket, unless it is
+    exchanged.
     """
     if step.kind == ALL_REDUCE:
         return _all_reduce(step, pieces, layouts)
@@ -226,7 +228,7 @@ def run_group(
             message = outgoing(pieces[sender], layouts, receiver)
             inbox.append(message)
             sent[sender] += message.nbytes if sender != receiver else 0
-        if step.kind == REDUCE_SCATTER:
+        if step.kind in (REDUCE_SCATTER, EXCHANGE):
             total = reduced(inbox, step.reduce)
             out.append(unpack(total, [layout.after(receiver) for layout in layouts]))
         else:

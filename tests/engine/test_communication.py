@@ -7,13 +7,17 @@ T: bytes of one micro-batch's activations between blocks.  A ring all-reduce ove
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from flowrun.engine.boxing import ALL_REDUCE, EXCHANGE
+from flowrun.engine.compile import compile_training
+from flowrun.engine.cost.network import Level
 from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE
 from flowrun.engine.module_path import unit_of
 from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
-from support.layouts import LAYOUTS, Layout, Run, virtual_run
+from support.layouts import LAYOUTS, Layout, Run, example, strategy, task, virtual_run
 from support.plain_loop import BLOCKS, CONTEXT, STEPS, TINY_GPT, VOCABULARY, WIDTH, gpt
 
 FP32 = 4
@@ -67,6 +71,25 @@ def test_every_actor_sends_what_the_plan_says(layout: Layout) -> None:
 def tensor_2() -> Run:
     """Megatron's pins on 2 ranks."""
     return virtual_run(TINY_GPT, Layout(tensor=2), 2)
+
+
+@pytest.mark.parametrize("most", [0, POSITIONS * FP32, T])
+def test_all_reduces_of_small_messages_are_exchanged(most: int) -> None:
+    """Of the logarithms of sums, and of the activations."""
+    layout, level = Layout(tensor=4), Level(exchange_bytes={4: most})
+    base = strategy(TINY_GPT, layout)
+    hardware = replace(base.hardware, levels=(level,))
+    planned = compile_training(task(TINY_GPT), example(TINY_GPT), replace(base, hardware=hardware))
+    graph, found = planned.plan.graph, {}
+    for actor in (actor for actor in planned.plan.actors if isinstance(actor.work, BoxWork)):
+        message = sum(graph.tensors[made].num_bytes for _, made in actor.work.pairs)
+        kind = actor.work.step.kind
+        if kind not in (ALL_REDUCE, EXCHANGE):
+            continue
+        assert (kind == EXCHANGE) == (message <= most), actor.name
+        assert actor.sent_bytes == {EXCHANGE: 4 * 3, ALL_REDUCE: 2 * 3}[kind] * message
+        found[message] = kind
+    assert found.keys() >= {POSITIONS * FP32, T}
 
 
 @pytest.mark.parametrize("block", range(1, BLOCKS))

@@ -115,7 +115,7 @@ def reduced(training: Training, layout: Layout) -> set[torch.dtype]:
         for actor in plan.actors
         if isinstance(actor.work, BoxWork) and actor.phase != FORWARD
         for step, (read, _) in zip(actor.work.steps, actor.work.pairs, strict=True)
-        if step.axis == 0 and step.kind in ("all_reduce", "reduce_scatter")
+        if step.axis == 0 and step.kind in ("all_reduce", "exchange", "reduce_scatter")
     }
 
 

@@ -90,8 +90,8 @@ def test_features_and_labels_are_gathered_and_of_the_classes_only_statistics_tra
     assert moved == {
         ("all_gather", (batch, FEATURES)),
         ("all_gather", (batch,)),
-        ("all_reduce", (batch, 1)),
-        ("all_reduce", (batch, FEATURES)),  # the gradient of the features
+        ("exchange", (batch, 1)),
+        ("exchange", (batch, FEATURES)),  # the gradient of the features
     }
 
 

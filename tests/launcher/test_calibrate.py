@@ -37,12 +37,18 @@ def test_a_profile_is_measured_written_and_taken_by_a_recipe(tmp_path: Path) -> 
     assert taken.fp32.flop == (2 * 16.0**3, 2 * 64.0**3)
     assert taken.fp16 == base.fp16  # not measured
     assert taken.levels[-1].shared_memory is False
+    assert [list(level.exchange_bytes) for level in taken.levels] == [[], [2]]
+    assert taken.levels[-1].exchange_bytes[2] in (0, *SMALL.moved_bytes)
 
     console = Console(file=io.StringIO(), width=120)
     calibrate.show(found, base, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for kind in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "message"):
         assert f"gloo, {kind}" in text
+    assert "gloo, exchange" in text
+    assert "shared memory, exchange" not in text
+    assert "gloo, all-reduces of 2 exchanged up to, kB" in text
+    assert text.count("not used") >= 2  # of the two ways, the other
 
 
 @pytest.mark.processes

@@ -81,6 +81,16 @@ def test_ranks_that_share_a_core_share_what_it_does() -> None:
         (["hardware.levels=[]"], "hardware.levels", "nothing joins ranks"),
         (["hardware.levels=[{ranks: 4}, {ranks: 6}]"], "hardware.levels[1].ranks", "no multiple"),
         (["hardware.levels=[{bytes_per_s: 0}]"], "hardware.levels[0].bytes_per_s", "is over 0"),
+        (
+            ["hardware.levels=[{exchange_bytes: {1: 64}}]"],
+            "hardware.levels[0].exchange_bytes",
+            "no size of a group",
+        ),
+        (
+            ["hardware.levels=[{shared_memory: true, exchange_bytes: {2: 64}}]"],
+            "hardware.levels[0].exchange_bytes",
+            "on this level",
+        ),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(overrides: list[str], where: str, problem: str) -> None:

@@ -7,7 +7,17 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.cost.calibrated import Timed, as_yaml, curve, level_of, line, with_device
+from flowrun.engine.cost.calibrated import (
+    Moved,
+    Timed,
+    as_yaml,
+    curve,
+    exchange_bytes,
+    is_used,
+    level_of,
+    line,
+    with_device,
+)
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.network import Level
 
@@ -26,15 +36,63 @@ def test_a_line_that_was_measured_is_found(start: float, speed: float, sizes: li
 
 
 def test_a_level_has_the_latency_and_the_bandwidth_that_fit() -> None:
-    timed = [Timed("all_reduce 2", work, 1e-4 + work / 2e9) for work in (1e3, 1e5, 1e7)]
-    level = level_of(timed, Level(shared_memory=True))
+    level = level_of(ALONE, Level(shared_memory=True))
     assert level == Level(latency_s=1e-4, bytes_per_s=2e9, shared_memory=True)
 
 
 def test_a_level_has_the_latency_of_transfers_between_ops() -> None:
-    alone = [Timed("all_reduce 2", work, 1e-4 + work / 2e9) for work in (1e3, 1e5, 1e7)]
-    between = [Timed("all_reduce 2 between ops", 1e3, late) for late in (5e-4, 6e-4, 9e-4)]
-    assert level_of([*alone, *between], Level()) == Level(latency_s=6e-4, bytes_per_s=2e9)
+    between = [
+        Moved("all_to_all", 2, 1000, 5e2, late, between_ops=True) for late in (5e-4, 6e-4, 9e-4)
+    ]
+    assert level_of([*ALONE, *between], Level()) == Level(latency_s=6e-4, bytes_per_s=2e9)
+
+
+@pytest.mark.parametrize(
+    ("exchanged_s", "most"),
+    [
+        ((1e-4, 2e-4, 4e-3, 8e-2), 65536),
+        ((1e-4, 4e-4, 2e-3, 8e-2), 1 << 20),  # one that is late by chance does not count
+        ((1e-4, 2e-4, 2e-3, 1e-2), 1 << 24),
+        ((4e-3, 4e-3, 4e-3, 8e-2), 0),
+    ],
+)
+def test_messages_are_exchanged_up_to_the_size_with_which_all_take_least(
+    exchanged_s: tuple[float, ...], most: int
+) -> None:
+    assert exchange_bytes(both_ways(exchanged_s)) == most
+
+
+def test_a_level_is_fitted_to_the_way_that_it_uses() -> None:
+    moved = both_ways((1e-4, 2e-4, 4e-3, 8e-2))
+    level = Level(exchange_bytes={4: 65536})
+    used = [one for one in moved if is_used(one, level) and not one.between_ops]
+    assert [(one.kind, one.message_bytes) for one in used] == [
+        ("all_reduce", 1 << 20),
+        ("all_reduce", 1 << 24),
+        ("exchange", 4096),
+        ("exchange", 65536),
+    ]
+    assert level_of(moved, level).bytes_per_s == level_of(used, level).bytes_per_s
+    assert level_of(moved, level).latency_s == 1e-4
+    assert level_of(moved, Level()).latency_s == 1e-3
+
+
+ALONE = [
+    Moved("all_reduce", 2, work, float(work), 1e-4 + work / 2e9) for work in (10**3, 10**5, 10**7)
+]
+AROUND_S = (1e-3, 3e-4, 3e-3, 2e-2)
+
+
+def both_ways(exchanged_s: tuple[float, ...]) -> list[Moved]:
+    """All-reduces of 4 ranks, of four sizes."""
+    sizes = (4096, 65536, 1 << 20, 1 << 24)
+    timed = [("all_reduce", 1.5, AROUND_S), ("exchange", 3.0, exchanged_s)]
+    return [
+        Moved(kind, 4, size, share * size, seconds, between)
+        for between in (False, True)
+        for kind, share, each in timed
+        for size, seconds in zip(sizes, each, strict=True)
+    ]
 
 
 def test_a_curve_rises_to_the_fastest_product() -> None:

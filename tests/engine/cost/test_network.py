@@ -12,7 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.boxing import path_seconds
+from flowrun.engine.boxing import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    EXCHANGE,
+    REDUCE_SCATTER,
+    Step,
+    by_size,
+    path_seconds,
+    start_seconds,
+    step_bytes,
+    step_seconds,
+)
 from flowrun.engine.cost.hardware import on_hosts
 from flowrun.engine.cost.network import Level, Link, axis_links, group_link, message_link, worst
 from flowrun.engine.placement import Placement
@@ -41,6 +52,50 @@ grids = st.builds(
     st.lists(st.integers(1, 6), min_size=1, max_size=3),
     st.integers(0, 9),
 )
+
+
+# ---- all-reduces as exchanges --------------------------------------------------------------------
+
+SOCKETS = Level(exchange_bytes={2: 100, 4: 10, 8: 0})
+
+
+@pytest.mark.parametrize(("members", "most"), [(2, 100), (3, 10), (4, 10), (5, 0), (8, 0), (9, 0)])
+def test_a_group_exchanges_as_much_as_the_next_larger_that_is_known(
+    members: int, most: int
+) -> None:
+    assert SOCKETS.most_exchanged(members) == most
+    assert Level().most_exchanged(members) == 0
+
+
+def test_what_is_exchanged_says_the_outermost_level_that_a_group_crosses() -> None:
+    hosts = (Level(4, shared_memory=True), SOCKETS)
+    inner, outer = axis_links(hosts, grid(2, 4))[::-1]
+    assert (inner.exchange_bytes, outer.exchange_bytes) == (0, 100)
+    assert worst((inner, outer)).exchange_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "num_bytes", "kind"),
+    [
+        (Step(0, P, B), 10, EXCHANGE),
+        (Step(0, P, B), 11, ALL_REDUCE),
+        (Step(0, P, B), 0, ALL_REDUCE),  # moves nothing
+        (Step(0, P, S(0)), 10, REDUCE_SCATTER),
+        (Step(0, S(0), B), 10, ALL_GATHER),
+    ],
+    ids=str,
+)
+def test_an_all_reduce_is_exchanged_up_to_a_size(step: Step, num_bytes: int, kind: str) -> None:
+    (link,) = axis_links((SOCKETS,), grid(4))
+    assert by_size(step, num_bytes, link).kind == kind
+
+
+def test_an_exchange_costs_what_all_send_to_all() -> None:
+    (link,) = axis_links((Level(0, 1.0, 10.0, hop_s=0.5, peer_s=0.1),), grid(4))
+    step = Step(0, P, B, exchanged=True)
+    assert start_seconds(step, link) == pytest.approx(1.0 + 3 * 0.5 + 3 * 0.1)
+    assert step_seconds(step, (P,), (4,), (5,), 100.0, link) == 3 * 100 / 10
+    assert step_bytes(step, (P,), (4,), 100.0) == 4 * 3 * 100
 
 
 # ---- the rule ------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from support.logical import lay_out, line, whole_numbers
 
 pytestmark = pytest.mark.processes
 
+EXCHANGED = Step(0, P, B, exchanged=True)
 # name: (step of each tensor, shape of each tensor, dtype).  A bucket mixes dims, not kinds.
 Case = tuple[list[Step], list[tuple[int, ...]], torch.dtype]
 CASES: dict[str, Case] = {
@@ -33,6 +34,11 @@ CASES: dict[str, Case] = {
     "all_reduce max int64": ([Step(0, P_MAX, B)], [(5,)], torch.int64),
     "all_reduce min bfloat16": ([Step(0, P_MIN, B)], [(4, 3)], torch.bfloat16),
     "all_reduce logsumexp": ([Step(0, P_LOGSUMEXP, B)], [(5, 1)], torch.float32),
+    "exchange": ([EXCHANGED], [(6, 4)], torch.float32),
+    "exchange of sizes that do not divide": ([EXCHANGED] * 3, [(), (7, 3), (5,)], torch.float32),
+    "exchange max int64": ([Step(0, P_MAX, B, exchanged=True)], [(5,)], torch.int64),
+    "exchange logsumexp": ([Step(0, P_LOGSUMEXP, B, exchanged=True)], [(5, 1)], torch.float32),
+    "exchange of nothing": ([EXCHANGED], [(0, 3)], torch.float32),
     "reduce_scatter": ([Step(0, P, S(0))], [(12, 4)], torch.float32),
     "reduce_scatter uneven": ([Step(0, P, S(1))], [(3, 7)], torch.float32),
     "reduce_scatter max int64": ([Step(0, P_MAX, S(0))], [(7, 2)], torch.int64),
@@ -49,6 +55,7 @@ CASES: dict[str, Case] = {
     ),
     "nothing in it": ([Step(0, P, B)], [(0, 3)], torch.float32),
 }  # fmt: skip
+UNORDERED = (1.0, 1e8, -1e8, 1.0)  # in fp32 the sum depends on the order
 EVEN = [name for name in CASES if "uneven" not in name and "bucket" not in name]
 
 _MESSAGE = [
@@ -91,6 +98,9 @@ def _rank(rank: int, parts: int, shared: bool, folder: str) -> None:
         out[name] = ([tensor.clone() for tensor in pending.wait()], pending.sent_bytes)
         untouched, _ = _bucket(name, parts)
         assert all(map(torch.equal, pieces[rank], untouched[rank])), f"{name} wrote to its input"
+    layouts = [Layout((1,), parts, P, B)]
+    mine = [torch.tensor([UNORDERED[rank]])]
+    out["unordered"] = links.start(EXCHANGED, mine, layouts, tuple(range(parts)), rank).wait()[0]
     out["messages"] = _messages(links, rank, parts)
     torch.save(out, f"{folder}/{rank}.pt")
     dist.barrier()
@@ -165,6 +175,14 @@ def test_bytes_sent_are_the_table(results: Any, name: str) -> None:
     num_bytes = [(step, torch.Size(shape).numel() * dtype.itemsize) for step, shape in pairs]
     foretold = sum(step_bytes(step, (step.source,), (len(results),), n) for step, n in num_bytes)
     assert sum(real[name][1] for real in results) == foretold
+
+
+def test_an_exchange_sums_in_order_of_the_members(results: Any) -> None:
+    expected = torch.tensor(UNORDERED[: len(results)])
+    total = expected[:1].clone()
+    for each in expected[1:]:
+        total += each
+    assert all(torch.equal(real["unordered"], total) for real in results)
 
 
 def test_messages_arrive_whole_whatever_the_order_of_tags(results: Any) -> None:
