@@ -26,6 +26,7 @@ from flowrun.engine.plan import (
     TransferWork,
 )
 from flowrun.engine.sbp import NdSbp
+from flowrun.engine.sums import sums_of, taken_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,10 @@ class Footprint:
         the ops of a tile hand to one another is never there as a whole.
         """
         runs = tuple(_Run.of(run, work) for run, _ in work.runs)
-        storage = {n: self._within(n, work) for run in runs for n in (*run.reads, *run.makes)}
+        sums = frozenset(sums_of(self.plan, work))
+        collected = frozenset(work.accumulates) - sums
+        shown = collected | (taken_over(self.plan, work) if first else frozenset())
+        storage = {n: self._within(n, shown) for run in runs for n in (*run.reads, *run.makes)}
         last = {storage[n]: k for k, run in enumerate(runs) for n in (*run.reads, *run.makes)}
         new = [new for _, new in work.updates]
         kept = {storage[name] for name in (*work.makes, *new)}
@@ -199,19 +203,22 @@ class Footprint:
                 dies.setdefault(k, set()).add(name)
         bytes_ = peak = 0
         made: set[str] = {storage[name] for name in work.reads}
+        if not first:
+            made |= {storage[name] for name in sums}
         for k, run in enumerate(runs):
             fresh = {storage[name] for name in run.makes} - made
             made |= fresh
             bytes_ += self._sum(fresh)
             peak = max(peak, bytes_ + self._workspace(run.ops[0]))
             bytes_ -= self._sum(dies.get(k, ()))
-        sums = sum(map(self.tensor_bytes, work.accumulates))
-        copies = sums if first and self.plan.micro_batches > 1 else 0
+        copies = self._sum(collected) if first and self.plan.micro_batches > 1 else 0
         return Act(peak, 0, max(0, bytes_ + copies))
 
-    def _within(self, name: str, work: RegionWork) -> str:
-        """Inside of a region, what is summed over micro-batches is not summed yet."""
-        while name in self.source or name in work.accumulates:
+    def _within(self, name: str, shown: frozenset[str]) -> str:
+        """The storage of a tensor inside of a region.  shown: what has that of what it is made of,
+        and another one outside.
+        """
+        while name in self.source or name in shown:
             op = self.plan.graph.producer.get(name)
             name = self.source[name] if name in self.source else op.inputs[0]  # type: ignore[union-attr]
         return name

@@ -42,6 +42,7 @@ TARGETS: Mapping[Trait, tuple[str, ...]] = {
     Trait.IN_PLACE: ("flow.adamw", "flow.sgd", "flow.assign", "flow.ema", "flow.update_rows"),
     Trait.FUSED: ("flow.adamw", "flow.sgd"),
     Trait.PLAIN: (
+        "flow.accumulate",
         "flow.adamw",
         "flow.sgd",
         "flow.update_rows",

@@ -29,9 +29,15 @@ def snapshot(x: Tensor) -> Tensor:
     return x.clone()
 
 
-def accumulate(x: Tensor) -> Tensor:
-    """This micro-batch's addend; the runtime adds it to the accumulator."""
-    return x
+def accumulate(x: Tensor, before: Tensor | None = None, *, own: bool = False) -> Tensor:
+    """The sum of a tensor over the micro-batches so far.
+
+    before: the sum without this addend, to which it is added in place; None: this is the first.
+    own: the first is memory of its own, and becomes the sum.
+    """
+    if before is not None:
+        return before.add_(x)
+    return x if own else x.clone()
 
 
 def sumsq(x: Tensor) -> Tensor:

@@ -30,7 +30,17 @@ from flowrun.engine.ops.traits import Trait, has, is_engines
 from flowrun.engine.passes.layout import Layout
 from flowrun.engine.passes.layout_costs import Costs
 from flowrun.engine.passes.layout_homes import feed_home, variable_homes
-from flowrun.engine.passes.layout_search import Form, Forms, Problem, Solution, solve
+from flowrun.engine.passes.layout_search import (
+    ACTIVATION,
+    ROWS,
+    WEIGHT,
+    Form,
+    Forms,
+    Intent,
+    Problem,
+    Solution,
+    solve,
+)
 from flowrun.engine.passes.mirror import own_ops
 from flowrun.engine.passes.search_sbp import search_sbp
 from flowrun.engine.placement import Shape
@@ -134,7 +144,7 @@ class _Axis:
         self.whole |= {n for n, options in homes.items() if all(f[1] == B for f, _ in options)}
         rows = [self._rows(op) for op in ops]
         solution = solve(
-            Problem(ops, rows, known, homes, self.costs.box, self.costs.like, self._movable)
+            Problem(ops, rows, known, homes, self.costs.box, self.costs.like, self._intent)
         )
         for op, row in zip(ops, solution.rows, strict=True):
             ins, outs = self.layout.in_sbp[op.name], self.layout.out_sbp[op.name]
@@ -163,8 +173,11 @@ class _Axis:
             home = self.homes.get(of or tensor)
             self.layout.homes[tensor] = (*nd_sbp, home[1] if home else B)
 
-    def _movable(self, name: str) -> bool:
-        return name not in self.weights
+    def _intent(self, name: str) -> Intent:
+        if name in self.weights:
+            return WEIGHT
+        maker = self.layout.base.producer.get(name)
+        return ROWS if maker is not None and maker.target == "flow.collect" else ACTIVATION
 
     def _homes(self, name: str) -> list[tuple[Form, float]]:
         source = self.feeds.get(name) or self.variables[name]

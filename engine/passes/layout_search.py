@@ -7,8 +7,8 @@ ask for, each once, in the best order, perhaps by way of one that they could ask
 cost depends on a few choices alone, so it is a table, and elimination.py finds the choice for which
 the tables add up to least.
 
-Prices, in seconds, that make intent win over bytes: to gather a split activation undoes the
-division of work behind it, and a weight stays at home.
+Prices, in seconds, that make intent win over bytes (Intent): to gather a split activation undoes
+the division of work behind it, and a weight stays at home.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,12 +27,24 @@ from flowrun.engine.passes.elimination import Table, Values, minimise
 from flowrun.engine.sbp import Broadcast, Partial, Sbp, Split
 
 MOST_ORDERED = 4  # forms of one tensor whose boxings are tried in every order
-ACTIVATION_GATHER_S = 1.0
-WEIGHT_MOVE_S = 10.0
 
 Form = tuple[int, Sbp]  # (stage, SBP on the axis)
 Forms = frozenset[Form]
 Box = Callable[[Form, Form], float]  # seconds
+
+
+class Intent(NamedTuple):
+    """Seconds that it counts, beside its bytes, to gather a split tensor, or to split it otherwise
+    on its stage or another.
+    """
+
+    gather_s: float
+    move_s: float
+
+
+ACTIVATION = Intent(1.0, 0.0)
+WEIGHT = Intent(10.0, 10.0)
+ROWS = Intent(0.0, 0.0)  # of a table, looked up: bytes decide whether they or their sums travel
 
 
 class Like(Hashable, Protocol):
@@ -51,7 +63,7 @@ class Problem:
     homes: for a variable or feed not decided yet, its possible homes.
     box: seconds from one form to another of a tensor.
     like: of a tensor on one stage, all that boxings there depend on beside their SBPs.
-    movable: False for variables.
+    intent: of a tensor.
     """
 
     ops: Sequence[Op]
@@ -60,7 +72,7 @@ class Problem:
     homes: Mapping[str, Sequence[tuple[Form, float]]]
     box: Callable[[str, Form, Form], float]
     like: Callable[[str, int], Like]
-    movable: Callable[[str], bool]
+    intent: Callable[[str], Intent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +185,11 @@ def _fan_of(
     for.
     """
     stages = {form[0] for forms in (made, *asked) for each in forms for form in each}
-    movable = problem.movable(name)
+    intent = problem.intent(name)
     if len(stages) > 1:
-        return _fan(partial(problem.box, name), movable, made, asked)
+        return _fan(partial(problem.box, name), intent, made, asked)
     like, (made, *readers) = problem.like(name, *stages), map(_on_a_stage, (made, *asked))
-    return _fan_on_a_stage(like, movable, made, tuple(readers))
+    return _fan_on_a_stage(like, intent, made, tuple(readers))
 
 
 def _on_a_stage(forms: tuple[Forms, ...]) -> tuple[Forms, ...]:
@@ -186,7 +198,7 @@ def _on_a_stage(forms: tuple[Forms, ...]) -> tuple[Forms, ...]:
 
 @lru_cache(maxsize=1 << 12)
 def _fan_on_a_stage(
-    like: Like, movable: bool, made: tuple[Forms, ...], asked: tuple[tuple[Forms, ...], ...]
+    like: Like, intent: Intent, made: tuple[Forms, ...], asked: tuple[tuple[Forms, ...], ...]
 ) -> _Fan:
     """Of all tensors that are alike: those of repeated blocks, and of other layouts of the model.
     The stage is written 0.
@@ -195,10 +207,10 @@ def _fan_on_a_stage(
     def box(have: Form, wanted: Form) -> float:
         return like.seconds(have[1], wanted[1])
 
-    return _fan(box, movable, made, asked)
+    return _fan(box, intent, made, asked)
 
 
-def _fan(box: Box, movable: bool, made: Sequence[Forms], asked: Sequence[Sequence[Forms]]) -> _Fan:
+def _fan(box: Box, intent: Intent, made: Sequence[Forms], asked: Sequence[Sequence[Forms]]) -> _Fan:
     """See _fan_of."""
     certain: Forms = frozenset().union(*(forms[0] for forms in asked if len(set(forms)) == 1))
     choosing = [forms for forms in asked if len(set(forms)) > 1]
@@ -210,7 +222,7 @@ def _fan(box: Box, movable: bool, made: Sequence[Forms], asked: Sequence[Sequenc
 
     @cache
     def price(have: Form, wanted: Form) -> float:
-        return box(have, wanted) + _intent(have, wanted, movable)
+        return box(have, wanted) + _counts(have, wanted, intent)
 
     paid = {
         have: [_all(price, have, all_of - have) for all_of in there] for have in dict.fromkeys(made)
@@ -245,17 +257,13 @@ def _all(price: Callable[[Form, Form], float], have: Forms, missing: Forms) -> f
     return min(cost + _all(price, have | {form}, missing - {form}) for form, cost in firsts.items())
 
 
-def _intent(have: Form, wanted: Form, movable: bool) -> float:
+def _counts(have: Form, wanted: Form, intent: Intent) -> float:
     """What it adds to the seconds of a boxing."""
-    if (
-        have[0] == wanted[0]
-        and isinstance(have[1], Split)
-        and isinstance(wanted[1], Broadcast | Partial)
-    ):
-        return ACTIVATION_GATHER_S if movable else WEIGHT_MOVE_S
-    if not movable and isinstance(have[1], Split) and have[1] != wanted[1]:
-        return WEIGHT_MOVE_S
-    return 0.0
+    if not isinstance(have[1], Split):
+        return 0.0
+    if have[0] == wanted[0] and isinstance(wanted[1], Broadcast | Partial):
+        return intent.gather_s
+    return intent.move_s if have[1] != wanted[1] else 0.0
 
 
 def _forms(

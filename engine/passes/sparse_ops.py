@@ -1,9 +1,11 @@
 """sparse_ops: gradients of embedding tables as rows (part of the pass update_ops).
 
-A table whose gradient comes from look-ups alone has no dense gradient: ids and rows are collected
-over the micro-batches, rows of equal ids are summed, and the update changes those rows.  A step
-then costs the same for any number of rows in the table.  Done where fewer rows are looked up than
-there are, and where (Optimizer.sparse) it is the same as the dense update, or is asked for.
+Where the gradient of a table comes from look-ups alone, and fewer rows are looked up in a step than
+there are, ids and rows are collected over the micro-batches.  Where (Optimizer.sparse) it is the
+same as the dense update, or is asked for, rows of equal ids are summed, and the update changes
+those rows: a step then costs the same for any number of rows in the table.  Elsewhere the dense
+gradient is made of them once a step: no micro-batch fills a table with zeros and adds it to
+another, and ranks that divide the batch exchange rows where that is faster than to sum tables.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import BACKWARD, LogicalGraph, Op, Ref, Tensor, Variable
 from flowrun.engine.ops.signature import bind
 from flowrun.engine.passes.graph_builder import GraphBuilder
+from flowrun.engine.placement import BATCH_AXES
 from flowrun.engine.strategy import Optimizer, Strategy
 from flowrun.engine.update_trace import FED, is_elementwise, rests
 
@@ -54,9 +57,7 @@ def by_rows(
     Raises RecipeError for optim.sparse=lazy with an optimizer that mixes rows.
     """
     optimizer = strategy.optimizer
-    table = graph.tensors[variable.tensor].shape[0]
-    ids = sum(math.prod(graph.tensors[op.inputs[1]].shape) for op in lookups)
-    rows = ids * strategy.micro_batches
+    table, rows = _rows_of_a_step(graph, variable, lookups, strategy)
     lazy = optimizer.sparse == "lazy"
     if optimizer.sparse == "off" or not lookups or (rows >= table and not lazy):
         return False, ""
@@ -77,6 +78,31 @@ def by_rows(
         f"{variable.name}: at most {rows} of {table} rows are updated a step, those looked up; the "
         "same as the dense update"
     )
+
+
+def is_made_of_rows(
+    graph: LogicalGraph, variable: Variable, lookups: Sequence[Op], strategy: Strategy
+) -> bool:
+    """Whether the dense gradient of a table is made once a step, of the rows of its one look-up.
+
+    They are not split where the table is, but by samples: so there are to be fewer of them than of
+    the rows that a rank may hold of the table.
+    """
+    table, rows = _rows_of_a_step(graph, variable, lookups, strategy)
+    parts = math.prod(
+        strategy.parts(variable.stage, axis)
+        for axis, name in enumerate(strategy.axes)
+        if name not in BATCH_AXES
+    )
+    return len(lookups) == 1 and rows < table // parts
+
+
+def _rows_of_a_step(
+    graph: LogicalGraph, variable: Variable, lookups: Sequence[Op], strategy: Strategy
+) -> tuple[int, int]:
+    """Rows of the table, and those that a step looks up at most."""
+    ids = sum(math.prod(graph.tensors[op.inputs[1]].shape) for op in lookups)
+    return graph.tensors[variable.tensor].shape[0], ids * strategy.micro_batches
 
 
 def _what_moves(optimizer: Optimizer, variable: Variable) -> str:
@@ -135,6 +161,21 @@ def collect_rows(
         stage=variable.stage,
     )
     return unique, sums
+
+
+def dense_of_rows(builder: GraphBuilder, variable: Variable, lookup: Op, micro_batches: int) -> str:
+    """Ops that leave the dense gradient of a table, made of the rows of all micro-batches."""
+    table = builder.tensors[variable.tensor]
+    ids, rows = _collect(builder, lookup, f"/{variable.name}", table.dtype, micro_batches)
+    builder.drop_dead([lookup.name])
+    return builder.one(
+        f"grad/{variable.name}",
+        LOOKED_UP,
+        (Ref(rows), Ref(ids), table.shape[0], _padding(lookup), False),
+        like=table,
+        module=variable.name.rpartition(".")[0],
+        stage=variable.stage,
+    )
 
 
 def _collect(

@@ -16,7 +16,13 @@ from flowrun.engine.passes.clip_ops import clip_by_norm, clip_by_value
 from flowrun.engine.passes.graph_builder import GraphBuilder
 from flowrun.engine.passes.optimizer_ops import average, update
 from flowrun.engine.passes.scale_loss import check_gradients, scaled_tangent, unscale
-from flowrun.engine.passes.sparse_ops import by_rows, collect_rows, lookups_of
+from flowrun.engine.passes.sparse_ops import (
+    by_rows,
+    collect_rows,
+    dense_of_rows,
+    is_made_of_rows,
+    lookups_of,
+)
 from flowrun.engine.strategy import Strategy
 
 
@@ -39,6 +45,8 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         builder.notes += [note] if note else []
         if sparse:
             ids[v.name], summed[v.name] = collect_rows(builder, v, lookups, strategy.micro_batches)
+        elif is_made_of_rows(graph, v, lookups, strategy):
+            summed[v.name] = dense_of_rows(builder, v, lookups[0], strategy.micro_batches)
         else:
             summed[v.name] = _accumulate(builder, gradients[v.name], v)
     scaled, coefficient, squares = None, None, None

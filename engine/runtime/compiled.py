@@ -22,6 +22,7 @@ from flowrun.engine.runtime.pieces import Piece, split
 from flowrun.engine.runtime.program import Program
 from flowrun.engine.runtime.region_program import region_program
 from flowrun.engine.sbp import NdSbp
+from flowrun.engine.sums import sums_of
 
 Coordinate = tuple[int, ...]
 Strides = tuple[tuple[int, ...], ...]
@@ -129,6 +130,7 @@ class CompiledRegions:
             given = [
                 known.get(name) or self._row_major(name, stage, coordinate) for name in work.reads
             ]
+            given += [self._row_major(n, stage, coordinate) for n in sums_of(self.plan, work)]
             regions[actor.id], specs = self._region(program, given)
             for name, number in zip(work.makes, program.results, strict=False):
                 if name not in work.accumulates or self.plan.micro_batches == 1:

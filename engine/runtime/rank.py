@@ -6,7 +6,6 @@ Runs acts; knows no protocol, no clock, no other rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ from flowrun.engine.plan import (
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.readers import Batches, Readers, cut
 from flowrun.engine.runtime.transport import Layout, layout_of
+from flowrun.engine.sums import sums_of
 
 Values = list[torch.Tensor]
 Results = dict[str, Any]  # of a step, by name: a number, or a list with one of each rank
@@ -103,12 +103,14 @@ class Rank:
         self.sources: dict[int, tuple[_Source, ...]] = {}
         self.read: dict[int, tuple[_Port, ...]] = {}
         self.filled: dict[int, tuple[_Port, ...]] = {}
+        self.sums: dict[int, tuple[_Source, ...]] = {}  # those that a region adds to
         self._layouts: dict[int, list[Layout]] = {}
         self._own_variables(initial, there or {})
         for actor in plan.stage_actors(self.stage):
             self.sources[actor.id] = self._sources(actor)
             self.read[actor.id] = self._ports(actor, actor.inputs, ())
             self.filled[actor.id] = self._ports(actor, actor.outputs, makes_of(actor))
+            self.sums[actor.id] = self._sums(actor)
 
     # ------------------------------------------------------------------ set-up
 
@@ -180,6 +182,17 @@ class Rank:
             if not r.initial
         )
 
+    def _sums(self, actor: Actor) -> tuple[_Source, ...]:
+        """In the order of its program."""
+        if not isinstance(actor.work, RegionWork):
+            return ()
+        places = {
+            name: _Source(name, port.ring, position, port.every)
+            for port in self.filled[actor.id]
+            for position, name in enumerate(port.tensors)
+        }
+        return tuple(places[name] for name in sums_of(self.plan, actor.work))
+
     @property
     def most_live(self) -> dict[int, int]:
         """Register -> most versions that were there at once."""
@@ -209,7 +222,11 @@ class Rank:
         self.acts[actor.id] = act + 1
 
     def _region(self, actor: Actor, work: RegionWork, act: int) -> None:
-        inputs = self.inputs(actor, act)
+        inputs: list[Any] = self.inputs(actor, act)
+        inputs += [
+            ring.versions[act // every][position] if ring and act % every else None
+            for _, ring, position, every in self.sums[actor.id]
+        ]
         self.give_up(actor, act)
         made = self.kernels[actor.id](inputs)
         if work.updates:
@@ -227,34 +244,39 @@ class Rank:
                 ring.versions[act // every] = []
 
     def store(self, actor: Actor, act: int, made: Sequence[torch.Tensor]) -> None:
-        """Put what an act made, in the order of its work, into the slots of its registers; sums
-        over micro-batches are added in place, collected rows put one behind the other.
-        """
+        """Put what an act made, in the order of its work, into the slots of its registers."""
         for ring, every, num_readers, tensors, positions in self.filled[actor.id]:
             values = [made[k] for k in positions]
             version, part = divmod(act, every)
-            if part:
-                for total, value in zip(ring.versions[version], values, strict=True):
-                    if total.shape == value.shape:
-                        total.add_(value)
-                    else:
-                        total.narrow(0, part * len(value), len(value)).copy_(value)
-                if part == every - 1:  # products that are only added up lie as they come
-                    ring.versions[version] = [x.contiguous() for x in ring.versions[version]]
-                continue
             if every > 1:
-                values = list(map(self._begun, tensors, values, repeat(every)))
+                before = ring.versions.get(version, [None] * len(values))
+                values = [
+                    self._so_far(name, value, old, part, every)
+                    for name, value, old in zip(tensors, values, before, strict=True)
+                ]
             ring.versions[version] = values
-            ring.left[version] = num_readers
-            ring.most = max(ring.most, len(ring.versions))
+            if not part:
+                ring.left[version] = num_readers
+                ring.most = max(ring.most, len(ring.versions))
 
-    def _begun(self, name: str, part: torch.Tensor, acts: int) -> torch.Tensor:
-        """What the first of a step's values begins: a sum, or a row of parts (flow.collect)."""
+    def _so_far(
+        self,
+        name: str,
+        value: torch.Tensor,
+        before: torch.Tensor | None,
+        part: int,
+        parts: int,
+    ) -> torch.Tensor:
+        """What a step has of a tensor: a sum, to which the region has added, or rows of all
+        micro-batches, one behind the other (flow.collect).
+        """
         if self.plan.graph.producer[name].target != "flow.collect":
-            return part.clone()
-        total = part.new_empty((acts * len(part), *part.shape[1:]))
-        total.narrow(0, 0, len(part)).copy_(part)
-        return total
+            # products that are only added up lie as they come
+            return value.contiguous() if part == parts - 1 else value
+        if before is None:
+            before = value.new_empty((parts * len(value), *value.shape[1:]))
+        before.narrow(0, part * len(value), len(value)).copy_(value)
+        return before
 
     def release(self, actor: Actor, act: int) -> None:
         """An act has ended: drop the versions that it was the last to read."""

@@ -13,20 +13,21 @@ from flowrun.engine.ops import registry
 from flowrun.engine.ops.rowwise import on_matrix
 from flowrun.engine.ops.signature import Call, LocalView
 from flowrun.engine.ops.traits import Trait, has, is_view
+from flowrun.engine.ops.update import accumulate
 from flowrun.engine.placement import Shape, Slices, local_slices
 from flowrun.engine.plan import Plan, RegionWork
 from flowrun.engine.runtime.into import can_write
 from flowrun.engine.runtime.program import Line, Made, Program, Tile
 from flowrun.engine.runtime.transport import local_step
+from flowrun.engine.sums import only_summed, sums_of, taken_over
 from flowrun.engine.tile import rows_on_a_rank
 
 
 def region_program(
     plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]
 ) -> Program:
-    """reads -> makes, then the new values of `updates`; for the rank at a coordinate of a stage.
-
-    An output that is summed over micro-batches comes out as this act's addend.
+    """reads, then the sums so far (sums_of; None with the first micro-batch) -> makes, then the new
+    values of `updates`; for the rank at a coordinate of a stage.
     """
     return region_lines(plan, work, stage, coordinate)[0]
 
@@ -36,7 +37,8 @@ def region_lines(
 ) -> tuple[Program, tuple[tuple[Op, ...], ...]]:
     """The program, and the ops that each of its lines runs."""
     rank = _Rank(plan, plan.placements[stage].shape, coordinate)
-    writer = _Writer(rank, work, work.reads)
+    sums = sums_of(plan, work)
+    writer = _Writer(rank, work, (*work.reads, *map(_before, sums)), sums)
     ops: list[tuple[Op, ...]] = []
     for run, is_tile in work.runs:
         if is_tile:
@@ -51,14 +53,18 @@ def region_lines(
 class _Writer:
     """The lines so far, and the number of every tensor."""
 
-    def __init__(self, rank: _Rank, work: RegionWork, reads: Sequence[str]) -> None:
+    def __init__(
+        self, rank: _Rank, work: RegionWork, reads: Sequence[str], sums: Sequence[str] = ()
+    ) -> None:
         self.rank = rank
         self.work = work
+        self.sums = sums
         self.reads = self.count = len(reads)
         self.numbers = {name: k for k, name in enumerate(reads)}
         self.before = {new: old for old, new in work.updates}
         self.over = dict(work.overwrites)
-        self.summed = _only_summed(rank.plan, work)
+        self.summed = only_summed(rank.plan, work)
+        self.own = taken_over(rank.plan, work)
         self.lines: list[Line] = []
 
     def program(self, results: Iterable[str]) -> Program:
@@ -67,7 +73,7 @@ class _Writer:
 
     def op(self, op: Op) -> None:
         """A line, or none if the op hands its input on."""
-        call = self.rank.call(op)
+        call = self._added(op) if op.makes and op.makes[0] in self.sums else self.rank.call(op)
         if call is None:
             self.numbers[op.makes[0]] = self.numbers[op.inputs[0]]
             return
@@ -75,6 +81,11 @@ class _Writer:
         if op.makes and op.makes[0] in self.over and can_write(call.function):
             into = self.numbers[self.over[op.makes[0]]]
         self._line(op, call, into)
+
+    def _added(self, op: Op) -> Call:
+        """This micro-batch's addend, onto those before."""
+        (total,), own = op.makes, op.makes[0] in self.own
+        return Call(accumulate, (*op.args, Ref(_before(total))), (("own", own),))
 
     def tile(self, ops: Sequence[Op]) -> None:
         """One line for all of them."""
@@ -144,16 +155,9 @@ def _rows_of(name: str) -> str:
     return f"rows of {name}"
 
 
-def _only_summed(plan: Plan, work: RegionWork) -> frozenset[str]:
-    """Ops that a sum over micro-batches in the same region reads, and nothing else does."""
-    if plan.micro_batches == 1:
-        return frozenset()
-    made = {op.makes[0]: op.name for op in work.ops if len(op.makes) == 1}
-    sums = (op for op in work.ops if op.target == "flow.accumulate")
-    addends = (op.inputs[0] for op in sums)
-    return frozenset(
-        made[name] for name in addends if name in made and len(plan.graph.consumers[name]) == 1
-    )
+def _before(name: str) -> str:
+    """The sum of the micro-batches before."""
+    return f"{name} before"
 
 
 # ---- a rank's call -------------------------------------------------------------------------------

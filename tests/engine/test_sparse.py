@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from flowrun.engine.capture import Batch
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.graph import UPDATE, LogicalGraph
+from flowrun.engine.passes.form_regions import moves
+from flowrun.engine.passes.sparse_ops import LOOKED_UP
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.engine.sbp import B, S, Sbp
 from flowrun.engine.strategy import LossScale, Optimizer, Pin
@@ -284,6 +286,50 @@ def test_the_plan_says_how_many_rows_change() -> None:
         "deep.weight: at most 24 of 600 rows are updated a step, those looked up; the same as the "
         "dense update" in notes
     )
+
+
+# ---- a dense update, whose gradient is made of rows ----------------------------------------------
+
+DECAYED = replace(ADAMW, arguments=(*ADAMW.arguments[:-1], ("weight_decay", 0.1)), sparse="exact")
+TABLE = "deep.weight"
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)
+
+
+@ANY_CASE
+def test_a_table_whose_every_row_moves_trains_as_plain_torch(
+    layout: Layout, pins: dict[str, Sbp]
+) -> None:
+    graph = assert_follows(training(WIDE_DEEP, DECAYED, **pins), layout, adamw)
+    made = graph.producer[f"grad/{TABLE}"]
+    assert (made.target, made.phase) == (LOOKED_UP, UPDATE)
+
+
+@pytest.mark.parametrize("layout", [Layout(data=2), Layout(data=2, zero=2)], ids=str)
+def test_ranks_that_divide_the_batch_exchange_rows_of_a_large_table(layout: Layout) -> None:
+    large = partial(WideDeep, 100_000, FIELDS, NUMBERS, WIDTH, (8,))
+    graph = compiled_graph(training(large, DECAYED), layout)
+    boxed = {
+        (op.inputs[0], op.args[1].kind) for op in graph.ops if moves(op) and op.phase == UPDATE
+    }
+    assert (f"rows/{TABLE}", "all_gather") in boxed
+    assert f"grad/{TABLE}" not in {name for name, _ in boxed}
+
+
+def test_where_a_step_looks_up_as_many_rows_as_a_rank_may_hold_tables_are_summed() -> None:
+    """24 look-ups a step."""
+    for ids, parts, by_rows in ((25, 1, True), (24, 1, False), (49, 2, False), (50, 2, True)):
+        given = training(partial(WideDeep, ids, FIELDS, NUMBERS, WIDTH, (8,)), DECAYED)
+        graph = compiled_graph(given, Layout(tensor=parts))
+        assert (graph.producer[f"grad/{TABLE}"].target == LOOKED_UP) == by_rows
+
+
+def test_the_sum_of_two_look_ups_is_summed_as_a_table() -> None:
+    graph = compiled_graph(training(Shared, DECAYED), Layout())
+    assert graph.producer["grad/table.weight"].target == "flow.accumulate"
+    assert graph.producer["grad/tagged.weight"].target == LOOKED_UP
 
 
 # ---- where it would be something else ------------------------------------------------------------

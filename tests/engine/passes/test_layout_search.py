@@ -16,8 +16,8 @@ from flowrun.engine.cost.network import Link
 from flowrun.engine.graph import Op, Ref
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout_search import (
-    ACTIVATION_GATHER_S,
-    WEIGHT_MOVE_S,
+    ACTIVATION,
+    WEIGHT,
     Form,
     Forms,
     Problem,
@@ -65,7 +65,9 @@ def problems(draw: st.DrawFn) -> Problem:
     def like(name: str, stage: int) -> Sized:
         return Sized("", sizes[name])
 
-    return Problem(ops, rows, known, homes, box, like, lambda name: name not in weights)
+    return Problem(
+        ops, rows, known, homes, box, like, lambda name: WEIGHT if name in weights else ACTIVATION
+    )
 
 
 class Sized(NamedTuple):
@@ -158,10 +160,10 @@ class BruteForce:
 def priced(problem: Problem, name: str, have: Form, wanted: Form) -> float:
     """Boxing, with the price of undoing a split or of moving a weight."""
     cost = problem.box(name, have, wanted)
-    movable, split = problem.movable(name), isinstance(have[1], type(S(0)))
+    intent, split = problem.intent(name), isinstance(have[1], type(S(0)))
     if have[0] == wanted[0] and split and wanted[1] in (B, P):
-        return cost + (ACTIVATION_GATHER_S if movable else WEIGHT_MOVE_S)
-    return cost + (WEIGHT_MOVE_S if not movable and split and have[1] != wanted[1] else 0.0)
+        return cost + intent.gather_s
+    return cost + (intent.move_s if split and have[1] != wanted[1] else 0.0)
 
 
 # ---- facts ---------------------------------------------------------------------------------------
@@ -202,7 +204,9 @@ def residual(length: int, choose: random.Random) -> Problem:
         ops.append(Op(f"op{k}", "op", tuple(map(Ref, inputs)), outputs=(f"t{k}",)))
         legal = [Signature((sbp,) * len(inputs), (choose.choice(SBPS),)) for sbp in SBPS]
         rows.append([(row, 0.0) for row in legal])
-    return Problem(ops, rows, {"s0": frozenset({(0, B)})}, {}, box_4k, _alone, lambda name: True)
+    return Problem(
+        ops, rows, {"s0": frozenset({(0, B)})}, {}, box_4k, _alone, lambda name: ACTIVATION
+    )
 
 
 def box_4k(name: str, have: Form, wanted: Form) -> float:
@@ -217,7 +221,7 @@ def test_a_long_chain_costs_what_its_shortest_path_costs(seed: int) -> None:
     ops = [Op(f"op{k}", "op", (Ref(f"t{k - 1}"),), outputs=(f"t{k}",)) for k in range(200)]
     rows = [[(Signature((s,), (choose.choice(SBPS),)), 0.0) for s in SBPS] for _ in ops]
     problem = Problem(
-        ops, rows, {"t-1": frozenset({(0, B)})}, {}, box_4k, _alone, lambda name: True
+        ops, rows, {"t-1": frozenset({(0, B)})}, {}, box_4k, _alone, lambda name: ACTIVATION
     )
     cheapest = {(0, B): 0.0}
     for legal in rows:
@@ -253,7 +257,7 @@ def test_a_sum_over_many_branches_is_solved_exactly_branch_by_branch() -> None:
         ops.append(Op(f"update{k}", "op", (Ref(f"g{k}"), Ref("norm")), outputs=(f"w{k}",)))
         rows.append([(Signature((s, B), (s,)), 0.0) for s in (B, S(0))])
     known = {f"g{k}": frozenset({(0, P)}) for k in names}
-    found = solve(Problem(ops, rows, known, {}, box_4k, _alone, lambda name: True))
+    found = solve(Problem(ops, rows, known, {}, box_4k, _alone, lambda name: ACTIVATION))
     scatter, reduce = boxing_seconds(4096, (0, P), (0, S(0))), boxing_seconds(4096, (0, P), (0, B))
     assert found.exact
     assert found.cost == pytest.approx(60 * scatter + reduce)

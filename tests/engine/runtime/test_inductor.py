@@ -116,3 +116,17 @@ def test_a_host_without_compiler_is_told_what_to_write() -> None:
         pytest.raises(RecipeError, match=r"(?s)engine\.compiler.*Install g\+\+.*=eager"),
     ):
         require_compiler()
+
+
+def test_equal_results_have_memory_of_their_own() -> None:
+    """Each may become a sum over micro-batches (engine/sums.py)."""
+    lines = (
+        Line(Call(aten.mm.default, (Ref("0"), Ref("1"))), (2,), True),
+        Line(Call(aten.mm.default, (Ref("0"), Ref("1"))), (3,), True),
+        Line(Call(aten.sum.dim_IntList, (Ref("2"), (0,))), (4,), True),
+        Line(Call(aten.sum.dim_IntList, (Ref("2"), (0,))), (5,), True),
+    )
+    x, y = torch.randn(8, 5), torch.randn(5, 3)
+    code = compiled(Program(2, lines, (2, 3, 4, 5)), (Spec.of(x), Spec.of(y)), "cpu", 1)
+    made = code([x, y])
+    assert len({one.untyped_storage().data_ptr() for one in made}) == len(made)

@@ -1,0 +1,46 @@
+"""sums: what a region adds up over the micro-batches of a step.
+
+Its program adds where the addend is made, so that no addend waits for the end of an act: it is
+given the sum of the micro-batches before, and nothing with the first one.  Then the sum begins as
+the addend itself, if that is memory of its own, or else as a copy.
+"""
+
+from __future__ import annotations
+
+from flowrun.engine.overwrite import FRESH, SAME
+from flowrun.engine.plan import Plan, RegionWork
+
+
+def sums_of(plan: Plan, work: RegionWork) -> tuple[str, ...]:
+    """The sums that a program is given behind what it reads, in this order.
+
+    None of a step with one micro-batch: its addends are what the step hands on.
+    """
+    if plan.micro_batches == 1:
+        return ()
+    sums = {op.makes[0] for op in work.ops if op.target == "flow.accumulate"}
+    return tuple(name for name in work.accumulates if name in sums and name in work.makes)
+
+
+def taken_over(plan: Plan, work: RegionWork) -> frozenset[str]:
+    """The sums whose first addend is memory of its own that nothing else reads or keeps."""
+    made = {name: op for op in work.ops for name in op.makes}
+    written_over = {new for new, _ in work.overwrites}
+
+    def is_own(name: str) -> bool:
+        op = made.get(name)
+        if op is None or name in work.makes or len(plan.graph.consumers[name]) > 1:
+            return False
+        fresh = op.target in FRESH and name not in written_over
+        return fresh or (op.target in SAME and is_own(op.inputs[0]))
+
+    return frozenset(n for n in sums_of(plan, work) if is_own(made[n].inputs[0]))
+
+
+def only_summed(plan: Plan, work: RegionWork) -> frozenset[str]:
+    """Ops whose one result is added up in the same region, and read by nothing else."""
+    made = {op.makes[0]: op for op in work.ops if len(op.makes) == 1}
+    addends = (made[name].inputs[0] for name in sums_of(plan, work))
+    return frozenset(
+        made[name].name for name in addends if name in made and len(plan.graph.consumers[name]) == 1
+    )

@@ -1,0 +1,97 @@
+"""engine/sums.py: a sum over micro-batches begins as its first addend, where nobody else has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flowrun.engine.cost.footprint import Footprint
+from flowrun.engine.ops.update import accumulate
+from flowrun.engine.plan import Actor, Plan, RegionWork
+from flowrun.engine.runtime import region_program
+from flowrun.engine.sums import only_summed, sums_of, taken_over
+from support.layouts import Layout, compiled, run_plan
+from support.plain_loop import gpt
+
+GPT = gpt(blocks=1, width=16)
+
+
+def regions(plan: Plan) -> Iterator[tuple[Actor, RegionWork]]:
+    """Those that add something up."""
+    for actor in plan.actors:
+        if isinstance(actor.work, RegionWork) and sums_of(plan, actor.work):
+            yield actor, actor.work
+
+
+def test_a_sum_begins_as_a_copy_unless_the_first_addend_is_its_own() -> None:
+    first, second = torch.ones(3), torch.full((3,), 2.0)
+    copy, same = accumulate(first), accumulate(first, own=True)
+    assert same is first and copy is not first and torch.equal(copy, first)
+    assert accumulate(second, copy) is copy and copy.tolist() == [3.0] * 3
+    assert first.tolist() == [1.0] * 3
+
+
+def test_one_micro_batch_has_no_sums() -> None:
+    plan = compiled(gpt(blocks=1, width=16, micro_batches=1), Layout()).plan
+    assert list(regions(plan)) == []
+
+
+def test_gradients_of_products_become_the_sums() -> None:
+    plan = compiled(GPT, Layout()).plan
+    products = {
+        op.name
+        for op in plan.graph.ops
+        if op.target == "aten.mm.default"
+        and [reader.target for reader in plan.graph.consumers[op.makes[0]]] == ["flow.accumulate"]
+    }
+    taken = {
+        plan.graph.producer[plan.graph.producer[name].inputs[0]].name
+        for _, work in regions(plan)
+        for name in taken_over(plan, work)
+    }
+    assert products and products <= taken
+    assert products <= {name for _, work in regions(plan) for name in only_summed(plan, work)}
+
+
+def test_what_others_have_is_copied() -> None:
+    """A result that is kept, or lies in the memory of another tensor."""
+    plan = compiled(GPT, Layout()).plan
+    for _, work in regions(plan):
+        for name in taken_over(plan, work):
+            made = plan.graph.producer[plan.graph.producer[name].inputs[0]]
+            kept = replace(work, makes=(*work.makes, *made.makes))
+            assert name not in taken_over(plan, kept)
+        addends = {op.inputs[0] for op in work.ops if op.target == "flow.accumulate"}
+        over = replace(work, overwrites=tuple((n, "x") for op in work.ops for n in op.makes))
+        assert addends and taken_over(plan, over) == frozenset()
+
+
+def test_only_the_first_micro_batch_leaves_memory_behind() -> None:
+    plan = compiled(GPT, Layout()).plan
+    footprint = Footprint(plan, 0)
+    for actor, work in regions(plan):
+        first, later = (footprint.act(actor, frozenset(), first) for first in (True, False))
+        sums = sum(map(footprint.tensor_bytes, sums_of(plan, work)))
+        assert first.end - later.end == sums
+
+
+def test_nothing_is_copied_that_may_be_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[bool] = []
+
+    def watched(
+        x: torch.Tensor, before: torch.Tensor | None = None, *, own: bool = False
+    ) -> torch.Tensor:
+        made = accumulate(x, before, own=own)
+        if before is None:
+            copied.append(made is not x)
+            assert (made is x) == own
+        return made
+
+    plan = compiled(GPT, Layout()).plan
+    steps = len(GPT.batches)
+    monkeypatch.setattr(region_program, "accumulate", watched)
+    run_plan(GPT, plan, steps)
+    assert copied.count(False) == steps * sum(len(taken_over(plan, w)) for _, w in regions(plan))
