@@ -130,7 +130,8 @@ def test_lists_that_do_not_fit_the_model_are_refused(
 
 
 def test_more_stages_than_pieces_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"5 stages, but .* into 4 at most") as error:
+    wanted = r"5 stages are asked for, but .* into 4 pieces at most"
+    with pytest.raises(RecipeError, match=wanted) as error:
         split_stages(two_layers(), one_rank_stages(5))
     assert error.value.where == "placement.stages"
 
