@@ -123,17 +123,13 @@ class _Lowering:
                     made = tuple(f.tensor for f in feeds)
                     name = "step" if per_step else "batch"
                     phase = UPDATE if per_step else FORWARD
-                    chain = not per_step and self._needs_steps(feeds)
+                    fields = {feed.field for feed in feeds if not feed.field.startswith("@")}
+                    unprepared = bool(fields) and fields <= set(self.strategy.unprepared)
+                    chain = bool(fields) and bool(self.strategy.preparation) and not unprepared
                     source = self._prepared(stage, feeds) if chain else None
                     reads = (source,) if source else ()
-                    unprepared = bool(self.strategy.preparation) and not chain
                     work = FeedWork(feeds, source, unprepared)
                     self._add(Draft(name, READER, stage, phase, per_step, work, reads, made))
-
-    def _needs_steps(self, feeds: tuple[Feed, ...]) -> bool:
-        """Steps make some of the fields."""
-        fields = {feed.field for feed in feeds if not feed.field.startswith("@")}
-        return bool(self.strategy.preparation) and not fields <= set(self.strategy.unprepared)
 
     def _prepared(self, stage: int, feeds: tuple[Feed, ...]) -> str | None:
         """A chain of actors, one for each step that makes a sample; what the last of them makes.

@@ -38,8 +38,8 @@ class FeedWork:
     """Supplies batch fields (or @step) of one micro-batch, cut to what the rank holds, on its
     device.
 
-    source: the samples, where actors before have prepared them.  unprepared: actors would, but
-    these fields need no step.
+    source: the samples, where actors before have prepared them.  unprepared: these fields can be
+    had without the rest of their samples.
     """
 
     feeds: tuple[Feed, ...]

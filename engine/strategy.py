@@ -191,7 +191,8 @@ class Strategy:
         itself.
     blocking: axes whose collectives nothing computes beside (scheduler.py).
     fuses: where chains of elementwise ops are one kernel, and which; None: op after op.
-    unprepared: fields that need none of these steps: a stage that reads no other has no chain.
+    unprepared: fields that can be had without the rest of their samples: a stage that reads no
+        other makes no samples, and has no chain of those steps.
     shared_memory: all ranks exchange their messages there; hardware.link is that of such ranks.
     """
 

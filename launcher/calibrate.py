@@ -10,6 +10,7 @@ import itertools
 import os
 import pickle
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +41,7 @@ from flowrun.engine.runtime.links import Links
 
 SHARED, GLOO = "shared memory", "gloo"
 GROUPS = (2, 4)
+QUIET = 0.97  # of their cores, what processes get that compute beside no others
 THOROUGH = Sizes(
     products=(
         (128, 64, 64),
@@ -70,11 +72,25 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class OfRank:
+    """What one process measured.  had: of a core, while it timed its device."""
+
+    device: Sequence[Timed]
+    links: Sequence[Moved]
+    pace: float
+    had: float
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
-    """The profile, and the links as they were timed: (transport, Moved), of rank 0."""
+    """The profile, and the links as they were timed: (transport, Moved), of rank 0.
+
+    had: of their cores, what the processes got while they timed their devices.
+    """
 
     hardware: Hardware
     links: tuple[tuple[str, Moved], ...]
+    had: float
 
 
 def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int]) -> Calibration:
@@ -87,17 +103,20 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
     links: list[tuple[str, Moved]] = []
     levels = []
     paces: dict[int, float] = {}
+    had = 1.0
     for transport in transports:
         level = Level(taken=1.0, shared_memory=transport == SHARED)
         for ranks in groups:
             first = ranks == groups[0]
             paced = transport == transports[0]  # what carries messages does not matter
             session = Session(ranks, transport, device=first and paced, paced=paced)
-            of_devices, of_links, pace_of_ranks = _measured(session, sizes)
+            of_ranks = _measured(session, sizes)
+            of_links = of_ranks[0].links
             if session.paced:
-                paces[ranks] = pace_of_ranks
+                paces[ranks] = mean(each.pace for each in of_ranks)
             if session.device:
-                hardware = with_device(hardware, of_devices)
+                hardware = with_device(hardware, [one for each in of_ranks for one in each.device])
+                had = mean(each.had for each in of_ranks) / _share_of_core(ranks)
             if not level.shared_memory:
                 known = {**level.exchange_bytes, ranks: exchange_bytes(of_links)}
                 level = replace(level, exchange_bytes=known)
@@ -109,7 +128,7 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
             links += [(transport, moved) for moved in of_links]
         levels.append(level)
     hardware = replace(hardware, levels=tuple(levels), crowded_share=_crowded_share(paces))
-    return Calibration(hardware, tuple(links))
+    return Calibration(hardware, tuple(links), had)
 
 
 def _crowded_share(paces: Mapping[int, float]) -> float:
@@ -153,6 +172,18 @@ def show(found: Calibration, shipped: Hardware, console: Console) -> None:
             f"{foreseen * 1e6:,.0f} us" if is_used(moved, level) else "not used",
         )
     console.print(table)
+    say_if_busy(found, console)
+
+
+def say_if_busy(found: Calibration, console: Console) -> None:
+    """A note where others had some of the cores."""
+    if found.had < QUIET:
+        console.print(
+            f"note: other programs took {1 - found.had:.0%} of the cores meanwhile, so that this "
+            "profile foresees too long. Measure again when the machine is quiet.",
+            style="yellow",
+            highlight=False,
+        )
 
 
 Row = tuple[str, str, str]  # what, measured, shipped
@@ -221,17 +252,14 @@ def _transport(level: Level) -> str:
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def _measured(session: Session, sizes: Sizes) -> tuple[list[Timed], list[Moved], float]:
-    """(of the devices of all ranks, of the links as rank 0 saw them, the mean pace of a rank)."""
+def _measured(session: Session, sizes: Sizes) -> list[OfRank]:
     from torch.multiprocessing.spawn import start_processes
 
     with tempfile.TemporaryDirectory() as folder:
         start_processes(  # type: ignore[no-untyped-call]
             _rank, (session, sizes, folder), nprocs=session.ranks, start_method="fork"
         )
-        left = [pickle.loads(Path(folder, str(k)).read_bytes()) for k in range(session.ranks)]
-    devices = [timed for of_rank, _, _ in left for timed in of_rank]
-    return devices, left[0][1], mean(pace for _, _, pace in left)
+        return [pickle.loads(Path(folder, str(k)).read_bytes()) for k in range(session.ranks)]
 
 
 def _rank(rank: int, session: Session, sizes: Sizes, folder: str) -> None:
@@ -246,10 +274,12 @@ def _rank(rank: int, session: Session, sizes: Sizes, folder: str) -> None:
     )
     links = Links(rank, cpu, shared=session.transport == SHARED)
     dist.barrier()
+    begun, busy = time.perf_counter(), time.process_time()
     devices = device_times(cpu, sizes) if session.device else []
+    had = (time.process_time() - busy) / (time.perf_counter() - begun)
     moved = link_times(links, rank, range(session.ranks), sizes, session.transport == GLOO)
     dist.barrier()
-    left = devices, moved, pace(sizes.pace_s) if session.paced else 0.0
+    left = OfRank(devices, moved, pace(sizes.pace_s) if session.paced else 0.0, had)
     Path(folder, str(rank)).write_bytes(pickle.dumps(left))
     dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
     links.close()

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from flowrun.engine.errors import RecipeError
 from flowrun.models.data.stacked import batch_of, many_at_once
-from flowrun.models.data.steps import preparation
+from flowrun.models.data.steps import preparation, unprepared
 
 _WRITE = {
     "stacked": "It returns {field: tensor (B, …)}, the items of the indices (B,) in their order.",
@@ -34,6 +34,24 @@ def check_items(data: Any) -> None:
         if wrong:
             called = f"{type(data).__name__}.{method}, given the indices 0 and 1,"
             raise RecipeError("data._target_", f"{called} {wrong}", _WRITE[method])
+    for field, name in unprepared(data).items():
+        _check_alone(data, item, field, name)
+
+
+def _check_alone(data: Any, item: Mapping[str, Tensor], field: str, name: str) -> None:
+    """What makes a field of the index alone makes that of the item.  Raises RecipeError."""
+    try:
+        alone = getattr(data, name)(0)
+        fact = f"makes {alone!r}; the item's {field!r} is {item.get(field)!r}."
+        right = field in item and torch.equal(alone, item[field])
+    except Exception as error:
+        fact, right = f"failed: {type(error).__name__}: {error}.", False
+    if not right:
+        raise RecipeError(
+            "data._target_",
+            f"{type(data).__name__}.{name}, which `unprepared` names, given the index 0, {fact}",
+            "It returns what the item of that index has in the field.",
+        )
 
 
 def _wrong(data: Any, expected: Mapping[str, Tensor]) -> str:

@@ -82,7 +82,7 @@ class Sampler:
         ]
 
     def at_once(self, step: int, micro_batch: int, rows: slice) -> Batch:
-        """The fields that need no step."""
+        """The fields that can be had without the rest of their samples."""
         chosen = self._chosen(step, micro_batch, rows).tolist()
         return {
             field: default_collate([getattr(self.data, method)(index) for index in chosen])

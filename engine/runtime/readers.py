@@ -20,7 +20,9 @@ Batches = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
 
 
 class Samples(Protocol):
-    """Batches whose samples are made in steps, each by an actor of its own."""
+    """Batches whose samples are made in steps, each by an actor of its own, or of which some fields
+    can be had alone.
+    """
 
     def prepare(
         self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
@@ -28,7 +30,7 @@ class Samples(Protocol):
         """The samples after the step `name`; None: before the first."""
 
     def at_once(self, step: int, micro_batch: int, rows: slice) -> Mapping[str, torch.Tensor]:
-        """The fields that need no step (Strategy.unprepared)."""
+        """The fields that can be had alone (Strategy.unprepared)."""
 
     def collate(self, samples: list[Any]) -> Mapping[str, torch.Tensor]:
         """The batch of samples that are ready."""

@@ -75,7 +75,7 @@ def key_of(run: Run) -> Key:
 
 
 def lines(suite: Suite, records: Sequence[Record]) -> tuple[Line, ...]:
-    """A line for each run of a round that was asked for, in order."""
+    """A line for each run of a round, in order: what efficiency is counted from too."""
     return tuple(_lines(suite, records))
 
 
@@ -84,8 +84,6 @@ def _lines(suite: Suite, records: Sequence[Record]) -> Iterator[Line]:
     for record in records:
         by_key.setdefault(record.key, {})[record.round] = record.sample
     for run in round_of(suite):
-        if run.experiment not in suite.rows:
-            continue  # ran for efficiency alone
         experiment, found = suite.experiments[run.experiment], by_key.get(key_of(run), {})
         well = {number: sample for number, sample in found.items() if not sample.problem}
         reasons = [sample.problem for sample in found.values() if sample.problem]

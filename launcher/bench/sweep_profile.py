@@ -25,7 +25,9 @@ def measured(suite: Suite, folder: Path, console: Console) -> tuple[Suite, str]:
     No step is timed: ops are, one by one, and transfers between processes.
     """
     console.print("measuring this machine …", highlight=False)
-    found = calibrate.calibrate(shipped("cpu"), NAME, calibrate.THOROUGH, calibrate.GROUPS).hardware
+    machine = calibrate.calibrate(shipped("cpu"), NAME, calibrate.THOROUGH, calibrate.GROUPS)
+    calibrate.say_if_busy(machine, console)
+    found = machine.hardware
     for name in suite.rows:
         console.print(f"measuring the ops of {name} …", highlight=False, markup=False)
         found = with_ops(found, list(recipes_timed(suite, name)))

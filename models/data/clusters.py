@@ -4,7 +4,7 @@ faces), or plain features.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ class ImageClusters(StackedDataset):
     spread: size of what is the sample's own, over what is the class's.
     """
 
+    unprepared: ClassVar = {"labels": "label"}
+
     def __init__(
         self, classes: int, samples: int, size: int = 32, spread: float = 1.0, seed: int = 0
     ) -> None:
@@ -34,6 +36,10 @@ class ImageClusters(StackedDataset):
 
     def __len__(self) -> int:
         return self.samples
+
+    def label(self, index: int) -> Tensor:
+        """() int64: the class of a sample."""
+        return torch.tensor(index % self.classes)
 
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
         """All patterns are drawn large at once: those of the classes, then the samples' own."""

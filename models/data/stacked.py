@@ -6,8 +6,8 @@ A batch of 1024 samples made one by one takes 3 to 7 ms of Python, in a thread b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,12 @@ from torch.utils.data import Dataset, default_collate
 
 
 class StackedDataset(Dataset[dict[str, Tensor]], ABC):
-    """A map-style data set that writes `stacked` and `__len__`; its items follow from them."""
+    """A map-style data set that writes `stacked` and `__len__`; its items follow from them.
+
+    unprepared: field -> the method that makes it of the index alone (models/data/steps.py).
+    """
+
+    unprepared: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def __len__(self) -> int:

@@ -54,7 +54,9 @@ def preparation(data: Any) -> tuple[Step, ...]:
 
 
 def unprepared(data: Any) -> Mapping[str, str]:
-    """Fields that need no step, each with the method that makes it."""
+    """Fields that can be had without the rest of their samples, each with the method that makes it
+    of the index alone.
+    """
     found: Mapping[str, str] = getattr(data, "unprepared", {})
     return found
 

@@ -66,6 +66,15 @@ def test_a_stage_that_reads_labels_alone_does_no_step() -> None:
     assert data.done == dict.fromkeys(CHAIN, 16 * STEPS)
 
 
+def test_a_stage_that_reads_labels_alone_makes_no_samples() -> None:
+    data, made = Noisy(), plan(Layout(stages=2), chain=False)
+    readers = [a.work for a in made.actors if isinstance(a.work, FeedWork) and not a.per_step]
+    assert [work.unprepared for work in readers] == [False, True]
+    found = VirtualCluster(made, sampler(data), initial(TINY_MLP)).run(STEPS)
+    assert [result["loss"] for result in found] == losses(at_once(Layout(stages=2)))
+    assert data.done == dict.fromkeys(CHAIN, 16 * STEPS)
+
+
 def test_bytes_between_the_steps_are_those_of_the_samples_of_a_rank() -> None:
     made = plan(Layout(data=2))
     held = TINY_MLP.micro_batch // 2

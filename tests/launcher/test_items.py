@@ -112,3 +112,19 @@ def test_items_that_are_no_dicts_are_refused() -> None:
     data = with_method("__getitem__", lambda index: (X[index], index))
     with pytest.raises(RecipeError, match="items are tuple, not dicts of tensors"):
         check_items(data)
+
+
+ALONE: dict[str, tuple[dict[str, str], str]] = {
+    "another value": ({"x": "next"}, "makes tensor([2., 3.]); the item's 'x' is tensor([0., 1.])."),
+    "no such field": ({"y": "next"}, "the item's 'y' is None."),
+    "no such method": ({"x": "none"}, "failed: AttributeError: "),
+}
+
+
+@pytest.mark.parametrize(("unprepared", "fact"), ALONE.values(), ids=ALONE)
+def test_a_field_made_alone_is_the_item_s(unprepared: dict[str, str], fact: str) -> None:
+    data = with_method("next", lambda index: X[index + 1])
+    data.unprepared = unprepared  # type: ignore[attr-defined]
+    with pytest.raises(RecipeError) as error:
+        check_items(data)
+    assert fact in str(error.value) and "which `unprepared` names" in str(error.value)

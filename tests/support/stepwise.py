@@ -74,8 +74,9 @@ STEPWISE_MLP = Stepwise(**{f.name: getattr(TINY_MLP, f.name) for f in fields(TIN
 
 
 @lru_cache
-def plan(layout: Layout) -> Plan:
+def plan(layout: Layout, chain: bool = True) -> Plan:
     wanted = strategy(TINY_MLP, layout)
-    steps = tuple(Preparation(s.name, s.seconds, s.num_bytes) for s in Noisy().steps)
+    named = Noisy().steps if chain else ()
+    steps = tuple(Preparation(s.name, s.seconds, s.num_bytes) for s in named)
     wanted = replace(wanted, preparation=steps, unprepared=tuple(Noisy.unprepared))
     return compile_training(task(TINY_MLP), example(TINY_MLP), wanted).plan

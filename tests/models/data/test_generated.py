@@ -68,7 +68,11 @@ def test_photographs_are_windows_of_their_quarter() -> None:
     assert not torch.equal(data[1]["images"], item["images"])
 
 
-def test_labels_of_photographs_need_no_decoding() -> None:
-    data = Photographs(samples=16)
+@pytest.mark.parametrize(
+    "data",
+    [Photographs(samples=16), ImageClusters(classes=5, samples=16, size=8)],
+    ids=lambda data: type(data).__name__,
+)
+def test_labels_of_images_need_no_images(data: Photographs | ImageClusters) -> None:
     method = getattr(data, data.unprepared["labels"])
     assert [method(k).item() for k in range(16)] == [data[k]["labels"].item() for k in range(16)]
