@@ -96,7 +96,8 @@ def note(result: Searched) -> str:
     proof = "proved least" if found.gap == 0.0 else f"at most {found.gap:.1%} above the least"
     if found.bound <= 0.0:
         proof = "not proved least"
-    text = f"auto: the layout takes {result.seconds * 1e3:.1f} ms of compute and boxings, {proof}"
+    text = f"auto: the layout takes {result.seconds * 1e3:.1f} ms by the search's own account, "
+    text += f"op by op and boxing by boxing: {proof}"
     if result.byte_s:
         text += f"; held bytes weighed in, {result.bytes / 1e6:.0f} MB"
     return text
