@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 
 from flowrun.engine.draft import Draft
-from flowrun.engine.plan import BOX
+from flowrun.engine.plan import BOX, REGION
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,16 @@ class Throttle:
         return min(self._first_reader(r) if self.drafts[r].kind == BOX else r for r in readers)
 
     def _source(self, k: int) -> int | None:
-        """The region that made what is boxed, maybe in several steps.  None: it is a weight, such
-        as a convolution's weight gradient reads.
+        """The last region of those that made what is boxed, maybe in several steps.  None: no
+        region did.  It is a weight, such as a convolution's weight gradient reads, or comes from
+        another stage, whose send may wait for what this stage does later: to hold that back would
+        stop both.
         """
-        while self.drafts[k].kind == BOX:
-            makers = [self.maker[name] for name in self.drafts[k].reads if name in self.maker]
-            if not makers:
-                return None
-            k = max(makers)
-        return k
+        draft = self.drafts[k]
+        if draft.kind != BOX:
+            return k if draft.kind == REGION else None
+        makers = {self.maker[name] for name in draft.reads if name in self.maker}
+        return max((s for s in map(self._source, makers) if s is not None), default=None)
 
     def _by_phase(
         self, chosen: Callable[[int], bool], region_of: Callable[[int], int | None]
