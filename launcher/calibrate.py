@@ -11,7 +11,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from flowrun.engine.cost.calibrated import (
     Moved,
     Timed,
     as_yaml,
-    digits,
+    crowded_share,
     exchange_bytes,
     is_used,
     level_of,
@@ -35,7 +35,7 @@ from flowrun.engine.cost.calibrated import (
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.network import Level
 from flowrun.engine.runtime import heap, neighbours
-from flowrun.engine.runtime.calibration import Sizes, device_times, link_times, pace
+from flowrun.engine.runtime.calibration import Sizes, device_times, link_times, paces
 from flowrun.engine.runtime.core import keep_to_a_core
 from flowrun.engine.runtime.links import Links
 
@@ -55,14 +55,15 @@ THOROUGH = Sizes(
     stream_bytes=1 << 24,
     moved_bytes=(1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23),
     trials=15,
-    pace_s=1.0,
+    pace_s=0.5,
+    pace_rounds=5,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """What some processes measure together.  device: that of a rank too, before the links.  paced:
-    how fast they compute side by side, behind them.
+    how fast they compute side by side, behind them; they are more than cores.
     """
 
     ranks: int
@@ -77,7 +78,7 @@ class OfRank:
 
     device: Sequence[Timed]
     links: Sequence[Moved]
-    pace: float
+    paces: Sequence[tuple[float, float]]
     had: float
 
 
@@ -102,18 +103,19 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
     hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
     links: list[tuple[str, Moved]] = []
     levels = []
-    paces: dict[int, float] = {}
-    had = 1.0
+    had, crowded = 1.0, 1.0
     for transport in transports:
         level = Level(taken=1.0, shared_memory=transport == SHARED)
         for ranks in groups:
             first = ranks == groups[0]
-            paced = transport == transports[0]  # what carries messages does not matter
-            session = Session(ranks, transport, device=first and paced, paced=paced)
+            once = transport == transports[0]  # what carries messages does not matter
+            paced = once and _share_of_core(ranks) < 1
+            session = Session(ranks, transport, device=first and once, paced=paced)
             of_ranks = _measured(session, sizes)
             of_links = of_ranks[0].links
             if session.paced:
-                paces[ranks] = mean(each.pace for each in of_ranks)
+                share = crowded_share([each.paces for each in of_ranks], os.cpu_count() or 1)
+                crowded = min(crowded, share)
             if session.device:
                 hardware = with_device(hardware, [one for each in of_ranks for one in each.device])
                 had = mean(each.had for each in of_ranks) / _share_of_core(ranks)
@@ -127,19 +129,8 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
                 level = replace(level, crowded_latency_s=fitted.latency_s)
             links += [(transport, moved) for moved in of_links]
         levels.append(level)
-    hardware = replace(hardware, levels=tuple(levels), crowded_share=_crowded_share(paces))
+    hardware = replace(hardware, levels=tuple(levels), crowded_share=crowded)
     return Calibration(hardware, tuple(links), had)
-
-
-def _crowded_share(paces: Mapping[int, float]) -> float:
-    """paces: of a rank, by the number of ranks; 1 where all have a core each."""
-    first, *others = sorted(paces)
-    shares = [
-        paces[ranks] / (paces[first] * _share_of_core(ranks))
-        for ranks in others
-        if _share_of_core(ranks) < 1
-    ]
-    return digits(min(1.0, *shares)) if shares else 1.0
 
 
 def _share_of_core(ranks: int) -> float:
@@ -279,7 +270,10 @@ def _rank(rank: int, session: Session, sizes: Sizes, folder: str) -> None:
     had = (time.process_time() - busy) / (time.perf_counter() - begun)
     moved = link_times(links, rank, range(session.ranks), sizes, session.transport == GLOO)
     dist.barrier()
-    left = OfRank(devices, moved, pace(sizes.pace_s) if session.paced else 0.0, had)
+    cores, pace = os.cpu_count() or 1, (sizes.pace_s, sizes.pace_rounds)
+    left = OfRank(
+        devices, moved, paces(rank, cores, *pace, dist.barrier) if session.paced else (), had
+    )
     Path(folder, str(rank)).write_bytes(pickle.dumps(left))
     dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
     links.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
-from statistics import median
+from statistics import fmean, median
 
 from flowrun.engine.boxing import ALL_REDUCE, EXCHANGE
 from flowrun.engine.cost.hardware import Hardware, Products
@@ -124,6 +124,20 @@ def exchange_bytes(moved: Sequence[Moved]) -> int:
         )
 
     return min((0, *sorted(ways[EXCHANGE])), key=together)
+
+
+def crowded_share(paces: Sequence[Sequence[tuple[float, float]]], cores: int) -> float:
+    """Of the speed of its share of a core, what a rank reaches among more ranks than cores.
+
+    paces: of every rank, in each round beside all and beside one a core (0: stood aside); rounds
+    are compared one by one.
+    """
+    share = min(1.0, cores / len(paces))
+    rounds = [
+        fmean(crowded for crowded, _ in each) / (fmean(a for _, a in each if a) * share)
+        for each in zip(*paces, strict=True)
+    ]
+    return digits(min(1.0, median(rounds)))
 
 
 def is_used(moved: Moved, level: Level) -> bool:

@@ -55,7 +55,7 @@ class Sizes:
 
     products: (tokens, in, out) of each; dtypes: names, of DTYPES.  stream_bytes: of each of three
     vectors.  moved_bytes: of the tensors that are moved.  trials: of each.  pace_s: for
-    how long ranks compute side by side.
+    how long ranks that are more than cores compute at a time; pace_rounds: how often.
     """
 
     products: tuple[tuple[int, int, int], ...]
@@ -64,6 +64,7 @@ class Sizes:
     moved_bytes: tuple[int, ...]
     trials: int
     pace_s: float
+    pace_rounds: int
 
 
 def device_times(device: torch.device, sizes: Sizes) -> list[Timed]:
@@ -135,18 +136,40 @@ def _timed(what: str, probe: Probe, trials: int) -> Timed:
     return Timed(what, probe.work, taken)
 
 
-def pace(seconds: float) -> float:
-    """How often a second this rank runs all probes of single ops, for so long at least.  Ranks that
-    share a core do so in turns, and find another's tensors in its caches.
+def paces(
+    rank: int, cores: int, seconds: float, rounds: int, meet: Callable[[], object]
+) -> list[tuple[float, float]]:
+    """How often a second this rank runs all probes of single ops, so many times in turn: beside all
+    ranks, and beside one a core (0 of those that stand aside then).  Ranks that share a core take
+    turns, and find another's tensors in its caches; a slow minute of the machine hits both.
+
+    seconds: of each, at least.  meet: returns when all ranks have called it.
     """
     probes = [*itertools.chain(*convolution_probes()), *element_probes().values()]
     sets = [(probe.run, probe.tensors()) for probe in probes]
-    begin, passes = time.perf_counter(), 0
-    while passes < 2 or time.perf_counter() - begin < seconds:
+
+    def once() -> None:
         for run, tensors in sets:
             run(*tensors)
-        passes += 1
-    return passes / (time.perf_counter() - begin)
+
+    once()  # the library makes its kernels
+    found = []
+    for _ in range(rounds):
+        meet()
+        crowded = _pace(once, seconds)
+        meet()
+        found.append((crowded, _pace(once, seconds) if rank < cores else 0.0))
+    return found
+
+
+def _pace(once: Callable[[], object], seconds: float) -> float:
+    """Calls a second; with one more at the end, beside which slower ranks end theirs."""
+    begin, calls, spent = time.perf_counter(), 0, 0.0
+    while not calls or spent < seconds:
+        once()
+        calls, spent = calls + 1, time.perf_counter() - begin
+    once()
+    return calls / spent
 
 
 def link_times(

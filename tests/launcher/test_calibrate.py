@@ -23,6 +23,7 @@ SMALL = Sizes(
     moved_bytes=(1 << 8, 1 << 22),
     trials=3,
     pace_s=0.0,
+    pace_rounds=1,
 )
 
 

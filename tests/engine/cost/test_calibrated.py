@@ -11,6 +11,7 @@ from flowrun.engine.cost.calibrated import (
     Moved,
     Timed,
     as_yaml,
+    crowded_share,
     curve,
     exchange_bytes,
     is_used,
@@ -132,3 +133,14 @@ def test_a_profile_is_plain_yaml() -> None:
     assert tree["name"] == "mine"
     assert tree["fp32"]["share"] == list(Hardware().fp32.share)
     assert tree["levels"][0]["bytes_per_s"] == 1.5e9
+
+
+def test_ranks_in_a_crowd_are_compared_with_one_a_core_round_by_round() -> None:
+    """4 ranks on 2 cores: of half a core each reaches 0.8 of its speed, in a slow round too; one
+    round was disturbed.
+    """
+    rounds = [(4.0, 10.0), (2.0, 5.0), (1.0, 10.0)]
+    aside = [(crowded, 0.0) for crowded, _ in rounds]
+    assert crowded_share([rounds, rounds, aside, aside], cores=2) == 0.8
+    assert crowded_share([[(9.0, 9.0)], [(9.0, 9.0)]], cores=2) == 1.0
+    assert crowded_share([[(6.0, 10.0)], [(6.0, 0.0)]], cores=1) == 1.0  # never faster than alone
