@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import default_rng  # here: numpy would load it at first use, and lose a Ctrl-C
 from torch import Tensor
 
 
@@ -36,4 +37,4 @@ def held_out_indices(numbers: range, held_out: int, num_samples: int) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, num_samples: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng((seed, epoch)).permutation(num_samples)
+    return default_rng((seed, epoch)).permutation(num_samples)
