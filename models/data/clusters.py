@@ -39,7 +39,7 @@ class ImageClusters(StackedDataset):
 
     def label(self, index: int) -> Tensor:
         """() int64: the class of a sample."""
-        return torch.tensor(index % self.classes)
+        return torch.tensor(index % self.classes, device="cpu")
 
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
         """All patterns are drawn large at once: those of the classes, then the samples' own."""
