@@ -3,9 +3,8 @@
 One rank stands for all ranks of its stage (they differ only by coordinate), so the cost is flat in
 the number of ranks.  A rank computes one act at a time.  Collectives and messages run beside, over
 a link for each level of the network and direction (flights.py); what they take of compute meanwhile
-makes acts longer.  What makes batches ready runs beside too, each actor on a core of its own.  A
-transfer ends when both ends have posted it.  Where ranks are more than cores, those that compute
-share them (crowd.py).
+makes acts longer.  What makes batches ready runs beside too.  A transfer ends when both ends have
+posted it.  Where cores are fewer than what wants them, they are shared (crowd.py).
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Clock:
         self.computing = [False] * len(self.ranks)
         self.began: dict[int, float] = {}  # actor -> when the act under way began
         self.flights = Flights(plan, quantum)
-        self.crowd = Crowd(plan, quantum) if plan.core < 1 else None
+        self.crowd = Crowd(plan, quantum) if Crowd.forms(plan) else None
         self.posted: dict[tuple[int, int], int] = {}  # (channel, act) -> the actor that waits
         self.heap: list[tuple[float, int, tuple[int, ...]]] = []
         self.begun = 0  # acts and transfers so far: what ends at once, ends in this order
@@ -90,6 +89,9 @@ class Clock:
         self.left = [sum(map(plan.acts_per_step, plan.actors))] * last  # acts of each step
         self.memory = [Live(plan, stage) for stage in range(len(self.ranks))] if observed else []
         self._computes = [computes(actor) for actor in plan.actors]
+        self._crowded = [
+            each or actor.beside for each, actor in zip(self._computes, plan.actors, strict=True)
+        ]
         self.stage_of = [actor.stage for actor in plan.actors]
         self.acts = list(map(plan.acts_per_step, plan.actors))
         self.period = Period(self) if shortly else None
@@ -157,23 +159,22 @@ class Clock:
         if self.observed:
             self.memory[stage].begin(actor, act)
         self._run(actor, self.now)
-        if self.crowd and self._computes[actor]:
-            self.crowd.begin(stage, self.seconds[actor], self.now)
+        if self.crowd and self._crowded[actor]:
+            self.crowd.begin(actor, self.seconds[actor], self.now)
 
     def _lengthen(self, actors: tuple[int, ...], more: float) -> None:
         self._push(self.now + more, actors)
         if self.crowd:
-            self.crowd.lengthen(self.stage_of[actors[0]], more, self.now)
+            self.crowd.lengthen(actors[0], more, self.now)
 
     def _share(self) -> None:
         """Acts have begun or ended, all of them now: the others end later or sooner."""
         if not self.crowd:
             return
         ends = self.crowd.ends()
-        for k, (end, begun, actors) in enumerate(self.heap):
-            if self._computes[actors[0]]:
-                end = ends[self.stage_of[actors[0]]]
-                self.heap[k] = end, begun, actors
+        for k, (_, begun, actors) in enumerate(self.heap):
+            if actors[0] in ends:
+                self.heap[k] = ends[actors[0]], begun, actors
         heapq.heapify(self.heap)
 
     def _run(self, actor: int, start: float, also: tuple[int, ...] = ()) -> None:
@@ -213,8 +214,8 @@ class Clock:
         rank = self.ranks[stage]
         if self._computes[actor]:
             self.computing[stage] = False
-            if self.crowd:
-                self.crowd.end(stage, self.now)
+        if self.crowd and self._crowded[actor]:
+            self.crowd.end(actor, self.now)
         act, began = rank.acts[actor], self.began.pop(actor)
         if self.observed:
             self.memory[stage].end(actor, act)

@@ -100,6 +100,7 @@ class _Lowering:
             notes=self.graph.notes,
             shared_memory=self.strategy.shared_memory,
             core=self.strategy.hardware.core,
+            cores=self.strategy.hardware.cores,
             own_messages=self.strategy.hardware.own_messages,
             workspace=self.strategy.hardware.workspace,
             blocking=tuple(map(self.strategy.axes.index, self.strategy.blocking)),

@@ -7,6 +7,7 @@ lower.py; run by rehearsal.py and runtime/.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -197,7 +198,7 @@ class Plan:
     order: (stage, axis) -> the order in which collectives of that group are issued within a step,
         as (actor, act of the step); found by the rehearsal, the same on all ranks of the group.
     shared_memory: messages lie in memory that the ranks share; what they take of it is counted so.
-    core: see Hardware.core.  own_messages, workspace: see Hardware.
+    core, cores, own_messages, workspace: see Hardware.
     blocking: axes whose collectives take turns with compute; their order is one, that of the first.
     """
 
@@ -212,6 +213,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     shared_memory: bool = False
     core: float = 1.0
+    cores: float = math.inf
     own_messages: bool = False
     workspace: Mapping[str, float] = field(default_factory=dict, hash=False)
     blocking: tuple[int, ...] = ()

@@ -193,6 +193,7 @@ class Strategy:
     fuses: where chains of elementwise ops are one kernel, and which; None: op after op.
     unprepared: fields that can be had without the rest of their samples: a stage that reads no
         other makes no samples, and has no chain of those steps.
+    sample_s: of making a sample at once, foreseen: time on one core.
     shared_memory: all ranks exchange their messages there; hardware.link is that of such ranks.
     """
 
@@ -217,6 +218,7 @@ class Strategy:
     fuses: Fusion | None = None
     preparation: tuple[Preparation, ...] = ()
     unprepared: tuple[str, ...] = ()
+    sample_s: float = 0.0
     hardware: Hardware = field(default_factory=Hardware)
     shared_memory: bool = False
 

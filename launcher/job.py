@@ -33,7 +33,7 @@ from flowrun.launcher.profile import rank_hardware, shares_memory
 from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, Recipe
 from flowrun.launcher.segments import Segment, segments
 from flowrun.models.data.stacked import batch_of
-from flowrun.models.data.steps import apply, preparation, unprepared
+from flowrun.models.data.steps import apply, preparation, sample_seconds, unprepared
 from flowrun.models.sampling import held_out_indices, sample_indices
 
 Batch = Mapping[str, torch.Tensor]
@@ -167,6 +167,7 @@ class Job:
             strategy_of(recipe),
             preparation=self._preparation(),
             unprepared=tuple(unprepared(self.data)),
+            sample_s=sample_seconds(self.data),
         )
         self.example = self.sampler(0, 0, slice(0, recipe.micro_batch_size))
         self.task = Task(

@@ -42,8 +42,11 @@ def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
     hardware = replace(hardware, levels=levels)
     if hardware.device != CPU or launch.name != "local":
         return hardware
-    slowed = hardware.slowed(min(1.0, (os.cpu_count() or 1) / (ranks * launch.threads)))
-    return slowed if launch.nnodes == 1 else replace(slowed, core=1.0)  # the clock knows one host
+    cores = (os.cpu_count() or 1) / (ranks * launch.threads)
+    slowed = hardware.slowed(min(1.0, cores))
+    if launch.nnodes > 1:  # the clock knows one host
+        return replace(slowed, core=1.0)
+    return replace(slowed, cores=cores)
 
 
 def shares_memory(recipe: Recipe) -> bool:

@@ -14,7 +14,7 @@ from flowrun.engine.crossing import route
 from flowrun.engine.draft import Draft, Layouts
 from flowrun.engine.graph import LogicalGraph, Op
 from flowrun.engine.placement import Shape, largest_shape
-from flowrun.engine.plan import SEND, BoxWork, PrepareWork, RegionWork, TransferWork
+from flowrun.engine.plan import SEND, BoxWork, FeedWork, PrepareWork, RegionWork, TransferWork
 from flowrun.engine.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
 
@@ -94,6 +94,12 @@ class ActorCost:
                 samples = self._shape(made, self.layout[made][1], draft.stage)[0]
                 each = next(p.seconds for p in self.strategy.preparation if p.name == name)
                 return hardware.act_s + samples * each
+            case FeedWork(feeds, None, False):
+                fields = [f for f in feeds if not f.field.startswith("@")]
+                samples = max(
+                    (self._shape(f.tensor, f.nd_sbp, f.stage)[0] for f in fields), default=0
+                )
+                return hardware.act_s + samples * self.strategy.sample_s
             case TransferWork(_, source, target, pairs):
                 placements = self.strategy.placements
                 link = hardware.crossing(placements[source], placements[target])

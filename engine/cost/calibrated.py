@@ -56,6 +56,9 @@ _SHARES = {
 }
 
 
+_OF_A_RUN = {"core", "cores"}  # keys that follow from how many ranks a host has
+
+
 def with_device(base: Hardware, timed: Sequence[Timed]) -> Hardware:
     """The profile with what was measured of one rank's device; the rest as it was."""
     by_kind: dict[str, list[Timed]] = {}
@@ -181,7 +184,7 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def as_yaml(hardware: Hardware) -> Mapping[str, object]:
     """The keys of a profile, as a file of the group `hardware` has them."""
     tree: dict[str, object] = {}
-    for name in Hardware.__dataclass_fields__:
+    for name in (n for n in Hardware.__dataclass_fields__ if n not in _OF_A_RUN):
         value = getattr(hardware, name)
         if isinstance(value, Products):
             tree[name] = {"flops": value.flops, "flop": [*value.flop], "share": [*value.share]}

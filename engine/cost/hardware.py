@@ -82,6 +82,8 @@ class Hardware:
     crowded_share: of the speed of its share of a core, what a rank reaches that takes turns on it.
     core: what a rank has of a core while all ranks of its host compute; all else here is of such a
         share (`slowed`).
+    cores: of its host, for each thread that computes; beyond one they are for what makes batches
+        ready, which takes turns with compute where they are too few; inf: never.
     """
 
     name: str = CPU
@@ -114,6 +116,7 @@ class Hardware:
         Level(0, 150e-6, 1.5e9, taken=1.0, exchange_bytes={2: 1 << 21, 4: 1 << 18}),
     )
     core: float = 1.0
+    cores: float = math.inf
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", tuple(self.levels))  # a list, after Hydra

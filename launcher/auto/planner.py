@@ -90,6 +90,7 @@ class Planner:
             strategy_of(recipe),
             preparation=self.job.strategy.preparation,
             unprepared=self.job.strategy.unprepared,
+            sample_s=self.job.strategy.sample_s,
         )
 
     @cached_property

@@ -18,9 +18,11 @@ class StackedDataset(Dataset[dict[str, Tensor]], ABC):
     """A map-style data set that writes `stacked` and `__len__`; its items follow from them.
 
     unprepared: field -> the method that makes it of the index alone (models/data/steps.py).
+    sample_seconds: of one sample among many, about: time on one core, for what is foreseen.
     """
 
     unprepared: ClassVar[Mapping[str, str]] = {}
+    sample_seconds: float = 0.0
 
     @abstractmethod
     def __len__(self) -> int:

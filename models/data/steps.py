@@ -61,6 +61,11 @@ def unprepared(data: Any) -> Mapping[str, str]:
     return found
 
 
+def sample_seconds(data: Any) -> float:
+    """Of one sample that is made at once, on one core, as the data set says; 0: nothing is said."""
+    return float(getattr(data, "sample_seconds", 0.0))
+
+
 def apply(data: Any, name: str, value: Any, seed: tuple[int, ...] | None) -> Any:
     """One step of one sample.  seed: of what is random in it; None: nothing is."""
     step = next(s for s in data.steps if s.name == name)

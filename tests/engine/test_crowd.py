@@ -1,19 +1,21 @@
-"""Ranks that share the cores of their host, on the clock."""
+"""Ranks, and what makes their batches ready, that share the cores of their host, on the clock."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowrun.engine.clock import computes
 from flowrun.engine.crowd import Crowd
 from flowrun.engine.plan import Plan
 from flowrun.engine.rehearsal import rehearse
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
-from support.tight_plan import tight_plan
+from support.tight_plan import MAKE, USE, tight_plan
 
 GPT = "recipe=gpt_pp model.depth=4 data.max_bytes=100000 eval.batches=0 engine.cache=false"
 ONE_STAGE = ("placement.stages=1", "placement.axes={data: 2}", "train.micro_batches=2")
@@ -22,7 +24,7 @@ PIPELINE = ("placement.stages=4", "train.micro_batches=8")
 
 def plan_of(*changes: str) -> Plan:
     plan = Job(load([*GPT.split(), *changes]), values=False).training.plan
-    return replace(plan, order=(), core=1.0)
+    return replace(plan, order=(), core=1.0, cores=math.inf)
 
 
 def crowd(core: float) -> Crowd:
@@ -32,12 +34,12 @@ def crowd(core: float) -> Crowd:
 
 def test_who_computes_alone_has_a_whole_core() -> None:
     ranks = crowd(core=0.5)
-    ranks.begin(0, seconds=4.0, now=0.0)  # as foreseen: on half a core
-    assert ranks.ends() == {0: 2.0}
-    ranks.begin(1, seconds=4.0, now=1.0)
-    assert ranks.ends() == {0: 3.0, 1: 5.0}
-    ranks.end(0, now=3.0)
-    assert ranks.ends() == {1: 4.0}
+    ranks.begin(MAKE, seconds=4.0, now=0.0)  # as foreseen: on half a core
+    assert ranks.ends() == {MAKE: 2.0}
+    ranks.begin(USE, seconds=4.0, now=1.0)
+    assert ranks.ends() == {MAKE: 3.0, USE: 5.0}
+    ranks.end(MAKE, now=3.0)
+    assert ranks.ends() == {USE: 4.0}
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=6), st.floats(0.26, 1.0))
@@ -45,16 +47,16 @@ def test_who_computes_alone_has_a_whole_core() -> None:
 def test_cores_that_are_wanted_are_never_idle(works: list[int], core: float) -> None:
     """Acts of one stage, one after another, beside an endless one of the other."""
     ranks, now = crowd(core), 0.0
-    ranks.begin(1, 1e6, now)
+    ranks.begin(USE, 1e6, now)
     for work in works:
-        ranks.begin(0, float(work), now)
-        now = ranks.ends()[0]
-        ranks.end(0, now)
+        ranks.begin(MAKE, float(work), now)
+        now = ranks.ends()[MAKE]
+        ranks.end(MAKE, now)
     assert now == pytest.approx(sum(works), rel=1e-9)
 
 
 def test_where_all_ranks_compute_all_the_time_nothing_changes() -> None:
-    plan = plan_of(*ONE_STAGE)
+    plan = reading(0.0, math.inf, *ONE_STAGE)
     assert rehearse(replace(plan, core=0.5)).step_s == pytest.approx(rehearse(plan).step_s, 1e-9)
 
 
@@ -72,3 +74,41 @@ def test_a_pipeline_in_a_crowd_takes_between_its_work_and_all_ranks_being_slow(c
 def test_what_repeats_is_run_once_there_too(changes: tuple[str, ...], core: float) -> None:
     plan = replace(plan_of(*changes), core=core)
     assert rehearse(plan) == rehearse(plan, shortly=False)
+
+
+def reading(seconds: float, cores: float, *changes: str) -> Plan:
+    """Of every batch so many seconds on one core."""
+    plan = plan_of(*changes)
+    actors = (replace(a, seconds=seconds) if a.beside else a for a in plan.actors)
+    return replace(plan, actors=tuple(actors), cores=cores)
+
+
+def busy_of(plan: Plan) -> float:
+    """Core seconds of a step on all ranks, but for communication."""
+    return sum(
+        actor.seconds * plan.acts_per_step(actor) * len(plan.placements[actor.stage].ranks)
+        for actor in plan.actors
+        if computes(actor) or actor.beside
+    )
+
+
+def test_what_makes_batches_ready_takes_from_cores_that_all_compute_on() -> None:
+    """Ranks of one stage alone compute nearly all the time: so reading makes their step longer."""
+    none, some = (rehearse(reading(s, 1.0, *ONE_STAGE)).step_s for s in (0.0, 1e-3))
+    assert some - none == pytest.approx(2 * 1e-3, rel=0.2)  # two micro-batches; some of it waits
+
+
+@pytest.mark.parametrize("changes", [ONE_STAGE, PIPELINE])
+def test_with_a_core_for_each_nothing_waits(changes: tuple[str, ...]) -> None:
+    wanted = 1.0 + sum(a.beside for a in reading(1e-3, 1.0, *changes).stage_actors(0))
+    enough, endless = (rehearse(reading(1e-3, c, *changes)) for c in (wanted, math.inf))
+    assert enough == endless
+
+
+@pytest.mark.parametrize("cores", [1.0, 1.5])
+@pytest.mark.parametrize("changes", [ONE_STAGE, PIPELINE])
+def test_cores_are_not_more_than_there_are(changes: tuple[str, ...], cores: float) -> None:
+    plan = reading(5e-3, cores, *changes)
+    found = rehearse(plan)
+    assert found.step_s >= busy_of(plan) / (cores * plan.num_ranks) * (1 - 1e-9)
+    assert found == rehearse(plan, shortly=False)

@@ -194,3 +194,11 @@ def test_a_step_that_fails_is_told_with_rank_and_actor() -> None:
     rows = Rows(broken=True)
     with closing(Links(0, CPU)) as links, pytest.raises(RunError, match=told):
         DistributedRank(plan(Layout()), 0, rows, initial(TINY_MLP), CPU, links).run(STEPS)
+
+
+def test_samples_made_at_once_are_foreseen_where_they_are_made() -> None:
+    made = plan(Layout(stages=2), chain=False)
+    images, labels = (a.seconds for a in made.actors if a.name == "batch")
+    assert images == pytest.approx(labels + 3e-3 * TINY_MLP.micro_batch)
+    with_steps = {a.name: a.seconds for a in plan(Layout()).actors}
+    assert with_steps["batch"] == labels

@@ -78,5 +78,6 @@ def plan(layout: Layout, chain: bool = True) -> Plan:
     wanted = strategy(TINY_MLP, layout)
     named = Noisy().steps if chain else ()
     steps = tuple(Preparation(s.name, s.seconds, s.num_bytes) for s in named)
-    wanted = replace(wanted, preparation=steps, unprepared=tuple(Noisy.unprepared))
+    told = {"unprepared": tuple(Noisy.unprepared), "sample_s": 3e-3}
+    wanted = replace(wanted, preparation=steps, **told)
     return compile_training(task(TINY_MLP), example(TINY_MLP), wanted).plan
