@@ -5,112 +5,28 @@ started here.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
-from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.capture import Task
 from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_training
-from flowrun.engine.cost import fusion
-from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Tensor
 from flowrun.engine.passes.mirror import BY_RANK
 from flowrun.engine.placement import Shape
 from flowrun.engine.runtime.rank import Results
-from flowrun.engine.strategy import Auto, LossScale, Preparation, Recompute, Strategy, Zero
 from flowrun.launcher import build, weights
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type
 from flowrun.launcher.initial import Initial, named
-from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.plan_cache import PlanCache
-from flowrun.launcher.profile import rank_hardware, shares_memory
-from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, Recipe
+from flowrun.launcher.sampler import Sampler, length
+from flowrun.launcher.schema import Recipe
 from flowrun.launcher.segments import Segment, segments
-from flowrun.models.data.stacked import batch_of
-from flowrun.models.data.steps import apply, preparation, sample_seconds, unprepared
-from flowrun.models.sampling import held_out_indices, sample_indices
-
-Batch = Mapping[str, torch.Tensor]
-
-_FUSIONS = {EAGER: None, INDUCTOR: fusion.COMPILED, HANDWRITTEN: fusion.HANDWRITTEN}
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """Which samples a step reads, of a data set whose last `held_out` samples are for evaluation.
-
-    Called with (step, micro-batch, rows of the micro-batch); a step counts from 0.  evaluation: the
-    held-out samples, in order.
-    """
-
-    data: Dataset[Any]
-    seed: int
-    batch_size: int
-    micro_batches: int
-    held_out: int
-    evaluation: bool = False
-
-    def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
-        samples: list[Any] | None = None
-        for each in preparation(self.data):
-            samples = self.prepare(each.name, samples, step, micro_batch, rows)
-        if samples is not None:
-            return self.collate(samples)
-        made = batch_of(self.data, self._chosen(step, micro_batch, rows))
-        return {field: values.contiguous() for field, values in made.items()}
-
-    def prepare(
-        self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
-    ) -> list[Any]:
-        """Samples after one step of their making (models/data/steps.py); None: before the first.
-
-        What is random is a function of the seed and of the sample's number in the run alone.
-        """
-        if samples is None:
-            samples = self._chosen(step, micro_batch, rows).tolist()
-        first = self._numbers(step, micro_batch, rows).start
-        return [
-            apply(self.data, name, sample, None if self.evaluation else (self.seed, first + k))
-            for k, sample in enumerate(samples)
-        ]
-
-    def at_once(self, step: int, micro_batch: int, rows: slice) -> Batch:
-        """The fields that can be had without the rest of their samples."""
-        chosen = self._chosen(step, micro_batch, rows).tolist()
-        return {
-            field: default_collate([getattr(self.data, method)(index) for index in chosen])
-            for field, method in unprepared(self.data).items()
-        }
-
-    def collate(self, samples: list[Any]) -> Batch:
-        """Samples, made, as one batch."""
-        return default_collate(samples)  # type: ignore[no-any-return]
-
-    def _numbers(self, step: int, micro_batch: int, rows: slice) -> range:
-        """Numbers in the run of some samples."""
-        size = self.batch_size // self.micro_batches
-        first = step * self.batch_size + micro_batch * size
-        return range(first + rows.start, first + rows.stop)
-
-    def _chosen(self, step: int, micro_batch: int, rows: slice) -> torch.Tensor:
-        """Data set indices of some samples."""
-        numbers, total = self._numbers(step, micro_batch, rows), _length(self.data)
-        if self.evaluation:
-            return held_out_indices(numbers, self.held_out, total)
-        return sample_indices(self.seed, numbers, total - self.held_out)
-
-    def eval_steps(self, most: int) -> int:
-        """Evaluation batches of one step's size: all that the held-out samples fill, at most
-        `most`.
-        """
-        return min(most, max(1, self.held_out // self.batch_size)) if self.held_out else 0
+from flowrun.launcher.strategy import AUTOCAST, reading, strategy_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +71,7 @@ class Job:
         self.initial = described.initial if values else Initial({})
         self._notes = described.notes
         self.data = build.instantiate_data(recipe)
-        held_out = int(_length(self.data) * recipe.eval.fraction) if recipe.eval.batches else 0
+        held_out = int(length(self.data) * recipe.eval.fraction) if recipe.eval.batches else 0
         train = recipe.train
         self.sampler = Sampler(
             self.data, train.seed, train.batch_size, train.micro_batches, held_out
@@ -164,10 +80,7 @@ class Job:
             self.data, train.seed, train.batch_size, train.micro_batches, held_out, True
         )
         self.strategy = replace(
-            strategy_of(recipe),
-            preparation=self._preparation(),
-            unprepared=tuple(unprepared(self.data)),
-            sample_s=sample_seconds(self.data),
+            reading(strategy_of(recipe), self.data),
         )
         self.example = self.sampler(0, 0, slice(0, recipe.micro_batch_size))
         self.task = Task(
@@ -187,10 +100,6 @@ class Job:
             self.strategy,
             {name: (tuple(value.shape), value.dtype) for name, value in self.example.items()},
         )
-
-    def _preparation(self) -> tuple[Preparation, ...]:
-        steps = preparation(self.data)
-        return tuple(Preparation(step.name, step.seconds, step.num_bytes) for step in steps)
 
     @cached_property
     def training(self) -> Rehearsed:
@@ -320,61 +229,3 @@ def uncollected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def strategy_of(recipe: Recipe) -> Strategy:
-    """What the recipe asks of the compiler."""
-    zero, auto = recipe.zero, recipe.auto
-    return Strategy(
-        axes=recipe.axes,
-        placements=recipe.placements,
-        chunks=recipe.chunks,
-        stage_modules=recipe.stage_modules,
-        pins=() if auto.enabled and auto.ignore_user_sbp else recipe.pins,
-        zero=Zero(zero.axis or "", zero.stage, zero.min_size)
-        if zero.axis in recipe.axes
-        else Zero(),
-        recompute=Recompute(
-            tuple(recipe.recompute.modules), tuple(recipe.recompute.keep), recipe.recompute.whole
-        ),
-        auto=Auto(
-            auto.enabled,
-            auto.computation_cost_ratio,
-            auto.wait_time,
-            auto.trunk,
-            auto.sbp_collector,
-            auto.memory,
-        ),
-        optimizer=optimizer_of(recipe),
-        loss_scale=loss_scale_of(recipe),
-        reduces_wide=recipe.precision.reduce_dtype == "fp32",
-        micro_batches=recipe.train.micro_batches,
-        mirrored=recipe.view == MIRRORED,
-        in_flight=recipe.in_flight,
-        register_slots=recipe.engine.register_slots,
-        blocking=tuple(axis for axis in recipe.axes if axis in recipe.engine.blocking),
-        overwrites=recipe.engine.compiler == EAGER and recipe.engine.overwrites,
-        fuses=_FUSIONS[recipe.engine.compiler],
-        hardware=rank_hardware(recipe),
-        shared_memory=shares_memory(recipe),
-    )
-
-
-def loss_scale_of(recipe: Recipe) -> LossScale | None:
-    """fp16 alone has one."""
-    if recipe.precision.dtype != "fp16":
-        return None
-    scale = recipe.precision.loss_scale
-    if scale is None or isinstance(scale, str):
-        return LossScale()
-    return LossScale(float(scale), dynamic=False)
-
-
-def _length(data: Dataset[Any]) -> int:
-    if not isinstance(data, Sized):
-        raise RecipeError(
-            "data",
-            "the data set has no length.",
-            "Give a map-style data set: __len__ and __getitem__.",
-        )
-    return len(data)

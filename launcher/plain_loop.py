@@ -16,8 +16,9 @@ from flowrun.engine.strategy import LossScale, Optimizer
 from flowrun.engine.update_trace import fed_to, states_of
 from flowrun.launcher import build
 from flowrun.launcher.build import Parts
-from flowrun.launcher.job import AUTOCAST, Job
+from flowrun.launcher.job import Job
 from flowrun.launcher.schema import Recipe
+from flowrun.launcher.strategy import AUTOCAST
 
 
 @dataclass(frozen=True)

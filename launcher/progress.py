@@ -79,6 +79,7 @@ class Progress:
                 TextColumn(f"{{task.fields[speed]:,.0f}} {self.unit}/s"),
                 TimeRemainingColumn(),
                 console=self.console,
+                refresh_per_second=4,  # ranks may need the core that draws
             )
             self.task = self.bar.add_task(
                 "", total=self.steps, loss=record.loss, speed=record.speed

@@ -8,6 +8,7 @@ merely lost a peer lingers, so that the peer is blamed.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -36,7 +37,7 @@ from flowrun.launcher import weights
 from flowrun.launcher.failure import described
 from flowrun.launcher.hosts import Teller
 from flowrun.launcher.job import Job
-from flowrun.launcher.process_memory import most_taken, taken
+from flowrun.launcher.rank_memory import RankMemory
 from flowrun.launcher.tensor_file import write
 from flowrun.launcher.virtual import acts_by_name, most_stashed
 
@@ -65,6 +66,7 @@ class Worker:
         """From fork to exit."""
         _end_with(self.launcher)
         heap.keep_pages()
+        gc.freeze()  # to look for garbage in what was inherited would copy all its pages
         rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         for k, pipe in enumerate(self.pipes):
             if k != local:
@@ -88,17 +90,17 @@ class Worker:
 
         recipe, plan = self.job.recipe, self.training.plan
         torch.set_num_threads(recipe.launch.threads)
-        here = int(os.environ["LOCAL_WORLD_SIZE"]) * recipe.launch.threads
-        keep_to_a_core(int(os.environ["LOCAL_RANK"]), here)
+        keep_to_a_core(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
         device = _device(self.job.device_type)
         backend = "nccl" if device.type == "cuda" else "gloo"
         with _with_peers(rank, "while the ranks meet"):
             tell.start(self._fingerprint(), self.folder)
             dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_S))
-            memory = _Memory(device)
+            memory = RankMemory(device)
             links = Links(rank, device, os.environ["GROUP_RANK"], recipe.launch.transport != "gloo")
-            body = self._body(rank, device, links)
+            links.join(plan)
             zero_ns = _same_time() if recipe.launch.nnodes > 1 else 0
+        body = self._body(rank, device, links)
         if self.job.start:
             from flowrun.engine.runtime import checkpoint  # 0.8 s, which few runs need
 
@@ -192,10 +194,11 @@ class Worker:
         """This rank of the evaluation plan; it reads the variables that training writes."""
         assert self.evaluation is not None
         plan, sampler = self.evaluation.plan, self.job.evaluation_sampler
+        there = trained.body.variables_for(plan, self.job.evaluated)
+        initial, links = self.job.initial, trained.links
         with _with_peers(rank, "while the ranks meet for evaluation"):
-            there = trained.body.variables_for(plan, self.job.evaluated)
-            initial, links = self.job.initial, trained.links
-            return DistributedRank(plan, rank, sampler, initial, device, links, there=there)
+            links.join(plan)
+        return DistributedRank(plan, rank, sampler, initial, device, links, there=there)
 
     def _checkpoint(self, rank: int, trained: DistributedRank, step: int, tell: Teller) -> None:
         """Write what this rank has to, to the folder of the first rank's host.
@@ -278,37 +281,3 @@ def _device(kind: str) -> torch.device:
     torch.cuda.set_device(device)
     torch.set_default_device(device)
     return device
-
-
-# ---- memory --------------------------------------------------------------------------------------
-
-
-class _Memory:
-    """What a rank takes for itself while it trains, of what it did not inherit from the launcher.
-
-    peak: most bytes of tensors at once: on the CPU those of the first steps, counted one by one; on
-    CUDA what torch has handed out.  process_peak: most bytes of anonymous memory, with what
-    allocator and libraries keep, on CUDA what the allocator has taken, up to the first evaluation
-    or checkpoint: behind it theirs are in the same number.  What the rank shares with others comes
-    on top of both (Links.shared_bytes).
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.inherited = taken()
-        self.peak = self.process_peak = 0
-
-    @contextmanager
-    def of_training(self, rank: DistributedRank) -> Iterator[None]:
-        """Around a segment of training: what others take between two of them is left out."""
-        cuda = self.device.type == "cuda"
-        if cuda:
-            torch.cuda.reset_peak_memory_stats(self.device)
-        yield
-        here = torch.cuda.max_memory_allocated(self.device) if cuda else rank.live_bytes.peak
-        self.peak = max(self.peak, here)
-        most = torch.cuda.max_memory_reserved(self.device) if cuda else self._most_taken()
-        self.process_peak = self.process_peak or most
-
-    def _most_taken(self) -> int:
-        return max(0, most_taken() - self.inherited)

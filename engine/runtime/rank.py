@@ -6,7 +6,7 @@ Runs acts; knows no protocol, no clock, no other rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,53 +19,13 @@ from flowrun.engine.plan import (
     PrepareWork,
     RegionWork,
     ReportWork,
-    TransferWork,
 )
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
+from flowrun.engine.runtime.ports import Port, Ring, Source, ports, reads_of, sources, summed
 from flowrun.engine.runtime.readers import Batches, Readers, cut
 from flowrun.engine.runtime.transport import Layout, layout_of
-from flowrun.engine.sums import sums_of
 
-Values = list[torch.Tensor]
 Results = dict[str, Any]  # of a step, by name: a number, or a list with one of each rank
-
-
-class _Ring:
-    """The versions of a register that are there.
-
-    versions: number -> tensors.  left: number -> readers that have not returned it.  most: versions
-    there at once, so far.
-    """
-
-    __slots__ = ("left", "most", "versions")
-
-    def __init__(self) -> None:
-        self.versions: dict[int, Values] = {}
-        self.left: dict[int, int] = {}
-        self.most = 0
-
-
-class _Source(NamedTuple):
-    """Where an input tensor of an actor lies: a variable (ring None), or a place in a register."""
-
-    name: str
-    ring: _Ring | None
-    position: int = 0
-    every: int = 1
-
-
-class _Port(NamedTuple):
-    """A register that an actor reads or fills.
-
-    every: acts of the actor that one version lasts.  tensors, positions: what it holds, and where
-    the producer has it among what it makes.
-    """
-
-    ring: _Ring
-    every: int
-    num_readers: int
-    tensors: tuple[str, ...]
-    positions: tuple[int, ...]
 
 
 class Rank:
@@ -96,21 +56,21 @@ class Rank:
         self.device = device
         self.readers = Readers(plan, self.stage, self.coordinate, batches, device)
         self.variables: dict[str, torch.Tensor] = {}
-        self.rings = {r.id: _Ring() for r in plan.registers if r.stage == self.stage}
+        self.rings = {r.id: Ring() for r in plan.registers if r.stage == self.stage}
         self.results: dict[int, Results] = {}
         self.acts: dict[int, int] = {}
         self.kernels = kernels(plan, self.stage, self.coordinate)
-        self.sources: dict[int, tuple[_Source, ...]] = {}
-        self.read: dict[int, tuple[_Port, ...]] = {}
-        self.filled: dict[int, tuple[_Port, ...]] = {}
-        self.sums: dict[int, tuple[_Source, ...]] = {}  # those that a region adds to
+        self.sources: dict[int, tuple[Source, ...]] = {}
+        self.read: dict[int, tuple[Port, ...]] = {}
+        self.filled: dict[int, tuple[Port, ...]] = {}
+        self.sums: dict[int, tuple[Source, ...]] = {}  # those that a region adds to
         self._layouts: dict[int, list[Layout]] = {}
         self._own_variables(initial, there or {})
         for actor in plan.stage_actors(self.stage):
-            self.sources[actor.id] = self._sources(actor)
-            self.read[actor.id] = self._ports(actor, actor.inputs, ())
-            self.filled[actor.id] = self._ports(actor, actor.outputs, makes_of(actor))
-            self.sums[actor.id] = self._sums(actor)
+            self.sources[actor.id] = sources(plan, actor, self.rings, self.variables)
+            self.read[actor.id] = ports(plan, actor, self.rings, actor.inputs)
+            filled = self.filled[actor.id] = ports(plan, actor, self.rings, actor.outputs)
+            self.sums[actor.id] = summed(plan, actor, filled)
 
     # ------------------------------------------------------------------ set-up
 
@@ -149,50 +109,6 @@ class Rank:
         names = {tensor: instead.get(v.name, v.name) for tensor, v in plan.variables.items()}
         return {tensor: own[name] for tensor, name in names.items() if name in own}
 
-    def _sources(self, actor: Actor) -> tuple[_Source, ...]:
-        places: dict[str, _Source] = {}
-        acts = self.plan.acts_per_step(actor)
-        for register in (self.plan.registers[i] for i in actor.inputs):
-            for position, name in enumerate(register.tensors):
-                every = acts if register.per_step else 1
-                places[name] = _Source(name, self.rings[register.id], position, every)
-        out = []
-        for name in reads_of(actor):
-            if name in self.variables:
-                out.append(_Source(name, None))
-            else:
-                out.append(places[name])
-        return tuple(out)
-
-    def _ports(
-        self, actor: Actor, registers: Sequence[int], makes: Sequence[str]
-    ) -> tuple[_Port, ...]:
-        """Those whose versions come and go: variables are updated in place."""
-        acts = self.plan.acts_per_step(actor)
-        at = {name: k for k, name in enumerate(makes)}
-        return tuple(
-            _Port(
-                self.rings[r.id],
-                acts if r.per_step else 1,
-                len(r.readers),
-                r.tensors,
-                tuple(at[name] for name in r.tensors) if makes else (),
-            )
-            for r in (self.plan.registers[k] for k in registers)
-            if not r.initial
-        )
-
-    def _sums(self, actor: Actor) -> tuple[_Source, ...]:
-        """In the order of its program."""
-        if not isinstance(actor.work, RegionWork):
-            return ()
-        places = {
-            name: _Source(name, port.ring, position, port.every)
-            for port in self.filled[actor.id]
-            for position, name in enumerate(port.tensors)
-        }
-        return tuple(places[name] for name in sums_of(self.plan, actor.work))
-
     @property
     def most_live(self) -> dict[int, int]:
         """Register -> most versions that were there at once."""
@@ -200,7 +116,7 @@ class Rank:
 
     # ------------------------------------------------------------------ acts
 
-    def inputs(self, actor: Actor, act: int) -> Values:
+    def inputs(self, actor: Actor, act: int) -> list[torch.Tensor]:
         """The tensors that an act reads, in the order of its work."""
         return [
             self.variables[name] if ring is None else ring.versions[act // every][position]
@@ -304,34 +220,3 @@ def _fill(own: Sequence[tuple[torch.Tensor, Slices]], value: torch.Tensor) -> No
     """Copy regions of a logical value, which then is no longer needed."""
     for target, slices in own:
         target.copy_(cut(value, slices))
-
-
-def reads_of(actor: Actor) -> tuple[str, ...]:
-    match actor.work:
-        case PrepareWork(source=str(source)) | FeedWork(source=str(source)):
-            return (source,)
-        case RegionWork(reads=reads):
-            return reads
-        case BoxWork(pairs=pairs):
-            return tuple(read for read, _ in pairs)
-        case TransferWork(pairs=pairs) if actor.kind == "send":
-            return tuple(sent for sent, _ in pairs)
-        case ReportWork(results):
-            return tuple(dict.fromkeys(tensor for _, tensor in results))
-    return ()
-
-
-def makes_of(actor: Actor) -> tuple[str, ...]:
-    """What an act makes, in order."""
-    match actor.work:
-        case PrepareWork(made=made):
-            return (made,)
-        case FeedWork(feeds=feeds):
-            return tuple(feed.tensor for feed in feeds)
-        case RegionWork(makes=makes, updates=updates):
-            return (*makes, *(new for _, new in updates))
-        case BoxWork(pairs=pairs):
-            return tuple(made for _, made in pairs)
-        case TransferWork(pairs=pairs) if actor.kind == "receive":
-            return tuple(made for _, made in pairs)
-    return ()

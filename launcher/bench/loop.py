@@ -21,7 +21,7 @@ from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.distributed import DistributedRank
 from flowrun.engine.runtime.kernels import Kernel
 from flowrun.engine.runtime.links import Links
-from flowrun.engine.runtime.rank import makes_of
+from flowrun.engine.runtime.ports import makes_of
 from flowrun.engine.runtime.readers import Readers
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load

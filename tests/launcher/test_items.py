@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.items import check_items
-from flowrun.launcher.job import Sampler
+from flowrun.launcher.sampler import Sampler
 
 X = torch.arange(40.0).view(20, 2)
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from flowrun.engine.capture import Task
 from flowrun.engine.compile import Rehearsed, compile_training
 from flowrun.launcher import build
-from flowrun.launcher.job import AUTOCAST, strategy_of
 from flowrun.launcher.plan_cache import PlanCache
 from flowrun.launcher.schema import Recipe
+from flowrun.launcher.strategy import AUTOCAST, strategy_of
 
 
 def planned(recipe: Recipe) -> Rehearsed:

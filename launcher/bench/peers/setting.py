@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.build import instantiate_model
-from flowrun.launcher.job import AUTOCAST, Job
+from flowrun.launcher.job import Job
+from flowrun.launcher.strategy import AUTOCAST
 
 Batch = Mapping[str, Tensor]
 Step = Callable[[], float | None]  # one training step -> its loss, None where this rank has none

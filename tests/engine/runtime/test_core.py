@@ -10,11 +10,11 @@ import pytest
 from flowrun.engine.runtime.core import keep_to_a_core
 
 
-def kept(rank: int, threads: int) -> set[int]:
+def kept(rank: int, ranks: int) -> set[int]:
     """The cores of a thread, which alone is changed."""
 
     def change() -> set[int]:
-        keep_to_a_core(rank, threads)
+        keep_to_a_core(rank, ranks)
         return os.sched_getaffinity(0)
 
     with ThreadPoolExecutor(1) as pool:

@@ -1,0 +1,99 @@
+"""Sampler: which samples a step reads, and how a data set makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from flowrun.engine.errors import RecipeError
+from flowrun.models.data.stacked import batch_of
+from flowrun.models.data.steps import apply, preparation, unprepared
+from flowrun.models.sampling import held_out_indices, sample_indices
+
+Batch = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Which samples a step reads, of a data set whose last `held_out` samples are for evaluation.
+
+    Called with (step, micro-batch, rows of the micro-batch); a step counts from 0.  evaluation: the
+    held-out samples, in order.
+    """
+
+    data: Dataset[Any]
+    seed: int
+    batch_size: int
+    micro_batches: int
+    held_out: int
+    evaluation: bool = False
+
+    def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
+        samples: list[Any] | None = None
+        for each in preparation(self.data):
+            samples = self.prepare(each.name, samples, step, micro_batch, rows)
+        if samples is not None:
+            return self.collate(samples)
+        made = batch_of(self.data, self._chosen(step, micro_batch, rows))
+        return {field: values.contiguous() for field, values in made.items()}
+
+    def prepare(
+        self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
+    ) -> list[Any]:
+        """Samples after one step of their making (models/data/steps.py); None: before the first.
+
+        What is random is a function of the seed and of the sample's number in the run alone.
+        """
+        if samples is None:
+            samples = self._chosen(step, micro_batch, rows).tolist()
+        first = self._numbers(step, micro_batch, rows).start
+        return [
+            apply(self.data, name, sample, None if self.evaluation else (self.seed, first + k))
+            for k, sample in enumerate(samples)
+        ]
+
+    def at_once(self, step: int, micro_batch: int, rows: slice) -> Batch:
+        """The fields that can be had without the rest of their samples."""
+        chosen = self._chosen(step, micro_batch, rows).tolist()
+        return {
+            field: default_collate([getattr(self.data, method)(index) for index in chosen])
+            for field, method in unprepared(self.data).items()
+        }
+
+    def collate(self, samples: list[Any]) -> Batch:
+        """Samples, made, as one batch."""
+        return default_collate(samples)  # type: ignore[no-any-return]
+
+    def _numbers(self, step: int, micro_batch: int, rows: slice) -> range:
+        """Numbers in the run of some samples."""
+        size = self.batch_size // self.micro_batches
+        first = step * self.batch_size + micro_batch * size
+        return range(first + rows.start, first + rows.stop)
+
+    def _chosen(self, step: int, micro_batch: int, rows: slice) -> torch.Tensor:
+        """Data set indices of some samples."""
+        numbers, total = self._numbers(step, micro_batch, rows), length(self.data)
+        if self.evaluation:
+            return held_out_indices(numbers, self.held_out, total)
+        return sample_indices(self.seed, numbers, total - self.held_out)
+
+    def eval_steps(self, most: int) -> int:
+        """Evaluation batches of one step's size: all that the held-out samples fill, at most
+        `most`.
+        """
+        return min(most, max(1, self.held_out // self.batch_size)) if self.held_out else 0
+
+
+def length(data: Dataset[Any]) -> int:
+    """Samples of a data set.  Raises RecipeError if it does not tell."""
+    if not isinstance(data, Sized):
+        raise RecipeError(
+            "data",
+            "the data set has no length.",
+            "Give a map-style data set: __len__ and __getitem__.",
+        )
+    return len(data)
