@@ -72,6 +72,7 @@ class DistributedRank:
         self.sent_bytes: dict[int, int] = {}
         self.routes: dict[int, list[_Leg]] = {}
         self.current: Actor | None = None
+        self.to_end = 0  # acts, until a step is told
         self.live_bytes = LiveBytes(self.body.variables.values())
         self.to_meter = metered
 
@@ -89,13 +90,16 @@ class DistributedRank:
         first: int = 0,
     ) -> list[Results]:
         """Run from step `first` until `steps` have been done, then come to rest; on_step(step,
-        results, seconds since the last) as soon as a step has reported.
+        results, seconds since the last) when a step has reported and as many acts as it has have
+        ended: a loss may be there early or late in a step.
 
         A run in pieces is the run in one: acts are counted from step 0.  Raises RunError, naming
         rank and actor, if an act fails; LostPeer if another rank seems to have failed.
         """
         scheduler = Scheduler(self.plan, self.body.stage, steps, first)
         told, before = first, time.perf_counter()
+        of_a_step = sum(scheduler.per_step.values())
+        self.to_end = of_a_step
         try:
             metered = self._acts_metered(scheduler)
             while not scheduler.finished():
@@ -105,10 +109,11 @@ class DistributedRank:
                     metered = {k: n for k, n in metered.items() if scheduler.acts[k] < n}
                 else:
                     self._round(scheduler)
-                while on_step and told in self.body.results:
+                while on_step and self.to_end <= 0 and told in self.body.results:
                     now = time.perf_counter()
                     on_step(told, self.body.results[told], now - before)
                     told, before = told + 1, now
+                    self.to_end += of_a_step
             self.links.rest({rank for ranks in self.plan.placements for rank in ranks.ranks})
         except Exception as error:
             raise self._failure(error) from error
@@ -164,6 +169,7 @@ class DistributedRank:
     def _ended(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         self.body.release(actor, act)
         scheduler.done(actor.id)
+        self.to_end -= 1
 
     def _supply(self, actor: Actor, act: int) -> None:
         """Start an act of a reader in a thread."""
