@@ -87,12 +87,16 @@ class Sweep:
 
     calibrate: first measure the machine and the ops of every model, and foresee with that; a
     --config-dir or a profile that the command names stays.
+    finals: rounds more, behind those of all, of what took no more than `near` longer than the
+    fastest of its model and ranks, and of the pick.
     """
 
     ranks: tuple[int, ...] = (2, 4)
     micro_batches: tuple[int, ...] = (1, 4)
     zero: tuple[int, ...] = (0, 2)
     calibrate: bool = False
+    finals: int = 0
+    near: float = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ def load_suite(
     ours = [_spelled(text) for text in arguments if _OURS.match(text)]
     of_recipes = [text for text in arguments if not _OURS.match(text)]
     if config_dir is not None:
-        ours.append(f"hydra.searchpath=[file://{Path(config_dir).absolute()}]")
+        ours.append(f"hydra.searchpath=['file://{Path(config_dir).absolute()}']")
     hydra_source.register()
     try:
         with hydra.initialize_config_module(

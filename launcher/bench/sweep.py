@@ -113,14 +113,18 @@ def _rounds(
     heard: dict[Trial, list[Heard]],
 ) -> None:
     """What failed once is not tried again."""
+    assert suite.sweep is not None
     begun, done = time.monotonic(), 0
-    for number in range(suite.rounds):
-        for k, trial in enumerate(found):
+    last, turn = suite.rounds + suite.sweep.finals, found
+    for number in range(last):
+        if number == suite.rounds:
+            turn = finalists(suite, found, rows(suite, heard))
+        for k, trial in enumerate(turn):
             if number and heard[trial][-1][0].problem:
                 continue
             where = folder / "runs" / f"{number}_{k:03}_{trial.experiment}"
             console.print(
-                f"round {number + 1}/{suite.rounds}  run {k + 1}/{len(found)}"
+                f"round {number + 1}/{last}  run {k + 1}/{len(turn)}"
                 f"  {trial.experiment}: {trial.candidate} …",
                 end=" ",
                 highlight=False,
@@ -134,8 +138,24 @@ def _rounds(
             write(suite, rows(suite, heard), folder / FILE)
             steps, done = settled(suite, sample), done + 1
             told = seconds(statistics.median(steps)) if steps else sample.problem
-            left = (time.monotonic() - begun) / done * (suite.rounds * len(found) - done)
-            console.print(f"{told}; {left:.0f} s left", highlight=False, markup=False)
+            end = suite.rounds if number < suite.rounds else last
+            runs = (end - number) * len(turn) - k - 1
+            left = f"{(time.monotonic() - begun) / done * runs:.0f} s left"
+            left += ", then the fastest again" if end < last else ""
+            console.print(f"{told}; {left}", highlight=False, markup=False)
+
+
+def finalists(suite: Suite, found: Sequence[Trial], measured: Sequence[Row]) -> tuple[Trial, ...]:
+    """Of the trials found, those that may be the fastest, and the picks; all that took part in a
+    comparison that is close have as many rounds.
+    """
+    assert suite.sweep is not None
+    near = {
+        row.trial
+        for row in measured
+        if not row.problem and (row.behind <= suite.sweep.near or row.trial.picked)
+    }
+    return tuple(trial for trial in found if trial in near)
 
 
 def trials(suite: Suite, console: Console, config_dir: str | None = None) -> Iterator[Trial]:

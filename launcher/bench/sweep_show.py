@@ -54,9 +54,11 @@ def _cells(row: Row) -> list[str]:
 
 def _said(suite: Suite, measured: Sequence[Row]) -> str:
     found = sums(measured)
+    finals = suite.sweep.finals if suite.sweep else 0
+    more = f" (of the fastest of each, {suite.rounds + finals} x)" if finals else ""
     return (
-        f"ms: of a step, the median of {suite.rounds} x {suite.steps - suite.warmup}. MB: live"
-        " tensors of the rank that holds most. behind: the fastest layout measured. Foreseen is"
-        f" off by {found.time_off:.0%} in time and {found.memory_off:.0%} in memory (medians); the"
-        f" worst pick is {found.worst:.1%} behind."
+        f"ms: of a step, the median of {suite.rounds} x {suite.steps - suite.warmup}{more}."
+        " MB: live tensors of the rank that holds most. behind: the fastest layout measured."
+        f" Foreseen is off by {found.time_off:.0%} in time and {found.memory_off:.0%} in memory"
+        f" (medians); the worst pick is {found.worst:.1%} behind."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 from flowrun.launcher.auto.space import Branch, Candidate
 from flowrun.launcher.bench.process import Sample
 from flowrun.launcher.bench.suite import Sweep, load_suite
-from flowrun.launcher.bench.sweep import Trial, candidates, rows, run_of, sums
+from flowrun.launcher.bench.sweep import Trial, candidates, finalists, rows, run_of, sums
 from flowrun.launcher.bench.sweep_profile import recipes_timed
 from flowrun.launcher.bench.sweep_show import table
 from flowrun.launcher.recipe import load
@@ -19,6 +20,7 @@ from flowrun.launcher.recipe import load
 SUITE, _ = load_suite(["suite=auto", "suite.steps=3", "suite.warmup=1"])
 PLAIN = Candidate(Branch((("data", 2), ("tensor", 1)), 1, 1))
 SHARDED = Candidate(Branch((("data", 2), ("tensor", 1)), 1, 4), zero=2)
+FAILED: tuple[Sample, dict[str, Any]] = Sample(problem="it broke"), {}
 
 
 def heard(step_s: float, foreseen_s: float, peak: int) -> tuple[Sample, dict[str, Any]]:
@@ -47,13 +49,27 @@ def test_rows_are_ranked_by_what_was_measured_and_tell_how_far_behind_they_are()
 def test_a_run_that_failed_is_a_row_with_its_reason() -> None:
     trials = {
         Trial("gpt_small", 2, PLAIN): [heard(1.0, 1.0, 100)],
-        Trial("gpt_small", 2, SHARDED): [(Sample(problem="it broke"), {})],
+        Trial("gpt_small", 2, SHARDED): [FAILED],
     }
     found = rows(SUITE, trials)
     assert [row.problem for row in found] == ["", "it broke"]
     text = io.StringIO()
     Console(file=text, width=160).print(table(SUITE, found))
     assert "it broke" in text.getvalue()
+
+
+def test_finalists_are_what_may_be_the_fastest_and_the_picks() -> None:
+    times = {0: 1.0, 1: 1.1, 2: 1.3, 3: 1.5}  # ZeRO -> measured
+    trials = {
+        Trial("gpt_small", ranks, replace(PLAIN, zero=zero), picked=zero == 3): [
+            heard(step_s * ranks, 1.0, 100)
+        ]
+        for ranks in (2, 4)
+        for zero, step_s in times.items()
+    }
+    broken = Trial("gpt_small", 2, SHARDED, picked=True)
+    found = finalists(SUITE, [*trials, broken], rows(SUITE, {**trials, broken: [FAILED]}))
+    assert [trial.candidate.zero for trial in found] == [0, 1, 3, 0, 1, 3]
 
 
 def test_the_modest_set_has_every_grid_and_no_more_stages_than_micro_batches() -> None:
