@@ -17,7 +17,7 @@ from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.mirror import mirror, rows_of_a_rank
-from flowrun.engine.passes.pin_activations import matches_variable
+from flowrun.engine.passes.pin_activations import matches_variable, names_field, with_pins
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.plan import Plan
@@ -117,7 +117,7 @@ def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: P
     """Forward alone, in eval mode, with every weight where training keeps it."""
     graph = capture_evaluation(task, rows_of_a_rank(batch, strategy))
     follow = _following(strategy, training)
-    for rewrite in (mirror, split_stages, update_ops, infer_sbp, infer_update):
+    for rewrite in (mirror, split_stages, update_ops, with_pins, infer_sbp, infer_update):
         graph = rewrite(graph, follow)
     homes = {v.name: v.nd_sbp for v in training.graph.variables}
     variables = tuple(replace(v, nd_sbp=homes.get(v.name, v.nd_sbp)) for v in graph.variables)
@@ -136,7 +136,11 @@ def _rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 def _following(strategy: Strategy, training: Plan) -> Strategy:
     """The strategy with stages and homes as training decided them, as they were before ZeRO."""
     graph = training.graph
-    pins = [pin for pin in strategy.pins if pin.where != "variable"]
+    pins = [
+        pin
+        for pin in strategy.pins
+        if pin.where != "variable" or any(names_field(pin, feed) for feed in graph.feeds)
+    ]
     for v in graph.variables:
         if v.kind == "state":
             continue

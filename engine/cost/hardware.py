@@ -107,8 +107,8 @@ class Hardware:
     own_messages: bool = False
     workspace: dict[str, float] = field(default_factory=dict, hash=False)
     memory_bytes_per_s: float = 2.5e10
-    memory_bytes: int = 0
-    reserved_bytes: int = 0
+    memory_bytes: float = 0  # people write 16e9
+    reserved_bytes: float = 0
     crowded_share: float = 1.0
     op_s: float = 4e-6
     act_s: float = 80e-6
@@ -126,7 +126,7 @@ class Hardware:
     @property
     def tensor_bytes(self) -> int:
         """What a rank's tensors may take; 0: not limited."""
-        return max(1, self.memory_bytes - self.reserved_bytes) if self.memory_bytes else 0
+        return max(1, int(self.memory_bytes - self.reserved_bytes)) if self.memory_bytes else 0
 
     def products(self, dtype: str) -> Products:
         """Of matrices of a dtype by its short name, "bf16"; of others as of "fp32"."""

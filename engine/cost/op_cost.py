@@ -24,15 +24,22 @@ _PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.
 _BATCHED = ("aten.bmm.default", "aten.baddbmm.default", "aten.matmul.default")
 # Bytes of what the engine's own ops make on the way, for each element of the first output: a hash
 # is some 15 torch ops over 32-bit words (ops/random.py).  A GPU has one kernel for them.
-_BETWEEN = {"flow.dropout_mask": 120.0}
+_BETWEEN = {"flow.dropout_mask": 120.0, "flow.normal": 300.0}
 
 
 # What is computed for each element of an input: of what is reduced, of the rows of a table.
 COUNTED = {"aten.logsumexp.default": 0, "flow.update_rows": 2}
 
 
+# Products of experts, and the gradients of input and weights.
+GROUPED = tuple(f"transformers.grouped_mm_fallback{way}.default" for way in ("", "_backward"))
+
+
 def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
-    """Multiply-adds times 2 of matrix products, attention and convolutions; else 0."""
+    """Multiply-adds times 2 of matrix products, attention and convolutions; else 0.
+
+    Of experts each is thought to have as many tokens.
+    """
     name = op.target.split(".")[1] if op.target.startswith("aten.") else ""
     match name:
         case "mm" | "bmm" | "matmul":
@@ -40,10 +47,16 @@ def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | No
         case "addmm" | "baddbmm":
             return 2.0 * math.prod(in_shapes[1]) * in_shapes[2][-1]
         case "convolution":
-            return 2.0 * math.prod(out_shapes[0] or ()) * math.prod(in_shapes[1][1:])
+            each = in_shapes[0] if bind(op)["transposed"] else out_shapes[0] or ()
+            return 2.0 * math.prod(each) * math.prod(in_shapes[1][1:])
         case "convolution_backward":  # gradients of input and weight, if wanted
             wanted = sum(shape is not None for shape in out_shapes[:2])
-            return 2.0 * wanted * math.prod(in_shapes[0]) * math.prod(in_shapes[2][1:])
+            each = in_shapes[1 if bind(op)["transposed"] else 0]
+            return 2.0 * wanted * math.prod(each) * math.prod(in_shapes[2][1:])
+    if op.target in GROUPED:
+        tokens, (experts, _, wide), (of_all,) = in_shapes[:3]
+        wanted = sum(shape is not None for shape in out_shapes)
+        return 2.0 * wanted * math.prod(tokens) * wide * experts / of_all
     if "scaled_dot_product" in name:
         backward = name.endswith("backward")
         query = in_shapes[1 if backward else 0]

@@ -85,7 +85,8 @@ def loss_of_logits(
     here, mine = of_mine(target, start, x.shape[1], ignored)
     each = weights_of(lse, target, weight, ignored)
     picked = x.gather(1, here.unsqueeze(1)).to(lse.dtype)
-    return reduced_loss((lse - picked).squeeze(1) * each * mine, each, reduction)
+    loss = torch.where(mine, (lse - picked).squeeze(1) * each, 0)  # what stands in may be masked
+    return reduced_loss(loss, each, reduction)
 
 
 def gradient_of_logits(

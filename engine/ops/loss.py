@@ -128,7 +128,8 @@ def nll_of_classes(
     here, mine = of_mine(target, start, log_p.shape[-1], ignored)
     each = weights_of(log_p, target, weight, ignored)
     picked = log_p.gather(-1, here.unsqueeze(-1)).squeeze(-1)
-    return reduced_loss(-picked * each * mine, each, reduction)
+    loss = torch.where(mine, -picked * each, 0)  # what stands in for a class elsewhere may be -inf
+    return reduced_loss(loss, each, reduction)
 
 
 def reduced_loss(
@@ -213,8 +214,12 @@ def _alike(view: OpView, *names: str) -> range:
 
 
 def part_of_mse(x: torch.Tensor, y: torch.Tensor, total: int) -> torch.Tensor:
-    """This rank's addend of a mean of squares over `total` elements."""
-    return torch.ops.aten.mse_loss.default(x, y, SUM).div_(total)  # type: ignore[no-any-return]
+    """This rank's addend of a mean of squares over `total` elements; a sum of 16-bit numbers leaves
+    what fp16 can hold.
+    """
+    dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
+    made = torch.ops.aten.mse_loss.default(x.to(wide), y.to(wide), SUM)
+    return made.div_(total).to(dtype)  # type: ignore[no-any-return]
 
 
 def part_of_mse_gradient(

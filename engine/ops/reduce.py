@@ -94,8 +94,12 @@ def histogram(view: OpView) -> tuple[Signature, ...]:
 def part_of_mean(
     x: torch.Tensor, dims: Sequence[int], keepdim: bool, total: int, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """This rank's addend of a mean over `total` elements, however unevenly they are split."""
-    return x.sum(list(dims), keepdim, dtype=dtype).div_(total)
+    """This rank's addend of a mean over `total` elements, however unevenly they are split; a sum of
+    16-bit numbers leaves what fp16 can hold.
+    """
+    dtype = dtype or x.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    return x.sum(list(dims), keepdim, dtype=wide).div_(total).to(dtype)
 
 
 def local_mean(view: LocalView) -> Call:

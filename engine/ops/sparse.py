@@ -124,7 +124,8 @@ def collected(view: OpView) -> tuple[Signature, ...]:
     """
     grad, ids = view.in_shapes
     once = view.out_shapes[0] in (None, (math.prod(ids),))
-    even = bool(ids) and (once or grad[0] % view.parts == 0)  # so that the parts' parts are equal
+    # A part of the samples is a part of the rows: where the parts' parts are equal, too.
+    even = bool(ids) and (grad[0] % view.parts == 0 or (once and len(ids) == 1))
     samples = rows("S0,S0 -> S0,S0") if even else ()
     columns = Signature((S(len(ids)), B), (B, S(1)))
     return (*samples, columns, Signature((P, B), (B, P)))

@@ -94,12 +94,13 @@ def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Signatures of the update ops, once the homes of weights and optimizer states are known."""
     if strategy.auto.enabled and strategy.axes and not strategy.zero.stage:
         return graph  # search_sbp has decided them with all others
-    layout = Layout(graph)
+    ops = (replace(o, in_sbp=(), out_sbp=()) if o.phase == UPDATE else o for o in graph.ops)
+    layout = Layout(replace(graph, ops=tuple(ops)))  # it may be one that was searched without ZeRO
     for axis in range(len(strategy.axes)):
         axis_view = _Axis(layout, strategy, axis)
         axis_view.decide([op for op in graph.ops if op.phase == UPDATE])
         axis_view.keep_homes()
-    return layout.graph(graph)
+    return layout.graph(layout.base)
 
 
 def inferred(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:

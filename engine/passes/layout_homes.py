@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Feed, Variable
-from flowrun.engine.passes.pin_activations import matches_variable
+from flowrun.engine.passes.pin_activations import matches_variable, names_field
 from flowrun.engine.placement import BATCH_AXES, Shape
 from flowrun.engine.sbp import B, S, Sbp
 from flowrun.engine.strategy import Strategy
@@ -19,7 +19,7 @@ def feed_home(strategy: Strategy, axis: int, feed: Feed, shape: Shape) -> Sbp:
     """shape: what the axes before left over.  Raises RecipeError where samples do not divide."""
     name, parts = strategy.axes[axis], strategy.parts(feed.stage, axis)
     for pin in reversed(strategy.pins):
-        if pin.axis == name and pin.where == "variable" and pin.matches(f"batch.{feed.field}"):
+        if pin.axis == name and names_field(pin, feed):
             return pin.sbp
     batched = name in BATCH_AXES or name == strategy.zero.axis
     if not batched or parts == 1 or not shape:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import FORWARD, LogicalGraph, Op, Ref, Variable, rename_inputs
-from flowrun.engine.sbp import Split
+from flowrun.engine.graph import FORWARD, Feed, LogicalGraph, Op, Ref, Variable, rename_inputs
+from flowrun.engine.sbp import Partial, Split
 from flowrun.engine.strategy import Pin, Strategy
 
 
@@ -21,6 +21,13 @@ def pin_activations(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """
     for pin in strategy.pins:
         _check(graph, pin, strategy)
+    return with_pins(graph, strategy)
+
+
+def with_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Pins that were checked: of a graph of the same model, such as evaluation's, which may lack
+    some of the modules.
+    """
     wanted = [pin for pin in strategy.pins if pin.where != "variable" and pin.axis in strategy.axes]
     pinned: dict[str, dict[str, str]] = {}  # tensor -> axis -> sbp text
     for pin in wanted:
@@ -82,9 +89,15 @@ def matches_variable(pin: Pin, variable: Variable) -> bool:
     )
 
 
+def names_field(pin: Pin, feed: Feed) -> bool:
+    """True if the pin names the field of the batch; a number of the engine's own is none."""
+    own = feed.field.startswith("@")
+    return pin.where == "variable" and not own and pin.matches(f"batch.{feed.field}")
+
+
 def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
     variables = [v for v in graph.variables if v.kind != "state" and matches_variable(pin, v)]
-    feeds = [f for f in graph.feeds if pin.where == "variable" and pin.matches(f"batch.{f.field}")]
+    feeds = [feed for feed in graph.feeds if names_field(pin, feed)]
     modules = {op.module for op in graph.ops if op.module not in ("", "loss")}
     named = [m for m in modules if pin.where != "variable" and _owner(pin, m) is not None]
     if not (variables or feeds or named):
@@ -106,6 +119,13 @@ def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
             f"no tensor {'leaves' if pin.where == 'out' else 'enters'} {pin.pattern!r} in forward.",
             "Pin a module whose "
             + ("output another module reads." if pin.where == "out" else "input is no weight."),
+        )
+    if isinstance(pin.sbp, Partial) and (variables or feeds):
+        raise RecipeError(
+            pin.key,
+            "P says that what the ranks hold adds up to the tensor; a weight and a field of a batch"
+            " are whole on each, or split.",
+            "Write B or S(i).",
         )
     if not isinstance(pin.sbp, Split):
         return

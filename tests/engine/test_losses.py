@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from flowrun.engine.capture import capture
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.ops import cross_entropy
+from flowrun.engine.ops.loss import nll_of_classes
 from flowrun.engine.ops.reduce import log_sum_exp
 from flowrun.models import losses
 from support.layouts import example, task
@@ -61,13 +64,14 @@ def test_logits_are_read_as_narrow_as_they_are() -> None:
     assert graph.tensors[lse].dtype == graph.tensors[backward.makes[0]].dtype == torch.float32
 
 
+@pytest.mark.parametrize("masked", [slice(20, 24), slice(0, 4)], ids=["last", "first"])
 @pytest.mark.parametrize("weighed", [False, True])
-def test_loss_and_gradient_are_torchs(weighed: bool) -> None:
+def test_loss_and_gradient_are_torchs(weighed: bool, masked: slice) -> None:
     """Words that are masked, targets that are ignored, logits far from 0."""
     x = torch.randn(40, 24, generator=torch.Generator().manual_seed(1)).double() * 30 + 500
-    x[:, 20:] = -torch.inf
+    x[:, masked] = -torch.inf
     x.requires_grad_()
-    target = torch.arange(40) % 20
+    target = torch.arange(40) % 20 + (4 if masked.start == 0 else 0)
     target[::7] = -100
     weight = torch.linspace(0.5, 2, 24).double() if weighed else None
     expected = F.cross_entropy(x, target, weight)
@@ -90,3 +94,13 @@ def test_log_sum_exp_is_torchs(dims: tuple[int, ...], dtype: torch.dtype) -> Non
         expected = torch.logsumexp(x.double(), dims, keepdim).to(dtype)
         torch.testing.assert_close(log_sum_exp(x, dims, keepdim), expected)
     assert log_sum_exp(torch.full((2, 3), -torch.inf), (1,)).tolist() == [-torch.inf] * 2
+
+
+@pytest.mark.parametrize("loss", [cross_entropy.loss_of_logits, nll_of_classes])
+def test_a_class_that_is_masked_stands_in_for_no_other(loss: Callable[..., Any]) -> None:
+    """Classes 4 to 7 are here, the first of them masked; no target is one of these."""
+    x = torch.full((3, 4), -torch.inf)
+    x[:, 1:] = 2.0
+    between = (x, torch.full((3, 1), 5.0)) if loss is cross_entropy.loss_of_logits else (x,)
+    part, total = loss(*between, torch.tensor([0, 1, 2]), None, 2, -100, 4)
+    assert (part, total) == (0, 3)

@@ -59,6 +59,18 @@ def test_a_profile_of_gpus_is_planned_with_on_a_machine_without() -> None:
     assert link.bytes_per_s == 8 * recipe.hardware.levels[1].bytes_per_s
 
 
+def test_memory_may_be_written_with_an_exponent() -> None:
+    assert profile("cpu", "hardware.memory_bytes=16e9").tensor_bytes == 16 * 10**9
+
+
+def test_cores_that_no_rank_computes_on_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    one = load(["recipe=gpt_dp", "placement.axes.data=2"])
+    assert rank_hardware(one).cores == 4
+    threads = load(["recipe=gpt_dp", "placement.axes.data=2", "launch.threads=8"])
+    assert (rank_hardware(threads).cores, rank_hardware(threads).core) == (0.5, 0.5)
+
+
 def test_ranks_that_share_a_core_share_what_it_does() -> None:
     whole, half = profile("cpu"), profile("cpu").slowed(0.5)
     assert half.fp32.seconds(1e9) == pytest.approx(2 * whole.fp32.seconds(1e9))

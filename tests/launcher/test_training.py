@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.sbp import S
 from flowrun.engine.strategy import Group
 from flowrun.launcher.job import Job
 from flowrun.launcher.optimizer import optimizer_of
@@ -181,3 +182,16 @@ def test_the_mirrored_view_reports_the_validation_of_each_rank(tmp_path: Path) -
     assert one != other and (one + other) / 2 == pytest.approx(found["loss"])
     assert found["perplexity_by_rank"] == pytest.approx([math.exp(one), math.exp(other)])
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+
+
+def test_evaluation_reads_a_batch_as_training_does() -> None:
+    """One sample on 2 ranks: each has half of its tokens."""
+    keys = ["model.depth=1", "train.batch_size=1", "train.micro_batches=1", "engine.cache=false"]
+    pins = ["placement.axes={data: 2}", "sbp={batch.*: {data: S1}, blocks.*: {out: {data: S1}}}"]
+    job = Job(load(["recipe=gpt_dp", *keys, *pins]), values=False)
+    assert job.evaluation is not None
+    for found in (job.training, job.evaluation):
+        graph = found.plan.graph
+        fields = [f for f in graph.feeds if not f.field.startswith("@")]
+        assert {f.nd_sbp for f in fields} == {(S(1),)}
+        assert [op.out_sbp[0] for op in graph.ops if op.target == "flow.pin"] == [(S(1),)]

@@ -316,6 +316,7 @@ def _sparse() -> list[Sample]:
     return [
         sample("flow.collect", T(5, 4), ids),
         sample("flow.collect", T(6, 2, 3), shuffled(6, 2)),
+        sample("flow.collect", T(5, 2, 3), shuffled(5, 2)),  # parts of 3 and 2 samples
         sample("flow.coalesce", (ids,), (T(5, 3),), (3,)),
         sample("flow.coalesce", (ids, more), (T(5, 3), T(3, 3)), (-1, -1)),
         sample(

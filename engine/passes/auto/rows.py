@@ -17,7 +17,7 @@ from flowrun.engine.ops import registry
 from flowrun.engine.ops.mirror import RELABELS
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout_homes import feed_home
-from flowrun.engine.passes.pin_activations import matches_variable
+from flowrun.engine.passes.pin_activations import matches_variable, names_field
 from flowrun.engine.placement import Shape, left_over
 from flowrun.engine.sbp import B, NdSbp, P, S, Sbp, parse_sbp
 from flowrun.engine.strategy import Strategy
@@ -124,8 +124,7 @@ class Rows:
             yield from (S(i) for i, size in enumerate(shape) if size >= parts)
 
     def _pinned(self, feed: Feed, axis: str) -> bool:
-        name = f"batch.{feed.field}"
-        return any(p.axis == axis and p.matches(name) for p in self.strategy.pins)
+        return any(p.axis == axis and names_field(p, feed) for p in self.strategy.pins)
 
 
 def _nameless(_: object) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowrun.engine.cost.hardware import Hardware, Products
-from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.cost.op_cost import GROUPED, op_flops, op_seconds
 from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op, Ref, Tensor
 
 CURVE = (2e6, 2e8, 2e9), (0.5, 0.75, 1.0)
@@ -190,3 +190,21 @@ def test_a_hash_of_many_small_ops_takes_its_way_through_memory_on_a_cpu() -> Non
     )
     assert cpu == pytest.approx(121e-6, rel=1e-2)
     assert gpu == pytest.approx(1e-6, rel=1e-1)
+
+
+def test_experts_are_products_of_the_tokens_that_are_theirs() -> None:
+    """4 of 8 experts have half of 100 tokens; gradients of input and weight are two products."""
+    forward, backward = (Op("y", target, (), (), ("y",)) for target in GROUPED)
+    held = [(100, 16), (4, 16, 32), (8,)]
+    assert op_flops(forward, held, [(100, 32)]) == 2 * 50 * 16 * 32
+    both = [(100, 16), (4, 16, 32)]
+    assert op_flops(backward, [*held, (100, 32)], both) == 2 * 2 * 50 * 16 * 32
+    assert op_flops(backward, [*held, (100, 32)], [None, both[1]]) == 2 * 50 * 16 * 32
+
+
+def test_a_transposed_convolution_multiplies_what_it_reads() -> None:
+    """3 channels of 4 x 4 to 5 of 8 x 8, kernels of 2 x 2: each number meets 5 x 4 weights."""
+    args = (Ref("x"), Ref("w"), None, (2, 2), (0, 0), (1, 1), True, (0, 0), 1)
+    op = Op("y", "aten.convolution.default", args, (), ("y",))
+    found = op_flops(op, [(1, 3, 4, 4), (3, 5, 2, 2)], [(1, 5, 8, 8)])
+    assert found == 2 * 3 * 16 * 5 * 4

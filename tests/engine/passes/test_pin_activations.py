@@ -6,7 +6,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.passes.pin_activations import pin_activations
-from flowrun.engine.sbp import B, S, Sbp
+from flowrun.engine.sbp import B, P, S, Sbp
 from flowrun.engine.strategy import Pin
 from support.graph_text import assert_ops, graph_of, one_axis, two_layers
 
@@ -101,6 +101,12 @@ REFUSED = {
     ),
     "a dim that the activation does not have": (
         pin("a", "out", S(3)), "sbp.a.out.tensor", "Split dim 3 does not exist: h has shape",
+    ),
+    "a weight that is to be a sum": (
+        pin("a.weight", "variable", P), "sbp.a.weight.tensor", "are whole on each, or split",
+    ),
+    "a field that is to be a sum": (
+        pin("batch.*", "variable", P), "sbp.batch.*.tensor", "are whole on each, or split",
     ),
     "a dim shorter than the ranks": (
         pin("b.weight", "variable", S(0)), "sbp.b.weight.tensor", "shorter than the 3 ranks",
