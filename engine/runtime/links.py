@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flowrun.engine.boxing import Step
+from flowrun.engine.crossing import route
 from flowrun.engine.placement import Shape
-from flowrun.engine.plan import BoxWork, Plan
+from flowrun.engine.plan import SEND, BoxWork, Plan, TransferWork
 from flowrun.engine.runtime import collectives, neighbours, shared_memory
 from flowrun.engine.runtime.inbox import Inbox
 from flowrun.engine.runtime.neighbours import Neighbours
@@ -26,6 +27,20 @@ from flowrun.engine.runtime.transport import Layouts
 Ranks = tuple[int, ...]
 
 
+def channels_of(plan: Plan) -> set[tuple[int, Ranks]]:
+    """(channel, (source, target)) of all messages between grids."""
+    found: set[tuple[int, Ranks]] = set()
+    for actor in plan.actors:
+        if isinstance(actor.work, TransferWork) and actor.kind == SEND:
+            work = actor.work
+            ends = plan.placements[work.source_stage], plan.placements[work.target_stage]
+            for sent, received in work.pairs:
+                op, shape = plan.graph.producer[received], plan.graph.tensors[sent].shape
+                for one in route(ends[0], op.in_sbp[0], ends[1], op.out_sbp[0], shape):
+                    found.add((work.channel, (one.source, one.target)))
+    return found
+
+
 class Links:
     """Made by every rank, once; for all plans that it runs.
 
@@ -33,17 +48,27 @@ class Links:
     """
 
     def __init__(
-        self, rank: int, device: torch.device, host: str = "", shared: bool = True
+        self,
+        rank: int,
+        device: torch.device,
+        host: str = "",
+        shared: bool = True,
+        apart: bool | None = None,
     ) -> None:
         """Where there are several ranks, init_process_group has been called.
 
         host: ranks share memory if they are on one machine and name the same.  shared: False to
-        leave all to torch.distributed.
+        leave all to torch.distributed.  apart: torch has a group for each channel between two
+        ranks; None: where its library needs that.  NCCL knows no tags, and what one group sends
+        waits for what it is to receive.
         """
+        self.rank = rank
         self.device = device
         self.inbox: Inbox[tuple[int, int]] = Inbox()
         self._neighbours = Neighbours(self.inbox)
         self._groups: dict[Ranks, Any] = {}  # that torch carries
+        self._apart = device.type == "cuda" if apart is None else apart
+        self._channels: dict[tuple[int, Ranks], Any] = {}  # (tag, source and target)
         self._streams: dict[Ranks, int] = {}  # of the others: those of messages are tags, >= 0
         if shared and neighbours.AVAILABLE and device.type == "cpu" and dist.is_initialized():
             self._neighbours.meet(rank, host)
@@ -59,6 +84,9 @@ class Links:
             for ranks in plan.placements[actor.stage].groups(actor.work.step.axis)
         }
         self.join_groups(wanted)
+        if self._apart:
+            for channel in sorted(channels_of(plan) - self._channels.keys()):
+                self._channels[channel] = dist.new_group(sorted(channel[1]))
 
     def join_groups(self, wanted: Iterable[Ranks]) -> None:
         """The same, by their ranks."""
@@ -87,7 +115,8 @@ class Links:
         """Begin one message; see collectives.send."""
         if target_rank in self._neighbours:
             return shared_memory.send(self._neighbours, tensors, target_rank, tag)
-        return collectives.send(tensors, target_rank, tag)
+        group = self._channels.get((tag, (self.rank, target_rank)))
+        return collectives.send(tensors, target_rank, tag, group)
 
     def receive(
         self,
@@ -99,7 +128,8 @@ class Links:
         """Post the slot for one message; see collectives.receive."""
         if source_rank in self._neighbours:
             return shared_memory.receive(self._neighbours, shapes, dtypes, source_rank, tag)
-        return collectives.receive(shapes, dtypes, source_rank, tag, device=self.device)
+        group = self._channels.get((tag, (source_rank, self.rank)))
+        return collectives.receive(shapes, dtypes, source_rank, tag, group, self.device)
 
     def rest(self, ranks: Container[int]) -> None:
         """Return when those of these ranks that are on this host need each other's loops no more:

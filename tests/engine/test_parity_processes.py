@@ -5,6 +5,8 @@ Tolerances are those of test_parity.py, for the same reasons.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from support.gloo import run_on_gloo
@@ -52,3 +54,15 @@ def test_live_versions_never_exceed_the_slots_in_processes(
     assert found.most_live
     for (_, register), most in found.most_live.items():
         assert most <= found.plan.registers[register].slots
+
+
+def test_channels_that_are_groups_of_their_own_carry_the_same(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    """As they are on CUDA, whose library knows no tags."""
+    layouts = [x for x in FEW_RANKS if x.stages == 2 and x.num_ranks == 2]
+    jobs = {str(layout): (TINY_GPT, compiled(TINY_GPT, layout).plan) for layout in layouts}
+    found = run_on_gloo(jobs, 2, STEPS, tmp_path, apart=True)
+    assert found
+    for name, run in found.items():
+        assert run.losses == runs[name].losses
