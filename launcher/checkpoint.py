@@ -8,10 +8,12 @@ learning rate and its random numbers are functions of the seed and the step.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,6 +52,30 @@ def find_all(run_folder: Path) -> list[Checkpoint]:
     return sorted(every, key=lambda checkpoint: checkpoint.step)
 
 
+@contextmanager
+def alone(run_folder: Path, hosts: int) -> Iterator[None]:
+    """Within, no other run writes to the folder; hosts of one run may share it.  Raises RecipeError
+    if another does.
+    """
+    run_folder.mkdir(parents=True, exist_ok=True)
+    if hosts > 1:
+        yield
+        return
+    handle = os.open(run_folder, os.O_RDONLY)  # the lock goes with the process, whatever ends it
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecipeError(
+                "hydra.run.dir",
+                f"another run is writing to {run_folder}; it may have started in the same second.",
+                "Give each run a folder of its own: hydra.run.dir=outputs/NAME.",
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
 def prepare(run_folder: Path, resumed: bool) -> None:
     """Before any rank starts: what a killed run left half written goes.
 
@@ -83,14 +109,21 @@ def complete(folder: Path, keep: int) -> None:
     """
     done = folder.with_name(folder.name.removesuffix(PARTIAL))
     if done.exists():  # of a run that was gone back on
-        shutil.rmtree(done)
+        _remove(done)
     sync(folder)
     folder.rename(done)
     sync(done.parent)
     found = find_all(done.parents[1])
     newest = next(k for k, checkpoint in enumerate(found, 1) if checkpoint.folder == done)
     for old in found[newest:] + (found[: max(0, newest - keep)] if keep else []):
-        shutil.rmtree(old.folder)
+        _remove(old.folder)
+
+
+def _remove(folder: Path) -> None:
+    """A checkpoint: what is left of it, if this is cut short, does not count as one."""
+    gone = folder.with_name(f"gone_{folder.name}{PARTIAL}")
+    folder.rename(gone)
+    shutil.rmtree(gone)
 
 
 def sync(path: Path) -> None:

@@ -331,7 +331,7 @@ def calibrate(
 ) -> None:
     """Write a profile of this machine (see _CALIBRATE_HELP)."""
     given = overrides or []
-    if "=" in file.name:  # FILE left out
+    if "=" in str(file):  # FILE left out
         given, file = [str(file), *given], Path("profiles/hardware/mine.yaml")
     with _errors_shown(given, config_dir):
         from flowrun.launcher import calibrate as story
@@ -340,16 +340,25 @@ def calibrate(
         from flowrun.launcher.profile import of_file, shipped
 
         console = wide_console()
-        if not (given and file.exists()):
+        recipe = _load(given, config_dir) if given else None
+        if recipe is None or not file.exists():
             base = shipped("cpu")
             found = story.calibrate(base, file.stem, story.THOROUGH, story.GROUPS)
             story.write(found.hardware, file)
             story.show(found, base, console)
-        if given:
-            hardware = with_ops(of_file(file), [_load(given, config_dir)])
+        if recipe is not None:
+            hardware = with_ops(of_file(file), [recipe])
             story.write(hardware, file)
             show_ops(hardware, console)
-        typer.echo(f"{file}: --config-dir {file.parent.parent} hardware={file.stem}")
+        typer.echo(f"{file}: {_usage(file)}")
+
+
+def _usage(profile: Path) -> str:
+    """How a recipe takes it."""
+    folder = profile.absolute().parent
+    if folder.name == "hardware" and profile.suffix == ".yaml":
+        return f"--config-dir {profile.parent.parent} hardware={profile.stem}"
+    return "recipes take it from FOLDER/hardware/NAME.yaml: --config-dir FOLDER hardware=NAME"
 
 
 @app.command()

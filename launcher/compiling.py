@@ -15,7 +15,15 @@ from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, Recipe
 
 
 def check_runs(recipe: Recipe) -> None:
-    """Raises RecipeError for kernels that are there to plan with alone."""
+    """Raises RecipeError for kernels that are there to plan with alone, and for a batch job that
+    would run here (slurm.py submits one).
+    """
+    if recipe.launch.name == "slurm":
+        raise RecipeError(
+            "launch.name",
+            "slurm is for `flowrun recipe=…`, which submits a job; here it would run on this host.",
+            "Write launch.name=local.",
+        )
     if recipe.engine.compiler == HANDWRITTEN:
         raise RecipeError(
             "engine.compiler",

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.errors import RecipeError, RunError
+from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.kernels import Kernels
 from flowrun.engine.trace import Note
 from flowrun.launcher import weights
 from flowrun.launcher.checkpoint import complete
-from flowrun.launcher.hosts import Meeting
+from flowrun.launcher.hosts import Meeting, ranks_of_a_host
 from flowrun.launcher.job import Job
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Log
@@ -57,11 +57,7 @@ def execute_local(
     Ctrl-C.
     """
     launch, num_ranks = job.recipe.launch, training.plan.num_ranks
-    if num_ranks % launch.nnodes:
-        raise RecipeError(
-            "launch.nnodes", f"{num_ranks} ranks cannot be divided over {launch.nnodes} hosts."
-        )
-    local_ranks = num_ranks // launch.nnodes
+    local_ranks = ranks_of_a_host(num_ranks, launch)
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
     readers, writers = zip(*pipes, strict=True)
     heard = _Heard(record)
@@ -70,15 +66,17 @@ def execute_local(
     listener = threading.Thread(target=heard.listen, args=(readers,), daemon=True)
     listener.start()
     ended: BaseException | None
+    well = False
     try:
         with _ctrl_c_is_ours(), heard.may_stop_us():
             ended = _launch(worker, local_ranks, job)
+        well = ended is None
     except KeyboardInterrupt as error:
         ended = error
     finally:
         for pipe in writers:  # every other copy was a worker's: the listener comes to an end
             pipe.close()
-        listener.join(timeout=5)
+        listener.join(timeout=None if well else 5)  # all that is told of a run is in its report
     if (verdict := heard.verdict(ended)) is not None:
         record.close()
         heard.tell_other_hosts(verdict)

@@ -18,8 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from flowrun.engine.errors import RunError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.runtime.rank import Results
+from flowrun.launcher.schema import Launch
 
 _PATIENCE = timedelta(days=7)  # for the next step
 
@@ -58,6 +59,15 @@ class Meeting:
 
 def _queue(host: int) -> str:
     return f"flowrun/to/{host}"
+
+
+def ranks_of_a_host(num_ranks: int, launch: Launch) -> int:
+    """Raises RecipeError where hosts would have unlike numbers."""
+    if num_ranks % launch.nnodes:
+        raise RecipeError(
+            "launch.nnodes", f"{num_ranks} ranks cannot be divided over {launch.nnodes} hosts."
+        )
+    return num_ranks // launch.nnodes
 
 
 class Teller:

@@ -83,8 +83,13 @@ def _submitted(recipe: Any, folder: Path) -> Any:
 
     submitted = submit(recipe, folder)
     typer.echo(f"submitted: {submitted}")
-    sweeps = HydraConfig.get().mode == RunMode.MULTIRUN
-    return submitted.report() if recipe.launch.slurm.wait and not sweeps else submitted
+    if not recipe.launch.slurm.wait or HydraConfig.get().mode == RunMode.MULTIRUN:
+        return submitted
+    from flowrun.launcher.progress import Progress
+
+    report = submitted.report()
+    Progress().finished(report, folder)
+    return report
 
 
 @contextmanager

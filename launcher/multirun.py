@@ -113,7 +113,7 @@ class Comparison(Callback):
         """Say which job begins; a single run has nothing to say."""
         if _is_sweep(config):
             words = " ".join(readable(config.hydra.overrides.task))
-            self.console.rule(f"job {len(self.rows)}  {words}", align="left", style="dim")
+            self.console.rule(f"job {len(self.rows)}  {escape(words)}", align="left", style="dim")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Keep the outcome; the work of a job itself never raises a FlowrunError (cli.py returns
@@ -162,7 +162,7 @@ def comparison(rows: list[Row]) -> Table:
         if row.status == RAN:
             have = row.numbers
             cells = [show(have[name]) if name in have else "" for name, show in shows.items()]
-            table.add_row(str(number), label, *cells)
+            table.add_row(str(number), escape(label), *cells)
         else:
             colour = {SKIPPED: "yellow", FAILED: "red"}.get(row.status, "dim")
             reason = f"[{colour}]{row.status}: {escape(row.reason)}[/]"

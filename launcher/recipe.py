@@ -38,6 +38,7 @@ _OPEN = re.compile(
     r"(model|data|sbp|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
     r"|launch\.slurm\.extra)(\..+)?"
 )
+_PLAIN = re.compile(r"[\w./:-]*")
 _SPLIT = re.compile(r"\bS\((\d+)\)")
 
 
@@ -56,7 +57,7 @@ def regrouped(cfg: DictConfig, overrides: list[str], config_dir: str | None = No
     nothing: here the group takes the place of the whole section.
     """
     chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
-    file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, ""))
+    file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, "").strip("'"))
     if file is None or not hydra_source.is_resolved(file, GROUPS):
         return cfg
     for group in (g for g in (*GROUPS, *_SECTIONS) if chosen.get(g, "{")[:1] != "{"):
@@ -70,7 +71,7 @@ def _composed(overrides: list[str], config_dir: str | None) -> DictConfig:
     register()
     arguments = spell(overrides)
     if config_dir is not None:
-        arguments.append(f"hydra.searchpath=[file://{Path(config_dir).absolute()}]")
+        arguments.append(f"hydra.searchpath=['file://{Path(config_dir).absolute()}']")
     try:
         with (
             _alone(),
@@ -176,7 +177,7 @@ def spell(overrides: list[str]) -> list[str]:
 
     Keys that a recipe may invent (a model's arguments, axes, pins) can be set without Hydra's `+`;
     an SBP may be written S(0), which Hydra would take for a function; a pattern with `*` becomes a
-    dict, as Hydra's keys know no `*`.
+    dict, as Hydra's keys know no `*`; the path of a recipe may hold what Hydra gives a meaning.
     """
     spelled = [_spell(override) for override in overrides]
     pins = [text for text in spelled if text.startswith("++sbp={") and "},{" not in text]
@@ -189,6 +190,8 @@ def spell(overrides: list[str]) -> list[str]:
 def _spell(override: str) -> str:
     key, equals, value = override.partition("=")
     bare = key.lstrip("+")
+    if bare == hydra_source.GROUP and not _PLAIN.fullmatch(value) and Path(value).is_file():
+        return f"{key}='{value}'"  # a folder may be called lr=0.1,wd=0
     if not equals or key.startswith("~") or not _OPEN.fullmatch(bare):
         return override
     if not bare.startswith("sbp"):

@@ -18,7 +18,7 @@ from flowrun.launcher import trace, weights
 from flowrun.launcher.auto.saved import save as write
 from flowrun.launcher.auto.show import summary, table
 from flowrun.launcher.auto.story import place
-from flowrun.launcher.checkpoint import Checkpoint, prepare
+from flowrun.launcher.checkpoint import Checkpoint, alone, prepare
 from flowrun.launcher.compiling import check_runs, kernels_of
 from flowrun.launcher.elastic import execute_local
 from flowrun.launcher.job import Job
@@ -49,24 +49,25 @@ def run(
     evaluation = job.evaluation
     if recipe.train.save:
         weights.check(job.saved, job.names)
-    prepare(folder, resumed=start is not None)
-    resumed = _resumed(job, start) if start else ()
-    record = Record(folder, job, progress)
-    record.planned(training)
-    for text in (*job.notes, *resumed):
-        record.note(text)
-    execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
-    try:
-        kernels = kernels_of(job, training, record)  # op after op, or compiled
-        log = execute(job, training, evaluation, record, kernels)  # actors act, credits return
-    except (RunError, KeyboardInterrupt):
-        record.stopped()
-        raise
-    if log.notes:
-        trace.write(record.folder / trace.NAME, training, log.notes)
-    report = Report.of(job, training, log)  # what was foreseen beside what was measured
-    record.finished(report)
-    return report
+    with alone(folder, recipe.launch.nnodes):
+        prepare(folder, resumed=start is not None)
+        resumed = _resumed(job, start) if start else ()
+        record = Record(folder, job, progress)
+        record.planned(training)
+        for text in (*job.notes, *resumed):
+            record.note(text)
+        execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
+        try:
+            kernels = kernels_of(job, training, record)  # op after op, or compiled
+            log = execute(job, training, evaluation, record, kernels)  # actors act, credits return
+        except (RunError, KeyboardInterrupt):
+            record.stopped()
+            raise
+        if log.notes:
+            trace.write(record.folder / trace.NAME, training, log.notes)
+        report = Report.of(job, training, log)  # what was foreseen beside what was measured
+        record.finished(report)
+        return report
 
 
 def _resumed(job: Job, start: Checkpoint) -> tuple[str, ...]:

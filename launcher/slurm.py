@@ -14,12 +14,14 @@ from typing import Any
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.checkpoint import prepare
+from flowrun.launcher.hosts import ranks_of_a_host
 from flowrun.launcher.job import Job
 from flowrun.launcher.report import Report
 from flowrun.launcher.resume import continued
 from flowrun.launcher.run import run
 from flowrun.launcher.schema import Recipe
 
+_NO_GPU = "no GPU was asked for: launch.device=cuda asks for one a rank"
 _PORTS = range(20_000, 30_000)  # where hosts meet; the job's number chooses
 
 
@@ -61,13 +63,15 @@ class Agent:
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job in the queue.  job: submitit's."""
+    """A job in the queue.  job: submitit's.  note: what a person should know."""
 
     job: Any
     folder: Path
+    note: str = ""
 
     def __str__(self) -> str:
-        return f"job {self.job.job_id}, log {self.job.paths.stdout}"
+        asked = f"; {self.note}" if self.note else ""
+        return f"job {self.job.job_id}, log {self.job.paths.stdout}{asked}"
 
     def report(self) -> Report:
         """Wait for its end.  Raises RunError if it failed."""
@@ -81,12 +85,20 @@ class Submitted:
 
 
 def submit(recipe: Recipe, folder: Path) -> Submitted:
-    """Plan here, so that what cannot run is refused before it waits in a queue; then submit."""
+    """Plan here, so that what cannot run is refused before it waits in a queue; then submit.
+
+    Raises RunError for what Slurm refuses.
+    """
     executor = _executor(recipe, folder / "slurm")
     prepare(folder, resumed=False)
     here = replace(recipe.launch, name="local", device="cpu")
     _ = Job(replace(recipe, launch=here), values=False).training
-    return Submitted(executor.submit(Agent(recipe, folder.absolute())), folder)
+    try:
+        job = executor.submit(Agent(recipe, folder.absolute()))
+    except (OSError, RuntimeError) as error:  # submitit's own are of the latter kind
+        raise RunError("launch=slurm", f"the job was not taken: {error}") from error
+    blind = recipe.launch.device == "auto" and not recipe.launch.slurm.gpus_per_node
+    return Submitted(job, folder, _NO_GPU if blind else "")
 
 
 def _executor(recipe: Recipe, folder: Path) -> Any:
@@ -97,7 +109,7 @@ def _executor(recipe: Recipe, folder: Path) -> Any:
             "launch.name", "slurm needs the package submitit.", "pip install 'flowrun[slurm]'"
         ) from error
     launch, wanted = recipe.launch, recipe.launch.slurm
-    ranks = recipe.num_ranks // launch.nnodes
+    ranks = ranks_of_a_host(recipe.num_ranks, launch)
     gpus = wanted.gpus_per_node or (ranks if launch.device == "cuda" else None)
     shared: dict[str, Any] = {
         "name": f"flowrun-{recipe.name}",

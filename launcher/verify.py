@@ -22,10 +22,11 @@ import yaml
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.engine.passes.sparse_ops import sparse_tables
 from flowrun.launcher import weights
-from flowrun.launcher.job import AUTOCAST, Job
+from flowrun.launcher.job import Job
 from flowrun.launcher.plain_loop import Trained, plain_loop
 from flowrun.launcher.recipe import load
 from flowrun.launcher.schema import MIRRORED, Recipe
+from flowrun.launcher.strategy import AUTOCAST
 
 LOSS_TOLERANCE = 1e-5  # relative: float32 sums in another order
 # Of the way that training moved the weights: Adam divides rounding by itself at gradients near 0.
@@ -93,6 +94,8 @@ def layouts(recipe: Recipe) -> Iterator[tuple[str, list[str]]]:
             f"placement.stages={stages}",
             f"zero.stage={zero}",
             f"zero.axis={'data' if zero else 'null'}",
+            "auto.placement=false",
+            *(["placement.chunks=1"] if stages == 1 else []),
         ]
         yield name, changes
 

@@ -24,10 +24,11 @@ from flowrun.launcher.auto.bound import LaidOut, Whole
 from flowrun.launcher.auto.captures import Captures
 from flowrun.launcher.auto.outcome import Bound, Outcome, outcome_of
 from flowrun.launcher.auto.space import Branch, Candidate, Space
-from flowrun.launcher.job import Job, strategy_of, uncollected
+from flowrun.launcher.job import Job, uncollected
 from flowrun.launcher.profile import rank_hardware
 from flowrun.launcher.recipe import frozen, resolved, schema, to_recipe
 from flowrun.launcher.schema import Recipe, RecipeSchema, changed
+from flowrun.launcher.strategy import reading, strategy_of
 
 KEPT_OPS = 200_000  # of layouts that are kept for later candidates: about 1 kB each
 MANY = 12  # equal blocks from which on candidates are planned with few of them (short.py)
@@ -73,6 +74,8 @@ class Planner:
         for key in ("stages", "chunks"):  # stages may be a list
             if f"placement.{key}" in self.space.fixed:
                 del keys["placement"][key]
+        if "recompute.modules" in self.space.fixed:  # with what it keeps, and how
+            del keys["recompute"]
         return keys
 
     def recipe_of(self, candidate: Candidate) -> Recipe:
@@ -86,12 +89,7 @@ class Planner:
         the hundreds of numbers that measured ops bring, these would take longer than the planning.
         """
         recipe = frozen(changed(self._keys, self.keys_of(candidate)))
-        return replace(
-            strategy_of(recipe),
-            preparation=self.job.strategy.preparation,
-            unprepared=self.job.strategy.unprepared,
-            sample_s=self.job.strategy.sample_s,
-        )
+        return reading(strategy_of(recipe), self.job.data)
 
     @cached_property
     def _keys(self) -> RecipeSchema:

@@ -12,7 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from flowrun.launcher.auto.planner import without_own
 from flowrun.launcher.auto.story import Placed
-from flowrun.launcher.hydra_source import GROUP, group_of, is_path, is_resolved, recipe_file
+from flowrun.launcher.hydra_source import (
+    GROUP,
+    LEFT_OUT,
+    group_of,
+    is_path,
+    is_resolved,
+    recipe_file,
+)
 from flowrun.launcher.quantities import seconds, size
 from flowrun.launcher.recipe import GROUPS, spell
 
@@ -33,7 +40,7 @@ def text(placed: Placed, overrides: list[str]) -> str:
         return f"{_comments(placed)}{placed.recipe.to_yaml()}"
     own = _own(file) if file else {}
     defaults = own.pop("defaults", [])
-    for group in [group for group in GROUPS if group in given]:
+    for group in [group for group in LEFT_OUT if group in given]:
         _choose(defaults, group, given.pop(group))
     tree = OmegaConf.create(own)
     for override in parsed:
@@ -67,7 +74,13 @@ def _anywhere(entry: Any, file: Path) -> Any:
 
 
 def _choose(defaults: list[Any], group: str, override: Override) -> None:
-    """A group of the command line takes the place of the recipe's own choice."""
+    """A group of the command line takes the place of the recipe's own choice, or of what the recipe
+    that it builds on chose.
+    """
+    if GROUP in map(group_of, defaults):
+        defaults[:] = [entry for entry in defaults if group_of(entry) != group]
+        defaults.append({f"override /{group}": override.value()})
+        return
     places = [k for k, entry in enumerate(defaults) if group_of(entry) == group] or [0]
     defaults[:] = [entry for entry in defaults if group_of(entry) != group]
     defaults.insert(places[0], {f"/{group}": override.value()})

@@ -101,6 +101,17 @@ def test_a_run_is_repeated_under_another_launcher(
     assert [recipe.launch.name for recipe, _ in runs] == ["local", "virtual"]
 
 
+def test_a_recipe_lies_in_a_folder_of_any_name(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], workplace: Path
+) -> None:
+    end(capsys, "recipe=gpt_dp", "hydra.run.dir=first")
+    file = workplace / "lr=0.1,wd=[0]" / "recipe.yaml"
+    file.parent.mkdir()
+    file.write_text(runs[0][0].to_yaml())
+    assert end(capsys, f"recipe={file}", "launch=virtual")[0] == 0
+    assert runs[1][0].launch.name == "virtual"
+
+
 def test_plan_prints_and_runs_nothing(
     capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
 ) -> None:
@@ -202,6 +213,13 @@ def test_pins_can_be_swept(
         for recipe, _ in runs
     ]
     assert pins == ["S(0)", "B"]
+
+
+def test_values_in_brackets_are_shown(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+) -> None:
+    out = end(capsys, "-m", "recipe=gpt_dp", "engine.blocking=[],[data]")[1]
+    assert out.count("engine.blocking=[data]") == 2  # the rule before the job, and the table
 
 
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.runtime.rank import Rank
 from flowrun.engine.runtime.shards import to_write
 from flowrun.launcher import weights
+from flowrun.launcher.checkpoint import alone
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 from flowrun.launcher.run import run
@@ -38,6 +39,17 @@ def test_a_run_leaves(folder: Path, name: str) -> None:
 
 def test_the_run_leaves_tensorboard_events(folder: Path) -> None:
     assert list(folder.glob("events.out.tfevents.*"))
+
+
+def test_one_run_writes_to_a_folder(tmp_path: Path) -> None:
+    with (
+        alone(tmp_path, hosts=1),
+        alone(tmp_path, hosts=2),  # hosts of one run may share it
+        pytest.raises(RecipeError, match="another run is writing"),
+    ):
+        alone(tmp_path, hosts=1).__enter__()
+    with alone(tmp_path, hosts=1):
+        pass
 
 
 def test_a_line_of_metrics_for_each_step(folder: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.checkpoint import FOLDER, Checkpoint
 from flowrun.launcher.recipe import load
 from flowrun.launcher.resume import continued
+from flowrun.launcher.run import run
 from flowrun.launcher.slurm import Agent, submit
 from support.command import Command, losses, run_folder, workplace
 
@@ -90,6 +91,40 @@ def test_one_task_a_node_with_what_its_ranks_need(batch_file: Path, tmp_path: Pa
     ):
         assert f"#SBATCH {flag}" in lines
     assert any(line.startswith("srun ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ([], True),
+        (["launch.device=cpu"], False),
+        (["launch.slurm.gpus_per_node=2"], False),
+    ],
+)
+def test_a_job_without_gpus_says_so(
+    batch_file: Path, tmp_path: Path, keys: list[str], told: bool
+) -> None:
+    submitted = submit(load(["recipe=small", "launch=slurm", *keys]), tmp_path / "out")
+    assert ("no GPU was asked for" in str(submitted)) == told
+
+
+def test_ranks_that_the_hosts_do_not_divide_are_not_submitted(
+    batch_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match="cannot be divided over 3 hosts"):
+        submit(load(["recipe=small", "launch=slurm", "launch.nnodes=3"]), tmp_path / "out")
+    assert not batch_file.exists()
+
+
+def test_a_job_that_is_not_taken_is_told(batch_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho no such partition >&2\nexit 1\n")
+    with pytest.raises(RunError, match="the job was not taken"):
+        submit(load(["recipe=small", "launch=slurm"]), tmp_path / "out")
+
+
+def test_nothing_but_a_run_is_submitted(batch_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="which submits a job"):
+        run(load(["recipe=small", "launch=slurm"]), tmp_path / "out")
 
 
 def test_what_cannot_run_is_not_submitted(batch_file: Path, tmp_path: Path) -> None:

@@ -88,3 +88,16 @@ def test_a_recipe_is_saved_only_where_one_is_searched(
         main(["plan", "recipe=gpt_tp", "--save-recipe", "out.yaml"])
     assert ended.value.code == 2
     assert "auto.placement=true" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["recipe=gpt_tp", "parallel=auto"], ["recipe=gpt_sequence_parallel", "optim=sgd"]],
+    ids=["a group that is no section", "a recipe that builds on one with that group"],
+)
+def test_groups_of_the_command_line_are_saved(given: list[str], tmp_path: Path) -> None:
+    """ZeRO is tried too on layouts that were searched for."""
+    arguments = [*given, *SMALL[1:], "auto.plans=8", "auto.keep=[train.micro_batches]"]
+    found = place(load(arguments))
+    save(found, arguments, tmp_path / "placed.yaml")
+    assert load([f"recipe={tmp_path / 'placed.yaml'}"]) == found.recipe

@@ -15,8 +15,9 @@ from flowrun.launcher.auto.captures import Captures
 from flowrun.launcher.auto.planner import Planner
 from flowrun.launcher.auto.search import search
 from flowrun.launcher.auto.space import Branch, Candidate
-from flowrun.launcher.job import Job, strategy_of
+from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
+from flowrun.launcher.strategy import strategy_of
 from support.placements import SMALL
 
 
@@ -67,6 +68,14 @@ def test_a_candidate_is_asked_for_as_its_recipe_would_be(keys: list[str]) -> Non
         found = planner.strategy_of(candidate)
         assert replace(found, preparation=(), unprepared=(), sample_s=0.0) == composed
     assert len({id(planner.strategy_of(candidate).hardware.ops) for candidate in some}) == 1
+
+
+def test_recomputation_that_stays_stays_whole() -> None:
+    keys = ["auto.keep=[recompute]", "recompute.modules=[blocks.*]", "recompute.keep=[matmul]"]
+    planner = Planner.of(load([*SMALL, *keys]))
+    branch = next(planner.space.branches())
+    for candidate in planner.space.leaves(branch):
+        assert planner.recipe_of(candidate).recompute.keep == ["matmul"]
 
 
 def test_what_candidates_share_is_what_each_would_have_alone() -> None:
