@@ -8,6 +8,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.compiled import CompiledRegions
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
+from flowrun.launcher.device import device_type
 from flowrun.launcher.errors import one_of
 from flowrun.launcher.job import Job
 from flowrun.launcher.record import Record
@@ -15,8 +16,8 @@ from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, Recipe
 
 
 def check_runs(recipe: Recipe) -> None:
-    """Raises RecipeError for kernels that are there to plan with alone, and for a batch job that
-    would run here (slurm.py submits one).
+    """Raises RecipeError for kernels that are there to plan with alone, for a batch job that would
+    run here (slurm.py submits one), and for GPUs that this host lacks.
     """
     if recipe.launch.name == "slurm":
         raise RecipeError(
@@ -24,6 +25,7 @@ def check_runs(recipe: Recipe) -> None:
             "slurm is for `flowrun recipe=…`, which submits a job; here it would run on this host.",
             "Write launch.name=local.",
         )
+    device_type(recipe)
     if recipe.engine.compiler == HANDWRITTEN:
         raise RecipeError(
             "engine.compiler",

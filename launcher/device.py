@@ -8,13 +8,16 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.schema import Recipe
 
 
-def device_type(recipe: Recipe) -> str:
+def device_type(recipe: Recipe, here: bool = True) -> str:
     """Answer cpu or cuda.  auto: cuda where this host has a GPU for each of its ranks.
 
-    Raises RecipeError if cuda is asked for and there are not enough.
+    Raises RecipeError if cuda is asked for and there are not enough; not where it is only planned
+    `here`=False, for another host.
     """
     if recipe.launch.device == "cpu" or recipe.launch.name == "virtual":
         return "cpu"
+    if recipe.launch.device == "cuda" and not here:
+        return "cuda"
     wanted, there = recipe.num_ranks // recipe.launch.nnodes, _num_gpus()
     if there >= wanted:
         return "cuda"

@@ -63,7 +63,7 @@ class Job:
         self.recipe = recipe
         self.start = start
         self.planned = planned
-        self.device_type = device_type(recipe)
+        self.device_type = device_type(recipe, here=values)
         torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
         torch.manual_seed(recipe.train.seed)
         described = build.describe_model(recipe, draws=values)

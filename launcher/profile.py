@@ -57,7 +57,7 @@ def shares_memory(recipe: Recipe) -> bool:
     if recipe.hardware.device != CPU:
         return False
     there = launch.name == "local" and launch.nnodes == 1 and sys.platform == "linux"
-    return there and launch.transport != "gloo" and device_type(recipe) == "cpu"
+    return there and launch.transport != "gloo" and device_type(recipe, here=False) == "cpu"
 
 
 def shipped(name: str) -> Hardware:

@@ -63,10 +63,13 @@ class Agent:
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job in the queue.  job: submitit's.  note: what a person should know."""
+    """A job in the queue.  job: submitit's.  waits: its end is waited for.  note: what a person
+    should know.
+    """
 
     job: Any
     folder: Path
+    waits: bool = False
     note: str = ""
 
     def __str__(self) -> str:
@@ -91,14 +94,14 @@ def submit(recipe: Recipe, folder: Path) -> Submitted:
     """
     executor = _executor(recipe, folder / "slurm")
     prepare(folder, resumed=False)
-    here = replace(recipe.launch, name="local", device="cpu")
+    here = replace(recipe.launch, name="local")
     _ = Job(replace(recipe, launch=here), values=False).training
     try:
         job = executor.submit(Agent(recipe, folder.absolute()))
     except (OSError, RuntimeError) as error:  # submitit's own are of the latter kind
         raise RunError("launch=slurm", f"the job was not taken: {error}") from error
     blind = recipe.launch.device == "auto" and not recipe.launch.slurm.gpus_per_node
-    return Submitted(job, folder, _NO_GPU if blind else "")
+    return Submitted(job, folder, recipe.launch.slurm.wait, _NO_GPU if blind else "")
 
 
 def _executor(recipe: Recipe, folder: Path) -> Any:

@@ -8,7 +8,6 @@ merely lost a peer lingers, so that the peer is blamed.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import signal
 import sys
@@ -66,7 +65,6 @@ class Worker:
         """From fork to exit."""
         _end_with(self.launcher)
         heap.keep_pages()
-        gc.freeze()  # to look for garbage in what was inherited would copy all its pages
         rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         for k, pipe in enumerate(self.pipes):
             if k != local:

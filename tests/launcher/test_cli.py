@@ -204,6 +204,23 @@ def test_exit_status_of_a_multirun(
     assert end(capsys, "-m", "recipe=gpt_dp", f"train.seed={seeds}")[0] == status
 
 
+def test_a_job_that_failed_in_the_queue_failed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it was waited for."""
+
+    class Queued:
+        job, waits = 7, True
+
+        def report(self) -> Any:
+            raise RunError("job 7", "it was out of memory.")
+
+    monkeypatch.setattr("flowrun.launcher.run.run", lambda *_: Queued())
+    assert end(capsys, "-m", "recipe=gpt_dp", "train.seed=0,1")[0] == 1
+    status, _, err = end(capsys, "recipe=gpt_dp")
+    assert status == 1 and "out of memory" in err
+
+
 def test_pins_can_be_swept(
     capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
 ) -> None:

@@ -11,6 +11,8 @@ from flowrun.engine.cost.hardware import Hardware, on_hosts
 from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.placement import Placement
+from flowrun.launcher.compiling import check_runs
+from flowrun.launcher.job import Job
 from flowrun.launcher.profile import rank_hardware, shares_memory
 from flowrun.launcher.recipe import load
 
@@ -57,6 +59,14 @@ def test_a_profile_of_gpus_is_planned_with_on_a_machine_without() -> None:
     assert not shares_memory(recipe)
     (link,) = recipe.hardware.links(Placement((("data", 16),), tuple(range(16))))
     assert link.bytes_per_s == 8 * recipe.hardware.levels[1].bytes_per_s
+
+
+def test_gpus_are_planned_for_and_run_on_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrun.launcher.device._num_gpus", lambda: 0)
+    recipe = load(["recipe=gpt_dp", "hardware=h100", "launch.device=cuda"])
+    assert Job(recipe, values=False).device_type == "cuda"
+    with pytest.raises(RecipeError, match="need a GPU each; torch sees 0"):
+        check_runs(recipe)
 
 
 def test_memory_may_be_written_with_an_exponent() -> None:
