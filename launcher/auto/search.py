@@ -116,8 +116,8 @@ def order(outcome: Outcome) -> tuple[bool, bool, float, int, tuple[int, ...]]:
 
 def simplicity(candidate: Candidate) -> tuple[int, ...]:
     """The less of it the simpler."""
-    branch = candidate.branch
-    return len(candidate.recompute), branch.stages, candidate.zero, branch.micro_batches
+    branch, asks = candidate.branch, candidate.in_flight != "auto"  # what a recipe has by itself
+    return len(candidate.recompute), branch.stages, candidate.zero, branch.micro_batches, asks
 
 
 def _hopeless(bound: Bound, outcomes: list[Outcome], limit: int, shown: int, by_time: bool) -> bool:
