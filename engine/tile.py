@@ -67,7 +67,8 @@ def _tiled(plan: Plan, actor: Actor, hardware: Hardware) -> Actor:
         else:
             tiles.append((len(ops) + len(between), len(ops) + len(between) + len(run)))
             shown = work.shown(run)  # written, and not read; what is not is neither
-            moved += sum(n * (1 if name in shown else 2) for name, n in handed.items())
+            if not any(op.target in hardware.ops for op in run):  # they were timed in their tile
+                moved += sum(n * (1 if name in shown else 2) for name, n in handed.items())
         ops += (*between, *run)
         gone = {op.name for op in (*between, *run)}
         left = [op for op in left if op.name not in gone]

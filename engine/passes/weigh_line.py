@@ -85,8 +85,8 @@ def _trained(graph: LogicalGraph, places: Mapping[str, int], strategy: Strategy)
 
 
 def _updated_bytes(v: Variable, graph: LogicalGraph, strategy: Strategy) -> float:
-    """Of a weight, on the rank with the largest shard: what one rank updates."""
-    tensor, placement, zero = graph.tensors[v.tensor], strategy.placements[0], strategy.zero
-    held = math.prod(largest_shape(tensor.shape, v.nd_sbp, placement.shape)) * tensor.dtype.itemsize
-    sharded = zero.stage and tensor.num_elements >= zero.min_elements
-    return held / dict(placement.axes).get(zero.axis, 1) if sharded else held
+    """Of a weight, on the rank with the largest shard: what one rank updates without ZeRO, by which
+    stages are not cut otherwise: candidates of auto.placement that differ by it share their cut.
+    """
+    tensor, grid = graph.tensors[v.tensor], strategy.placements[0].shape
+    return math.prod(largest_shape(tensor.shape, v.nd_sbp, grid)) * tensor.dtype.itemsize

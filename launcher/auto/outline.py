@@ -41,7 +41,8 @@ class Outline:
         in_flight = most_in_flight(candidate, self.branch.stages, self.branch.stages)
         forward = self._whole(self.one.forward_s, self.two.forward_s) / work if work else 0.0
         stages, count = self.branch.stages, self.branch.micro_batches
-        least = filled(work * stages, forward, stages, count)
+        core = self.one.strategy.hardware.core
+        least = max(core * filled(work * stages, forward, stages, count), work)
         return Bound(least, round(held + in_flight * self._stored), expected)
 
     def _whole(self, one: float, two: float) -> float:

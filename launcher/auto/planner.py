@@ -44,7 +44,7 @@ class Planner:
         self.captures = captures
         self.ranks = ranks
         self.job = job = captures.job
-        self.tree: Mapping[str, Any] = OmegaConf.to_container(OmegaConf.create(job.recipe.text))  # type: ignore[assignment]
+        self.tree = _in_order(OmegaConf.to_container(OmegaConf.create(job.recipe.text)), ranks)
         self.limit = job.strategy.hardware.tensor_bytes
         self.problems: list[Outcome] = []  # branches that cannot be compiled
         self.expected: dict[Candidate, float] = {}
@@ -53,12 +53,21 @@ class Planner:
         kept = {"placement", "placement.chunks"}.intersection(self.tree["auto"]["keep"])
         interleaved = bool(kept) and self.tree["placement"]["chunks"] > 1
         straight = not (listed or interleaved or job.strategy.mirrored)
-        self.in_short = captures.blocks.count >= MANY and straight
+        self.in_short = captures.blocks.count >= MANY and straight and self._has_blocks_in_line()
 
     @staticmethod
     def of(recipe: Recipe) -> Planner:
         """Of the ranks that the recipe places."""
         return Planner(Captures(Job(recipe, values=False)), recipe.placed_ranks)
+
+    def _has_blocks_in_line(self) -> bool:
+        """One block, or two, make a model too: not where they lie side by side."""
+        try:
+            for count in (1, 2):
+                self._all_rows(count)
+        except FlowrunError:
+            return False
+        return True
 
     # ------------------------------------------------------------------ what is asked for
 
@@ -200,6 +209,15 @@ class Planner:
     @cached_property
     def _whole(self) -> Whole:
         return self.all_of()
+
+
+def _in_order(tree: Any, ranks: int) -> Mapping[str, Any]:
+    """The recipe's keys with the axes that may be chosen, in their order: it says which ranks are
+    neighbours, and a merge would leave those that the recipe names where they are.
+    """
+    sizes = tree["placement"]["axes"]
+    axes = {name: sizes.get(name, 1) for name in Space.of(tree, ranks).axes}
+    return {**tree, "placement": {**tree["placement"], "axes": axes}}
 
 
 def without_own(auto: Mapping[str, Any]) -> dict[str, Any]:

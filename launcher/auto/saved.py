@@ -21,7 +21,7 @@ from flowrun.launcher.hydra_source import (
     recipe_file,
 )
 from flowrun.launcher.quantities import seconds, size
-from flowrun.launcher.recipe import GROUPS, spell
+from flowrun.launcher.recipe import GROUPS, compose, spell
 
 
 def save(placed: Placed, overrides: list[str], file: Path) -> None:
@@ -48,6 +48,13 @@ def text(placed: Placed, overrides: list[str]) -> str:
             value = None if override.is_delete() else override.value()
             OmegaConf.update(tree, override.key_or_group, value, merge=True)
     tree["auto"] = without_own(tree.get("auto") or {})
+    axes = placed.keys["placement"]["axes"]
+    if "axes" in tree.get("placement", {}):
+        del tree.placement.axes  # a merge would leave its axes before the others
+    if GROUP in map(group_of, defaults) and named:  # so would the recipe that it builds on
+        before = compose([f"recipe={named.value()}"]).placement.axes
+        if [*dict.fromkeys([*before, *axes])] != [*axes]:
+            return f"{_comments(placed)}{placed.recipe.to_yaml()}"
     merged = OmegaConf.merge(tree, placed.keys)
     assert isinstance(merged, DictConfig)
     if not merged["auto"]:

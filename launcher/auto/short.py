@@ -57,6 +57,7 @@ class ShortPlanner:
             one.seconds + more * (two.seconds - one.seconds),
             one.forward_s + more * (two.forward_s - one.forward_s),
             one.bytes + more * (two.bytes - one.bytes),
+            one.core,
         )
         for branch in self.space.branches():
             if self._sensible(branch):
@@ -70,25 +71,25 @@ class ShortPlanner:
         """
         if branch.stages > min(self.blocks.count, branch.micro_batches):
             return False
-        node = self.planner.job.strategy.hardware.levels[0].ranks
+        node = self.planner.alone.hardware.levels[0].ranks
         inner = math.prod(n for name, n in branch.axes if name not in self.space.batch_axes)
         return not node or node % inner == 0 or "placement.axes" in self.space.fixed
 
     def open(self, branch: Branch) -> Iterator[tuple[Candidate, Bound]]:
         """For each schedule and stage of ZeRO the least recomputation that may fit; more of ZeRO
-        only where it saves recomputation.
+        only where it saves recomputation, or makes it fit.
         """
-        least: dict[int | str, Candidate] = {}
+        least: dict[int | str, tuple[bool, int]] = {}
         try:
             outlines = self.outlines(branch)
             for leaf in self._leaves(branch):
                 options = (leaf, *self.space.smaller(leaf))
                 fit = (each for each in options if self._may_fit(outlines.bound(each)))
                 found = next(fit, options[-1])
-                before = least.get(leaf.in_flight)
-                if before is None or _repeats(found) < _repeats(before):
-                    least[leaf.in_flight] = found
-                    bound = outlines.bound(found)
+                bound = outlines.bound(found)
+                rank = not self._may_fit(bound), _repeats(found)
+                if leaf.in_flight not in least or rank < least[leaf.in_flight]:
+                    least[leaf.in_flight] = rank
                     self.planner.expected[found] = bound.expected_s
                     yield found, bound
         except FlowrunError as error:
@@ -118,7 +119,7 @@ class ShortPlanner:
         """
         stays = "placement.in_flight" in self.space.fixed
         for leaf in self.space.leaves(branch):
-            if leaf.in_flight == "auto" and branch.stages > 1:
+            if leaf.in_flight == "auto" and branch.stages > 1 and not stays:
                 yield replace(leaf, in_flight="zero_bubble")
                 yield replace(leaf, in_flight=branch.stages)
             elif leaf.in_flight != "gpipe" or stays:

@@ -199,13 +199,20 @@ def run_of(suite: Suite, trial: Trial) -> Run:
 
 
 def rows(suite: Suite, heard: Mapping[Trial, Sequence[Heard]]) -> tuple[Row, ...]:
-    """A row a trial, those of one model and number of ranks together, the fastest first."""
+    """A row a trial, those of one model and number of ranks together, the fastest first: of those
+    that were measured in all rounds, for an hour is faster than another; then the others.
+    """
     groups: dict[tuple[str, int], list[Row]] = {}
     for trial, each in heard.items():
         groups.setdefault((trial.experiment, trial.ranks), []).append(_row(suite, trial, each))
     out: list[Row] = []
     for group in groups.values():
-        well = sorted((row for row in group if not row.problem), key=lambda row: row.measured_s)
+        rounds = {row.trial: len(heard[row.trial]) for row in group}
+        most = max(rounds.values())
+        well = sorted(
+            (row for row in group if not row.problem),
+            key=lambda row: (rounds[row.trial] < most, row.measured_s),
+        )
         for number, row in enumerate(well, 1):
             behind = row.measured_s / well[0].measured_s - 1
             out.append(replace(row, place=number, behind=behind))

@@ -85,8 +85,9 @@ class Objective:
     # ------------------------------------------------------------------ rows
 
     def times(self, op: Op) -> int:
-        """Runs in a step."""
-        return 1 if op.per_step else self.strategy.micro_batches
+        """Runs in a step; what is made of weights alone will be hoisted (hoist_weights.py)."""
+        once = op.per_step or (bool(op.makes) and self.graph.of_weights.issuperset(op.makes))
+        return 1 if once else self.strategy.micro_batches
 
     def row_seconds(self, op: Op, rows: Sequence[Row]) -> Array:
         """Of every row, in a step."""

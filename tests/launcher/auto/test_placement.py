@@ -101,3 +101,43 @@ def test_groups_of_the_command_line_are_saved(given: list[str], tmp_path: Path) 
     found = place(load(arguments))
     save(found, arguments, tmp_path / "placed.yaml")
     assert load([f"recipe={tmp_path / 'placed.yaml'}"]) == found.recipe
+
+
+SIDE_BY_SIDE = """
+import torch
+from torch import nn
+
+class Tables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(50, 4) for _ in range(14))
+        self.head = nn.Linear(14 * 4 + 8, 4)
+
+    def forward(self, ids, numbers):
+        rows = [table(ids[:, k]) for k, table in enumerate(self.tables)]
+        return self.head(torch.cat([*rows, numbers], 1))
+"""
+TABLES = """
+defaults: [/optim: sgd, /launch: virtual]
+model: {_target_: side_by_side.Tables}
+data: {_target_: flowrun.models.clicks.Clicks, samples: 64, ids: 50, fields: 14, numbers: 8}
+task:
+  inputs: {ids: ids, numbers: numbers}
+  loss: {_target_: side_by_side_loss.loss}
+placement: {axes: {data: 2}}
+eval: {batches: 0}
+train: {batch_size: 4}
+auto: {placement: true, plans: 3}
+"""
+
+
+def test_equal_modules_that_lie_side_by_side_are_no_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "side_by_side.py").write_text(SIDE_BY_SIDE)
+    (tmp_path / "side_by_side_loss.py").write_text(
+        "def loss(output, batch):\n    return (output.sum(1) - batch['clicks']).square().mean()\n"
+    )
+    (tmp_path / "tables.yaml").write_text(TABLES)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert place(load([f"recipe={tmp_path / 'tables.yaml'}"])).best.step_s > 0

@@ -70,6 +70,15 @@ def test_a_candidate_is_asked_for_as_its_recipe_would_be(keys: list[str]) -> Non
     assert len({id(planner.strategy_of(candidate).hardware.ops) for candidate in some}) == 1
 
 
+def test_axes_are_nested_as_the_space_has_them() -> None:
+    """Data outermost: ranks of tensor are neighbours, also where the recipe names them alone."""
+    planner = Planner.of(load([*SMALL, "auto.ranks=4"]))
+    branch = next(b for b in planner.space.branches() if dict(b.axes) == {"data": 2, "tensor": 2})
+    recipe = planner.recipe_of(Candidate(branch))
+    assert recipe.axes == tuple(name for name, _ in branch.axes) == ("data", "tensor")
+    assert planner.strategy_of(Candidate(branch)).placements == recipe.placements
+
+
 def test_recomputation_that_stays_stays_whole() -> None:
     keys = ["auto.keep=[recompute]", "recompute.modules=[blocks.*]", "recompute.keep=[matmul]"]
     planner = Planner.of(load([*SMALL, *keys]))

@@ -34,7 +34,7 @@ def heard(step_s: float, foreseen_s: float, peak: int) -> tuple[Sample, dict[str
 def test_rows_are_ranked_by_what_was_measured_and_tell_how_far_behind_they_are() -> None:
     trials = {
         Trial("gpt_small", 2, PLAIN, picked=True): [heard(1.1, 1.0, 100), heard(1.1, 1.0, 100)],
-        Trial("gpt_small", 2, SHARDED): [heard(1.0, 1.2, 90)],
+        Trial("gpt_small", 2, SHARDED): [heard(1.0, 1.2, 90), heard(1.0, 1.2, 90)],
     }
     first, second = rows(SUITE, trials)
     assert (first.trial.candidate, first.place, first.behind) == (SHARDED, 1, 0.0)
@@ -44,6 +44,20 @@ def test_rows_are_ranked_by_what_was_measured_and_tell_how_far_behind_they_are()
     assert found.worst == pytest.approx(0.1)
     assert found.time_off == pytest.approx((0.2 + (1 - 1 / 1.1)) / 2)
     assert found.memory_off == pytest.approx(0.05)
+
+
+def test_what_was_measured_in_the_first_round_alone_is_ranked_behind() -> None:
+    """The hour of the finals was slower."""
+    trials = {
+        Trial("gpt_small", 2, SHARDED): [heard(1.2, 1.0, 90)],
+        Trial("gpt_small", 2, PLAIN, picked=True): [
+            heard(1.0, 1.0, 90),
+            *[heard(1.3, 1.0, 90)] * 4,
+        ],
+    }
+    first, second = rows(SUITE, trials)
+    assert (first.trial.picked, first.place, first.behind) == (True, 1, 0.0)
+    assert second.behind < 0
 
 
 def test_a_run_that_failed_is_a_row_with_its_reason() -> None:
