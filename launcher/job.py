@@ -134,7 +134,9 @@ class Job:
     @property
     def notes(self) -> tuple[str, ...]:
         """What went otherwise than a user expects."""
-        return (*self._notes, *self.plans.notes)
+        zero, idle = self.recipe.zero, self.recipe.zero.stage > self.strategy.zero.stage
+        told = f"zero.stage={zero.stage} shards nothing: its axis, {zero.axis}, has one rank."
+        return (*self._notes, *self.plans.notes, *([told] if idle else []))
 
     @cached_property
     def work(self) -> Work:

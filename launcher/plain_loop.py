@@ -23,18 +23,21 @@ from flowrun.launcher.strategy import AUTOCAST
 
 @dataclass(frozen=True)
 class Trained:
-    """losses: of each step.  before, after: weights by name."""
+    """losses: of each step.  before, after: weights by name.  skipped: steps whose update loss
+    scaling left out.
+    """
 
     losses: tuple[float, ...]
     before: Mapping[str, Tensor]
     after: Mapping[str, Tensor]
+    skipped: frozenset[int] = frozenset()
 
 
-def plain_loop(recipe: Recipe, replicas: int = 1) -> Trained:
+def plain_loop(recipe: Recipe, replicas: int = 1, skipped: frozenset[int] = frozenset()) -> Trained:
     """Train the recipe, micro-batch by micro-batch.
 
     replicas: of the mirrored view: each has its own part of a micro-batch and its own buffers;
-    their gradients are averaged.
+    their gradients are averaged.  skipped: steps that shall have no update.
     """
     job = Job(recipe, values=False)
     parts = build.build(recipe)
@@ -56,9 +59,11 @@ def plain_loop(recipe: Recipe, replicas: int = 1) -> Trained:
                 loss = loss / (train.micro_batches * replicas)
                 update.backward(loss)
                 total += loss.item()
-        update.step(step)
+        if step not in skipped and not update.step(step):
+            skipped |= {step}
         losses.append(total)
-    return Trained(tuple(losses), before, {n: p.detach() for n, p in model.named_parameters()})
+    after = {name: p.detach() for name, p in model.named_parameters()}
+    return Trained(tuple(losses), before, after, skipped)
 
 
 def _replica(model: nn.Module) -> nn.Module:
@@ -91,11 +96,12 @@ class _Update:
         """Add to the gradients."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def step(self, step: int) -> None:
-        """Change the weights.  step: counted from 0."""
+    def step(self, step: int) -> bool:
+        """Change the weights; False if a gradient has left its range.  step: counted from 0."""
         groups = self.optimizer.param_groups
         self.scaler.unscale_(self.optimizer)
         gradients = [p for group in groups for p in group["params"] if p.grad is not None]
+        finite = all(bool(p.grad.isfinite().all()) for p in gradients)
         if self.asked.clip_value:
             nn.utils.clip_grad_value_(gradients, self.asked.clip_value)
         if self.asked.clip_norm:
@@ -104,6 +110,7 @@ class _Update:
             group["lr"] = self.asked.rate(rate, step)
         self.scaler.step(self.optimizer)
         self.scaler.update(self.constant)
+        return finite or not self.scaler.is_enabled()
 
 
 def _optimizer(asked: Optimizer, model: nn.Module) -> torch.optim.Optimizer:

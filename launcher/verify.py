@@ -151,13 +151,14 @@ class _Layouts:
         return Difference(name, report.ranks, loss, weight, sent, verdict)
 
     def _reference(self, replicas: int, dtype: str | None = None) -> Trained:
-        """dtype: another precision than the recipe's."""
+        """dtype: another precision than the recipe's, with the updates that the recipe's has."""
         changes = [*self.single] if self.why_single else []
         if dtype:
             changes += [f"precision.dtype={dtype}", "precision.loss_scale=null"]
         recipe = self._load(changes)
         if not self.why_single:
-            return plain_loop(recipe, replicas)
+            skipped = self.reference(replicas).skipped if dtype else frozenset()
+            return plain_loop(recipe, replicas, skipped)
         folder = self.scratch / f"reference_{dtype}"
         self.run(recipe, folder)
         return self._trained(folder)

@@ -15,15 +15,19 @@ from flowrun.models.insightface import Scores
 from flowrun.models.losses import cross_entropy
 from flowrun.models.moe import Routed
 
+IGNORED = -100  # torch's `ignore_index`
+
 
 def accuracy(
     output: Tensor | Routed, batch: Mapping[str, Tensor], target: str = "targets"
 ) -> Tensor:
     """Share of positions whose largest logit (..., V) is the class id (...) in the batch field
-    `target`.
+    `target`; those of -100, which cross entropy ignores, do not count.
     """
     logits = output.logits if isinstance(output, Routed) else output
-    return (logits.argmax(dim=-1) == batch[target]).float().mean()
+    known = batch[target] != IGNORED
+    hits = (logits.argmax(dim=-1) == batch[target]) & known
+    return hits.float().sum() / known.float().sum().clamp(min=1)
 
 
 def binary_accuracy(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:

@@ -65,7 +65,8 @@ class Router(nn.Module):
         slots_S = torch.arange(E * C, device=x_BTD.device)
         likely_BTE = self.score(x_BTD).float().softmax(-1)
         share_BTK, expert_BTK = likely_BTE.topk(K)
-        share_BTK = share_BTK / share_BTK.sum(-1, keepdim=True)
+        if K > 1:  # of one it would be 1, whatever the router says (Fedus et al. 2021 keep it too)
+            share_BTK = share_BTK / share_BTK.sum(-1, keepdim=True)
         expert_BKT = expert_BTK.transpose(1, 2)
         hits_BKTE = expert_BKT.unsqueeze(-1) == numbers_E
         queue_BNE = hits_BKTE.flatten(1, 2).long()

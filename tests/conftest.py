@@ -1,4 +1,6 @@
-"""Plans kept by earlier runs, the user's or another test's, are out of reach."""
+"""Plans kept by earlier runs, the user's or another test's, are out of reach; properties are tried
+with the same examples each time, however long one takes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("flowrun", deadline=None, derandomize=True, database=None)
+settings.load_profile("flowrun")
 
 
 @pytest.fixture(autouse=True, scope="session")

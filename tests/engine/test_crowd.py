@@ -43,7 +43,7 @@ def test_who_computes_alone_has_a_whole_core() -> None:
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=6), st.floats(0.26, 1.0))
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 def test_cores_that_are_wanted_are_never_idle(works: list[int], core: float) -> None:
     """Acts of one stage, one after another, beside an endless one of the other."""
     ranks, now = crowd(core), 0.0

@@ -12,14 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine.strategy import LossScale
+from flowrun.engine.strategy import LossScale, Optimizer
 from support.layouts import CLIP, Layout, cluster, compiled, logical_weights
-from support.plain_loop import Training, gpt
+from support.plain_loop import Trained, Training, gpt, torch_optimizer, weight_difference
 
 STEPS = 7
 # Gradients of this model overflow fp16 (65504) above 2^20.
 TOO_HIGH = LossScale(2.0**23)
 FP16 = replace(gpt(blocks=1, width=16), autocast=torch.float16, loss_scale=TOO_HIGH)
+# AdamW would hide gradients of wrong length.
+_SETTINGS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False}
+SGD = replace(FP16, optimizer=Optimizer("sgd", tuple(_SETTINGS.items())))
 NOISE = 1e-3  # fp16 rounds at 2^-11; layouts add up in another order
 
 
@@ -51,9 +54,7 @@ def torch_loop(training: Training, clip_norm: float = 0.0) -> Scaled:
     """torch.autocast and torch.amp.GradScaler, micro-batch by micro-batch."""
     assert training.loss_scale is not None
     model = training.model().train()
-    settings = dict(training.optimizer.arguments)
-    betas = (settings.pop("beta1"), settings.pop("beta2"))
-    optimizer = torch.optim.AdamW(model.parameters(), betas=betas, **settings)  # type: ignore[arg-type]
+    optimizer = torch_optimizer(training.optimizer, model)
     scaler = torch.amp.GradScaler("cpu", init_scale=training.loss_scale.start)
     losses, scales, skipped = [], [], [0.0]
     for step in range(STEPS):
@@ -88,14 +89,21 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.parametrize("training", [FP16, SGD], ids=["AdamW", "SGD"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_training_recovers_from_an_overflow_as_torchs_grad_scaler_does(layout: Layout) -> None:
-    plain, found = torch_loop(FP16, layout.clip_norm), flowrun_loop(FP16, layout)
+def test_training_recovers_from_an_overflow_as_torchs_grad_scaler_does(
+    layout: Layout, training: Training
+) -> None:
+    plain, found = torch_loop(training, layout.clip_norm), flowrun_loop(training, layout)
     assert found.scales == plain.scales
     assert found.skipped == plain.skipped
     assert found.skipped == (1, 2, 3, 3, 3, 3, 3)
     assert found.losses == pytest.approx(plain.losses, rel=NOISE)
     assert found.losses[-1] < found.losses[0]
+    if training is SGD:
+        before = training.model().state_dict()
+        moved = Trained(plain.losses, before, plain.weights)
+        assert weight_difference(found.weights, moved) <= 20 * NOISE
 
 
 def test_a_skipped_update_changes_no_weight_and_no_state() -> None:

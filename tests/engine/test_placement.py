@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.engine.placement import (
@@ -66,7 +66,6 @@ def test_the_first_pieces_of_an_uneven_split_are_one_longer() -> None:
 
 
 @given(st.integers(0, 50), st.integers(1, 9))
-@settings(deadline=None, derandomize=True)
 def test_pieces_tile_the_dimension(size: int, parts: int) -> None:
     pieces = [split_range(size, parts, k) for k in range(parts)]
     assert [start for start, _ in pieces] == [sum(n for _, n in pieces[:k]) for k in range(parts)]
@@ -100,7 +99,6 @@ def test_the_first_coordinate_holds_the_largest_shard() -> None:
     nd_sbp=st.lists(st.sampled_from([B, P, S(0), S(1)]), max_size=3).map(tuple),
     grid=st.lists(st.integers(1, 5), min_size=3, max_size=3),
 )
-@settings(deadline=None, derandomize=True)
 def test_the_largest_shard_is_what_the_first_coordinate_holds(
     shape: tuple[int, ...], nd_sbp: NdSbp, grid: list[int]
 ) -> None:

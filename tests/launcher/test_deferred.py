@@ -121,7 +121,7 @@ STEPS: Mapping[str, Callable[[list[Tensor]], object]] = {
 }
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=14))
 def test_any_order_of_ops_and_aliases_makes_the_same(steps: list[str]) -> None:
     def make() -> nn.Module:

@@ -37,6 +37,22 @@ def test_processes_train_like_the_virtual_cluster(place: Path) -> None:
     assert gloo == pytest.approx(virtual, rel=1e-6)
 
 
+def test_each_job_of_a_sweep_has_processes_of_its_own(place: Path) -> None:
+    swept = ("train.steps=1,2", f"hydra.sweep.dir={place / 'sweep'}")
+    ended = Command(place, "-m", "recipe=small", *swept).end()
+    assert (ended.status, ended.err) == (0, "")
+    assert [len(losses(place / "sweep" / str(k))) for k in range(2)] == [1, 2]
+
+
+def test_what_a_run_left_can_be_exported_and_its_layouts_verified(place: Path) -> None:
+    assert Command(place, "recipe=small", run_folder(place / "out")).end().status == 0
+    weights = Command(place, "export", "out", "--to", "all.safetensors").end()
+    assert (weights.status, (place / "all.safetensors").stat().st_size > 0) == (0, True)
+    compared = Command(place, "verify", "recipe=small").end()
+    assert compared.status == 0, compared.out
+    assert compared.out.count(" same") == 10
+
+
 def test_threads_of_compute_survive_the_fork(place: Path) -> None:
     large = ("model.hidden=4096", "train.batch_size=32", "train.steps=2")
     ended = Command(place, "recipe=small", "launch.threads=2", *large).end()

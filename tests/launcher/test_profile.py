@@ -16,7 +16,8 @@ from flowrun.launcher.job import Job
 from flowrun.launcher.profile import rank_hardware, shares_memory
 from flowrun.launcher.recipe import load
 
-PROFILES = sorted(file.stem for file in Path("conf/hardware").glob("*.yaml"))
+FOLDER = Path(__file__).resolve().parents[2] / "conf/hardware"
+PROFILES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 GPUS = sorted(set(PROFILES) - {"cpu"})
 HALF = ["hardware.fp32.flop=[1e6,1e9]", "hardware.fp32.share=[0.5,1]"]
 

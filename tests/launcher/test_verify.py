@@ -76,8 +76,9 @@ CASES = {
         "a plain torch loop over as many replicas",
     ),
     "bf16": (["precision.dtype=bf16"], "a plain torch loop"),
-    "fp16, the first updates skipped": (
-        ["precision.dtype=fp16", "precision.loss_scale=1e6", "train.steps=4"],
+    "fp16, its scale constant": (["precision.dtype=fp16", "precision.loss_scale=512"], "a plain"),
+    "fp16, all updates skipped": (
+        ["precision.dtype=fp16", "precision.loss_scale=1e9", "train.steps=4"],
         "a plain torch loop",
     ),
     "a function, its scale constant": (
@@ -100,10 +101,19 @@ def test_lazy_tables_are_held_beside_one_rank() -> None:
     assert "leaves rows alone that torch's optimizers change" in found.caption
 
 
-@pytest.mark.parametrize("key", ["fp32", "bf16"])
-def test_another_training_differs(key: str) -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["precision.dtype=fp32"],
+        ["precision.dtype=bf16"],
+        ["precision.dtype=fp16"],
+        ["precision.dtype=fp16", "precision.loss_scale=3e5", "train.steps=6"],
+    ],
+    ids=["fp32", "bf16", "fp16", "fp16, some updates skipped"],
+)
+def test_another_training_differs(keys: list[str]) -> None:
     """Under every layout a rate that is a tenth larger than the recipe's."""
-    asked = recipe(f"precision.dtype={key}")
+    asked = recipe(*keys)
 
     def faster(given: Recipe, folder: Path) -> Any:
         file = Path("faster.yaml")

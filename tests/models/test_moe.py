@@ -31,7 +31,8 @@ def token_by_token(mixture: Mixture, x_BTD: Tensor) -> Tensor:
                 used[e] += 1
                 if used[e] <= slots:
                     y_D = F.gelu(x_D @ experts.up[e]) @ experts.down[e]
-                    out[b, t] += share_TK[t, k] / share_TK[t].sum() * y_D
+                    of = share_TK[t].sum() if router.chosen > 1 else 1.0
+                    out[b, t] += share_TK[t, k] / of * y_D
     return out
 
 
@@ -40,6 +41,12 @@ def token_by_token(mixture: Mixture, x_BTD: Tensor) -> Tensor:
 def test_a_mixture_is_each_token_through_its_experts(room: float, chosen: int) -> None:
     mixture, x_BTD = seeded_mixture(room, chosen), torch.randn(3, 10, 8)
     torch.testing.assert_close(mixture(x_BTD)[0], token_by_token(mixture, x_BTD))
+
+
+def test_a_router_of_one_expert_learns_from_the_loss() -> None:
+    mixture = seeded_mixture(4.0, 1)
+    mixture(torch.randn(3, 10, 8))[0].square().sum().backward()
+    assert mixture.router.score.weight.grad.abs().sum() > 0
 
 
 def test_who_finds_no_slot_is_left_out() -> None:

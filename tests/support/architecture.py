@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flowrun.engine.strategy import Optimizer
 from support.layouts import Layout
-from support.plain_loop import Batch, Measure, Trained, Training, pins, seeded
+from support.plain_loop import Batch, Measure, Trained, Training, largest, pins, seeded
 
 LOSS_TOLERANCE = 1e-5
 STEPS, SAMPLES, MICRO_BATCHES = 5, 8, 2
@@ -90,4 +90,6 @@ def weights_apart(found: Mapping[str, Tensor], plain: Trained) -> float:
     """
     moved = {name: float((w - plain.before[name]).norm()) for name, w in plain.after.items()}
     least = 1e-3 * math.sqrt(sum(way * way for way in moved.values()))
-    return max(float((found[n] - plain.after[n]).norm()) / max(w, least) for n, w in moved.items())
+    return largest(
+        float((found[n] - plain.after[n]).norm()) / max(w, least) for n, w in moved.items()
+    )

@@ -5,7 +5,8 @@ The loop is autograd and torch.optim on whole batches: nothing of the engine, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
@@ -129,16 +130,22 @@ def plain_evaluation(
 def loss_difference(found: Sequence[float], plain: Trained) -> float:
     """Largest relative difference of a step's loss."""
     pairs = zip(found, plain.losses, strict=True)
-    return max(abs(one - other) / abs(other) for one, other in pairs)
+    return largest(abs(one - other) / abs(other) for one, other in pairs)
 
 
 def weight_difference(found: Mapping[str, Tensor], plain: Trained) -> float:
     """Largest difference of a weight, as a share of the way that training moved it (2-norms)."""
     assert set(found) == set(plain.after)
-    return max(
+    return largest(
         float((found[name] - after).norm() / (after - plain.before[name]).norm())
         for name, after in plain.after.items()
     )
+
+
+def largest(differences: Iterable[float]) -> float:
+    """Infinite if one is no number, which max() leaves out."""
+    found = list(differences)
+    return max(found) if all(map(math.isfinite, found)) else math.inf
 
 
 def torch_optimizer(optimizer: Optimizer, model: nn.Module) -> torch.optim.Optimizer:

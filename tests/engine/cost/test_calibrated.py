@@ -28,7 +28,7 @@ from flowrun.engine.cost.network import Level
     st.floats(1e6, 1e12),
     st.lists(st.integers(0, 24), min_size=2, max_size=9, unique=True),
 )
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 def test_a_line_that_was_measured_is_found(start: float, speed: float, sizes: list[int]) -> None:
     points = [(float(2**size), start + 2**size / speed) for size in sizes]
     found_start, found_speed = line(points)

@@ -19,7 +19,7 @@ ADD = "aten.add.Tensor"
 
 
 @given(st.sampled_from(["fp32", "bf16"]), SHAPES.map(tuple))
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 def test_shapes_are_text_and_back(dtype: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     assert shapes_of(text_of(dtype, shapes)) == (dtype, shapes)
 
@@ -29,7 +29,7 @@ def test_a_scalar_is_one_element() -> None:
 
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=8, unique=True))
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 def test_what_was_timed_has_its_own_factor(sizes: list[int]) -> None:
     known = Factors({ADD: {text_of("fp32", [(n,)]): 1.0 + n for n in sizes}})
     for n in sizes:
@@ -59,7 +59,7 @@ def test_what_is_unlike_all_that_was_timed_is_foreseen_by_the_formula() -> None:
         unique_by=str,
     ),
 )
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 def test_the_nearest_is_that_of_looking_at_all(
     shapes: tuple[tuple[int, ...], ...], timed: list[list[tuple[int, ...]]]
 ) -> None:

@@ -29,7 +29,7 @@ from flowrun.engine.cost.network import Level, Link, axis_links, group_link, mes
 from flowrun.engine.placement import Placement
 from flowrun.engine.sbp import B, P, S
 
-PROPERTY = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+PROPERTY = settings(max_examples=200)
 NODES = (Level(8, 1.0, 100.0, hop_s=0.5), Level(0, 10.0, 2.0, hop_s=5.0))
 
 

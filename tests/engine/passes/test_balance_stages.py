@@ -31,7 +31,7 @@ def lines(draw: st.DrawFn) -> Line:
     return Line(tuple(map(float, work)), tuple(map(float, entering)), tuple(map(float, leaving)))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150)
 @given(line=lines(), data=st.data())
 def test_cuts_are_the_best_of_all_cuts(line: Line, data: st.DataObject) -> None:
     n = len(line.work_s)

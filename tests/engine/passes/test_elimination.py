@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flowrun.engine.passes.elimination import Table, minimise
 
-QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=200)
 Network = tuple[list[int], list[Table]]
 
 

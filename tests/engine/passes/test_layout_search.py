@@ -168,7 +168,7 @@ def priced(problem: Problem, name: str, have: Form, wanted: Form) -> float:
 
 # ---- facts ---------------------------------------------------------------------------------------
 
-QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=200)
 
 
 @QUICK

@@ -13,8 +13,11 @@ pytestmark = [
 ]
 
 _FAULTS = """
+import ctypes
 import resource
 from flowrun.engine.runtime import heap
+
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a fault brings a page of 4 kB
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.engine.graph import Ref
@@ -48,7 +48,6 @@ def programs(draw: Any) -> Program:
     return Program(reads, tuple(lines), tuple(results))
 
 
-@settings(deadline=None)
 @given(programs())
 def test_pieces_together_do_what_the_program_does(program: Program) -> None:
     start = [torch.tensor(float(k + 1), dtype=torch.float64) for k in range(program.reads)]

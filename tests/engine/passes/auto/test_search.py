@@ -42,7 +42,7 @@ from flowrun.engine.strategy import Auto, Strategy
 GRIDS = ((2, 2), (2, 3), (3, 2), (4, 1), (4,))
 SIZE = 64
 MOST = 200  # combinations, where the update has one row
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=60)
 UNARY = ("aten.relu.default", "aten.t.default", "aten.neg.default")
 BINARY = ("aten.mm.default", "aten.add.Tensor", "aten.mul.Tensor")
 
