@@ -89,9 +89,7 @@ class Clock:
         self.left = [sum(map(plan.acts_per_step, plan.actors))] * last  # acts of each step
         self.memory = [Live(plan, stage) for stage in range(len(self.ranks))] if observed else []
         self._computes = [computes(actor) for actor in plan.actors]
-        self._crowded = [
-            each or actor.beside for each, actor in zip(self._computes, plan.actors, strict=True)
-        ]
+        self._needs_core = [a.kind not in (BOX, SEND, RECEIVE) for a in plan.actors]
         self.stage_of = [actor.stage for actor in plan.actors]
         self.acts = list(map(plan.acts_per_step, plan.actors))
         self.period = Period(self) if shortly else None
@@ -159,7 +157,7 @@ class Clock:
         if self.observed:
             self.memory[stage].begin(actor, act)
         self._run(actor, self.now)
-        if self.crowd and self._crowded[actor]:
+        if self.crowd and self._needs_core[actor]:
             self.crowd.begin(actor, self.seconds[actor], self.now)
 
     def _lengthen(self, actors: tuple[int, ...], more: float) -> None:
@@ -214,7 +212,7 @@ class Clock:
         rank = self.ranks[stage]
         if self._computes[actor]:
             self.computing[stage] = False
-        if self.crowd and self._crowded[actor]:
+        if self.crowd and self._needs_core[actor]:
             self.crowd.end(actor, self.now)
         act, began = rank.acts[actor], self.began.pop(actor)
         if self.observed:

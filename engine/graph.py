@@ -165,6 +165,11 @@ class Feed:
     per_step: bool = False
     values: tuple[float, ...] = ()
 
+    @property
+    def is_own(self) -> bool:
+        """A number of the engine's own."""
+        return self.field.startswith("@")
+
 
 @dataclass(frozen=True)
 class LogicalGraph:

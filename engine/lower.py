@@ -124,7 +124,7 @@ class _Lowering:
                     made = tuple(f.tensor for f in feeds)
                     name = "step" if per_step else "batch"
                     phase = UPDATE if per_step else FORWARD
-                    fields = {feed.field for feed in feeds if not feed.field.startswith("@")}
+                    fields = {feed.field for feed in feeds if not feed.is_own}
                     unprepared = bool(fields) and fields <= set(self.strategy.unprepared)
                     chain = bool(fields) and bool(self.strategy.preparation) and not unprepared
                     source = self._prepared(stage, feeds) if chain else None
@@ -137,7 +137,7 @@ class _Lowering:
 
         Samples are described as a tensor of bytes that lies as the field of which most is held.
         """
-        fields = [f for f in feeds if not f.field.startswith("@")]
+        fields = [f for f in feeds if not f.is_own]
         source: str | None = None
         for step in self.strategy.preparation:
             widest = max(fields, key=self._num_samples)

@@ -160,7 +160,7 @@ class Actor:
             case PrepareWork():
                 return True
             case FeedWork(feeds):
-                return not all(feed.field.startswith("@") for feed in feeds)
+                return not all(feed.is_own for feed in feeds)
         return False
 
 

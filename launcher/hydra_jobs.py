@@ -47,17 +47,8 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
             if started:  # composed: the error is a job's own
                 raise
             raise from_hydra(error, schema()) from error
-    return [_waited(outcome) for outcome in outcomes]
-
-
-def _waited(outcome: Any) -> Any:
-    """What came of a job in the queue that is waited for; of others what there is."""
-    if not getattr(outcome, "waits", False):
-        return outcome
-    try:
-        return outcome.report()
-    except FlowrunError as error:
-        return error
+    # what came of jobs in the queue that are waited for; of others what there is
+    return [each.outcome() if getattr(each, "waits", False) else each for each in outcomes]
 
 
 def _job(cfg: Any, config_dir: str | None) -> Any:

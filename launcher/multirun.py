@@ -76,10 +76,7 @@ class Row:
         """The row once its job in the queue has ended."""
         if self.status != SUBMITTED:
             return self
-        try:
-            return Row(self.overrides, self.outcome.report())
-        except FlowrunError as error:
-            return Row(self.overrides, error)
+        return Row(self.overrides, self.outcome.outcome())
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -101,7 +101,8 @@ class _Update:
         groups = self.optimizer.param_groups
         self.scaler.unscale_(self.optimizer)
         gradients = [p for group in groups for p in group["params"] if p.grad is not None]
-        finite = all(bool(p.grad.isfinite().all()) for p in gradients)
+        scaled = self.scaler.is_enabled()
+        finite = not scaled or all(bool(p.grad.isfinite().all()) for p in gradients)
         if self.asked.clip_value:
             nn.utils.clip_grad_value_(gradients, self.asked.clip_value)
         if self.asked.clip_norm:
@@ -110,7 +111,7 @@ class _Update:
             group["lr"] = self.asked.rate(rate, step)
         self.scaler.step(self.optimizer)
         self.scaler.update(self.constant)
-        return finite or not self.scaler.is_enabled()
+        return finite
 
 
 def _optimizer(asked: Optimizer, model: nn.Module) -> torch.optim.Optimizer:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowrun.engine.errors import RecipeError, RunError
+from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.checkpoint import prepare
 from flowrun.launcher.hosts import ranks_of_a_host
 from flowrun.launcher.job import Job
@@ -75,6 +75,13 @@ class Submitted:
     def __str__(self) -> str:
         asked = f"; {self.note}" if self.note else ""
         return f"job {self.job.job_id}, log {self.job.paths.stdout}{asked}"
+
+    def outcome(self) -> Report | FlowrunError:
+        """Wait for its end: its report, or why there is none."""
+        try:
+            return self.report()
+        except FlowrunError as error:
+            return error
 
     def report(self) -> Report:
         """Wait for its end.  Raises RunError if it failed."""

@@ -95,7 +95,7 @@ class ActorCost:
                 each = next(p.seconds for p in self.strategy.preparation if p.name == name)
                 return hardware.act_s + samples * each
             case FeedWork(feeds, None, False):
-                fields = [f for f in feeds if not f.field.startswith("@")]
+                fields = [f for f in feeds if not f.is_own]
                 samples = max(
                     (self._shape(f.tensor, f.nd_sbp, f.stage)[0] for f in fields), default=0
                 )

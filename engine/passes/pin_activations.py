@@ -91,8 +91,7 @@ def matches_variable(pin: Pin, variable: Variable) -> bool:
 
 def names_field(pin: Pin, feed: Feed) -> bool:
     """True if the pin names the field of the batch; a number of the engine's own is none."""
-    own = feed.field.startswith("@")
-    return pin.where == "variable" and not own and pin.matches(f"batch.{feed.field}")
+    return pin.where == "variable" and not feed.is_own and pin.matches(f"batch.{feed.field}")
 
 
 def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:

@@ -57,7 +57,7 @@ class Readers:
             case FeedWork(feeds) as work:
                 fields = self._fields(work, act, inputs)
                 return [
-                    self._number(feed, actor, act) if _is_own(feed) else fields[feed.tensor]
+                    self._number(feed, actor, act) if feed.is_own else fields[feed.tensor]
                     for feed in feeds
                 ]
         raise AssertionError(actor.work)
@@ -123,11 +123,6 @@ def cut(value: torch.Tensor, slices: Slices) -> torch.Tensor:
     return value
 
 
-def _is_own(feed: Feed) -> bool:
-    """A number of the engine's own."""
-    return feed.field.startswith("@")
-
-
 def _fields_of(feeds: Sequence[Feed]) -> list[Feed]:
     """The feeds that are fields of the batch."""
-    return [feed for feed in feeds if not _is_own(feed)]
+    return [feed for feed in feeds if not feed.is_own]

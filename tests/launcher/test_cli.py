@@ -212,8 +212,8 @@ def test_a_job_that_failed_in_the_queue_failed(
     class Queued:
         job, waits = 7, True
 
-        def report(self) -> Any:
-            raise RunError("job 7", "it was out of memory.")
+        def outcome(self) -> Any:
+            return RunError("job 7", "it was out of memory.")
 
     monkeypatch.setattr("flowrun.launcher.run.run", lambda *_: Queued())
     assert end(capsys, "-m", "recipe=gpt_dp", "train.seed=0,1")[0] == 1
