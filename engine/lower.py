@@ -20,6 +20,7 @@ from flowrun.engine.graph import (
     Op,
     Tensor,
 )
+from flowrun.engine.one_copy import one_copy
 from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.passes.form_regions import form_regions, moves
 from flowrun.engine.passes.merge_chains import merge_chains
@@ -70,6 +71,9 @@ class _Lowering:
         self._regions()
         self._boxings()
         self._reports()
+        if self.strategy.shared_memory:
+            grids = [placement.shape for placement in self.strategy.placements]
+            self.drafts = one_copy(self.drafts, self.graph, grids)
         cost = ActorCost(self.graph, self.strategy, self.layout)
         registers, inputs, outputs = connect(self.drafts, self.maker, self.graph, cost)
         actors = tuple(

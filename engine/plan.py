@@ -91,10 +91,13 @@ class BoxWork:
     tensor made) pairs.
 
     steps: one for each pair, of one axis, kind and reduction; the dims that they split may differ.
+    one_copy: what is read are pieces of what is made, in memory that the group shares: no byte
+        moves (one_copy.py).
     """
 
     steps: tuple[Step, ...]
     pairs: tuple[tuple[str, str], ...]
+    one_copy: bool = False
 
     @property
     def step(self) -> Step:
@@ -292,10 +295,11 @@ class Plan:
                     if is_tile:
                         yield "      some rows at a time:"
                     yield from (f"      {'  ' if is_tile else ''}{op}" for op in run)
-            case BoxWork(steps, pairs):
+            case BoxWork(steps, pairs, one_copy):
+                where = ", in one copy" if one_copy else ""
                 for step, (read, made) in zip(steps, pairs, strict=True):
                     change = f"{self.axes[step.axis]}: {step.source} -> {step.target}"
-                    yield f"      %{made} = {step.kind}(%{read}) on {change}"
+                    yield f"      %{made} = {step.kind}(%{read}) on {change}{where}"
             case TransferWork(channel, source, target, pairs):
                 where = f"channel {channel}, stage {source} -> {target}"
                 yield from (f"      {where}: %{sent} -> %{received}" for sent, received in pairs)

@@ -80,11 +80,13 @@ class ActorCost:
         match draft.work:
             case RegionWork() as work:
                 return hardware.act_s + self._region_seconds(work)
-            case BoxWork(steps, pairs):
+            case BoxWork(steps, pairs, one_copy):
                 placement = self.strategy.placements[draft.stage]
                 links = hardware.links(placement)
                 one_start = start_seconds(steps[0], links[steps[0].axis])  # one message for all
                 total = self._loop_s + one_start
+                if one_copy:
+                    return total
                 for step, (read, _) in zip(steps, pairs, strict=True):
                     tensor, nd_sbp = self.graph.tensors[read], self.layout[read][1]
                     shape, num_bytes, link = tensor.shape, tensor.num_bytes, links[step.axis]
@@ -134,7 +136,7 @@ class ActorCost:
     def sent_bytes(self, draft: Draft) -> float:
         """Of all ranks of the stage, in one act: the paper's table 2."""
         match draft.work:
-            case BoxWork(steps, pairs):
+            case BoxWork(steps, pairs, False):
                 grid = self.strategy.placements[draft.stage].shape
                 return sum(
                     step_bytes(step, self.layout[read][1], grid, self.graph.tensors[read].num_bytes)

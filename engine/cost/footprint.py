@@ -107,8 +107,10 @@ class Footprint:
             self.source.update({n: self.updated[n] for n in op.makes if n in self.updated})
 
     def _add_message(self, actor: Actor) -> None:
-        """What is received in one message is views of it."""
-        if isinstance(actor.work, BoxWork | TransferWork) and actor.kind != "send":
+        """What is received in one message is views of it; what ranks share, of variables."""
+        if isinstance(actor.work, BoxWork) and actor.work.one_copy:
+            self.source.update((made, read) for read, made in actor.work.pairs)
+        elif isinstance(actor.work, BoxWork | TransferWork) and actor.kind != "send":
             made = [made for _, made in actor.work.pairs]
             if made and self._staging(actor).shared:
                 self.extra[made[0]] = sum(map(self.tensor_bytes, made))
@@ -170,7 +172,7 @@ class Footprint:
     def _staging(self, actor: Actor) -> staging.Staging:
         work = actor.work
         assert isinstance(work, BoxWork | TransferWork)
-        if self._own(actor):
+        if self._own(actor) or (isinstance(work, BoxWork) and work.one_copy):
             return staging.IN_PLACE
         shared = self.plan.shared_memory
         if actor.kind == "send":

@@ -25,8 +25,9 @@ from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.live_bytes import LiveBytes
 from flowrun.engine.runtime.pending import Pending
-from flowrun.engine.runtime.rank import Rank, Results
+from flowrun.engine.runtime.rank import Rank, Results, There
 from flowrun.engine.runtime.readers import Batches
+from flowrun.engine.runtime.side_by_side import side_by_side, wholes
 from flowrun.engine.runtime.transport import cut, join
 from flowrun.engine.scheduler import COMMUNICATION, Scheduler
 
@@ -55,14 +56,16 @@ class DistributedRank:
         links: Links,
         metered: bool = False,
         kernels: Kernels = eager_kernels,
-        there: Mapping[str, torch.Tensor] | None = None,
+        there: There | None = None,
     ) -> None:
         self.plan = plan
-        self.body = Rank(plan, rank, batches, initial, device, kernels, there)
         self.rank = rank
         self.device = device
         self.links = links
         self.links.join(plan)
+        once = {} if there else side_by_side(plan, rank, links.share)
+        self.body = Rank(plan, rank, batches, initial, device, kernels, there, once)
+        self.wholes = wholes(plan, self.body.once)
         placement = self.body.placement
         self.members = [placement.group(rank, axis) for axis in range(len(placement.axes))]
         self.inbox = self.links.inbox
@@ -73,7 +76,8 @@ class DistributedRank:
         self.routes: dict[int, list[_Leg]] = {}
         self.current: Actor | None = None
         self.to_end = 0  # acts, until a step is told
-        self.live_bytes = LiveBytes(self.body.variables.values())
+        own = self.body.variables.items()  # links count what lies in shared memory
+        self.live_bytes = LiveBytes(value for k, value in own if k not in self.body.once)
         self.to_meter = metered
 
     @property
@@ -206,6 +210,8 @@ class DistributedRank:
         assert isinstance(work, BoxWork)
         axis = work.step.axis
         ranks = self.members[axis]
+        if actor.id in self.wholes:
+            return _Flight([self.links.meet(ranks)], lambda: self.wholes[actor.id])
         pending = self.links.start(
             work.step,
             self.body.inputs(actor, act),

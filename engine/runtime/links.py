@@ -111,6 +111,17 @@ class Links:
             )
         return collectives.start(step, bucket, layouts, self._groups[ranks], ranks, index)
 
+    def share(self, ranks: Ranks, owner: int, num_bytes: int) -> shared_memory.Piece | None:
+        """Memory of a group, see shared_memory.share; None if it has none that all of it maps."""
+        stream = self._streams.get(ranks)
+        if stream is None:
+            return None
+        return shared_memory.share(self._neighbours, stream, ranks, self.rank, owner, num_bytes)
+
+    def meet(self, ranks: Ranks) -> Pending:
+        """Begin a meeting of a group that has such memory; see shared_memory.meet."""
+        return shared_memory.meet(self._neighbours, self._streams[ranks], ranks, self.rank)
+
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
         """Begin one message; see collectives.send."""
         if target_rank in self._neighbours:

@@ -101,6 +101,11 @@ class Neighbours:
         self._readers[start] = readers
         return start
 
+    def keep(self, num_bytes: int) -> int:
+        """The start of a piece of this rank's arena that is not given back."""
+        assert self.arena is not None
+        return self.arena.take(num_bytes)
+
     def written(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
         """What lies in this rank's arena."""
         assert self.arena is not None

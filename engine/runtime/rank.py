@@ -6,7 +6,7 @@ Runs acts; knows no protocol, no clock, no other rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,9 +23,20 @@ from flowrun.engine.plan import (
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.ports import Port, Ring, Source, ports, reads_of, sources, summed
 from flowrun.engine.runtime.readers import Batches, Readers, cut
+from flowrun.engine.runtime.side_by_side import Weight
 from flowrun.engine.runtime.transport import Layout, layout_of
 
 Results = dict[str, Any]  # of a step, by name: a number, or a list with one of each rank
+
+
+class There(NamedTuple):
+    """What a rank of one plan has that the same rank of another reads, by the other's tensors.
+
+    once: of these variables, those that its host has once.
+    """
+
+    variables: dict[str, torch.Tensor]
+    once: dict[str, Weight]
 
 
 class Rank:
@@ -34,7 +45,7 @@ class Rank:
     batches(step, micro_batch, rows): rows (a slice of samples) of a micro-batch as logical tensors.
     initial: logical initial value of each parameter and buffer by variable name, asked for one at a
     time; None: somebody fills the variables.  there: variables that it has (`variables_for`).
-    kernels: of its regions.
+    once: of the others, those that its host has once.  kernels: of its regions.
     """
 
     def __init__(
@@ -45,7 +56,8 @@ class Rank:
         initial: Mapping[str, torch.Tensor] | None,
         device: torch.device,
         kernels: Kernels = eager_kernels,
-        there: Mapping[str, torch.Tensor] | None = None,
+        there: There | None = None,
+        once: Mapping[str, Weight] | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -65,7 +77,8 @@ class Rank:
         self.filled: dict[int, tuple[Port, ...]] = {}
         self.sums: dict[int, tuple[Source, ...]] = {}  # those that a region adds to
         self._layouts: dict[int, list[Layout]] = {}
-        self._own_variables(initial, there or {})
+        self.once = there.once if there else once or {}
+        self._own_variables(initial, there.variables if there else {})
         for actor in plan.stage_actors(self.stage):
             self.sources[actor.id] = sources(plan, actor, self.rings, self.variables)
             self.read[actor.id] = ports(plan, actor, self.rings, actor.inputs)
@@ -90,24 +103,29 @@ class Rank:
             if v.kind == "state" and v.start is not None:
                 value = torch.full(sizes, v.start, dtype=tensor.dtype, device=self.device)
             else:
-                value = torch.empty(sizes, dtype=tensor.dtype, device=self.device)
+                lies = self.once.get(v.tensor)
+                value = (
+                    lies.piece
+                    if lies is not None
+                    else torch.empty(sizes, dtype=tensor.dtype, device=self.device)
+                )
                 to_fill.setdefault(v.of or v.name, []).append((value, slices))
             self.variables[v.tensor] = value
         if initial is not None:
             for name, own in to_fill.items():
                 _fill(own, initial[name])
 
-    def variables_for(self, plan: Plan, instead: Mapping[str, str]) -> dict[str, torch.Tensor]:
-        """What the same rank of another plan reads of these (evaluation of training's), by its
-        tensors: variables of the same name, or of that which `instead` gives.
+    def variables_for(self, plan: Plan, instead: Mapping[str, str]) -> There:
+        """What the same rank of another plan reads of these (evaluation of training's): variables
+        of the same name, or of that which `instead` gives.
         """
-        own = {
-            v.name: self.variables[tensor]
-            for tensor, v in self.plan.variables.items()
-            if tensor in self.variables
-        }
+        own = {v.name: tensor for tensor, v in self.plan.variables.items()}
         names = {tensor: instead.get(v.name, v.name) for tensor, v in plan.variables.items()}
-        return {tensor: own[name] for tensor, name in names.items() if name in own}
+        read = {tensor: own[name] for tensor, name in names.items() if name in own}
+        return There(
+            {tensor: self.variables[k] for tensor, k in read.items() if k in self.variables},
+            {tensor: self.once[k] for tensor, k in read.items() if k in self.once},
+        )
 
     @property
     def most_live(self) -> dict[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -173,6 +174,44 @@ def _write(neighbours: Neighbours, pieces: Sequence[Tensor], readers: int = 1) -
 def _tell(neighbours: Neighbours, ranks: Iterable[int], stream: int, begin: int) -> None:
     for rank in ranks:
         neighbours.tell(rank, WRITTEN, stream, begin)
+
+
+def meet(neighbours: Neighbours, stream: int, ranks: Sequence[int], rank: int) -> Pending:
+    """Begin a meeting of a group that moves nothing: it is done when all have come to it."""
+    others = [other for other in ranks if other != rank]
+    _tell(neighbours, others, stream, 0)
+    return Exchange(neighbours, (WRITTEN, stream), others, lambda _: [], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a rank's arena that ranks of a group write and read as their own, to the end."""
+
+    neighbours: Neighbours
+    peer: int | None  # whose arena; None: this rank's
+    begin: int
+
+    def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """A flat view.  start: in bytes.  count: elements."""
+        if self.peer is None:
+            return self.neighbours.written(self.begin + start, count, dtype)
+        return self.neighbours.message(self.peer, self.begin + start, count, dtype)
+
+
+def share(
+    neighbours: Neighbours, stream: int, ranks: Sequence[int], rank: int, owner: int, num_bytes: int
+) -> Piece:
+    """Memory for a group; all members ask for it in one order, between the steps of the group.
+
+    owner: the rank in whose arena it lies.  Raises PeerGone if that has ended.
+    """
+    if rank == owner:
+        begin = neighbours.keep(num_bytes)
+        _tell(neighbours, [other for other in ranks if other != rank], stream, begin)
+        return Piece(neighbours, None, begin)
+    starts: dict[int, int] = {}
+    Exchange(neighbours, (WRITTEN, stream), [owner], lambda at: starts.update(at) or [], 0).wait()
+    return Piece(neighbours, owner, starts[owner])
 
 
 # ---- messages between grids ----------------------------------------------------------------------

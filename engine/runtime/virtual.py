@@ -8,7 +8,9 @@ transport and counted.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +21,9 @@ from flowrun.engine.placement import local_slices
 from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.protocol import Launch, violations
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
-from flowrun.engine.runtime.rank import Rank, Results
+from flowrun.engine.runtime.rank import Rank, Results, There
 from flowrun.engine.runtime.readers import Batches
+from flowrun.engine.runtime.side_by_side import Share, side_by_side, wholes
 from flowrun.engine.runtime.transport import run_group, run_route
 from flowrun.engine.scheduler import Scheduler
 
@@ -39,7 +42,7 @@ class VirtualCluster:
         order_seed: int | None = None,
         check: bool = False,
         kernels: Kernels = eager_kernels,
-        there: Mapping[int, Mapping[str, torch.Tensor]] | None = None,
+        there: Mapping[int, There] | None = None,
     ) -> None:
         self.plan = plan
         self.check = check
@@ -47,10 +50,21 @@ class VirtualCluster:
         ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
         device = torch.device("cpu")
         has = there or {}
+        memory = _SharedMemory()
         self.ranks = {
-            rank: Rank(plan, rank, batches, initial, device, kernels, has.get(rank))
+            rank: Rank(
+                plan,
+                rank,
+                batches,
+                initial,
+                device,
+                kernels,
+                has.get(rank),
+                {} if rank in has else side_by_side(plan, rank, memory.of(rank)),
+            )
             for rank in ranks
         }
+        self.wholes = {rank: wholes(plan, body.once) for rank, body in self.ranks.items()}
         self.schedulers: dict[int, Scheduler] = {}
         self.sent_bytes: dict[int, int] = {}
         self.posted: dict[
@@ -193,9 +207,12 @@ class VirtualCluster:
         work = actor.work
         assert isinstance(work, BoxWork)
         group = self.ranks[members[0]].placement.group(members[0], work.step.axis)
-        pieces = [self.ranks[rank].inputs(actor, act) for rank in group]
-        made, sent = run_group(work.step, pieces, self.ranks[group[0]].layouts(actor))
-        self._count(actor.id, sum(sent))
+        if actor.id in self.wholes[group[0]]:
+            made = [self.wholes[rank][actor.id] for rank in group]
+        else:
+            pieces = [self.ranks[rank].inputs(actor, act) for rank in group]
+            made, sent = run_group(work.step, pieces, self.ranks[group[0]].layouts(actor))
+            self._count(actor.id, sum(sent))
         for rank, values in zip(group, made, strict=True):
             self.ranks[rank].store(actor, act, values)
             self.ranks[rank].acts[actor.id] = act + 1
@@ -232,3 +249,28 @@ class VirtualCluster:
 
     def _count(self, actor: int, sent: int) -> None:
         self.sent_bytes[actor] = self.sent_bytes.get(actor, 0) + sent
+
+
+class _SharedMemory:
+    """What groups of ranks share: the first of a group to ask makes it."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[tuple[int, ...], int], _Memory] = {}
+
+    def of(self, rank: int) -> Share:
+        """As this rank asks for it."""
+        asked: Counter[tuple[int, ...]] = Counter()
+
+        def share(ranks: tuple[int, ...], _: int, num_bytes: int) -> _Memory:
+            asked[ranks] += 1
+            return self._made.setdefault((ranks, asked[ranks]), _Memory(bytearray(num_bytes)))
+
+        return share
+
+
+class _Memory(NamedTuple):
+    memory: bytearray
+
+    def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat view.  start: in bytes.  count: elements."""
+        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)

@@ -40,6 +40,7 @@ def random_case(choose: random.Random) -> tuple[Training, Layout]:
     grids = choose.choice(GRIDS)
     data, tensor, stages = (1 if grids else choose.choice((1, 2)) for _ in range(3))
     chunks = choose.choice((1, 1, 2)) if stages > 1 or grids else 1
+    shared = choose.choice((True, True, False))
     return choose.choice(TRAININGS), Layout(
         data,
         tensor,
@@ -50,6 +51,7 @@ def random_case(choose: random.Random) -> tuple[Training, Layout]:
         in_flight=choose.choice(IN_FLIGHT),
         register_slots=choose.choice((1, 2, 3)),
         grids=grids,
+        shared=shared,
     )
 
 
@@ -88,3 +90,5 @@ def test_the_random_plans_are_unlike() -> None:
     assert {layout.zero for layout in layouts} == {0, 1, 2, 3}
     assert {layout.in_flight for layout in layouts} == set(IN_FLIGHT)
     assert {layout.grids for layout in layouts} == set(GRIDS)
+    assert {layout.zero for layout in layouts if layout.shared} == {0, 1, 2, 3}
+    assert any(layout.zero for layout in layouts if not layout.shared)

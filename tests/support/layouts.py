@@ -27,6 +27,7 @@ class Layout:
     """Ranks along each axis, as a recipe says it.
 
     zero: stage, on axis data.  grids: (data, tensor) of each stage, where they are unlike.
+    shared: the ranks share memory.
     """
 
     data: int = 1
@@ -40,6 +41,7 @@ class Layout:
     grids: tuple[tuple[int, int], ...] = ()
     recompute: Recompute = field(default_factory=Recompute)
     reduces_wide: bool = False
+    shared: bool = False
 
     @property
     def num_ranks(self) -> int:
@@ -75,6 +77,7 @@ class Layout:
         words += [f"chunks {self.chunks}"] if self.chunks > 1 else []
         words += [f"ZeRO {self.zero}"] if self.zero else []
         words += [f"stages of {self.grids}"] if self.grids else []
+        words += ["in shared memory"] if self.shared else []
         words += ["clipped"] if self.clip_norm else []
         words += ["recomputed"] if self.recompute.modules else []
         words += [f"keep {' '.join(self.recompute.keep)}"] if self.recompute.keep else []
@@ -103,6 +106,9 @@ LAYOUTS = tuple(
         {"data": 2, "tensor": 2, "zero": 1},
         {"data": 2, "tensor": 2, "zero": 2},
         {"data": 2, "tensor": 2, "zero": 3},
+        {"data": 4, "zero": 1, "shared": True},
+        {"data": 2, "tensor": 2, "zero": 3, "shared": True},
+        {"data": 2, "stages": 2, "zero": 1, "shared": True},
         {"grids": ((1, 2), (2, 2))},
     )
 )
@@ -123,6 +129,7 @@ def strategy(training: Training, layout: Layout) -> Strategy:
         micro_batches=training.micro_batches,
         in_flight=layout.in_flight,
         register_slots=layout.register_slots,
+        shared_memory=layout.shared,
     )
 
 
