@@ -173,6 +173,7 @@ def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
     assert isinstance(work, BoxWork)
     step: Step = work.step
     what = f"{step.kind.replace('_', '-')} over {plan.axes[step.axis]}"
+    what += ", one copy" if work.one_copy else ""
     changes = " ".join(dict.fromkeys(f"{s.source} -> {s.target}" for s in work.steps))
     return actor.phase, "stages" if many else f"stage {actor.stage}", what, changes
 

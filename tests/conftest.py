@@ -4,6 +4,7 @@ with the same examples each time, however long one takes.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from hypothesis import settings
 
 settings.register_profile("flowrun", deadline=None, derandomize=True, database=None)
 settings.load_profile("flowrun")
+# A shell that runs the tests behind it has Ctrl-C ignored, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
