@@ -7,6 +7,11 @@ from __future__ import annotations
 _ALIGNMENT = 4096  # of pieces, in bytes: no two share a page
 
 
+def rounded(num_bytes: int) -> int:
+    """Bytes of a piece of so many."""
+    return max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
+
+
 class FirstFit:
     """touched: bytes up to the highest that was ever in use."""
 
@@ -18,7 +23,7 @@ class FirstFit:
 
     def take(self, num_bytes: int) -> int:
         """The start of a piece that nobody uses: the lowest that fits.  Raises MemoryError."""
-        size = max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
+        size = rounded(num_bytes)
         for k, (start, end) in enumerate(self._free):
             if end - start >= size:
                 self._free[k : k + 1] = [(start + size, end)] if end - start > size else []
@@ -26,7 +31,8 @@ class FirstFit:
                 self.touched = max(self.touched, start + size)
                 return start
         raise MemoryError(
-            f"messages under way hold more than this rank's share of memory: {num_bytes:,} bytes"
+            "messages under way, and weights that ranks share, hold more than this rank's share of"
+            f" memory: {num_bytes:,} bytes"
         )
 
     def give(self, start: int) -> None:

@@ -13,8 +13,9 @@ of which the plan does not show that copies, as between hosts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from graphlib import TopologicalSorter
 
 from flowrun.engine.boxing import ALL_GATHER, replaced
 from flowrun.engine.draft import Draft
@@ -96,48 +97,39 @@ class _Order:
 
     def __init__(self, drafts: Sequence[Draft]) -> None:
         self._drafts = drafts
-        self._maker = {name: k for k, draft in enumerate(drafts) for name in draft.makes}
+        maker = {name: k for k, draft in enumerate(drafts) for name in draft.makes}
+        makers: dict[int, set[int]] = {k: set() for k in range(len(drafts))}
         self._readers: dict[str, list[int]] = {}
         for k, draft in enumerate(drafts):
             for name in draft.reads:
                 self._readers.setdefault(name, []).append(k)
-        self._known: dict[int, frozenset[int]] = {}
+                if name in maker and _waits_for_all(draft, drafts[maker[name]], name):
+                    makers[k].add(maker[name])
+        self._before: dict[int, int] = {}  # draft -> a bit for each that has ended what it acts
+        for k in TopologicalSorter(makers).static_order():
+            self._before[k] = 0
+            for other in makers[k]:
+                self._before[k] |= self._before[other] | 1 << other
 
     def are_read_before(self, gather: int, names: Iterable[str], update: int) -> bool:
         """True if each reader of these tensors comes before a collective of the gather's group that
         comes before the update.
         """
         group = self._group(gather)
-        meetings = [k for k in self._before(update) if self._group(k) == group and k != gather]
-        readers = {k for name in names for k in self._readers.get(name, ())}
-        return all(any(k in self._before(meeting) for meeting in meetings) for k in readers)
+        met = 0  # a bit for each that comes before such a collective
+        for k in range(len(self._drafts)):
+            if self._group(k) == group and k != gather and self._before[update] >> k & 1:
+                met |= self._before[k]
+        return all(met >> k & 1 for name in names for k in self._readers.get(name, ()))
 
     def _group(self, k: int) -> tuple[int, int] | None:
         """(stage, axis) of a collective."""
         draft = self._drafts[k]
         return (draft.stage, draft.work.step.axis) if isinstance(draft.work, BoxWork) else None
 
-    def _before(self, k: int) -> frozenset[int]:
-        """Of a draft's acts in a step, whatever it waits for; of what acts with each micro-batch,
-        all acts of the step where it acts once.
-        """
-        if k not in self._known:
-            found: set[int] = set()
-            left = [k]
-            while left:
-                new = set(self._makers(left.pop())) - found
-                found |= new
-                left += new
-            self._known[k] = frozenset(found)
-        return self._known[k]
 
-    def _makers(self, k: int) -> Iterator[int]:
-        for name in self._drafts[k].reads:
-            maker = self._maker.get(name)
-            if maker is not None and self._waits_for_all(k, maker, name):
-                yield maker
-
-    def _waits_for_all(self, k: int, maker: int, name: str) -> bool:
-        """False where an actor of steps reads what another makes with each micro-batch."""
-        once, by = self._drafts[k].per_step, self._drafts[maker]
-        return not once or by.per_step or name in by.step_makes
+def _waits_for_all(reader: Draft, maker: Draft, name: str) -> bool:
+    """True if all acts of the maker, of a step or up to a micro-batch, come before the reader's;
+    not where an actor of steps reads what another makes with each micro-batch.
+    """
+    return not reader.per_step or maker.per_step or name in maker.step_makes

@@ -17,8 +17,9 @@ class RankMemory:
     peak: most bytes of tensors at once: on the CPU those of the first steps, counted one by one; on
     CUDA what torch has handed out.  process_peak: most bytes of anonymous memory, with what
     allocator and libraries keep, on CUDA what the allocator has taken, up to the first evaluation
-    or checkpoint: behind it theirs are in the same number.  What the rank shares with others comes
-    on top of both (Links.shared_bytes).
+    or checkpoint: behind it theirs are in the same number.  What lies in shared memory comes on
+    top: of both messages (Links.message_bytes), of the second variables
+    (DistributedRank.shared_bytes).
     """
 
     def __init__(self, device: torch.device) -> None:

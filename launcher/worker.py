@@ -119,8 +119,8 @@ class Worker:
         tell.end(
             rank,
             {
-                "peak": memory.peak + links.shared_bytes,
-                "process_peak": memory.process_peak + links.shared_bytes,
+                "peak": memory.peak + links.message_bytes,
+                "process_peak": memory.process_peak + links.message_bytes + body.shared_bytes,
                 "sent": sum(body.sent_bytes.values()),
                 "acts": acts_by_name(self.training, body.body.acts),
                 "stashed": most_stashed(self.training, body.body.most_live),

@@ -1,4 +1,5 @@
-"""Arena: memory of one rank that the other ranks of its host read.
+"""Arena: memory of one rank that the other ranks of its host read: messages, and weights that they
+write too (side_by_side.py).
 
 An anonymous file in memory: it has no name that could be left behind, and goes when the last
 process that maps it ends.  It is as large as the rank's share of the machine's memory and takes
@@ -15,7 +16,7 @@ import os
 import torch
 from torch import Tensor
 
-from flowrun.engine.first_fit import FirstFit
+from flowrun.engine.first_fit import FirstFit, rounded
 
 
 class Arena:
@@ -39,14 +40,20 @@ class OwnArena(Arena):
         os.ftruncate(self.descriptor, size)
         super().__init__(self.descriptor)
         self._pieces = FirstFit(size)
+        self._kept = 0
 
     @property
     def touched(self) -> int:
-        """Bytes that were ever in use."""
-        return self._pieces.touched
+        """Bytes that messages ever used."""
+        return self._pieces.touched - self._kept
 
     def take(self, num_bytes: int) -> int:
         """The start of a piece that nobody uses: the lowest that fits."""
+        return self._pieces.take(num_bytes)
+
+    def keep(self, num_bytes: int) -> int:
+        """The same, for good."""
+        self._kept += rounded(num_bytes)
         return self._pieces.take(num_bytes)
 
     def give(self, start: int) -> None:

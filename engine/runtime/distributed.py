@@ -24,10 +24,11 @@ from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.live_bytes import LiveBytes
+from flowrun.engine.runtime.neighbours import PeerGone
 from flowrun.engine.runtime.pending import Pending
 from flowrun.engine.runtime.rank import Rank, Results, There
 from flowrun.engine.runtime.readers import Batches
-from flowrun.engine.runtime.side_by_side import side_by_side, wholes
+from flowrun.engine.runtime.side_by_side import Memory, side_by_side, wholes
 from flowrun.engine.runtime.transport import cut, join
 from flowrun.engine.scheduler import COMMUNICATION, Scheduler
 
@@ -63,9 +64,9 @@ class DistributedRank:
         self.device = device
         self.links = links
         self.links.join(plan)
-        once = {} if there else side_by_side(plan, rank, links.share)
-        self.body = Rank(plan, rank, batches, initial, device, kernels, there, once)
-        self.wholes = wholes(plan, self.body.once)
+        lying = side_by_side(plan, rank, self._share) if there is None else None
+        self.body = Rank(plan, rank, batches, initial, device, kernels, there, lying)
+        self.wholes = wholes(plan, self.body.side_by_side)
         placement = self.body.placement
         self.members = [placement.group(rank, axis) for axis in range(len(placement.axes))]
         self.inbox = self.links.inbox
@@ -76,9 +77,19 @@ class DistributedRank:
         self.routes: dict[int, list[_Leg]] = {}
         self.current: Actor | None = None
         self.to_end = 0  # acts, until a step is told
-        own = self.body.variables.items()  # links count what lies in shared memory
-        self.live_bytes = LiveBytes(value for k, value in own if k not in self.body.once)
+        self.live_bytes = LiveBytes(self.body.variables.values())
         self.to_meter = metered
+
+    def _share(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> Memory | None:
+        try:
+            return self.links.share(ranks, owner, num_bytes)
+        except PeerGone as error:
+            raise LostPeer(f"rank {self.rank}", f"lost another rank: {error}") from error
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the variables that it holds, those in memory that it shares with others."""
+        return sum(weight.piece.nbytes for weight in self.body.side_by_side.values())
 
     @property
     def reports(self) -> bool:

@@ -149,7 +149,7 @@ class Links:
         self._neighbours.rest(ranks)
 
     @property
-    def shared_bytes(self) -> int:
+    def message_bytes(self) -> int:
         """Most bytes of this rank's messages in shared memory at once."""
         return self._neighbours.arena.touched if self._neighbours.arena else 0
 

@@ -104,7 +104,7 @@ class Neighbours:
     def keep(self, num_bytes: int) -> int:
         """The start of a piece of this rank's arena that is not given back."""
         assert self.arena is not None
-        return self.arena.take(num_bytes)
+        return self.arena.keep(num_bytes)
 
     def written(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
         """What lies in this rank's arena."""
@@ -112,7 +112,9 @@ class Neighbours:
         return self.arena.tensor(start, count, dtype)
 
     def message(self, peer: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """What lies in the arena of another rank: to be read, before `read` is told."""
+        """What lies in the arena of another rank: a message, until `read` is told; or what that
+        rank keeps.
+        """
         return self._peers[peer].arena.tensor(start, count, dtype)
 
     def tell(self, peer: int, what: int, stream: int, start: int = 0) -> None:

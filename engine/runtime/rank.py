@@ -32,11 +32,11 @@ Results = dict[str, Any]  # of a step, by name: a number, or a list with one of 
 class There(NamedTuple):
     """What a rank of one plan has that the same rank of another reads, by the other's tensors.
 
-    once: of these variables, those that its host has once.
+    side_by_side: of these variables, those of which a host has one copy.
     """
 
     variables: dict[str, torch.Tensor]
-    once: dict[str, Weight]
+    side_by_side: dict[str, Weight]
 
 
 class Rank:
@@ -45,7 +45,7 @@ class Rank:
     batches(step, micro_batch, rows): rows (a slice of samples) of a micro-batch as logical tensors.
     initial: logical initial value of each parameter and buffer by variable name, asked for one at a
     time; None: somebody fills the variables.  there: variables that it has (`variables_for`).
-    once: of the others, those that its host has once.  kernels: of its regions.
+    side_by_side: of the others, those of which its host has one copy.  kernels: of its regions.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Rank:
         device: torch.device,
         kernels: Kernels = eager_kernels,
         there: There | None = None,
-        once: Mapping[str, Weight] | None = None,
+        side_by_side: Mapping[str, Weight] | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -77,7 +77,7 @@ class Rank:
         self.filled: dict[int, tuple[Port, ...]] = {}
         self.sums: dict[int, tuple[Source, ...]] = {}  # those that a region adds to
         self._layouts: dict[int, list[Layout]] = {}
-        self.once = there.once if there else once or {}
+        self.side_by_side = (there.side_by_side if there else side_by_side) or {}
         self._own_variables(initial, there.variables if there else {})
         for actor in plan.stage_actors(self.stage):
             self.sources[actor.id] = sources(plan, actor, self.rings, self.variables)
@@ -100,15 +100,15 @@ class Rank:
             tensor = self.plan.graph.tensors[v.tensor]
             slices = local_slices(tensor.shape, v.nd_sbp, self.grid, self.coordinate)
             sizes = [n for _, n in slices]
+            lies = self.side_by_side.get(v.tensor)
+            value = (
+                torch.empty(sizes, dtype=tensor.dtype, device=self.device)
+                if lies is None
+                else lies.piece
+            )
             if v.kind == "state" and v.start is not None:
-                value = torch.full(sizes, v.start, dtype=tensor.dtype, device=self.device)
+                value.fill_(v.start)
             else:
-                lies = self.once.get(v.tensor)
-                value = (
-                    lies.piece
-                    if lies is not None
-                    else torch.empty(sizes, dtype=tensor.dtype, device=self.device)
-                )
                 to_fill.setdefault(v.of or v.name, []).append((value, slices))
             self.variables[v.tensor] = value
         if initial is not None:
@@ -124,7 +124,7 @@ class Rank:
         read = {tensor: own[name] for tensor, name in names.items() if name in own}
         return There(
             {tensor: self.variables[k] for tensor, k in read.items() if k in self.variables},
-            {tensor: self.once[k] for tensor, k in read.items() if k in self.once},
+            {tensor: self.side_by_side[k] for tensor, k in read.items() if k in self.side_by_side},
         )
 
     @property

@@ -28,8 +28,11 @@ Share = Callable[[tuple[int, ...], int, int], Memory | None]
 
 
 class Weight(NamedTuple):
-    """A variable as one rank has it.  piece: what it holds, a part of the whole."""
+    """A variable as one rank has it.  piece: what it holds, a part of the whole.  axis: of the
+    placement, along which the pieces lie.
+    """
 
+    axis: int
     whole: torch.Tensor
     piece: torch.Tensor
 
@@ -42,20 +45,21 @@ def side_by_side(plan: Plan, rank: int, share: Share) -> dict[str, Weight]:
     placement = plan.placements[plan.stage_of(rank)]
     coordinate = placement.coordinate(rank)
     lying = _lying(plan, rank)
-    # the largest first: members take turns at having them in their memory, and shall have as much
+    # the largest first: the members of a group, which all count alike, shall have as much each
     sizes = {name: math.prod(layout.shape) for name, (layout, _) in lying.items()}
-    held: Counter[int] = Counter()
+    held: Counter[tuple[tuple[int, ...], int]] = Counter()  # (group, member) -> bytes
     found: dict[str, Weight] = {}
     for name in sorted(lying, key=lambda name: -sizes[name]):
         (layout, axis), dtype = lying[name], plan.graph.tensors[name].dtype
         group = placement.group(rank, axis)
-        owner = min(group, key=lambda member: held[member])
-        held[owner] += sizes[name] * dtype.itemsize
+        owner = min((held[group, member], member) for member in group)[1]
+        held[group, owner] += sizes[name] * dtype.itemsize
         memory = share(group, owner, sizes[name] * dtype.itemsize)
         if memory is not None:
             index = coordinate[axis]
             before = sum(math.prod(layout.before(k)) for k in range(index))
             found[name] = Weight(
+                axis,
                 _view(memory, 0, layout.shape, dtype),
                 _view(memory, before, layout.before(index), dtype),
             )
@@ -68,7 +72,10 @@ def wholes(plan: Plan, there: Mapping[str, Weight]) -> dict[int, list[torch.Tens
         actor.id: [there[read].whole for read, _ in actor.work.pairs]
         for actor in plan.actors
         if isinstance(actor.work, BoxWork) and actor.work.one_copy
-        if all(read in there for read, _ in actor.work.pairs)
+        if all(
+            read in there and there[read].axis == actor.work.step.axis
+            for read, _ in actor.work.pairs
+        )
     }
 
 

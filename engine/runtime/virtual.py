@@ -51,20 +51,13 @@ class VirtualCluster:
         device = torch.device("cpu")
         has = there or {}
         memory = _SharedMemory()
-        self.ranks = {
-            rank: Rank(
-                plan,
-                rank,
-                batches,
-                initial,
-                device,
-                kernels,
-                has.get(rank),
-                {} if rank in has else side_by_side(plan, rank, memory.of(rank)),
+        self.ranks: dict[int, Rank] = {}
+        for rank in ranks:
+            lying = None if rank in has else side_by_side(plan, rank, memory.of(rank))
+            self.ranks[rank] = Rank(
+                plan, rank, batches, initial, device, kernels, has.get(rank), lying
             )
-            for rank in ranks
-        }
-        self.wholes = {rank: wholes(plan, body.once) for rank, body in self.ranks.items()}
+        self.wholes = {rank: wholes(plan, body.side_by_side) for rank, body in self.ranks.items()}
         self.schedulers: dict[int, Scheduler] = {}
         self.sent_bytes: dict[int, int] = {}
         self.posted: dict[

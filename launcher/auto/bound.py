@@ -171,7 +171,9 @@ class LaidOut:
         same = self.graph.tensors[home.tensor].shape == tensor.shape
         same = same and len(home.nd_sbp) == len(grid)
         held = math.prod(largest_shape(tensor.shape, home.nd_sbp, grid)) if same else 0
-        sharded = zero >= (1 if v.kind == "state" else 3) and v.kind != "buffer"
+        # a host may have the pieces of a weight side by side, once (engine/one_copy.py)
+        soon = v.kind == "state" or self.strategy.shared_memory
+        sharded = zero >= (1 if soon else 3) and v.kind != "buffer"
         if sharded and tensor.num_elements >= self.strategy.zero.min_elements:
             sizes = dict(self.strategy.placements[v.stage].axes)
             held //= sizes.get(self.strategy.zero.axis, 1)

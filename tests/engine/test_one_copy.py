@@ -12,10 +12,12 @@ from flowrun.engine.boxing import Step
 from flowrun.engine.draft import Draft
 from flowrun.engine.graph import LogicalGraph, Op, Ref, Tensor, Variable
 from flowrun.engine.one_copy import one_copy
-from flowrun.engine.plan import BOX, REGION, BoxWork, Plan, RegionWork
-from flowrun.engine.runtime.side_by_side import Memory, side_by_side, wholes
+from flowrun.engine.placement import Placement
+from flowrun.engine.plan import BOX, REGION, Actor, BoxWork, Plan, RegionWork
+from flowrun.engine.runtime.rank import Rank
+from flowrun.engine.runtime.side_by_side import Memory, Weight, side_by_side, wholes
 from flowrun.engine.sbp import B, P, S
-from support.layouts import Layout, compiled
+from support.layouts import Layout, compiled, initial
 from support.plain_loop import gpt, mlp
 
 # a weight, what is gathered of it, its gradient as a partial sum and as a shard, its next value
@@ -30,11 +32,11 @@ def graph(*ops: Op, dim: int = 0) -> LogicalGraph:
     )
 
 
-def region(name: str, reads: Sequence[str], makes: Sequence[str], *, once: bool = False) -> Draft:
-    """Compute; what makes `new` updates the weight."""
+def region(name: str, reads: Sequence[str], makes: Sequence[str]) -> Draft:
+    """Compute once a step; what makes `new` updates the weight."""
     updates = (("w", "new"),) if "new" in makes else ()
     work = RegionWork((), tuple(reads), tuple(makes), (), updates)
-    return Draft(name, REGION, 0, "backward", once, work, tuple(reads), tuple(makes))
+    return Draft(name, REGION, 0, "backward", True, work, tuple(reads), tuple(makes))
 
 
 def collective(step: Step, read: str, made: str) -> Draft:
@@ -44,9 +46,9 @@ def collective(step: Step, read: str, made: str) -> Draft:
 
 
 GATHER = collective(Step(0, S(0), B), "w", "whole")
-BACKWARD = region("backward", ["whole"], ["partial", "shown"], once=True)
+BACKWARD = region("backward", ["whole"], ["partial", "shown"])
 SCATTER = collective(Step(0, P, S(0)), "partial", "grad")
-UPDATE = region("update", ["w", "grad"], ["new"], once=True)
+UPDATE = region("update", ["w", "grad"], ["new"])
 
 
 def lies_once(*drafts: Draft, grid: tuple[int, ...] = (2,), ops: Sequence[Op] = ()) -> bool:
@@ -61,12 +63,12 @@ def test_a_weight_that_is_read_before_its_gradient_is_summed_lies_once() -> None
 
 
 def test_a_reader_that_nothing_orders_before_the_sum_keeps_the_gather() -> None:
-    late = region("late", ["whole"], ["late"], once=True)
+    late = region("late", ["whole"], ["late"])
     assert not lies_once(GATHER, BACKWARD, SCATTER, UPDATE, late)
 
 
 def test_a_reader_of_a_view_counts_as_a_reader() -> None:
-    late = region("late", ["shown"], ["late"], once=True)
+    late = region("late", ["shown"], ["late"])
     view = Op("shown", "aten.t.default", (Ref("whole"),), outputs=("shown",))
     fresh = replace(view, target="aten.mm.default", args=(Ref("whole"), Ref("whole")))
     assert not lies_once(GATHER, BACKWARD, SCATTER, UPDATE, late, ops=[view])
@@ -107,17 +109,9 @@ def test_zero_in_shared_memory_gathers_no_byte(zero: int) -> None:
 
 def test_pieces_lie_in_the_whole_and_members_have_equal_parts_of_all() -> None:
     plan = compiled(mlp(), Layout(data=2, zero=1, shared=True)).plan
-    asked: list[tuple[int, int]] = []
-    made: list[_Memory] = []
-
-    def share(_: tuple[int, ...], owner: int, num_bytes: int) -> Memory:
-        asked.append((owner, num_bytes))
-        made.append(_Memory(num_bytes))
-        return made[-1]
-
-    found = [side_by_side(plan, 0, share)]
-    again, first = iter(made), list(asked)
-    found.append(side_by_side(plan, 1, lambda *_: next(again)))
+    memory: dict[int, _Memory] = {}
+    asked = [_Asked(memory), _Asked(memory)]
+    found = [side_by_side(plan, rank, asked[rank]) for rank in (0, 1)]
     assert found[0].keys() == found[1].keys() and found[0]
     for name in found[0]:
         one, other = (each[name] for each in found)
@@ -126,9 +120,77 @@ def test_pieces_lie_in_the_whole_and_members_have_equal_parts_of_all() -> None:
         assert torch.equal(one.whole, other.whole)
         assert torch.equal(one.whole, torch.cat([one.piece, other.piece]))
         assert one.piece.untyped_storage().nbytes() == one.piece.nbytes
-    bytes_of = [sum(size for owner, size in first if owner == rank) for rank in (0, 1)]
-    assert abs(bytes_of[0] - bytes_of[1]) <= max(size for _, size in first)
+    assert asked[0].of == asked[1].of
+    sizes = [num_bytes for _, _, num_bytes in asked[0].of]
+    of_first = sum(num_bytes for _, owner, num_bytes in asked[0].of if owner == 0)
+    assert abs(2 * of_first - sum(sizes)) <= max(sizes)
     assert wholes(plan, found[0])
+
+
+def test_all_members_of_a_group_name_the_same_owner_where_ranks_are_in_several() -> None:
+    """A rank counts what members of a group have for that group alone: others know no more."""
+    plan = two_axes()
+    asked = [_Asked({}) for _ in range(4)]
+    for rank in range(4):
+        side_by_side(plan, rank, asked[rank])
+    owners: dict[tuple[int, ...], set[tuple[tuple[int, int], ...]]] = {}
+    for each in asked:
+        for group in {ranks for ranks, _, _ in each.of}:
+            told = tuple((owner, size) for ranks, owner, size in each.of if ranks == group)
+            owners.setdefault(group, set()).add(told)
+    assert set(owners) == {(0, 1), (2, 3), (0, 2), (1, 3)}
+    assert all(len(told) == 1 for told in owners.values())
+
+
+def test_a_variable_that_lies_there_begins_as_elsewhere() -> None:
+    plan = compiled(mlp(), Layout(data=2, zero=1)).plan
+    state = next(v for v in plan.graph.variables if v.kind == "state" and len(v.nd_sbp) == 1)
+    plain = Rank(plan, 0, mlp().rows, initial(mlp()), torch.device("cpu")).variables[state.tensor]
+    lying = Weight(0, torch.empty(0), torch.full_like(plain, 7.0))
+    there = {state.tensor: lying}
+    rank = Rank(plan, 0, mlp().rows, initial(mlp()), torch.device("cpu"), side_by_side=there)
+    assert rank.variables[state.tensor] is lying.piece
+    assert torch.equal(lying.piece, plain)
+
+
+def two_axes() -> Plan:
+    """On data 2 x tensor 2, gathers a larger weight over tensor and two over data."""
+    homes = {"v": (8, (B, S(0))), "u": (6, (S(0), B)), "w": (4, (S(0), B))}
+    variables, ops, actors, tensors = [], [], [], {}
+    for k, (name, (rows, home)) in enumerate(homes.items()):
+        axis = home.index(S(0))
+        step = Step(axis, S(0), B)
+        tensors |= {n: Tensor(n, (rows, 2), torch.float32) for n in (name, f"{name}*")}
+        variables.append(Variable(name, name, "parameter", nd_sbp=home))
+        made = (f"{name}*",)
+        ops.append(
+            Op(
+                f"box{k}",
+                "flow.box",
+                (Ref(name), step),
+                outputs=made,
+                in_sbp=(home,),
+                out_sbp=((B, B),),
+            )
+        )
+        work = BoxWork((step,), ((name, f"{name}*"),), one_copy=True)
+        actors.append(Actor(k, f"gather{k}", BOX, 0, "weights", True, work))
+    graph = LogicalGraph(tuple(ops), tensors, tuple(variables))
+    placement = Placement((("data", 2), ("tensor", 2)), (0, 1, 2, 3))
+    return Plan((placement,), ("data", "tensor"), graph, tuple(actors), (), 1)
+
+
+class _Asked:
+    """Gives memory, and keeps what was asked for.  memory: of all ranks, by number."""
+
+    def __init__(self, memory: dict[int, _Memory]) -> None:
+        self.memory = memory
+        self.of: list[tuple[tuple[int, ...], int, int]] = []
+
+    def __call__(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> Memory:
+        made = self.memory.setdefault(len(self.of), _Memory(num_bytes))
+        self.of.append((ranks, owner, num_bytes))
+        return made
 
 
 class _Memory:
