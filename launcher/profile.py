@@ -21,7 +21,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.device import device_type
 from flowrun.launcher.schema import Recipe, RecipeSchema
 
-_OVER_0 = ("memory_bytes_per_s", "fp32.flops")
+_OVER_0 = ("memory_bytes_per_s", "fp32.flops", "tile")
 _SHARES = (
     "backward_share",
     "weight_grad_share",

@@ -68,6 +68,8 @@ class Hardware:
         it into what follows.
     writes_behind: a processor writes a tile of a product when its sums are done, and multiplies
         nothing meanwhile.  Curves are of cubes: what others write beyond one is added.
+    tile: rows and columns of the tiles that products compute, each whole however little of it is
+        asked for.  Products of fewer rows or columns have kernels with smaller ones.
     elements_per_s: op target -> elements of its first output a second, of ops that take longer
         than their bytes: exponentials, statistics, sorting.
     ops: op target -> shapes -> what ops that were timed take of what all else here foresees
@@ -102,6 +104,7 @@ class Hardware:
     winograd: float = 1.0
     bias_apart: bool = False
     writes_behind: bool = False
+    tile: int = 1
     elements_per_s: dict[str, float] = field(default_factory=dict, hash=False)
     ops: dict[str, dict[str, float]] = field(default_factory=dict, hash=False)
     own_messages: bool = False

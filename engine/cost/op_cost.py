@@ -95,7 +95,8 @@ def op_seconds(
     dtype = dtype_name(op, tensors)
     if hardware.device == CPU and "scaled_dot_product" in op.target:
         dtype = "fp32"  # blocks too small for narrower products: no faster in bf16
-    products_s = hardware.products(dtype).seconds(flop) / _share(op, in_shapes, dtype, hardware)
+    done = flop * _whole_tiles(op, out_shapes, hardware.tile)
+    products_s = hardware.products(dtype).seconds(done) / _share(op, in_shapes, dtype, hardware)
     if hardware.writes_behind and op.target in _PRODUCTS:
         cube = (flop / 2) ** (2 / 3) * tensors[op.makes[0]].dtype.itemsize  # as many operations
         more = sum(made) - cube
@@ -134,6 +135,14 @@ def element_seconds(
     speed = hardware.elements_per_s.get(op.target)
     shape = in_shapes[COUNTED[op.target]] if op.target in COUNTED else out_shapes[0]
     return math.prod(shape or ()) / speed if speed else 0.0
+
+
+def _whole_tiles(op: Op, out_shapes: Sequence[Shape | None], tile: int) -> float:
+    """What a product computes for each operation that is asked of it."""
+    if op.target not in _PRODUCTS:
+        return 1.0
+    sides = (out_shapes[0] or ())[-2:]
+    return math.prod(math.ceil(side / tile) * tile / side for side in sides if side > tile)
 
 
 def _share(op: Op, in_shapes: Sequence[Shape], dtype: str, hardware: Hardware) -> float:

@@ -140,6 +140,20 @@ def test_a_cube_writes_what_its_curve_knows() -> None:
     assert one == pytest.approx(other)
 
 
+def test_a_product_computes_whole_tiles_but_not_of_fewer_columns() -> None:
+    """There are kernels with smaller tiles for these."""
+    tiled = replace(HARDWARE, tile=64, memory_bytes_per_s=1e15)
+
+    def took(columns: int) -> float:
+        shapes = {"x": (2, 640, 32), "y": (2, 32, columns), "z": (2, 640, columns)}
+        tensors = {name: Tensor(name, shape, torch.float32) for name, shape in shapes.items()}
+        op = Op("z", "aten.bmm.default", (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
+        return op_seconds(op, [shapes["x"], shapes["y"]], [shapes["z"]], tensors, tiled)
+
+    assert took(65) == took(96) == took(128) < took(129) == took(192)
+    assert took(8) < took(32) < took(64) < took(65)
+
+
 def test_a_view_takes_nothing() -> None:
     assert seconds("aten.t.default", 100, torch.float32, torch.float32) == -START_S
 
