@@ -15,12 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from graphlib import TopologicalSorter
 
 from flowrun.engine.boxing import ALL_GATHER, replaced
 from flowrun.engine.draft import Draft
 from flowrun.engine.graph import LogicalGraph
-from flowrun.engine.overwrite import FRESH
+from flowrun.engine.overwrite import FRESH, all_before
 from flowrun.engine.passes.form_regions import moves
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import BoxWork, RegionWork
@@ -105,11 +104,7 @@ class _Order:
                 self._readers.setdefault(name, []).append(k)
                 if name in maker and _waits_for_all(draft, drafts[maker[name]], name):
                     makers[k].add(maker[name])
-        self._before: dict[int, int] = {}  # draft -> a bit for each that has ended what it acts
-        for k in TopologicalSorter(makers).static_order():
-            self._before[k] = 0
-            for other in makers[k]:
-                self._before[k] |= self._before[other] | 1 << other
+        self._before = all_before(makers)
 
     def are_read_before(self, gather: int, names: Iterable[str], update: int) -> bool:
         """True if each reader of these tensors comes before a collective of the gather's group that

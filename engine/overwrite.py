@@ -9,7 +9,7 @@ else counts as another name of what it reads, to which nothing is written unless
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 
@@ -94,11 +94,16 @@ def _ended_before(plan: Plan) -> Mapping[int, int]:
         if not any(plan.actors[k].per_step for k in (r.producer, *r.readers)):  # of a micro-batch
             for reader in r.readers:
                 makers[reader].add(r.producer)
+    return all_before(makers)
+
+
+def all_before(makers: Mapping[int, Collection[int]]) -> Mapping[int, int]:
+    """Number -> a bit for each of those before it on any way.  makers: those right before it."""
     found: dict[int, int] = {}
-    for actor in TopologicalSorter(makers).static_order():
-        found[actor] = 0
-        for maker in makers[actor]:
-            found[actor] |= found[maker] | 1 << maker
+    for number in TopologicalSorter(makers).static_order():
+        found[number] = 0
+        for maker in makers[number]:
+            found[number] |= found[maker] | 1 << maker
     return found
 
 

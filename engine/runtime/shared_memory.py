@@ -209,9 +209,14 @@ def share(
         begin = neighbours.keep(num_bytes)
         _tell(neighbours, [other for other in ranks if other != rank], stream, begin)
         return Piece(neighbours, None, begin)
-    starts: dict[int, int] = {}
-    Exchange(neighbours, (WRITTEN, stream), [owner], lambda at: starts.update(at) or [], 0).wait()
-    return Piece(neighbours, owner, starts[owner])
+    told: list[Starts] = []
+
+    def finish(starts: Starts) -> list[Tensor]:
+        told.append(starts)
+        return []
+
+    Exchange(neighbours, (WRITTEN, stream), [owner], finish, 0).wait()
+    return Piece(neighbours, owner, told[0][owner])
 
 
 # ---- messages between grids ----------------------------------------------------------------------
