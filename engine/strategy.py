@@ -185,6 +185,8 @@ class Strategy:
         "zero_bubble", or "auto", the fewest that are as good as what memory allows, up to zero
         bubble (compile.py).
     reduces_wide: gradients are summed over ranks in the dtype of their accumulators.
+    accumulates_wide: these have the dtype of the weights; else the one that the gradient was
+        computed in.
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
         once.
     overwrites: results are written over what nobody reads any more; compiled code sees to that
@@ -209,6 +211,7 @@ class Strategy:
     optimizer: Optimizer = Optimizer()
     loss_scale: LossScale | None = None
     reduces_wide: bool = False
+    accumulates_wide: bool = True
     micro_batches: int = 1
     mirrored: bool = False
     in_flight: int | str = "auto"

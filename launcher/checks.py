@@ -248,6 +248,18 @@ def _check_precision(recipe: RecipeSchema) -> None:
         f"gradients cannot be reduced in {recipe.precision.reduce_dtype!r}.",
         "Write fp32, or null: in the dtype that they were computed in.",
     )
+    _require(
+        recipe.precision.accumulate_dtype in (None, "fp32"),
+        "precision.accumulate_dtype",
+        f"gradients cannot be accumulated in {recipe.precision.accumulate_dtype!r}.",
+        "Write fp32, or null: in the dtype that they were computed in.",
+    )
+    _require(
+        recipe.precision.accumulate_dtype == "fp32" or recipe.precision.reduce_dtype is None,
+        "precision.reduce_dtype",
+        "gradients that are accumulated as they were computed are reduced so too.",
+        "Leave it out, or set precision.accumulate_dtype=fp32.",
+    )
     if scale is None:
         return
     _require(

@@ -163,11 +163,14 @@ class Precision:
     fp16 only: dynamic (as torch.amp.GradScaler, and what null stands for), or a number that stays.
     reduce_dtype: fp32: gradients are summed over ranks in fp32, as DistributedDataParallel does
     under autocast; null: in the dtype that they were computed in, as FSDP does, until accumulated.
+    accumulate_dtype: fp32: micro-batches are added up in it; null: in the dtype that they were
+    computed in, as Megatron-LM does in fp16, and reduced in it too.
     """
 
     dtype: str = "fp32"
     loss_scale: int | float | str | None = None
     reduce_dtype: str | None = None
+    accumulate_dtype: str | None = "fp32"
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         optimizer=optimizer_of(recipe),
         loss_scale=loss_scale_of(recipe),
         reduces_wide=recipe.precision.reduce_dtype == "fp32",
+        accumulates_wide=recipe.precision.accumulate_dtype == "fp32",
         micro_batches=recipe.train.micro_batches,
         mirrored=recipe.view == MIRRORED,
         in_flight=recipe.in_flight,

@@ -11,6 +11,7 @@ from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.mirror import mirror
+from flowrun.engine.passes.narrow_gradients import narrow_gradients
 from flowrun.engine.passes.pin_activations import pin_activations
 from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.passes.shard_optimizer import shard_optimizer
@@ -23,6 +24,7 @@ from flowrun.engine.strategy import Strategy
 Pass = Callable[[LogicalGraph, Strategy], LogicalGraph]
 
 PASSES: tuple[Pass, ...] = (
+    narrow_gradients,  # accumulated and reduced in the dtype that they were computed in
     mirror,  # in the mirrored view: each rank its own batch
     split_stages,  # which group of ranks runs each op
     sum_tied_gradients,  # a weight that several stages read: its gradient in parts

@@ -14,6 +14,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Ref, Variable
 from flowrun.engine.passes.clip_ops import clip_by_norm, clip_by_value
 from flowrun.engine.passes.graph_builder import GraphBuilder
+from flowrun.engine.passes.hoist_weights import CAST
 from flowrun.engine.passes.optimizer_ops import average, update
 from flowrun.engine.passes.scale_loss import check_gradients, scaled_tangent, unscale
 from flowrun.engine.passes.sparse_ops import (
@@ -110,7 +111,25 @@ def _tangent(builder: GraphBuilder, strategy: Strategy) -> bool:
 
 
 def _accumulate(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:
-    """Sum of a gradient over the micro-batches of a step, and of its parts once a step."""
+    """Sum of a gradient over the micro-batches of a step, and of its parts once a step; in the
+    weight's own dtype.
+    """
+    total = _accumulated(builder, parts, variable)
+    own = builder.tensors[variable.tensor]
+    if builder.tensors[total].dtype == own.dtype:
+        return total
+    return builder.one(
+        f"wide/{variable.name}",
+        CAST,
+        (Ref(total),),
+        (("dtype", own.dtype),),
+        like=own,
+        module=variable.name.rpartition(".")[0],
+        stage=variable.stage,
+    )
+
+
+def _accumulated(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:
     name = f"grad/{variable.name}"
     if len(parts) == 1:
         return _sum(builder, parts[0], name)

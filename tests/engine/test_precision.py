@@ -145,6 +145,62 @@ def test_gradients_are_summed_over_ranks_in_fp32_where_asked_for(
     assert found != virtual_run(training, layout, STEPS).losses
 
 
+def adding_loop(training: Training, narrow: bool) -> tuple[float, ...]:
+    """As autocast_loop; gradients of linear layers are added up in bf16, rounded each time."""
+    model = training.model().train()
+    settings = dict(training.optimizer.arguments)
+    betas = (settings.pop("beta1"), settings.pop("beta2"))
+    optimizer = torch.optim.AdamW(model.parameters(), betas=betas, **settings)  # type: ignore[arg-type]
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    rounded = [p for m in linear for p in m.parameters()] if narrow else []
+    losses = []
+    for step in range(3):
+        optimizer.zero_grad()
+        losses.append(0.0)
+        for k in range(training.micro_batches):
+            batch = training.rows(step, k, slice(0, training.micro_batch))
+            with torch.autocast("cpu", torch.bfloat16):
+                _, loss = training.output_loss(model, batch)
+            (loss / training.micro_batches).backward()
+            losses[-1] += loss.item() / training.micro_batches
+            for parameter in rounded:
+                assert parameter.grad is not None
+                parameter.grad = parameter.grad.bfloat16().float()
+        optimizer.step()
+    return tuple(losses)
+
+
+def test_gradients_are_added_up_as_they_were_computed_where_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Megatron-LM has it in fp16; one rank with torch's kernels is a loop that does so.
+
+    Three losses tell: later a sum at the edge of a rounding may fall to its other side.
+    """
+    monkeypatch.setattr(products, "rule", lambda: None)
+    many = replace(gpt(blocks=1, width=16), autocast=torch.bfloat16, micro_batches=4)
+    wide, found = (
+        run_plan(many, compiled(many, layout).plan, 3).losses
+        for layout in (Layout(), Layout(accumulates_wide=False))
+    )
+    assert wide == pytest.approx(adding_loop(many, narrow=False), rel=1e-6)
+    assert found == pytest.approx(adding_loop(many, narrow=True), rel=1e-6)
+    assert found != pytest.approx(wide, rel=1e-6)
+
+
+@ANY_LAYOUT
+def test_gradients_added_up_in_bf16_are_reduced_in_it_and_hold_less(layout: Layout) -> None:
+    narrow = replace(layout, accumulates_wide=False)
+    if layout.data > 1:
+        assert torch.bfloat16 in reduced(BF16, narrow)
+    found = virtual_run(BF16, narrow, STEPS)
+    alone = virtual_run(BF16, Layout(accumulates_wide=False), STEPS).losses
+    assert found.losses == pytest.approx(alone, rel=NOISE)
+    assert {w.dtype for w in found.weights.values()} == {torch.float32}
+    less, more = (compiled(BF16, each).rehearsal.bound_bytes for each in (narrow, layout))
+    assert sum(less) < sum(more)
+
+
 def test_products_are_bf16_in_training_and_evaluation() -> None:
     for rehearsed in (compiled(BF16, Layout(data=2)), compiled_evaluation(BF16, Layout(data=2))):
         graph = rehearsed.plan.graph

@@ -225,6 +225,16 @@ ARGUMENTS = {
         "command line  precision.reduce_dtype = fp16",
         "fp32, or null",
     ),
+    "gradients added up in fp16": (
+        "recipe=gpt_dp precision.dtype=fp16 precision.accumulate_dtype=fp16",
+        "command line  precision.accumulate_dtype = fp16",
+        "fp32, or null",
+    ),
+    "gradients added up in one dtype, reduced in another": (
+        "recipe=gpt_dp precision={dtype:bf16,accumulate_dtype:null,reduce_dtype:fp32}",
+        "precision.reduce_dtype",
+        "precision.accumulate_dtype=fp32",
+    ),
     "launcher": (
         "recipe=gpt_dp launch.name=nope",
         "command line  launch.name = nope",

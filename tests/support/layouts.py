@@ -41,6 +41,7 @@ class Layout:
     grids: tuple[tuple[int, int], ...] = ()
     recompute: Recompute = field(default_factory=Recompute)
     reduces_wide: bool = False
+    accumulates_wide: bool = True
     shared: bool = False
 
     @property
@@ -125,6 +126,7 @@ def strategy(training: Training, layout: Layout) -> Strategy:
         recompute=layout.recompute,
         loss_scale=training.loss_scale,
         reduces_wide=layout.reduces_wide,
+        accumulates_wide=layout.accumulates_wide,
         optimizer=replace(training.optimizer, clip_norm=layout.clip_norm),
         micro_batches=training.micro_batches,
         in_flight=layout.in_flight,

@@ -1,0 +1,45 @@
+"""narrow_gradients: captured -> captured.  Where asked for, a gradient is what was computed.
+
+Under autocast the gradient of a weight is computed in the narrow dtype, and cast to that of the
+weight behind it.  Without this cast it is accumulated over the micro-batches and summed over ranks
+as it is (Megatron-LM in fp16, whose `accumulate_allreduce_grads_in_fp32` is off); update_ops widens
+the sum, once a step.  Of a weight that is read twice autograd adds up what is cast already: that
+stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes.hoist_weights import CAST
+from flowrun.engine.strategy import Strategy
+
+
+def narrow_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Results "grad/..." name the gradients before their last cast, which nothing else reads."""
+    if strategy.accumulates_wide:
+        return graph
+    gone: set[str] = set()
+    results: list[tuple[str, str]] = []
+    for name, tensor in graph.results:
+        computed = _computed(graph, tensor) if name.startswith("grad/") else None
+        if computed is not None:
+            gone.add(tensor)
+        results.append((name, computed or tensor))
+    return replace(
+        graph,
+        ops=tuple(op for op in graph.ops if not gone.intersection(op.makes)),
+        tensors={name: tensor for name, tensor in graph.tensors.items() if name not in gone},
+        results=tuple(results),
+    )
+
+
+def _computed(graph: LogicalGraph, tensor: str) -> str | None:
+    """What a widening cast made the gradient of; None where there is no such cast."""
+    op = graph.producer[tensor]
+    if op.target != CAST or graph.consumers.get(tensor):
+        return None
+    (source,) = op.inputs
+    narrower = graph.tensors[source].dtype.itemsize < graph.tensors[tensor].dtype.itemsize
+    return source if narrower else None

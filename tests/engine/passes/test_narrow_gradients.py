@@ -1,0 +1,64 @@
+"""Gradients without their last cast: text in, text out."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes.narrow_gradients import narrow_gradients
+from flowrun.engine.passes.update_ops import update_ops
+from support.graph_text import assert_ops, graph_of, one_rank_stages
+
+CAST = """
+    parameter w = %w: float32[4, 4]
+    feed x = %x: float32[4, 4]
+    %xb = aten._to_copy.default(%x, dtype=torch.bfloat16)  # forward a stage 0
+    %dwb = aten.mm.default(%xb, %xb)  # backward a stage 0
+    %dw = aten._to_copy.default(%dwb, dtype=torch.float32)  # backward a stage 0
+    result grad/w = %dw
+"""
+
+
+def narrowed(text: str, accumulates_wide: bool = False) -> LogicalGraph:
+    strategy = one_rank_stages(1, accumulates_wide=accumulates_wide)
+    return narrow_gradients(graph_of(text), strategy)
+
+
+def test_the_cast_goes_and_the_sum_is_widened_in_the_update() -> None:
+    graph = narrowed(CAST)
+    assert graph.results == (("grad/w", "dwb"),)
+    assert [op.name for op in graph.ops] == ["xb", "dwb"]
+    assert_ops(
+        update_ops(graph, one_rank_stages(1)).ops[2:4],
+        """
+        %grad/w = flow.accumulate(%dwb)  # backward a stage 0
+        %wide/w = aten._to_copy.default(%grad/w, dtype=torch.float32)  # update - stage 0
+        """,
+    )
+
+
+UNTOUCHED = {
+    "not asked for": (CAST, True),
+    "a cast that another op reads": (
+        CAST.replace(
+            "    result", "    %y = aten.relu.default(%dw)  # backward a stage 0\n    result"
+        ),
+        False,
+    ),
+    "a narrowing cast": (
+        CAST.replace("bfloat16", "float64"),
+        False,
+    ),
+    "a sum of casts": (
+        CAST.replace(
+            "    result grad/w = %dw",
+            "    %s = aten.add.Tensor(%dw, %dw)  # backward a stage 0\n    result grad/w = %s",
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "wide"), list(UNTOUCHED.values()), ids=list(UNTOUCHED))
+def test_other_gradients_stay_as_they_are(text: str, wide: bool) -> None:
+    assert str(narrowed(text, wide)) == str(graph_of(text))
