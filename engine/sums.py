@@ -37,10 +37,23 @@ def taken_over(plan: Plan, work: RegionWork) -> frozenset[str]:
     return frozenset(n for n in sums_of(plan, work) if is_own(made[n].inputs[0]))
 
 
-def only_summed(plan: Plan, work: RegionWork) -> frozenset[str]:
-    """Ops whose one result is added up in the same region, and read by nothing else."""
+def as_they_come(plan: Plan, work: RegionWork) -> frozenset[str]:
+    """Ops whose one result may lie in any order: it is only sent, or only added up in the same
+    region.
+    """
     made = {op.makes[0]: op for op in work.ops if len(op.makes) == 1}
-    addends = (made[name].inputs[0] for name in sums_of(plan, work))
-    return frozenset(
-        made[name].name for name in addends if name in made and len(plan.graph.consumers[name]) == 1
-    )
+    added = sums_of(plan, work)
+    sent = {name for name in made if only_sent(plan, name)}
+    addends = {
+        op.inputs[0]
+        for name, op in made.items()
+        if name in added or (op.target == "flow.accumulate" and name in sent)
+    }
+    alone = {name for name in addends if len(plan.graph.consumers[name]) == 1}
+    return frozenset(made[name].name for name in (sent | alone) & made.keys())
+
+
+def only_sent(plan: Plan, name: str) -> bool:
+    """True if boxings alone read it: a message is written row by row, however its tensors lie."""
+    readers = plan.graph.consumers.get(name, ())
+    return bool(readers) and all(reader.target == "flow.box" for reader in readers)

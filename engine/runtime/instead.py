@@ -12,14 +12,14 @@ from flowrun.engine.runtime import pointwise, products
 aten = torch.ops.aten
 
 
-def kernel_of(function: Callable[..., Any], summed: bool = False) -> Callable[..., Any]:
+def kernel_of(function: Callable[..., Any], loose: bool = False) -> Callable[..., Any]:
     """Mostly the op itself.
 
-    summed: what it makes is only added to others of its shape, so that it may lie as it comes.
+    loose: what it makes may lie as it comes.
     """
     if not products.rule():
         return function
-    return (_SUMMED if summed else _REPLACED).get(function, _REPLACED.get(function, function))
+    return (_LOOSE if loose else _REPLACED).get(function, _REPLACED.get(function, function))
 
 
 _REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
@@ -29,6 +29,6 @@ _REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.convolution.default: pointwise.convolution,
     aten.convolution_backward.default: pointwise.convolution_backward,
 }
-_SUMMED: Mapping[Callable[..., Any], Callable[..., Any]] = {
+_LOOSE: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.mm.default: products.mm_as_it_comes,
 }

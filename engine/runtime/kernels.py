@@ -51,7 +51,7 @@ def emit(program: Program, around: Around | None = None) -> Kernel:
         args = map_refs(call.args, lookup)
         if line.into is not None:
             function, args = into(function), (nodes[line.into], *args)
-        function = kernel_of(function, line.summed)
+        function = kernel_of(function, line.loose)
         node = graph.call_function(
             around(at, function) if around else function,
             args,

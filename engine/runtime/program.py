@@ -28,8 +28,8 @@ class Line:
     made: a number for each output, None where it is not used, or is a value that the function
     changed in place.  single: the function returns one tensor, not a tuple.  changes: the values
     that it changes.  plain: never compiled (Trait.PLAIN).  into: the value in whose memory the
-    result is written (overwrite.py, tile.py).  summed: the result is only added to those of other
-    acts, so that it may lie in any order.
+    result is written (overwrite.py, tile.py).  loose: the result is only added to those of other
+    acts, or sent, so that it may lie in any order.
     """
 
     call: Call
@@ -38,7 +38,7 @@ class Line:
     changes: tuple[int, ...] = ()
     plain: bool = False
     into: int | None = None
-    summed: bool = False
+    loose: bool = False
 
     @property
     def reads(self) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from flowrun.engine.runtime.ports import Port, Ring, Source, ports, reads_of, so
 from flowrun.engine.runtime.readers import Batches, Readers, cut
 from flowrun.engine.runtime.side_by_side import Weight
 from flowrun.engine.runtime.transport import Layout, layout_of
+from flowrun.engine.sums import only_sent
 
 Results = dict[str, Any]  # of a step, by name: a number, or a list with one of each rank
 
@@ -205,8 +206,9 @@ class Rank:
         micro-batches, one behind the other (flow.collect).
         """
         if self.plan.graph.producer[name].target != "flow.collect":
-            # products that are only added up lie as they come
-            return value.contiguous() if part == parts - 1 else value
+            # products that are only added up lie as they come; who reads the sum wants rows
+            done = part == parts - 1 and not only_sent(self.plan, name)
+            return value.contiguous() if done else value
         if before is None:
             before = value.new_empty((parts * len(value), *value.shape[1:]))
         before.narrow(0, part * len(value), len(value)).copy_(value)

@@ -19,7 +19,7 @@ from flowrun.engine.plan import Plan, RegionWork
 from flowrun.engine.runtime.into import can_write
 from flowrun.engine.runtime.program import Line, Made, Program, Tile
 from flowrun.engine.runtime.transport import local_step
-from flowrun.engine.sums import only_summed, sums_of, taken_over
+from flowrun.engine.sums import as_they_come, sums_of, taken_over
 from flowrun.engine.tile import rows_on_a_rank
 
 
@@ -63,7 +63,7 @@ class _Writer:
         self.numbers = {name: k for k, name in enumerate(reads)}
         self.before = {new: old for old, new in work.updates}
         self.over = dict(work.overwrites)
-        self.summed = only_summed(rank.plan, work)
+        self.loose = as_they_come(rank.plan, work)
         self.own = taken_over(rank.plan, work)
         self.lines: list[Line] = []
 
@@ -141,8 +141,8 @@ class _Writer:
             else:
                 made.append(self._new(name))
         single, plain = len(op.outputs) == 1, has(op.target, Trait.PLAIN)
-        summed = op.name in self.summed
-        self.lines.append(Line(call, tuple(made), single, tuple(changes), plain, into, summed))
+        loose = op.name in self.loose
+        self.lines.append(Line(call, tuple(made), single, tuple(changes), plain, into, loose))
 
     def _new(self, name: str) -> int:
         self.numbers[name] = self.count

@@ -12,7 +12,7 @@ from flowrun.engine.cost.footprint import Footprint
 from flowrun.engine.ops.update import accumulate
 from flowrun.engine.plan import Actor, Plan, RegionWork
 from flowrun.engine.runtime import region_program
-from flowrun.engine.sums import only_summed, sums_of, taken_over
+from flowrun.engine.sums import as_they_come, sums_of, taken_over
 from support.layouts import Layout, compiled, run_plan
 from support.plain_loop import gpt
 
@@ -53,7 +53,7 @@ def test_gradients_of_products_become_the_sums() -> None:
         for name in taken_over(plan, work)
     }
     assert products and products <= taken
-    assert products <= {name for _, work in regions(plan) for name in only_summed(plan, work)}
+    assert products <= {name for _, work in regions(plan) for name in as_they_come(plan, work)}
 
 
 def test_what_others_have_is_copied() -> None:

@@ -77,8 +77,8 @@ def test_other_ops_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "rule", lambda: products.WIDE)
     assert kernel_of(aten.add.Tensor) is aten.add.Tensor
     assert kernel_of(aten.mm.default) is products.mm
-    assert kernel_of(aten.addmm.default, summed=True) is products.addmm
-    assert kernel_of(aten.mm.default, summed=True) is products.mm_as_it_comes
+    assert kernel_of(aten.addmm.default, loose=True) is products.addmm
+    assert kernel_of(aten.mm.default, loose=True) is products.mm_as_it_comes
     monkeypatch.setattr(products, "rule", lambda: None)
     assert kernel_of(aten.mm.default) is aten.mm.default
 

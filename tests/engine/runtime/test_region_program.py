@@ -1,4 +1,4 @@
-"""engine/runtime/region_program.py: gradients that are only added up may lie as they come."""
+"""engine/runtime/region_program.py: gradients that are only added up or sent lie as they come."""
 
 from __future__ import annotations
 
@@ -12,28 +12,43 @@ from flowrun.engine.runtime import products
 from flowrun.engine.runtime.program import Line
 from flowrun.engine.runtime.rank import Rank
 from flowrun.engine.runtime.region_program import region_program
-from support.layouts import Layout, compiled, virtual_run
+from support.layouts import Layout, compiled, run_plan, virtual_run
 from support.plain_loop import gpt
 
 GPT = gpt(blocks=1, width=16)
+ALONE = Layout()
+WEIGHTS = 5  # queries, keys and values in one, what joins heads, two layers, the head
 aten = torch.ops.aten
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN"
+)
 
 
-def lines(micro_batches: int) -> Iterator[Line]:
-    plan = compiled(gpt(blocks=1, width=16, micro_batches=micro_batches), Layout()).plan
+def lines(micro_batches: int, layout: Layout = ALONE) -> Iterator[Line]:
+    plan = compiled(gpt(blocks=1, width=16, micro_batches=micro_batches), layout).plan
     for actor in plan.actors:
         if isinstance(actor.work, RegionWork):
-            yield from region_program(plan, actor.work, 0, ()).lines
+            yield from region_program(plan, actor.work, 0, (0,) * len(layout.axes)).lines
+
+
+def loose(found: Iterator[Line]) -> int:
+    """Products whose result may lie in any order."""
+    return [line.call.function for line in found if line.loose].count(aten.mm.default)
 
 
 def test_gradients_of_weights_are_only_added_up_where_a_step_has_micro_batches() -> None:
-    summed = [line.call.function for line in lines(4) if line.summed]
-    weights = 5  # queries, keys and values in one, what joins heads, two layers, the head
-    assert summed.count(aten.mm.default) == weights
-    assert not any(line.summed for line in lines(1))
+    assert loose(lines(4)) == WEIGHTS
+    assert not loose(lines(1))
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_gradients_of_weights_are_only_sent_where_ranks_sum_those_of_one_micro_batch(
+    zero: int,
+) -> None:
+    assert loose(lines(1, Layout(data=2, zero=zero))) == WEIGHTS
+
+
+@needs_onednn
 def test_what_is_added_up_as_it_comes_lies_row_by_row_when_the_sum_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -56,3 +71,19 @@ def test_what_is_added_up_as_it_comes_lies_row_by_row_when_the_sum_is_done(
     assert not all(parts) and all(sums)
     monkeypatch.setattr(products, "rule", lambda: None)
     assert found.losses == pytest.approx(virtual_run(GPT, Layout()).losses, rel=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_what_is_sent_as_it_comes_trains_alike(
+    zero: int, micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, layout = (
+        gpt(blocks=1, width=16, micro_batches=micro_batches),
+        Layout(data=2, zero=zero),
+    )
+    expected = virtual_run(training, layout).losses
+    monkeypatch.setattr(products, "rule", lambda: products.Rule(1, 1.0))
+    found = run_plan(training, compiled(training, layout).plan, len(expected)).losses
+    assert found == pytest.approx(expected, rel=1e-5)
