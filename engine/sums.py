@@ -1,4 +1,4 @@
-"""sums: what a region adds up over the micro-batches of a step.
+"""sums: what a region adds up over the micro-batches of a step, and what may lie in any order.
 
 Its program adds where the addend is made, so that no addend waits for the end of an act: it is
 given the sum of the micro-batches before, and nothing with the first one.  Then the sum begins as

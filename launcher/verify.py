@@ -207,6 +207,8 @@ def _why_single(job: Job) -> str:
         return "the model draws random numbers, and torch's own are others"
     if job.recipe.optim.sparse == "lazy" and sparse_tables(graph):
         return "optim.sparse=lazy leaves rows alone that torch's optimizers change"
+    if job.recipe.precision.accumulate_dtype is None and job.recipe.train.micro_batches > 1:
+        return "precision.accumulate_dtype=null rounds sums that torch's loop has in fp32"
     return ""
 
 

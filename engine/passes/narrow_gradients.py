@@ -3,8 +3,8 @@
 Under autocast the gradient of a weight is computed in the narrow dtype, and cast to that of the
 weight behind it.  Without this cast it is accumulated over the micro-batches and summed over ranks
 as it is (Megatron-LM in fp16, whose `accumulate_allreduce_grads_in_fp32` is off); update_ops widens
-the sum, once a step.  Of a weight that is read twice autograd adds up what is cast already: that
-stays as it is.
+the sum, once a step.  What is computed wide stays so, and is noted: norms, embeddings, and weights
+that are read twice, for autograd adds up what is cast already.
 """
 
 from __future__ import annotations
@@ -21,17 +21,24 @@ def narrow_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     if strategy.accumulates_wide:
         return graph
     gone: set[str] = set()
+    wide: list[str] = []
     results: list[tuple[str, str]] = []
     for name, tensor in graph.results:
-        computed = _computed(graph, tensor) if name.startswith("grad/") else None
+        is_gradient = name.startswith("grad/")
+        computed = _computed(graph, tensor) if is_gradient else None
         if computed is not None:
             gone.add(tensor)
+        elif is_gradient:
+            wide.append(name.removeprefix("grad/"))
         results.append((name, computed or tensor))
+    names = ", ".join(wide[:4]) + (" …" if len(wide) > 4 else "")
+    note = f"gradients added up as they were computed; wide are {len(wide)}: {names}"
     return replace(
         graph,
         ops=tuple(op for op in graph.ops if not gone.intersection(op.makes)),
         tensors={name: tensor for name, tensor in graph.tensors.items() if name not in gone},
         results=tuple(results),
+        notes=(*graph.notes, note) if wide else graph.notes,
     )
 
 

@@ -89,7 +89,7 @@ def _piece(lines: list[Line], wanted: set[int], plain: bool) -> Piece:
             tuple(numbers[k] for k in line.changes),
             line.plain,
             None if line.into is None else numbers[line.into],
-        )
+        )  # not loose: other pieces are compiled for rows
         for line in lines
     )
     program = Program(len(reads), renamed, tuple(numbers[k] for k in makes))

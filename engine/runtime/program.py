@@ -58,7 +58,10 @@ class Program:
 
     def __str__(self) -> str:
         """Equal text, equal program.  Functions appear by name, closures with what they hold."""
-        rows = [f"{x.made}{x.single}{x.changes}{x.into} = {described(x.call)}" for x in self.lines]
+        rows = [
+            f"{x.made}{x.single}{x.changes}{x.into}{x.loose} = {described(x.call)}"
+            for x in self.lines
+        ]
         return "\n".join([str(self.reads), *rows, str(self.results)])
 
 

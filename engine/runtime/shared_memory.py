@@ -32,6 +32,7 @@ from flowrun.engine.runtime.transport import (
     message_shapes,
     message_size,
     pieces_for,
+    put,
     reduced,
     sent_elements,
     unpack,
@@ -162,12 +163,7 @@ def _write(neighbours: Neighbours, pieces: Sequence[Tensor], readers: int = 1) -
     """Tensors of one dtype, as one message; where it starts."""
     size, dtype = sum(piece.numel() for piece in pieces), pieces[0].dtype
     begin = neighbours.write(size * dtype.itemsize, readers)
-    message = neighbours.written(begin, size, dtype)
-    if all(piece.is_contiguous() for piece in pieces):
-        torch.cat([piece.view(-1) for piece in pieces], out=message)
-        return begin
-    for view, piece in zip(unpack(message, [p.shape for p in pieces]), pieces, strict=True):
-        view.copy_(piece)
+    put(pieces, neighbours.written(begin, size, dtype))
     return begin
 
 

@@ -127,7 +127,17 @@ def identity(reduce: str, dtype: torch.dtype) -> float | int | bool:
 
 def pack(tensors: Iterable[Tensor]) -> Tensor:
     """One new flat message of tensors of one dtype."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    given = list(tensors)
+    return put(given, given[0].new_empty(sum(tensor.numel() for tensor in given)))
+
+
+def put(tensors: Sequence[Tensor], message: Tensor) -> Tensor:
+    """Fill a flat message with them, row by row; the message."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return torch.cat([tensor.view(-1) for tensor in tensors], out=message)
+    for view, tensor in zip(unpack(message, [x.shape for x in tensors]), tensors, strict=True):
+        view.copy_(tensor)
+    return message
 
 
 def unpack(message: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
@@ -182,7 +192,8 @@ def reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
     contiguous.
     """
     first, second, *others = map(_by_rows, messages)
-    total = REDUCTIONS[reduce](first, second).contiguous()
+    copy = next((a for a, b in zip((first, second), messages, strict=False) if a is not b), None)
+    total = REDUCTIONS[reduce](first, second, out=copy).contiguous()
     for message in others:
         REDUCTIONS[reduce](total, message, out=total)
     return total
@@ -192,7 +203,9 @@ def _by_rows(piece: Tensor) -> Tensor:
     """The piece, or a copy where its columns lie one behind the other: to add such a one to rows
     takes longer.
     """
-    return piece if piece.dim() < 2 or piece.stride(-1) == 1 else piece.contiguous()
+    if piece.is_contiguous() or piece.stride(-1) == 1:
+        return piece
+    return piece.clone(memory_format=torch.contiguous_format)
 
 
 def sent_elements(step: Step, layouts: Layouts, index: int) -> int:

@@ -188,9 +188,14 @@ def test_gradients_are_added_up_as_they_were_computed_where_asked_for(
     assert found != pytest.approx(wide, rel=1e-6)
 
 
+LINEAR = ("blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight", "head.weight")
+
+
 @ANY_LAYOUT
 def test_gradients_added_up_in_bf16_are_reduced_in_it_and_hold_less(layout: Layout) -> None:
     narrow = replace(layout, accumulates_wide=False)
+    graph = compiled(BF16, narrow).plan.graph
+    assert {graph.tensors[f"grad/{name}"].dtype for name in LINEAR} == {torch.bfloat16}
     if layout.data > 1:
         assert torch.bfloat16 in reduced(BF16, narrow)
     found = virtual_run(BF16, narrow, STEPS)

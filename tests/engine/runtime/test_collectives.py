@@ -66,6 +66,14 @@ _MESSAGE = [
 ]
 
 
+# As oneDNN leaves gradients: columns one behind the other.
+BY_COLUMNS = {
+    f"{name} by columns": CASES[name]
+    for name in ("all_reduce", "exchange", "reduce_scatter", "reduce_scatter uneven")
+}
+CASES.update(BY_COLUMNS)
+
+
 def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], list[Layout]]:
     """The pieces of each member and the layouts of a case."""
     steps, shapes, dtype = CASES[name]
@@ -77,6 +85,9 @@ def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], list[Layou
         layout_of(step, shape, (step.source,), (parts,), (0,))
         for step, shape in zip(steps, shapes, strict=True)
     ]
+    if name in BY_COLUMNS:
+        laid = [{rank: x.t().contiguous().t() for rank, x in pieces.items()} for pieces in laid]
+        assert not any(x.is_contiguous() for pieces in laid for x in pieces.values())
     return [[pieces[rank] for pieces in laid] for rank in range(parts)], layouts
 
 
