@@ -30,6 +30,7 @@ from flowrun.engine.cost.calibrated import (
     exchange_bytes,
     is_used,
     level_of,
+    typical,
     with_device,
 )
 from flowrun.engine.cost.hardware import Hardware
@@ -57,6 +58,7 @@ THOROUGH = Sizes(
     trials=15,
     pace_s=0.5,
     pace_rounds=5,
+    rounds=3,
 )
 
 
@@ -101,36 +103,52 @@ def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int])
     """
     transports = (SHARED, GLOO) if neighbours.AVAILABLE else (GLOO,)
     hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
+    sessions = [
+        Session(
+            ranks,
+            transport,  # what carries messages does not matter to the rest
+            device=(transport, ranks) == (transports[0], groups[0]),
+            paced=transport == transports[0] and _share_of_core(ranks) < 1,
+        )
+        for transport in transports
+        for ranks in groups
+    ]
+    rounds = [[_measured(session, sizes) for session in sessions] for _ in range(sizes.rounds)]
     links: list[tuple[str, Moved]] = []
-    levels = []
+    levels = {name: Level(taken=1.0, shared_memory=name == SHARED) for name in transports}
     had, crowded = 1.0, 1.0
-    for transport in transports:
-        level = Level(taken=1.0, shared_memory=transport == SHARED)
-        for ranks in groups:
-            first = ranks == groups[0]
-            once = transport == transports[0]  # what carries messages does not matter
-            paced = once and _share_of_core(ranks) < 1
-            session = Session(ranks, transport, device=first and once, paced=paced)
-            of_ranks = _measured(session, sizes)
-            of_links = of_ranks[0].links
-            if session.paced:
-                share = crowded_share([each.paces for each in of_ranks], os.cpu_count() or 1)
-                crowded = min(crowded, share)
-            if session.device:
-                hardware = with_device(hardware, [one for each in of_ranks for one in each.device])
-                had = mean(each.had for each in of_ranks) / _share_of_core(ranks)
-            if not level.shared_memory:
-                known = {**level.exchange_bytes, ranks: exchange_bytes(of_links)}
-                level = replace(level, exchange_bytes=known)
-            fitted = level_of(of_links, level)
-            if first:
-                level = fitted
-            elif _share_of_core(ranks) < 1:
-                level = replace(level, crowded_latency_s=fitted.latency_s)
-            links += [(transport, moved) for moved in of_links]
-        levels.append(level)
-    hardware = replace(hardware, levels=tuple(levels), crowded_share=crowded)
+    for session, same in zip(sessions, zip(*rounds, strict=True), strict=True):
+        of_ranks = [_typical(each) for each in zip(*same, strict=True)]
+        of_links = of_ranks[0].links
+        if session.paced:
+            share = crowded_share([each.paces for each in of_ranks], os.cpu_count() or 1)
+            crowded = min(crowded, share)
+        if session.device:
+            hardware = with_device(hardware, [one for each in of_ranks for one in each.device])
+            had = mean(each.had for each in of_ranks) / _share_of_core(session.ranks)
+        level = levels[session.transport]
+        if not level.shared_memory:
+            known = {**level.exchange_bytes, session.ranks: exchange_bytes(of_links)}
+            level = replace(level, exchange_bytes=known)
+        fitted = level_of(of_links, level)
+        if session.ranks == groups[0]:
+            level = fitted
+        elif _share_of_core(session.ranks) < 1:
+            level = replace(level, crowded_latency_s=fitted.latency_s)
+        levels[session.transport] = level
+        links += [(session.transport, moved) for moved in of_links]
+    hardware = replace(hardware, levels=tuple(levels.values()), crowded_share=crowded)
     return Calibration(hardware, tuple(links), had)
+
+
+def _typical(rounds: Sequence[OfRank]) -> OfRank:
+    """What one rank measured in all rounds."""
+    return OfRank(
+        typical([each.device for each in rounds]),
+        typical([each.links for each in rounds]),
+        [pace for each in rounds for pace in each.paces],
+        mean(each.had for each in rounds),
+    )
 
 
 def _share_of_core(ranks: int) -> float:

@@ -343,6 +343,7 @@ def calibrate(
         recipe = _load(given, config_dir) if given else None
         if recipe is None or not file.exists():
             base = shipped("cpu")
+            console.print("measuring this machine, which takes two to three minutes …", style="dim")
             found = story.calibrate(base, file.stem, story.THOROUGH, story.GROUPS)
             story.write(found.hardware, file)
             story.show(found, base, console)

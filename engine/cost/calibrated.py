@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from statistics import fmean, median
+from typing import TypeVar
 
 from flowrun.engine.boxing import ALL_REDUCE, EXCHANGE
 from flowrun.engine.cost.hardware import Hardware, Products
@@ -54,6 +55,19 @@ _SHARES = {
     "attention fp32": "attention_share",
     BATCHED: "batched_share",
 }
+
+
+One = TypeVar("One", Timed, Moved)
+
+
+def typical(rounds: Sequence[Sequence[One]]) -> list[One]:
+    """Of measurements that were all made several times, in one order: each with its median, for a
+    machine that others use has slow minutes.
+    """
+    return [
+        replace(same[0], seconds=median(one.seconds for one in same))
+        for same in zip(*rounds, strict=True)
+    ]
 
 
 _OF_A_RUN = {"core", "cores"}  # keys that follow from how many ranks a host has

@@ -55,7 +55,8 @@ class Sizes:
 
     products: (tokens, in, out) of each; dtypes: names, of DTYPES.  stream_bytes: of each of three
     vectors.  moved_bytes: of the tensors that are moved.  trials: of each.  pace_s: for
-    how long ranks that are more than cores compute at a time; pace_rounds: how often.
+    how long ranks that are more than cores compute at a time; pace_rounds: how often.  rounds: of
+    everything; of each figure the median counts.
     """
 
     products: tuple[tuple[int, int, int], ...]
@@ -65,6 +66,7 @@ class Sizes:
     trials: int
     pace_s: float
     pace_rounds: int
+    rounds: int
 
 
 def device_times(device: torch.device, sizes: Sizes) -> list[Timed]:

@@ -24,6 +24,7 @@ SMALL = Sizes(
     trials=3,
     pace_s=0.0,
     pace_rounds=1,
+    rounds=2,
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -17,6 +19,7 @@ from flowrun.engine.cost.calibrated import (
     is_used,
     level_of,
     line,
+    typical,
     with_device,
 )
 from flowrun.engine.cost.hardware import Hardware
@@ -39,6 +42,17 @@ def test_a_line_that_was_measured_is_found(start: float, speed: float, sizes: li
 def test_a_level_has_the_latency_and_the_bandwidth_that_fit() -> None:
     level = level_of(ALONE, Level(shared_memory=True))
     assert level == Level(latency_s=1e-4, bytes_per_s=2e9, shared_memory=True)
+
+
+def test_of_several_rounds_each_figure_is_its_median() -> None:
+    """One slow round changes none, whichever figures it made slow."""
+    slow = [replace(one, seconds=5 * one.seconds) for one in ALONE]
+    assert typical([ALONE, slow, ALONE]) == typical([slow, ALONE, ALONE]) == list(ALONE)
+    mixed = [a if k % 2 else b for k, (a, b) in enumerate(zip(ALONE, slow, strict=True))]
+    other = [b if k % 2 else a for k, (a, b) in enumerate(zip(ALONE, slow, strict=True))]
+    assert typical([ALONE, mixed, other]) == list(ALONE)
+    with pytest.raises(ValueError, match="shorter"):
+        typical([ALONE, ALONE[:-1]])
 
 
 def test_a_level_has_the_latency_of_transfers_between_ops() -> None:
