@@ -33,6 +33,7 @@ from flowrun.engine.placement import (
 )
 from flowrun.engine.sbp import B, NdSbp, S, Sbp, Split
 
+_ROWS = 512  # of a piece by columns, turned at a time
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
@@ -136,8 +137,19 @@ def put(tensors: Sequence[Tensor], message: Tensor) -> Tensor:
     if all(tensor.is_contiguous() for tensor in tensors):
         return torch.cat([tensor.view(-1) for tensor in tensors], out=message)
     for view, tensor in zip(unpack(message, [x.shape for x in tensors]), tensors, strict=True):
-        view.copy_(tensor)
+        _copy(view, tensor)
     return message
+
+
+def _copy(rows: Tensor, tensor: Tensor) -> None:
+    """Fill contiguous memory.  torch turns a whole transposed matrix block by block, but a piece of
+    one element by element: so a piece is made whole, some rows at a time, which a cache holds.
+    """
+    if tensor.dim() != 2 or tensor.stride(0) != 1 or tensor.stride(1) in (1, tensor.shape[0]):
+        rows.copy_(tensor)
+        return
+    for to, some in zip(rows.split(_ROWS), tensor.split(_ROWS), strict=True):
+        to.copy_(some.t().contiguous().t())
 
 
 def unpack(message: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
@@ -205,7 +217,9 @@ def _by_rows(piece: Tensor) -> Tensor:
     """
     if piece.is_contiguous() or piece.stride(-1) == 1:
         return piece
-    return piece.clone(memory_format=torch.contiguous_format)
+    rows = piece.new_empty(piece.shape)
+    _copy(rows, piece)
+    return rows
 
 
 def sent_elements(step: Step, layouts: Layouts, index: int) -> int:
