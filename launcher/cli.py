@@ -96,7 +96,7 @@ every other argument changes the recipes, of flowrun and of the peers.
   flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
 """
 
-_CALIBRATE_HELP = """Measure this machine, and write a hardware profile (40 seconds).
+_CALIBRATE_HELP = """Measure this machine, and write a hardware profile (3 minutes).
 
 Products, convolutions, streams, and every collective between 2 and 4 processes.  The file is one of
 the group [bold]hardware[/] of a folder of your own groups.  With a recipe its ops are timed too,

@@ -37,12 +37,16 @@ ANY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 
 
 @lru_cache(maxsize=4)
-def autocast_loop(training: Training, steps: int) -> tuple[float, ...]:
-    """torch.autocast around forward, micro-batch by micro-batch: losses."""
+def autocast_loop(training: Training, steps: int, narrow: bool = False) -> tuple[float, ...]:
+    """torch.autocast around forward, micro-batch by micro-batch: losses.  narrow: gradients of
+    linear layers are added up in bf16, rounded each time.
+    """
     model = training.model().train()
     settings = dict(training.optimizer.arguments)
     betas = (settings.pop("beta1"), settings.pop("beta2"))
     optimizer = torch.optim.AdamW(model.parameters(), betas=betas, **settings)  # type: ignore[arg-type]
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    rounded = [p for m in linear for p in m.parameters()] if narrow else []
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
@@ -52,6 +56,9 @@ def autocast_loop(training: Training, steps: int) -> tuple[float, ...]:
             with torch.autocast("cpu", training.autocast):
                 _, loss = training.output_loss(model, batch)
             (loss / training.micro_batches).backward()
+            for parameter in rounded:
+                assert parameter.grad is not None
+                parameter.grad = parameter.grad.bfloat16().float()
             total += loss.item() / training.micro_batches
         optimizer.step()
         losses.append(total)
@@ -145,31 +152,6 @@ def test_gradients_are_summed_over_ranks_in_fp32_where_asked_for(
     assert found != virtual_run(training, layout, STEPS).losses
 
 
-def adding_loop(training: Training, narrow: bool) -> tuple[float, ...]:
-    """As autocast_loop; gradients of linear layers are added up in bf16, rounded each time."""
-    model = training.model().train()
-    settings = dict(training.optimizer.arguments)
-    betas = (settings.pop("beta1"), settings.pop("beta2"))
-    optimizer = torch.optim.AdamW(model.parameters(), betas=betas, **settings)  # type: ignore[arg-type]
-    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    rounded = [p for m in linear for p in m.parameters()] if narrow else []
-    losses = []
-    for step in range(3):
-        optimizer.zero_grad()
-        losses.append(0.0)
-        for k in range(training.micro_batches):
-            batch = training.rows(step, k, slice(0, training.micro_batch))
-            with torch.autocast("cpu", torch.bfloat16):
-                _, loss = training.output_loss(model, batch)
-            (loss / training.micro_batches).backward()
-            losses[-1] += loss.item() / training.micro_batches
-            for parameter in rounded:
-                assert parameter.grad is not None
-                parameter.grad = parameter.grad.bfloat16().float()
-        optimizer.step()
-    return tuple(losses)
-
-
 def test_gradients_are_added_up_as_they_were_computed_where_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -183,8 +165,8 @@ def test_gradients_are_added_up_as_they_were_computed_where_asked_for(
         run_plan(many, compiled(many, layout).plan, 3).losses
         for layout in (Layout(), Layout(accumulates_wide=False))
     )
-    assert wide == pytest.approx(adding_loop(many, narrow=False), rel=1e-6)
-    assert found == pytest.approx(adding_loop(many, narrow=True), rel=1e-6)
+    assert wide == pytest.approx(autocast_loop(many, 3), rel=1e-6)
+    assert found == pytest.approx(autocast_loop(many, 3, narrow=True), rel=1e-6)
     assert found != pytest.approx(wide, rel=1e-6)
 
 
