@@ -29,6 +29,7 @@ from flowrun.engine.runtime.pending import (
 from flowrun.engine.runtime.transport import (
     Layouts,
     joined,
+    lies_by_columns,
     message_shapes,
     message_size,
     pieces_for,
@@ -38,6 +39,7 @@ from flowrun.engine.runtime.transport import (
     unpack,
 )
 
+_SMALL = 1 << 16  # bytes of tensors that are summed as one; they live as long as the last of them
 Starts = Mapping[int, int]  # peer -> where its message starts, in its arena
 
 
@@ -123,48 +125,91 @@ def start(
     if not any(math.prod(layout.shape) for layout in layouts):
         return Settled([bucket[0].new_empty(layout.after(index)) for layout in layouts])
     others = {rank: k for k, rank in enumerate(ranks) if k != index}
-    if step.kind in (
-        ALL_REDUCE,
-        EXCHANGE,
-        ALL_GATHER,
-    ):  # all want the same, this rank too: the bucket may go
-        begin = _write(neighbours, bucket, len(ranks))
-        size = message_size(layouts, index, index)
-        own = unpack(neighbours.written(begin, size, dtype), message_shapes(layouts, index, index))
-        _tell(neighbours, others, stream, begin)
+    if step.kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER):  # all want the same, this rank too
+        finish = _one_for_all(step, bucket, layouts, neighbours, stream, others, index)
     else:
-        begin, own = None, pieces_for(bucket, layouts, index)
-        for rank, k in others.items():
-            written = _write(neighbours, pieces_for(bucket, layouts, k))
-            _tell(neighbours, [rank], stream, written)
-
-    def finish(starts: Starts) -> list[Tensor]:
-        columns = [own] * len(ranks)
-        for rank, k in others.items():
-            size = message_size(layouts, k, index)
-            message = neighbours.message(rank, starts[rank], size, dtype)
-            columns[k] = unpack(message, message_shapes(layouts, k, index))
-        out = (
-            [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
-            if step.kind in (ALL_REDUCE, EXCHANGE, REDUCE_SCATTER)
-            else joined(columns, layouts)
-        )
-        if begin is not None:
-            neighbours.read_own(begin)
-        for rank in others:
-            neighbours.read(rank, starts[rank])
-        return out
-
+        finish = _one_for_each(step, bucket, layouts, neighbours, stream, others, index)
     sent_bytes = sent_elements(step, layouts, index) * dtype.itemsize
     return Exchange(neighbours, (WRITTEN, stream), list(others), finish, sent_bytes)
 
 
-def _write(neighbours: Neighbours, pieces: Sequence[Tensor], readers: int = 1) -> int:
-    """Tensors of one dtype, as one message; where it starts."""
-    size, dtype = sum(piece.numel() for piece in pieces), pieces[0].dtype
-    begin = neighbours.write(size * dtype.itemsize, readers)
-    put(pieces, neighbours.written(begin, size, dtype))
-    return begin
+def _one_for_all(
+    step: Step,
+    bucket: Sequence[Tensor],
+    layouts: Layouts,
+    neighbours: Neighbours,
+    stream: int,
+    others: Mapping[int, int],
+    index: int,
+) -> Callable[[Starts], list[Tensor]]:
+    """Write a message that this rank reads as the others do: the bucket may go."""
+    dtype = bucket[0].dtype
+    sizes = [message_size(layouts, k, index) for k in range(len(others) + 1)]
+    begin = neighbours.write(sizes[index] * dtype.itemsize, len(sizes))
+    put(bucket, neighbours.written(begin, sizes[index], dtype))
+    _tell(neighbours, others, stream, begin)
+
+    def finish(starts: Starts) -> list[Tensor]:
+        messages = [neighbours.written(begin, sizes[index], dtype)] * len(sizes)
+        for rank, k in others.items():
+            messages[k] = neighbours.message(rank, starts[rank], sizes[k], dtype)
+        shapes = [message_shapes(layouts, k, index) for k in range(len(sizes))]
+        if step.kind == ALL_GATHER:
+            out = joined(list(map(unpack, messages, shapes)), layouts)
+        elif messages[index].nbytes <= _SMALL:
+            out = unpack(reduced(messages, step.reduce), shapes[index])
+        else:
+            columns = map(unpack, messages, shapes)
+            out = [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
+        neighbours.read_own(begin)
+        for rank in others:
+            neighbours.read(rank, starts[rank])
+        return out
+
+    return finish
+
+
+def _one_for_each(
+    step: Step,
+    bucket: Sequence[Tensor],
+    layouts: Layouts,
+    neighbours: Neighbours,
+    stream: int,
+    others: Mapping[int, int],
+    index: int,
+) -> Callable[[Starts], list[Tensor]]:
+    """Write a message for each of the others.  Pieces that lie by columns are sent so, for who sums
+    them turns the sum alone; behind the tensors, a byte for each says which.
+    """
+    dtype, own = bucket[0].dtype, pieces_for(bucket, layouts, index)
+    for rank, k in others.items():
+        pieces = pieces_for(bucket, layouts, k)
+        turned = [lies_by_columns(piece) for piece in pieces]
+        size = message_size(layouts, index, k)
+        begin = neighbours.write(size * dtype.itemsize + len(pieces))
+        lying = [p.t() if by_columns else p for p, by_columns in zip(pieces, turned, strict=True)]
+        put(lying, neighbours.written(begin, size, dtype))
+        said = neighbours.written(begin + size * dtype.itemsize, len(pieces), torch.uint8)
+        said.copy_(torch.tensor(turned))
+        _tell(neighbours, [rank], stream, begin)
+
+    def finish(starts: Starts) -> list[Tensor]:
+        columns = [own] * (len(others) + 1)
+        for rank, k in others.items():
+            start, size = starts[rank], message_size(layouts, k, index)
+            message = neighbours.message(rank, start, size, dtype)
+            said = neighbours.message(rank, start + message.nbytes, len(own), torch.uint8)
+            columns[k] = unpack(message, message_shapes(layouts, k, index), said.tolist())
+        out = (
+            [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
+            if step.kind == REDUCE_SCATTER
+            else joined(columns, layouts)
+        )
+        for rank in others:
+            neighbours.read(rank, starts[rank])
+        return out
+
+    return finish
 
 
 def _tell(neighbours: Neighbours, ranks: Iterable[int], stream: int, begin: int) -> None:

@@ -7,6 +7,7 @@ Sums run in order of the members: a result does not depend on timing, all member
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,10 +153,15 @@ def _copy(rows: Tensor, tensor: Tensor) -> None:
         to.copy_(some.t().contiguous().t())
 
 
-def unpack(message: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """The tensors of a message, as views of it."""
+def unpack(
+    message: Tensor, shapes: Sequence[Shape], turned: Iterable[bool] = itertools.repeat(False)
+) -> list[Tensor]:
+    """The tensors of a message, as views of it.  turned: of each, whether it lies by columns."""
     parts = message.split([math.prod(shape) for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [
+        part.view(shape[::-1]).t() if by_columns else part.view(shape)
+        for part, shape, by_columns in zip(parts, shapes, turned, strict=False)
+    ]
 
 
 def pieces_for(bucket: Sequence[Tensor], layouts: Layouts, receiver: int) -> list[Tensor]:
@@ -203,12 +209,25 @@ def reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
     """The messages of all members (two or more) made one, in order of the members; new memory,
     contiguous.
     """
-    first, second, *others = map(_by_rows, messages)
-    copy = next((a for a, b in zip((first, second), messages, strict=False) if a is not b), None)
-    total = REDUCTIONS[reduce](first, second, out=copy).contiguous()
+    if all(map(lies_by_columns, messages)):  # turned once, behind the sum
+        rows = messages[0].new_empty(messages[0].shape)
+        for to, *some in zip(rows.split(_ROWS), *(m.split(_ROWS) for m in messages), strict=True):
+            to.copy_(_reduced([each.t() for each in some], reduce).t())
+        return rows
+    return _reduced([_by_rows(message) for message in messages], reduce)
+
+
+def _reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
+    first, second, *others = messages
+    total = REDUCTIONS[reduce](first, second).contiguous()
     for message in others:
         REDUCTIONS[reduce](total, message, out=total)
     return total
+
+
+def lies_by_columns(piece: Tensor) -> bool:
+    """True of a matrix whose columns lie one behind the other, as gradients of weights may."""
+    return piece.dim() == 2 and piece.stride(0) == 1 and not piece.is_contiguous()
 
 
 def _by_rows(piece: Tensor) -> Tensor:
