@@ -23,25 +23,31 @@ from flowrun.launcher.schema import Recipe
 
 _BESIDE = 2  # processes that measure at once, as ranks compute beside each other
 STEPS = 8
+ROUNDS = 3  # of all recipes in turn: what others share is slower in one minute than another
 
 
-def with_ops(hardware: Hardware, recipes: Sequence[Recipe], steps: int = STEPS) -> Hardware:
-    """The profile with the ops of some recipes, which train for some steps, all ranks of each in
-    one process; what it had of other shapes stays.
+def with_ops(
+    hardware: Hardware, recipes: Sequence[Recipe], steps: int = STEPS, rounds: int = ROUNDS
+) -> Hardware:
+    """The profile with the ops of some recipes, which train for some steps in each round, all ranks
+    of each in one process; what it had of other shapes stays.
     """
     plain = replace(hardware, ops={})
+    jobs = [Job(recipe) for recipe in recipes]
+    found: Found = defaultdict(list)
+    for job in jobs * rounds:
+        for key, factors in _measured(job, plain, steps).items():
+            found[key] += factors
     known = {target: dict(each) for target, each in hardware.ops.items()}
-    for recipe in recipes:
-        for (target, shapes), factors in _measured(recipe, plain, steps).items():
-            known.setdefault(target, {})[shapes] = digits(median(factors))
+    for (target, shapes), factors in found.items():
+        known.setdefault(target, {})[shapes] = digits(median(factors))
     return replace(hardware, ops=known)
 
 
-def _measured(recipe: Recipe, hardware: Hardware, steps: int) -> Found:
+def _measured(job: Job, hardware: Hardware, steps: int) -> Found:
     """Of all processes."""
     from torch.multiprocessing.spawn import start_processes
 
-    job = Job(recipe)
     assert job.training  # planned before the processes fork
     with tempfile.TemporaryDirectory() as folder:
         start_processes(  # type: ignore[no-untyped-call]

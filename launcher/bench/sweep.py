@@ -80,21 +80,28 @@ class Sums:
 def sweep(
     suite: Suite, folder: Path, console: Console, config_dir: str | None = None
 ) -> tuple[Row, ...]:
-    """Run the suite, print its table, fill `folder`; what is done is written after every run."""
+    """Run the suite, print its table, fill `folder`; what is done is written after every run.
+
+    Model by model, from its ops to its last run: a machine that others share is slower in one hour
+    than in another, and what was foreseen with the figures of one is not what the other measures.
+    """
+    from flowrun.launcher.bench.sweep_profile import measured_machine, measured_ops
     from flowrun.launcher.bench.sweep_show import table
 
     folder.mkdir(parents=True, exist_ok=True)
     assert suite.sweep is not None
     named = any(text.startswith("hardware=") for text in suite.overrides)
-    if suite.sweep.calibrate and config_dir is None and not named:
-        from flowrun.launcher.bench.sweep_profile import measured as measured_profile
-
-        suite, config_dir = measured_profile(suite, folder, console)
-    found = list(trials(suite, console, config_dir))
     heard: dict[Trial, list[Heard]] = {}
     try:
         with sigterm_as_ctrl_c():
-            _rounds(suite, folder, console, config_dir, found, heard)
+            calibrated = suite.sweep.calibrate and config_dir is None and not named
+            machine = measured_machine(console) if calibrated else None
+            for name in suite.rows:
+                one, groups = suite, config_dir
+                if machine is not None:
+                    one, groups = measured_ops(machine, suite, name, folder, console)
+                found = list(trials(one, name, console, groups))
+                _rounds(one, folder, console, groups, found, heard)
     finally:
         measured = rows(suite, heard)
         if measured:
@@ -112,7 +119,7 @@ def _rounds(
     found: Sequence[Trial],
     heard: dict[Trial, list[Heard]],
 ) -> None:
-    """What failed once is not tried again."""
+    """Of one row.  What failed once is not tried again."""
     assert suite.sweep is not None
     begun, done = time.monotonic(), 0
     last, turn = suite.rounds + suite.sweep.finals, found
@@ -125,7 +132,7 @@ def _rounds(
             where = folder / "runs" / f"{number}_{k:03}_{trial.experiment}"
             console.print(
                 f"round {number + 1}/{last}  run {k + 1}/{len(turn)}"
-                f"  {trial.experiment}: {trial.candidate} …",
+                f"  {trial.experiment}, {trial.ranks} ranks: {trial.candidate} …",
                 end=" ",
                 highlight=False,
                 markup=False,
@@ -140,7 +147,7 @@ def _rounds(
             told = seconds(statistics.median(steps)) if steps else sample.problem
             end = suite.rounds if number < suite.rounds else last
             runs = (end - number) * len(turn) - k - 1
-            left = f"{(time.monotonic() - begun) / done * runs:.0f} s left"
+            left = f"{(time.monotonic() - begun) / done * runs:.0f} s left of this model"
             left += ", then the fastest again" if end < last else ""
             console.print(f"{told}; {left}", highlight=False, markup=False)
 
@@ -158,24 +165,25 @@ def finalists(suite: Suite, found: Sequence[Trial], measured: Sequence[Row]) -> 
     return tuple(trial for trial in found if trial in near)
 
 
-def trials(suite: Suite, console: Console, config_dir: str | None = None) -> Iterator[Trial]:
-    """Of every row and number of ranks: the modest set, and what auto.placement picks."""
+def trials(
+    suite: Suite, name: str, console: Console, config_dir: str | None = None
+) -> Iterator[Trial]:
+    """Of one row and every number of ranks: the modest set, and what auto.placement picks."""
     assert suite.sweep is not None
-    for name in suite.rows:
-        given = [*suite.recipe_of(suite.experiments[name]), "auto.placement=true"]
-        recipe = load(given, config_dir)
-        captures = Captures(Job(recipe, values=False))
-        for ranks in suite.sweep.ranks:
-            pick: Candidate | None = None
-            try:
-                pick = placed(Planner(captures, ranks)).best.candidate
-                said = f"{name}, {ranks} ranks: picked {pick}"
-            except FlowrunError as error:
-                said = f"{name}, {ranks} ranks: nothing is picked. {error}"
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
-            modest = list(candidates(recipe, ranks, suite.sweep))
-            for candidate in [*modest, *([pick] if pick and pick not in modest else [])]:
-                yield Trial(name, ranks, candidate, candidate == pick)
+    given = [*suite.recipe_of(suite.experiments[name]), "auto.placement=true"]
+    recipe = load(given, config_dir)
+    captures = Captures(Job(recipe, values=False))
+    for ranks in suite.sweep.ranks:
+        pick: Candidate | None = None
+        try:
+            pick = placed(Planner(captures, ranks)).best.candidate
+            said = f"{name}, {ranks} ranks: picked {pick}"
+        except FlowrunError as error:
+            said = f"{name}, {ranks} ranks: nothing is picked. {error}"
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
+        modest = list(candidates(recipe, ranks, suite.sweep))
+        for candidate in [*modest, *([pick] if pick and pick not in modest else [])]:
+            yield Trial(name, ranks, candidate, candidate == pick)
 
 
 def candidates(recipe: Recipe, ranks: int, wanted: Sweep) -> Iterator[Candidate]:

@@ -1,4 +1,4 @@
-"""The profile of a sweep: this machine, and the ops of its models on one rank and on most."""
+"""The profiles of a sweep: this machine, and the ops of each model on one rank and on most."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flowrun.engine.cost.hardware import Hardware
 from flowrun.launcher import calibrate
 from flowrun.launcher.bench.suite import Suite
 from flowrun.launcher.bench.sweep import candidates
@@ -19,19 +20,23 @@ from flowrun.launcher.schema import Recipe
 NAME = "measured"
 
 
-def measured(suite: Suite, folder: Path, console: Console) -> tuple[Suite, str]:
-    """The suite that foresees with what is measured now, and the folder of that profile's group.
-
-    No step is timed: ops are, one by one, and transfers between processes.
-    """
+def measured_machine(console: Console) -> Hardware:
+    """This machine, without ops of models."""
     console.print("measuring this machine …", highlight=False)
     machine = calibrate.calibrate(shipped("cpu"), NAME, calibrate.THOROUGH, calibrate.GROUPS)
     calibrate.say_if_busy(machine, console)
-    found = machine.hardware
-    for name in suite.rows:
-        console.print(f"measuring the ops of {name} …", highlight=False, markup=False)
-        found = with_ops(found, list(recipes_timed(suite, name)))
-    groups = folder / "profiles"
+    return machine.hardware
+
+
+def measured_ops(
+    machine: Hardware, suite: Suite, name: str, folder: Path, console: Console
+) -> tuple[Suite, str]:
+    """The suite that foresees one row with what its ops take now, and the folder of that profile's
+    group.  No step is timed: ops are, one by one.
+    """
+    console.print(f"measuring the ops of {name} …", highlight=False, markup=False)
+    groups = folder / "profiles" / name
+    found = with_ops(machine, list(recipes_timed(suite, name)))
     calibrate.write(found, groups / "hardware" / f"{NAME}.yaml")
     return replace(suite, overrides=(*suite.overrides, f"hardware={NAME}")), str(groups)
 
