@@ -34,6 +34,7 @@ CASES: dict[str, Case] = {
     "all_reduce max int64": ([Step(0, P_MAX, B)], [(5,)], torch.int64),
     "all_reduce min bfloat16": ([Step(0, P_MIN, B)], [(4, 3)], torch.bfloat16),
     "all_reduce logsumexp": ([Step(0, P_LOGSUMEXP, B)], [(5, 1)], torch.float32),
+    "all_reduce of much": ([Step(0, P, B)] * 2, [(5,), (160, 130)], torch.float32),
     "exchange": ([EXCHANGED], [(6, 4)], torch.float32),
     "exchange of sizes that do not divide": ([EXCHANGED] * 3, [(), (7, 3), (5,)], torch.float32),
     "exchange max int64": ([Step(0, P_MAX, B, exchanged=True)], [(5,)], torch.int64),
@@ -71,7 +72,9 @@ BY_COLUMNS = {
     f"{name} by columns": CASES[name]
     for name in ("all_reduce", "exchange", "reduce_scatter", "reduce_scatter uneven")
 }
+ON_ONE_RANK = "reduce_scatter bucket, rank 0 by columns"
 CASES.update(BY_COLUMNS)
+CASES[ON_ONE_RANK] = ([Step(0, P, S(0))] * 3, [(9, 4), (5,), (8, 3)], torch.float32)
 
 
 def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], list[Layout]]:
@@ -86,9 +89,15 @@ def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], list[Layou
         for step, shape in zip(steps, shapes, strict=True)
     ]
     if name in BY_COLUMNS:
-        laid = [{rank: x.t().contiguous().t() for rank, x in pieces.items()} for pieces in laid]
+        laid = [{rank: _by_columns(x) for rank, x in pieces.items()} for pieces in laid]
         assert not any(x.is_contiguous() for pieces in laid for x in pieces.values())
+    if name == ON_ONE_RANK:
+        laid = [{**pieces, 0: _by_columns(pieces[0])} for pieces in laid]
     return [[pieces[rank] for pieces in laid] for rank in range(parts)], layouts
+
+
+def _by_columns(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.t().contiguous().t()
 
 
 def _rank(rank: int, parts: int, shared: bool, folder: str) -> None:
