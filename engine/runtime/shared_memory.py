@@ -124,92 +124,93 @@ def start(
     dtype = bucket[0].dtype
     if not any(math.prod(layout.shape) for layout in layouts):
         return Settled([bucket[0].new_empty(layout.after(index)) for layout in layouts])
-    others = {rank: k for k, rank in enumerate(ranks) if k != index}
+    member = _Member(
+        neighbours, stream, {rank: k for k, rank in enumerate(ranks) if k != index}, index, layouts
+    )
     if step.kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER):  # all want the same, this rank too
-        finish = _one_for_all(step, bucket, layouts, neighbours, stream, others, index)
+        finish = member.one_for_all(step, bucket)
     else:
-        finish = _one_for_each(step, bucket, layouts, neighbours, stream, others, index)
+        finish = member.one_for_each(step, bucket)
     sent_bytes = sent_elements(step, layouts, index) * dtype.itemsize
-    return Exchange(neighbours, (WRITTEN, stream), list(others), finish, sent_bytes)
+    return Exchange(neighbours, (WRITTEN, stream), list(member.others), finish, sent_bytes)
 
 
-def _one_for_all(
-    step: Step,
-    bucket: Sequence[Tensor],
-    layouts: Layouts,
-    neighbours: Neighbours,
-    stream: int,
-    others: Mapping[int, int],
-    index: int,
-) -> Callable[[Starts], list[Tensor]]:
-    """Write a message that this rank reads as the others do: the bucket may go."""
-    dtype = bucket[0].dtype
-    sizes = [message_size(layouts, k, index) for k in range(len(others) + 1)]
-    begin = neighbours.write(sizes[index] * dtype.itemsize, len(sizes))
-    put(bucket, neighbours.written(begin, sizes[index], dtype))
-    _tell(neighbours, others, stream, begin)
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """This rank in its group, for one step of a bucket.  others: rank -> its index."""
 
-    def finish(starts: Starts) -> list[Tensor]:
-        messages = [neighbours.written(begin, sizes[index], dtype)] * len(sizes)
-        for rank, k in others.items():
-            messages[k] = neighbours.message(rank, starts[rank], sizes[k], dtype)
-        shapes = [message_shapes(layouts, k, index) for k in range(len(sizes))]
-        if step.kind == ALL_GATHER:
-            out = joined(list(map(unpack, messages, shapes)), layouts)
-        elif messages[index].nbytes <= _SMALL:
-            out = unpack(reduced(messages, step.reduce), shapes[index])
-        else:
-            columns = map(unpack, messages, shapes)
-            out = [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
-        neighbours.read_own(begin)
-        for rank in others:
-            neighbours.read(rank, starts[rank])
-        return out
+    neighbours: Neighbours
+    stream: int
+    others: Mapping[int, int]
+    index: int
+    layouts: Layouts
 
-    return finish
+    def one_for_all(self, step: Step, bucket: Sequence[Tensor]) -> Callable[[Starts], list[Tensor]]:
+        """Write a message that this rank reads as the others do: the bucket may go."""
+        dtype, layouts, neighbours = bucket[0].dtype, self.layouts, self.neighbours
+        shapes = [message_shapes(layouts, k, self.index) for k in range(len(self.others) + 1)]
+        sizes = [sum(map(math.prod, each)) for each in shapes]
+        size = sizes[self.index]
+        begin = neighbours.write(size * dtype.itemsize, len(sizes))
+        put(bucket, neighbours.written(begin, size, dtype))
+        _tell(neighbours, self.others, self.stream, begin)
 
+        def finish(starts: Starts) -> list[Tensor]:
+            messages = [neighbours.written(begin, size, dtype)] * len(sizes)
+            for rank, k in self.others.items():
+                messages[k] = neighbours.message(rank, starts[rank], sizes[k], dtype)
+            if step.kind == ALL_GATHER:
+                out = joined(list(map(unpack, messages, shapes)), layouts)
+            elif size * dtype.itemsize <= _SMALL:
+                out = unpack(reduced(messages, step.reduce), shapes[self.index])
+            else:
+                columns = map(unpack, messages, shapes)
+                out = [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
+            neighbours.read_own(begin)
+            self._tell_read(starts)
+            return out
 
-def _one_for_each(
-    step: Step,
-    bucket: Sequence[Tensor],
-    layouts: Layouts,
-    neighbours: Neighbours,
-    stream: int,
-    others: Mapping[int, int],
-    index: int,
-) -> Callable[[Starts], list[Tensor]]:
-    """Write a message for each of the others.  Pieces that lie by columns are sent so, for who sums
-    them turns the sum alone; behind the tensors, a byte for each says which.
-    """
-    dtype, own = bucket[0].dtype, pieces_for(bucket, layouts, index)
-    for rank, k in others.items():
-        pieces = pieces_for(bucket, layouts, k)
-        turned = [lies_by_columns(piece) for piece in pieces]
-        size = message_size(layouts, index, k)
-        begin = neighbours.write(size * dtype.itemsize + len(pieces))
-        lying = [p.t() if by_columns else p for p, by_columns in zip(pieces, turned, strict=True)]
-        put(lying, neighbours.written(begin, size, dtype))
-        said = neighbours.written(begin + size * dtype.itemsize, len(pieces), torch.uint8)
-        said.copy_(torch.tensor(turned))
-        _tell(neighbours, [rank], stream, begin)
+        return finish
 
-    def finish(starts: Starts) -> list[Tensor]:
-        columns = [own] * (len(others) + 1)
-        for rank, k in others.items():
-            start, size = starts[rank], message_size(layouts, k, index)
-            message = neighbours.message(rank, start, size, dtype)
-            said = neighbours.message(rank, start + message.nbytes, len(own), torch.uint8)
-            columns[k] = unpack(message, message_shapes(layouts, k, index), said.tolist())
-        out = (
-            [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
-            if step.kind == REDUCE_SCATTER
-            else joined(columns, layouts)
-        )
-        for rank in others:
-            neighbours.read(rank, starts[rank])
-        return out
+    def one_for_each(
+        self, step: Step, bucket: Sequence[Tensor]
+    ) -> Callable[[Starts], list[Tensor]]:
+        """Write a message for each of the others.  Pieces that lie by columns are sent so, for who
+        sums them turns the sum alone; behind the tensors, a byte for each says which.
+        """
+        dtype, layouts, neighbours = bucket[0].dtype, self.layouts, self.neighbours
+        own = pieces_for(bucket, layouts, self.index)
+        for rank, k in self.others.items():
+            pieces = pieces_for(bucket, layouts, k)
+            turned = [lies_by_columns(piece) for piece in pieces]
+            size = message_size(layouts, self.index, k)
+            begin = neighbours.write(size * dtype.itemsize + len(pieces))
+            lying = [p.t() if columns else p for p, columns in zip(pieces, turned, strict=True)]
+            put(lying, neighbours.written(begin, size, dtype))
+            said = neighbours.written(begin + size * dtype.itemsize, len(pieces), torch.uint8)
+            said.copy_(torch.tensor(turned))
+            _tell(neighbours, [rank], self.stream, begin)
 
-    return finish
+        def finish(starts: Starts) -> list[Tensor]:
+            columns = [own] * (len(self.others) + 1)
+            for rank, k in self.others.items():
+                start, shapes = starts[rank], message_shapes(layouts, k, self.index)
+                message = neighbours.message(rank, start, sum(map(math.prod, shapes)), dtype)
+                said = neighbours.message(rank, start + message.nbytes, len(own), torch.uint8)
+                columns[k] = unpack(message, shapes, said.tolist())
+            out = (
+                [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
+                if step.kind == REDUCE_SCATTER
+                else joined(columns, layouts)
+            )
+            self._tell_read(starts)
+            return out
+
+        return finish
+
+    def _tell_read(self, starts: Starts) -> None:
+        for rank in self.others:
+            self.neighbours.read(rank, starts[rank])
 
 
 def _tell(neighbours: Neighbours, ranks: Iterable[int], stream: int, begin: int) -> None:

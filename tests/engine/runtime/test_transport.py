@@ -35,7 +35,7 @@ def test_sums_are_new_memory_in_rows_and_change_none_of_the_messages(piece: torc
     others = [rows.clone() + k for k in (1.0, 2.0)]
     given = [piece, *others]
     before = [each.clone() for each in given]
-    for messages in (given, given[::-1], [others[0], piece]):
+    for messages in (given, given[::-1], [others[0], piece], [piece, piece + 1.0]):
         found = reduced(messages, "sum")
         assert found.is_contiguous()
         assert torch.equal(found, sum(each.contiguous() for each in messages))
