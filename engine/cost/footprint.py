@@ -183,7 +183,7 @@ class Footprint:
         before = [self.tensor_bytes(read) for read, _ in work.pairs]
         parts = self.grid[work.step.axis]
         if shared:
-            return staging.shared_collective(work.step.kind, parts, sum(before), sum(after))
+            return staging.shared_collective(work.step.kind, parts, before, after)
         return staging.collective(work.step.kind, parts, before, after)
 
     def _region(self, work: RegionWork, freed: frozenset[str], first: bool) -> Act:

@@ -51,13 +51,19 @@ def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int
     return Staging(max(own + 2 * leaves, held), held, held + made, kind == REDUCE_SCATTER)
 
 
-def shared_collective(kind: str, parts: int, read: int, made: int) -> Staging:
+def shared_collective(
+    kind: str, parts: int, before: Sequence[int], after: Sequence[int]
+) -> Staging:
     """A rank writes what others want, and makes its tensors of what lies there.  Of what they do
-    not want it has no copy.
+    not want it has no copy; with each tensor of a message that is one member's goes a byte.
+
+    All-reduces of up to 64 kB make views of one message; that is left out.
     """
-    alike = kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER)
-    written = read if alike else round((parts - 1) / parts * read)
-    return Staging(0, 0, made, shared=False, keeps=not alike, written=written)
+    read, made = sum(before), sum(after)
+    if kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER):
+        return Staging(0, 0, made, shared=False, written=read)
+    written = round((parts - 1) / parts * read) + (parts - 1) * len(before)
+    return Staging(0, 0, made, shared=False, keeps=True, written=written)
 
 
 def send(num_bytes: int, shared_memory: bool = False) -> Staging:

@@ -175,17 +175,18 @@ class _Member:
     def one_for_each(
         self, step: Step, bucket: Sequence[Tensor]
     ) -> Callable[[Starts], list[Tensor]]:
-        """Write a message for each of the others.  Pieces that lie by columns are sent so, for who
-        sums them turns the sum alone; behind the tensors, a byte for each says which.
+        """Write a message for each of the others.  Pieces that lie by columns and are to be summed
+        are sent so, for who sums them turns the sum alone; behind the tensors, a byte for each says
+        which.
         """
         dtype, layouts, neighbours = bucket[0].dtype, self.layouts, self.neighbours
-        own = pieces_for(bucket, layouts, self.index)
+        own, summed = pieces_for(bucket, layouts, self.index), step.kind == REDUCE_SCATTER
         for rank, k in self.others.items():
             pieces = pieces_for(bucket, layouts, k)
-            turned = [lies_by_columns(piece) for piece in pieces]
+            turned = [summed and lies_by_columns(piece) for piece in pieces]
             size = message_size(layouts, self.index, k)
             begin = neighbours.write(size * dtype.itemsize + len(pieces))
-            lying = [p.t() if columns else p for p, columns in zip(pieces, turned, strict=True)]
+            lying = [p.t() if turn else p for p, turn in zip(pieces, turned, strict=True)]
             put(lying, neighbours.written(begin, size, dtype))
             said = neighbours.written(begin + size * dtype.itemsize, len(pieces), torch.uint8)
             said.copy_(torch.tensor(turned))
@@ -200,7 +201,7 @@ class _Member:
                 columns[k] = unpack(message, shapes, said.tolist())
             out = (
                 [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
-                if step.kind == REDUCE_SCATTER
+                if summed
                 else joined(columns, layouts)
             )
             self._tell_read(starts)

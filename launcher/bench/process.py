@@ -16,8 +16,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from flowrun.launcher.bench.runs import Run
@@ -63,10 +64,22 @@ class _Failed(Exception):
 
 
 def _flowrun(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> Sample:
-    """The command that a user would type."""
+    """The command that a user would type.  Of copies, each step's mean, and the work of all."""
     given = ["--config-dir", config_dir] if config_dir else []
     command = [*_module("flowrun.launcher.cli"), "run", *run.overrides, *given]
-    _run([([*command, f"hydra.run.dir={folder}"], {})], run, folder, timeout_s)
+    folders = [folder] if run.copies == 1 else [folder / f"copy{k}" for k in range(run.copies)]
+    _run([([*command, f"hydra.run.dir={each}"], {}) for each in folders], run, folder, timeout_s)
+    found = [_trained(each) for each in folders]
+    return replace(
+        found[0],
+        step_s=tuple(map(mean, zip(*(each.step_s for each in found), strict=True))),
+        peak_bytes=max(each.peak_bytes for each in found),
+        work=sum(each.work or 0.0 for each in found),
+    )
+
+
+def _trained(folder: Path) -> Sample:
+    """What a run of flowrun wrote."""
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     report = json.loads((folder / "report.json").read_text())
     measured = report["measured"]

@@ -16,7 +16,7 @@ class Run:
 
     side: flowrun, or the name of another layout of it, or the peer's.  setting: of the allocator,
     by its name in the suite; empty: flowrun, which has its own.  overrides: of the recipe.
-    peer: None: flowrun.
+    peer: None: flowrun.  copies: of it that train at once and know nothing of each other.
     """
 
     experiment: str
@@ -27,6 +27,7 @@ class Run:
     environment: Mapping[str, str]
     ranks: int
     peer: Peer | None = None
+    copies: int = 1
 
     def __str__(self) -> str:
         words = [f"{self.experiment}: {self.side}", self.setting]
@@ -61,7 +62,8 @@ def round_of(suite: Suite) -> Iterator[Run]:
 def _of_flowrun(suite: Suite, experiment: Experiment, mode: str, side: str = FLOWRUN) -> Run:
     overrides = suite.recipe_of(experiment)
     overrides += [*experiment.flowrun, *suite.mode_overrides.get(mode, ())]
-    return Run(experiment.name, side, mode, "", tuple(overrides), {}, experiment.ranks)
+    name, ranks, copies = experiment.name, experiment.ranks, experiment.copies
+    return Run(name, side, mode, "", tuple(overrides), {}, ranks, copies=copies)
 
 
 def _of_peers(suite: Suite, experiment: Experiment, mode: str) -> Iterator[Run]:

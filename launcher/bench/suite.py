@@ -61,7 +61,8 @@ class Experiment:
 
     recipe: empty: the suite's.  overrides: of both sides.  flowrun: of flowrun alone, its layout.
     others: more layouts of flowrun, overrides by the name that the table shows.
-    ranks: of a peer.  peers: by the name that the table shows.  at_most: setting, or one of
+    ranks: of a peer.  copies: trainings of flowrun at once that know nothing of each other.
+    peers: by the name that the table shows.  at_most: setting, or one of
     `others` -> largest share of a peer's time.  efficiency: least share of a perfect speed-up, 0:
     to be shown.  modes: empty: the suite's.  loss_tolerance: None: the suite's.
     """
@@ -73,6 +74,7 @@ class Experiment:
     flowrun: tuple[str, ...] = ()
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ranks: int = 2
+    copies: int = 1
     peers: Mapping[str, Peer] = field(default_factory=dict)
     at_most: Mapping[str, float] = field(default_factory=dict)
     efficiency: float | None = None
@@ -85,8 +87,8 @@ class Sweep:
     """Layouts that are measured beside the one that auto.placement picks (sweep.py): all grids of
     so many ranks, with these numbers of micro-batches and stages of ZeRO.
 
-    calibrate: first measure the machine and the ops of every model, and foresee with that; a
-    --config-dir or a profile that the command names stays.
+    calibrate: first measure the machine, and the ops of each model before its runs, and foresee
+    with that; a --config-dir or a profile that the command names stays.
     finals: rounds more, behind those of all, of what took no more than `near` longer than the
     fastest of its model and ranks, and of the pick.
     """
@@ -250,6 +252,13 @@ def _check(suite: Suite) -> None:
             f"there is no experiment {name!r}.",
             did_you_mean(name, suite.experiments),
         )
+    for name, experiment in suite.experiments.items():
+        if experiment.copies < 1:
+            raise RecipeError(
+                f"suite.experiments.{name}.copies",
+                f"{experiment.copies} trainings at once measure nothing.",
+                "Write copies >= 1.",
+            )
     for mode in (m for m in suite.modes if m not in MODES):
         raise RecipeError("suite.modes", f"{mode!r} is no mode.", did_you_mean(mode, MODES))
     if suite.rounds < 1 or not 0 <= suite.warmup < suite.steps:

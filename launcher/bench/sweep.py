@@ -29,7 +29,7 @@ from flowrun.launcher.bench.story import machine, sigterm_as_ctrl_c
 from flowrun.launcher.bench.suite import Suite, Sweep
 from flowrun.launcher.job import Job
 from flowrun.launcher.quantities import seconds
-from flowrun.launcher.recipe import load
+from flowrun.launcher.recipe import compose, load
 from flowrun.launcher.schema import Recipe
 
 FILE = "sweep.json"
@@ -84,10 +84,13 @@ def sweep(
 
     Model by model, from its ops to its last run: a machine that others share is slower in one hour
     than in another, and what was foreseen with the figures of one is not what the other measures.
+    Raises RecipeError if a recipe cannot be composed; nothing was started then.
     """
     from flowrun.launcher.bench.sweep_profile import measured_machine, measured_ops
     from flowrun.launcher.bench.sweep_show import table
 
+    for name in suite.rows:
+        compose(suite.recipe_of(suite.experiments[name]), config_dir)
     folder.mkdir(parents=True, exist_ok=True)
     assert suite.sweep is not None
     named = any(text.startswith("hardware=") for text in suite.overrides)
@@ -95,11 +98,11 @@ def sweep(
     try:
         with sigterm_as_ctrl_c():
             calibrated = suite.sweep.calibrate and config_dir is None and not named
-            machine = measured_machine(console) if calibrated else None
+            profile = measured_machine(console) if calibrated else None
             for name in suite.rows:
                 one, groups = suite, config_dir
-                if machine is not None:
-                    one, groups = measured_ops(machine, suite, name, folder, console)
+                if profile is not None:
+                    one, groups = measured_ops(profile, suite, name, folder, console)
                 found = list(trials(one, name, console, groups))
                 _rounds(one, folder, console, groups, found, heard)
     finally:

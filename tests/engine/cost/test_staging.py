@@ -13,7 +13,7 @@ from flowrun.engine.cost.staging import Staging, collective, shared_collective
     [(ALL_REDUCE, False), (ALL_GATHER, False), (REDUCE_SCATTER, True), (ALL_TO_ALL, True)],
 )
 def test_what_all_want_alike_is_read_from_its_copy(kind: str, keeps: bool) -> None:
-    assert shared_collective(kind, 2, 100, 100).keeps == keeps
+    assert shared_collective(kind, 2, [100], [100]).keeps == keeps
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])

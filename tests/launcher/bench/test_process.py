@@ -13,8 +13,9 @@ import pytest
 
 from flowrun.launcher.bench.order import Order
 from flowrun.launcher.bench.process import _reason, execute
-from flowrun.launcher.bench.runs import Run
+from flowrun.launcher.bench.runs import FLOWRUN, Run
 from flowrun.launcher.bench.suite import Peer
+from flowrun.launcher.recipe import load
 from support.command import Command, run_folder
 
 SUITE = """\
@@ -99,6 +100,21 @@ def test_a_bench_from_the_command_line(tmp_path: Path) -> None:
     assert ours["median_s"] > 0 and ours["peak_bytes"] > 0 and ours["sent_bytes"] > 0
     assert ddp["ratio"] > 0 and ddp["peak_bytes"] > 0 and ddp["agree"] is True
     assert (tmp_path / "out" / "bench.svg").is_file()
+
+
+@pytest.mark.processes
+def test_copies_train_at_once_and_count_together(tmp_path: Path) -> None:
+    """A step is the mean of both, the work is theirs together."""
+    overrides = ("recipe=mlp_data_parallel", "train.steps=3", "eval.batches=0", "train.save=false")
+    given = Run("x", FLOWRUN, "eager", "", overrides, {}, 2, copies=2)
+    sample = execute(given, tmp_path, timeout_s=60)
+    assert not sample.problem
+    files = [tmp_path / f"copy{k}" / "metrics.jsonl" for k in range(2)]
+    steps = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    assert list(sample.step_s) == [
+        (a["step_s"] + b["step_s"]) / 2 for a, b in zip(*steps, strict=True)
+    ]
+    assert sample.work == 2 * load(list(overrides)).train.batch_size
 
 
 _INTERRUPTED = """

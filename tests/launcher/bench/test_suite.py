@@ -67,7 +67,7 @@ def test_torchs_layouts_are_all_there() -> None:
     given = suite("suite=peers")
     kinds = {peer.kind for e in given.experiments.values() for peer in e.peers.values()}
     schedules = {peer.schedule for peer in given.experiments["stages"].peers.values()}
-    assert set(WANTED) == set(given.experiments)
+    assert {*WANTED, "copies"} == set(given.experiments)
     assert kinds == set(KINDS)
     assert schedules == {"1F1B", "GPipe", "InterleavedZeroBubble", "ZBVZeroBubble"}
 
@@ -138,6 +138,11 @@ def test_a_setting_reaches_the_process() -> None:
             "suite.experiments.data.peers.DDP.kind=dpp",
             "suite.experiments.data.peers.DDP.kind",
             "no kind 'dpp'",
+        ),
+        (
+            "suite.experiments.copies.copies=0",
+            "suite.experiments.copies.copies",
+            "measure nothing",
         ),
         ("suite.experiments.data.peer=1", "suite.experiments.data.peer", "has no key 'peer'"),
     ],

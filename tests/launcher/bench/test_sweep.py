@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from flowrun.engine.errors import RecipeError
 from flowrun.launcher.auto.space import Branch, Candidate
 from flowrun.launcher.bench.process import Sample
-from flowrun.launcher.bench.suite import Sweep, load_suite
-from flowrun.launcher.bench.sweep import Trial, candidates, finalists, rows, run_of, sums
+from flowrun.launcher.bench.suite import Suite, Sweep, load_suite
+from flowrun.launcher.bench.sweep import Trial, candidates, finalists, rows, run_of, sums, sweep
 from flowrun.launcher.bench.sweep_profile import recipes_timed
 from flowrun.launcher.bench.sweep_show import table
 from flowrun.launcher.recipe import load
@@ -101,6 +103,14 @@ def test_a_run_trains_the_candidate(candidate: Candidate) -> None:
     assert recipe.train.micro_batches == candidate.branch.micro_batches
     assert recipe.zero.stage == candidate.zero
     assert recipe.num_ranks == 2
+
+
+def test_a_wrong_recipe_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    wrong, _ = load_suite(["suite=auto", "suite.experiments.wide_deep.recipe=wide_and_deep"])
+    assert isinstance(wrong, Suite)
+    with pytest.raises(RecipeError, match="wide_and_deep"):
+        sweep(wrong, tmp_path / "out", Console(file=io.StringIO()))
+    assert not (tmp_path / "out").exists()
 
 
 def test_ops_are_timed_on_one_rank_and_on_all_grids_of_most_of_them() -> None:
