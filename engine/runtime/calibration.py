@@ -42,6 +42,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COLD_BYTES = 1 << 26  # operands in turn: a training step has swept the caches in between
 _IN_A_ROW = 4  # calls between ops, timed together
 _LEAST_S = 1e-5
+_ROWS = 64  # of what is moved, for each rank
 _SETS = 8  # of a probe's tensors, in turn
 _CPU = torch.device("cpu")
 _EXCHANGED = Step(0, P, B, exchanged=True)
@@ -181,16 +182,19 @@ def link_times(
 
     exchanged: also of all-reduces as exchanges, which ranks that share memory have no use for; of
     both ways, messages of all sizes between ops.
+
+    What is summed lies by columns, as the gradients of weights do: to turn them takes longer than
+    to copy them.
     """
     group, parts = tuple(ranks), len(ranks)
     links.join_groups([group])
     moved: list[Moved] = []
     steps = (_EXCHANGED, *_STEPS) if exchanged else _STEPS
     for num_bytes, step in itertools.product(sizes.moved_bytes, steps):
-        shape = (16 * parts, max(parts, num_bytes // (64 * parts)))
+        shape = (_ROWS * parts, max(parts, num_bytes // (4 * _ROWS * parts)))
         layout = layout_of(step, shape, (step.source,), (parts,), (0,))
         rows = shape[0] // parts if step.source == S(0) else shape[0]
-        pieces = _in_turn((rows, shape[1]))
+        pieces = _in_turn((rows, shape[1]), by_columns=step.source == P)
 
         def collective(k: int, step=step, pieces=pieces, layout=layout) -> None:  # type: ignore[no-untyped-def]
             piece = [pieces[k % len(pieces)]]
@@ -257,10 +261,12 @@ def _between_ops(run: Callable[[int], Any], trials: int) -> float:
     return max(_LEAST_S, median(added))
 
 
-def _in_turn(shape: tuple[int, ...]) -> list[torch.Tensor]:
+def _in_turn(shape: tuple[int, ...], by_columns: bool = False) -> list[torch.Tensor]:
     """As many as no cache holds: what is sent was made some ops ago."""
     each = 4 * math.prod(shape)
     count = max(1, min(32, _COLD_BYTES // each))
+    if by_columns:
+        return [torch.ones(shape[::-1]).t() for _ in range(count)]
     return [torch.ones(shape) for _ in range(count)]  # zeros would all be one page
 
 
