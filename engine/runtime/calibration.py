@@ -265,9 +265,8 @@ def _in_turn(shape: tuple[int, ...], by_columns: bool = False) -> list[torch.Ten
     """As many as no cache holds: what is sent was made some ops ago."""
     each = 4 * math.prod(shape)
     count = max(1, min(32, _COLD_BYTES // each))
-    if by_columns:
-        return [torch.ones(shape[::-1]).t() for _ in range(count)]
-    return [torch.ones(shape) for _ in range(count)]  # zeros would all be one page
+    vectors = [torch.ones(math.prod(shape)) for _ in range(count)]  # zeros would all be one page
+    return [v.view(shape[::-1]).t() if by_columns else v.view(shape) for v in vectors]
 
 
 def _settled(links: Links, pending: Any) -> list[torch.Tensor]:
