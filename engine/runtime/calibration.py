@@ -55,8 +55,9 @@ class Sizes:
     """How much is measured.
 
     products: (tokens, in, out) of each; dtypes: names, of DTYPES.  stream_bytes: of each of three
-    vectors.  moved_bytes: of the tensors that are moved.  trials: of each.  pace_s: for
-    how long ranks that are more than cores compute at a time; pace_rounds: how often.  rounds: of
+    vectors.  moved_bytes: of the tensors that are moved, at least a kilobyte for two ranks and four
+    for four (rows and columns that each rank has a part of).  trials: of each.  pace_s: for how
+    long ranks that are more than cores compute at a time; pace_rounds: how often.  rounds: of
     everything; of each figure the median counts.
     """
 
