@@ -243,6 +243,7 @@ def _link_rows(measured: Sequence[Level], shipped: Sequence[Level]) -> list[Row]
         via = _transport(one)
         for label, key, unit, text in (
             ("latency, us", "latency_s", 1e-6, ",.0f"),
+            ("of it the core's own, us", "busy_s", 1e-6, ",.0f"),
             ("latency with more ranks than cores, us", "crowded_latency_s", 1e-6, ",.0f"),
             ("GB/s", "bytes_per_s", 1e9, ",.2f"),
         ):

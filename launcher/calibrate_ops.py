@@ -29,19 +29,41 @@ ROUNDS = 3  # of all recipes in turn: what others share is slower in one minute 
 def with_ops(
     hardware: Hardware, recipes: Sequence[Recipe], steps: int = STEPS, rounds: int = ROUNDS
 ) -> Hardware:
-    """The profile with the ops of some recipes, which train for some steps in each round, all ranks
-    of each in one process; what it had of other shapes stays.
+    """The profile with the ops of some recipes, which train for some steps in each round; what it
+    had of other shapes stays.
     """
-    plain = replace(hardware, ops={})
-    jobs = [Job(recipe) for recipe in recipes]
-    found: Found = defaultdict(list)
-    for job in jobs * rounds:
-        for key, factors in _measured(job, plain, steps).items():
-            found[key] += factors
-    known = {target: dict(each) for target, each in hardware.ops.items()}
-    for (target, shapes), factors in found.items():
-        known.setdefault(target, {})[shapes] = digits(median(factors))
-    return replace(hardware, ops=known)
+    times = OpTimes(hardware, [Job(recipe) for recipe in recipes], steps)
+    for _ in range(rounds):
+        times.measure()
+    return times.hardware
+
+
+class OpTimes:
+    """What the ops of some jobs take, as often as it was measured: all ranks of each in one
+    process.
+    """
+
+    def __init__(self, base: Hardware, jobs: Sequence[Job], steps: int = STEPS) -> None:
+        """steps: of each job, in each round."""
+        self.base = base
+        self.jobs = jobs
+        self.steps = steps
+        self.found: Found = defaultdict(list)
+
+    def measure(self) -> None:
+        """One more round."""
+        plain = replace(self.base, ops={})
+        for job in self.jobs:
+            for key, factors in _measured(job, plain, self.steps).items():
+                self.found[key] += factors
+
+    @property
+    def hardware(self) -> Hardware:
+        """The profile, with the medians of all rounds so far."""
+        known = {target: dict(each) for target, each in self.base.ops.items()}
+        for (target, shapes), factors in self.found.items():
+            known.setdefault(target, {})[shapes] = digits(median(factors))
+        return replace(self.base, ops=known)
 
 
 def _measured(job: Job, hardware: Hardware, steps: int) -> Found:

@@ -130,7 +130,8 @@ class ActorCost:
             case _:
                 return 0, 0.0
         level = max(0, link.level)
-        moving = 1 - min(1.0, link.latency_s / max(self.seconds(draft), 1e-12))
+        idle_s = link.latency_s - link.busy_s
+        moving = 1 - min(1.0, idle_s / max(self.seconds(draft), 1e-12))
         return level, hardware.levels[level].taken * moving
 
     def sent_bytes(self, draft: Draft) -> float:

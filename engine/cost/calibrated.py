@@ -37,7 +37,7 @@ class Moved:
 
     kind: of a step (boxing.py), or "message".  members: ranks that take part.  message_bytes: of
     the tensor that they share, or that is sent.  sent_bytes: by each rank.  between_ops: that it
-    adds to ops which it stands between, as in a step.
+    adds to ops which it stands between, as in a step; busy_s: then, what a rank's cores did for it.
     """
 
     kind: str
@@ -46,6 +46,7 @@ class Moved:
     sent_bytes: float
     seconds: float
     between_ops: bool = False
+    busy_s: float = 0.0
 
 
 # What is timed -> the key that says how fast it is beside forward's fp32 products of equal work.
@@ -65,7 +66,14 @@ def typical(rounds: Sequence[Sequence[One]]) -> list[One]:
     machine that others use has slow minutes.
     """
     return [
-        replace(same[0], seconds=median(one.seconds for one in same))
+        replace(
+            same[0],
+            **{
+                key: median(getattr(one, key) for one in same)
+                for key in ("seconds", "busy_s")
+                if hasattr(same[0], key)
+            },
+        )
         for same in zip(*rounds, strict=True)
     ]
 
@@ -167,16 +175,24 @@ def is_used(moved: Moved, level: Level) -> bool:
 
 def level_of(moved: Sequence[Moved], level: Level) -> Level:
     """The level with latency and bandwidth as measured, of what it uses.  Bandwidth is that of
-    transfers one after another; latency that of the smallest between ops.
+    transfers one after another; latency that of the smallest between ops, and of it the part that
+    cores are busy.
     """
     used = [one for one in moved if is_used(one, level)]
     least = min(one.message_bytes for one in used)
-    between = [one.seconds for one in used if one.between_ops and one.message_bytes == least]
+    between = [one for one in used if one.between_ops and one.message_bytes == least]
     alone = [(one.sent_bytes, one.seconds) for one in used if not one.between_ops]
     latency_s, bytes_per_s = line(alone)
+    busy_s = level.busy_s
     if between:
-        latency_s = median(between)
-    return replace(level, latency_s=digits(latency_s), bytes_per_s=digits(bytes_per_s))
+        latency_s = median(one.seconds for one in between)
+        busy_s = min(latency_s, median(one.busy_s for one in between))
+    return replace(
+        level,
+        latency_s=digits(latency_s),
+        busy_s=digits(busy_s),
+        bytes_per_s=digits(bytes_per_s),
+    )
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -22,6 +22,7 @@ class Level:
 
     ranks: consecutive ranks of one unit; 0: all.
     latency_s: seconds before the first byte of one collective or message.
+    busy_s: of these, what the core that computes does itself: it issues, and takes up what came.
     crowded_latency_s: the same where ranks are more than cores, and one that is waited for may have
         to wait for a core itself; 0: as much longer as everything else takes.
     hop_s: seconds that each further unit on the way adds.
@@ -55,6 +56,7 @@ class Level:
     peer_s: float = 0.0
     shared_memory: bool = False
     crowded_latency_s: float = 0.0
+    busy_s: float = 0.0
     exchange_bytes: dict[int, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -71,15 +73,16 @@ class Level:
         if share < 1 and self.crowded_latency_s:
             latency_s = self.crowded_latency_s
         speed = self.bytes_per_s * share if self.shared_memory else self.bytes_per_s
-        return replace(self, latency_s=latency_s, bytes_per_s=speed)
+        busy_s = min(latency_s, self.busy_s / share)
+        return replace(self, latency_s=latency_s, busy_s=busy_s, bytes_per_s=speed)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """What one group of ranks has of a network.
 
-    latency_s: before the first byte.  ring_s, tree_s: what all hops of a ring add, and those from
-    the leaves of a tree to its root.
+    latency_s: before the first byte; busy_s: of it, what the core that computes does itself.
+    ring_s, tree_s: what all hops of a ring add, and those from the leaves of a tree to its root.
     bytes_per_s: of each rank, to the next in a ring, or in a message.
     spread_bytes_per_s: of each rank, to all others alike, as in an all-to-all.  peers_s: what the
     pieces of one add to its start.
@@ -95,6 +98,7 @@ class Link:
     level: int = -1
     peers_s: float = 0.0
     exchange_bytes: int = 0
+    busy_s: float = 0.0
 
     def message_seconds(self, num_bytes: float) -> float:
         """Of a message from one rank to another."""
@@ -132,6 +136,7 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
                 at,
                 link.peers_s + level.peer_s * _peers(members, below, size),
                 level.most_exchanged(len(group)),
+                level.busy_s,
             )
     return link
 
@@ -228,4 +233,5 @@ def worst(links: Iterable[Link]) -> Link:
         max((link.level for link in found), default=-1),
         max((link.peers_s for link in found), default=0.0),
         min((link.exchange_bytes for link in found), default=0),
+        max((link.busy_s for link in found), default=0.0),
     )

@@ -209,8 +209,8 @@ def link_times(
         moved.append(Moved(step.kind, parts, total, sent, taken))
         both_ways = exchanged and step.kind in (ALL_REDUCE, EXCHANGE)
         if both_ways or num_bytes == min(sizes.moved_bytes):
-            added = _between_ops(collective, sizes.trials)
-            moved.append(Moved(step.kind, parts, total, sent, added, between_ops=True))
+            added, busy_s = _between_ops(collective, sizes.trials)
+            moved.append(Moved(step.kind, parts, total, sent, added, True, busy_s))
     dist.barrier()
     return moved + _messages(links, rank, sizes) if parts == 2 else moved
 
@@ -235,9 +235,10 @@ def _messages(links: Links, rank: int, sizes: Sizes) -> list[Moved]:
     return moved
 
 
-def _between_ops(run: Callable[[int], Any], trials: int) -> float:
+def _between_ops(run: Callable[[int], Any], trials: int) -> tuple[float, float]:
     """Seconds that a call adds to ops that it stands between, as in a step: its caches are
-    theirs, and who it waits for may be late, or wait for a core.
+    theirs, and who it waits for may be late, or wait for a core.  And those in which all threads of
+    this process compute while it lasts.
     """
     wide = _in_turn((256, 1024))
     narrow = torch.ones(1024, 256)
@@ -248,9 +249,11 @@ def _between_ops(run: Callable[[int], Any], trials: int) -> float:
 
     def both(k: int) -> None:
         ops(k)
+        begin = time.process_time()
         run(k)
+        busy.append(time.process_time() - begin)
 
-    added = []
+    added, busy = [], list[float]()
     for _ in range(trials):
         taken = []
         for each in (both, ops):
@@ -259,7 +262,7 @@ def _between_ops(run: Callable[[int], Any], trials: int) -> float:
                 each(k)
             taken.append(time.perf_counter() - begin)
         added.append((taken[0] - taken[1]) / _IN_A_ROW)
-    return max(_LEAST_S, median(added))
+    return max(_LEAST_S, median(added)), median(busy)
 
 
 def _in_turn(shape: tuple[int, ...], by_columns: bool = False) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def sweep(
     than in another, and what was foreseen with the figures of one is not what the other measures.
     Raises RecipeError if a recipe cannot be composed; nothing was started then.
     """
-    from flowrun.launcher.bench.sweep_profile import measured_machine, measured_ops
+    from flowrun.launcher.bench.sweep_profile import Profile, measured_machine
     from flowrun.launcher.bench.sweep_show import table
 
     for name in suite.rows:
@@ -98,13 +98,15 @@ def sweep(
     try:
         with sigterm_as_ctrl_c():
             calibrated = suite.sweep.calibrate and config_dir is None and not named
-            profile = measured_machine(console) if calibrated else None
+            hardware = measured_machine(console) if calibrated else None
             for name in suite.rows:
-                one, groups = suite, config_dir
-                if profile is not None:
-                    one, groups = measured_ops(profile, suite, name, folder, console)
+                one, groups, measure = suite, config_dir, _nothing
+                if hardware is not None:
+                    profile = Profile(hardware, suite, name, folder)
+                    profile.measure(console)
+                    one, groups, measure = profile.suite, str(profile.groups), profile.measure
                 found = list(trials(one, name, console, groups))
-                _rounds(one, folder, console, groups, found, heard)
+                _rounds(one, folder, console, groups, found, heard, measure)
     finally:
         measured = rows(suite, heard)
         if measured:
@@ -121,14 +123,19 @@ def _rounds(
     config_dir: str | None,
     found: Sequence[Trial],
     heard: dict[Trial, list[Heard]],
+    measure: Callable[[Console], None],
 ) -> None:
-    """Of one row.  What failed once is not tried again."""
+    """Of one row.  measure: what is to foresee it, again before every round but the first and the
+    finals.  What failed once is not tried again.
+    """
     assert suite.sweep is not None
     begun, done = time.monotonic(), 0
     last, turn = suite.rounds + suite.sweep.finals, found
     for number in range(last):
         if number == suite.rounds:
             turn = finalists(suite, found, rows(suite, heard))
+        elif 0 < number < suite.rounds:
+            measure(console)
         for k, trial in enumerate(turn):
             if number and heard[trial][-1][0].problem:
                 continue
@@ -153,6 +160,10 @@ def _rounds(
             left = f"{(time.monotonic() - begun) / done * runs:.0f} s left of this model"
             left += ", then the fastest again" if end < last else ""
             console.print(f"{told}; {left}", highlight=False, markup=False)
+
+
+def _nothing(console: Console) -> None:
+    """The profile is what it is."""
 
 
 def finalists(suite: Suite, found: Sequence[Trial], measured: Sequence[Row]) -> tuple[Trial, ...]:

@@ -12,12 +12,15 @@ from flowrun.engine.cost.hardware import Hardware
 from flowrun.launcher import calibrate
 from flowrun.launcher.bench.suite import Suite
 from flowrun.launcher.bench.sweep import candidates
-from flowrun.launcher.calibrate_ops import with_ops
+from flowrun.launcher.calibrate_ops import OpTimes
+from flowrun.launcher.job import Job
 from flowrun.launcher.profile import shipped
 from flowrun.launcher.recipe import load
 from flowrun.launcher.schema import Recipe
 
 NAME = "measured"
+_OVERRIDE = f"hardware={NAME}"
+_TIMES = 2  # that ops are measured before each round
 
 
 def measured_machine(console: Console) -> Hardware:
@@ -28,17 +31,26 @@ def measured_machine(console: Console) -> Hardware:
     return machine.hardware
 
 
-def measured_ops(
-    machine: Hardware, suite: Suite, name: str, folder: Path, console: Console
-) -> tuple[Suite, str]:
-    """The suite that foresees one row with what its ops take now, and the folder of that profile's
-    group.  No step is timed: ops are, one by one.
+class Profile:
+    """What foresees one row: this machine, and the ops of the model, which are measured again
+    before every round, in turn with what they are to foresee: a machine that others share is slower
+    in one minute than in the next.  No step is timed: ops are, one by one.
     """
-    console.print(f"measuring the ops of {name} …", highlight=False, markup=False)
-    groups = folder / "profiles" / name
-    found = with_ops(machine, list(recipes_timed(suite, name)))
-    calibrate.write(found, groups / "hardware" / f"{NAME}.yaml")
-    return replace(suite, overrides=(*suite.overrides, f"hardware={NAME}")), str(groups)
+
+    def __init__(self, machine: Hardware, suite: Suite, name: str, folder: Path) -> None:
+        self.name = name
+        self.groups = folder / "profiles" / name
+        self.suite = replace(suite, overrides=(*suite.overrides, _OVERRIDE))
+        self._times = OpTimes(machine, [Job(recipe) for recipe in recipes_timed(suite, name)])
+
+    def measure(self, console: Console) -> None:
+        """Write the profile, of all that was measured so far, where `suite` finds it as a group of
+        the folder `groups`.
+        """
+        console.print(f"measuring the ops of {self.name} …", highlight=False, markup=False)
+        for _ in range(_TIMES):
+            self._times.measure()
+        calibrate.write(self._times.hardware, self.groups / "hardware" / f"{NAME}.yaml")
 
 
 def recipes_timed(suite: Suite, name: str) -> Iterator[Recipe]:

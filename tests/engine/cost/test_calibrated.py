@@ -62,6 +62,15 @@ def test_a_level_has_the_latency_of_transfers_between_ops() -> None:
     assert level_of([*ALONE, *between], Level()) == Level(latency_s=6e-4, bytes_per_s=2e9)
 
 
+def test_a_core_is_busy_for_a_part_of_the_latency_at_most() -> None:
+    between = Moved("all_to_all", 2, 1000, 5e2, 6e-4, between_ops=True, busy_s=2e-4)
+    rounds = [replace(between, busy_s=busy_s) for busy_s in (1e-4, 2e-4, 9e-4)]
+    (usual,) = typical([[one] for one in rounds])
+    assert usual == between
+    for one, busy_s in zip(rounds, (1e-4, 2e-4, 6e-4), strict=True):
+        assert level_of([*ALONE, one], Level()).busy_s == busy_s
+
+
 @pytest.mark.parametrize(
     ("exchanged_s", "most"),
     [
