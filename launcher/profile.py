@@ -128,6 +128,12 @@ def _check_level(level: Level, below: int, where: str) -> None:
         f"bytes_per_s is over 0, not {level.bytes_per_s}.",
     )
     _require(
+        0 <= level.busy_s <= level.latency_s,
+        f"{where}.busy_s",
+        f"{level.busy_s} is no part of a latency of {level.latency_s}.",
+        "Write 0 to latency_s seconds: what a rank's core does before the first byte.",
+    )
+    _require(
         not level.ranks or (level.ranks > below and level.ranks % below == 0),
         f"{where}.ranks",
         f"{level.ranks} is no multiple of the {below} ranks of a unit inside.",

@@ -243,7 +243,7 @@ def rows(suite: Suite, heard: Mapping[Trial, Sequence[Heard]]) -> tuple[Row, ...
 
 
 def _row(suite: Suite, trial: Trial, each: Sequence[Heard]) -> Row:
-    """Over all rounds; the plan is the same in each."""
+    """Over all rounds; foreseen is by what had been measured before the last."""
     well = [(sample, report) for sample, report in each if not sample.problem]
     if not well:
         return Row(trial, problem=each[-1][0].problem)

@@ -103,6 +103,7 @@ def test_ranks_that_share_a_core_share_what_it_does() -> None:
         ([HALF[0], "hardware.fp32.share=[0.5,1.5]"], "hardware.fp32.share", "no curve over"),
         (["hardware.levels=[]"], "hardware.levels", "nothing joins ranks"),
         (["hardware.levels=[{ranks: 4}, {ranks: 6}]"], "hardware.levels[1].ranks", "no multiple"),
+        (["hardware.levels=[{busy_s: 1e-6}]"], "hardware.levels[0].busy_s", "no part of a latency"),
         (["hardware.levels=[{bytes_per_s: 0}]"], "hardware.levels[0].bytes_per_s", "is over 0"),
         (
             ["hardware.levels=[{exchange_bytes: {1: 64}}]"],
