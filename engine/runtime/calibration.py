@@ -253,7 +253,8 @@ def _between_ops(run: Callable[[int], Any], trials: int) -> tuple[float, float]:
         run(k)
         busy.append(time.process_time() - begin)
 
-    added, busy = [], list[float]()
+    added: list[float] = []
+    busy: list[float] = []
     for _ in range(trials):
         taken = []
         for each in (both, ops):

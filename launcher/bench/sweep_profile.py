@@ -19,7 +19,6 @@ from flowrun.launcher.recipe import load
 from flowrun.launcher.schema import Recipe
 
 NAME = "measured"
-_OVERRIDE = f"hardware={NAME}"
 _TIMES = 2  # that ops are measured before each round
 
 
@@ -40,7 +39,7 @@ class Profile:
     def __init__(self, machine: Hardware, suite: Suite, name: str, folder: Path) -> None:
         self.name = name
         self.groups = folder / "profiles" / name
-        self.suite = replace(suite, overrides=(*suite.overrides, _OVERRIDE))
+        self.suite = replace(suite, overrides=(*suite.overrides, f"hardware={NAME}"))
         self._times = OpTimes(machine, [Job(recipe) for recipe in recipes_timed(suite, name)])
 
     def measure(self, console: Console) -> None:
