@@ -215,7 +215,8 @@ def _reason(log: Path, status: int) -> str:
     if named := [line.strip() for line in lines if _ERROR.match(line)]:
         return f"{named[-1]} ({log})"
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name} ({log})"
+        last = f" after {lines[-1].strip()!r}" if lines else ""
+        return f"was killed by {signal.Signals(-status).name}{last} ({log})"
     begins = max((k for k, line in enumerate(lines) if line[0] != " "), default=0)
     said = " ".join(line.strip() for line in lines[begins:])
     return f"{said or f'exit status {status}'} ({log})"

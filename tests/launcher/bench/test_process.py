@@ -52,25 +52,35 @@ def test_an_order_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("printed", "reason"),
+    ("printed", "status", "reason"),
     [
         (
             "a step\n[rank0]: Traceback\n[rank0]: torch.x.DistError: gone\n",
+            1,
             "torch.x.DistError: gone",
         ),
-        ("rank 1, actor a\n  IndexError: out of range\n  file.py:3\n", "IndexError: out of range"),
+        (
+            "rank 1, actor a\n  IndexError: out of range\n  file.py:3\n",
+            1,
+            "IndexError: out of range",
+        ),
         (
             "a step\ncommand line  a = b\n  a is wrong.\n  Try c.\n",
+            1,
             "command line  a = b a is wrong. Try c.",
         ),
-        ("", "exit status 3"),
+        ("", 3, "exit status 3"),
+        ("", -9, "was killed by SIGKILL"),
+        ("terminate called\n  what():  gone\n", -6, "was killed by SIGABRT after 'what():  gone'"),
     ],
-    ids=["torch", "a rank of flowrun", "a recipe", "silence"],
+    ids=["torch", "a rank of flowrun", "a recipe", "silence", "a signal", "C++"],
 )
-def test_the_reason_is_what_names_the_error(printed: str, reason: str, tmp_path: Path) -> None:
+def test_the_reason_is_what_names_the_error(
+    printed: str, status: int, reason: str, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     log.write_text(printed)
-    assert _reason(log, 3) == f"{reason} ({log})"
+    assert _reason(log, status) == f"{reason} ({log})"
 
 
 @pytest.mark.processes
