@@ -90,7 +90,8 @@ class Sweep:
     calibrate: first measure the machine, and the ops of each model before its runs, and foresee
     with that; a --config-dir or a profile that the command names stays.
     finals: rounds more, behind those of all, of what took no more than `near` longer than the
-    fastest of its model and ranks, and of the pick.
+    fastest of its model and ranks, and of the pick; each run of them takes `final_s` seconds of
+    steps if that is more than suite.steps.
     """
 
     ranks: tuple[int, ...] = (2, 4)
@@ -98,6 +99,7 @@ class Sweep:
     zero: tuple[int, ...] = (0, 2)
     calibrate: bool = False
     finals: int = 0
+    final_s: float = 0.0
     near: float = 0.15
 
 

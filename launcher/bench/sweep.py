@@ -7,6 +7,7 @@ foreseen beside measured.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,7 +149,9 @@ def _rounds(
                 markup=False,
                 soft_wrap=True,
             )
-            sample = execute(run_of(suite, trial), where, suite.timeout_s, config_dir)
+            final = number >= suite.rounds
+            count = final_steps(suite, trial, heard[trial]) if final else suite.steps
+            sample = execute(run_of(suite, trial, count), where, suite.timeout_s, config_dir)
             file = where / "report.json"
             report = json.loads(file.read_text()) if file.exists() else {}
             heard.setdefault(trial, []).append((sample, report))
@@ -211,10 +214,19 @@ def candidates(recipe: Recipe, ranks: int, wanted: Sweep) -> Iterator[Candidate]
                     yield leaf
 
 
-def run_of(suite: Suite, trial: Trial) -> Run:
+def final_steps(suite: Suite, trial: Trial, heard: Sequence[Heard]) -> int:
+    """Of a run of the finals, by what it was in the rounds before."""
+    assert suite.sweep is not None
+    row = _row(suite, trial, heard)
+    if row.problem:
+        return suite.steps
+    return max(suite.steps, suite.warmup + math.ceil(suite.sweep.final_s / row.measured_s))
+
+
+def run_of(suite: Suite, trial: Trial, steps: int) -> Run:
     """flowrun alone."""
     overrides = (
-        *suite.recipe_of(suite.experiments[trial.experiment]),
+        *replace(suite, steps=steps).recipe_of(suite.experiments[trial.experiment]),
         *trial.candidate.overrides,
     )
     return Run(trial.experiment, FLOWRUN, suite.modes[0], "", overrides, {}, trial.ranks)

@@ -14,7 +14,16 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.auto.space import Branch, Candidate
 from flowrun.launcher.bench.process import Sample
 from flowrun.launcher.bench.suite import Suite, Sweep, load_suite
-from flowrun.launcher.bench.sweep import Trial, candidates, finalists, rows, run_of, sums, sweep
+from flowrun.launcher.bench.sweep import (
+    Trial,
+    candidates,
+    final_steps,
+    finalists,
+    rows,
+    run_of,
+    sums,
+    sweep,
+)
 from flowrun.launcher.bench.sweep_profile import recipes_timed
 from flowrun.launcher.bench.sweep_show import table
 from flowrun.launcher.recipe import load
@@ -88,6 +97,14 @@ def test_finalists_are_what_may_be_the_fastest_and_the_picks() -> None:
     assert [trial.candidate.zero for trial in found] == [0, 1, 3, 0, 1, 3]
 
 
+@pytest.mark.parametrize(("step_s", "steps"), [(0.01, 1 + 600), (0.7, 1 + 9), (9.0, 3)])
+def test_a_run_of_the_finals_takes_its_seconds(step_s: float, steps: int) -> None:
+    """Its warm-up comes on top; it has no fewer steps than the others."""
+    assert SUITE.sweep is not None and SUITE.sweep.final_s == 6
+    trial = Trial("gpt_small", 2, PLAIN)
+    assert final_steps(SUITE, trial, [heard(step_s, 1.0, 100)]) == steps
+
+
 def test_the_modest_set_has_every_grid_and_no_more_stages_than_micro_batches() -> None:
     recipe = load(["recipe=gpt_bench", "train.batch_size=16"])
     found = list(candidates(recipe, 4, Sweep((4,), (1, 4), (0, 2))))
@@ -99,7 +116,8 @@ def test_the_modest_set_has_every_grid_and_no_more_stages_than_micro_batches() -
 
 @pytest.mark.parametrize("candidate", [PLAIN, SHARDED])
 def test_a_run_trains_the_candidate(candidate: Candidate) -> None:
-    recipe = load(list(run_of(SUITE, Trial("gpt_small", 2, candidate)).overrides))
+    recipe = load(list(run_of(SUITE, Trial("gpt_small", 2, candidate), 5).overrides))
+    assert recipe.train.steps == 5
     assert recipe.train.micro_batches == candidate.branch.micro_batches
     assert recipe.zero.stage == candidate.zero
     assert recipe.num_ranks == 2
