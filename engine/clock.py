@@ -70,6 +70,8 @@ class Clock:
     ) -> None:
         self.plan = plan
         self.seconds, quantum = exact_seconds(plan, cost)
+        crowding = [round(actor.crowding_s / quantum) * quantum for actor in plan.actors]
+        self._crowding = list(map(min, self.seconds, crowding))
         self.steps = steps
         self.round = len(plan.placements) if plan.chunks > 1 else 1  # micro-batches, see Turns
         self.observed = observed
@@ -156,7 +158,7 @@ class Clock:
     def _begin(self, stage: int, actor: int, act: int) -> None:
         if self.observed:
             self.memory[stage].begin(actor, act)
-        self._run(actor, self.now)
+        self._run(self.now, self.seconds[actor], actor)
         if self.crowd and self._needs_core[actor]:
             self.crowd.begin(actor, self.seconds[actor], self.now)
 
@@ -175,10 +177,10 @@ class Clock:
                 self.heap[k] = ends[actors[0]], begun, actors
         heapq.heapify(self.heap)
 
-    def _run(self, actor: int, start: float, also: tuple[int, ...] = ()) -> None:
-        for each in (actor, *also):
-            self.began[each] = start
-        self._push(start + self.seconds[actor], (actor, *also))
+    def _run(self, start: float, seconds: float, *actors: int) -> None:
+        for actor in actors:
+            self.began[actor] = start
+        self._push(start + seconds, actors)
 
     def _push(self, end: float, actors: tuple[int, ...]) -> None:
         self.begun += 1
@@ -204,7 +206,11 @@ class Clock:
         elif not self.observed:
             axis = self.plan.queue(self.plan.actors[actor])
             self.collectives.setdefault((stage, axis), []).append((actor, act))
-        self._run(actor, self.flights.take(actor, self.now, self.seconds[actor]), also)
+        seconds, spared = self.seconds[actor], 0.0
+        if self.crowd and self.crowd.has_room(actor):
+            spared = self._crowding[actor]
+        start = self.flights.take(actor, self.now, seconds, spared)
+        self._run(start, seconds - spared, actor, *also)
 
     def _end(self, actor: int) -> bool:
         """An act has ended; True if it was the last of its step."""

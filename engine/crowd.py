@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from flowrun.engine.plan import Plan
+from flowrun.engine.plan import Actor, Plan, TransferWork
 
 
 class Crowd:
@@ -20,6 +20,7 @@ class Crowd:
         self.beside = [actor.beside for actor in plan.actors]
         ranks = [len(placement.ranks) for placement in plan.placements]
         self.ranks = [ranks[actor.stage] for actor in plan.actors]
+        self.joined = [sum(ranks[stage] for stage in _joined(actor)) for actor in plan.actors]
         self.cores = _cores(plan) * sum(ranks)
         self.quantum = quantum
         self.now = 0.0
@@ -36,6 +37,13 @@ class Crowd:
         """What each act under way has of a core."""
         active = sum(self.ranks[actor] for actor in self.left)
         return min(1.0, self.cores / active) if active else 1.0
+
+    def has_room(self, actor: int) -> bool:
+        """True if the ranks that an act of communication joins have a core each, beside those that
+        compute now.
+        """
+        active = sum(self.ranks[k] for k in self.left)
+        return active + self.joined[actor] <= self.cores
 
     def begin(self, actor: int, seconds: float, now: float) -> None:
         """An act begins.  seconds: as foreseen, with all ranks computing; what runs beside them is
@@ -75,6 +83,13 @@ class Crowd:
 
     def _whole(self, seconds: float) -> float:
         return round(seconds / self.quantum) * self.quantum
+
+
+def _joined(actor: Actor) -> set[int]:
+    """Stages whose ranks take part."""
+    if isinstance(actor.work, TransferWork):
+        return {actor.work.source_stage, actor.work.target_stage}
+    return {actor.stage}
 
 
 def _cores(plan: Plan) -> float:

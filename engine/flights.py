@@ -55,9 +55,14 @@ class Flights:
             stages = tuple(sorted({*ends})) if actor.taken else ()
             self._ways[actor.id] = _Way(out, into, around, actor.taken, stages)
 
-    def take(self, actor: int, now: float, seconds: float) -> float:
-        """When an act of communication begins that wants its links from now on."""
+    def take(self, actor: int, now: float, seconds: float, spared: float = 0.0) -> float:
+        """When an act of communication begins that wants its links from now on.  spared: seconds
+        that it does not wait this time; what it takes of compute, it takes in what is left.
+        """
         out, into, around, taken, stages = self._ways[actor]
+        if spared:
+            taken = min(1.0, taken * seconds / (seconds - spared)) if seconds > spared else 0.0
+            seconds -= spared
         start = max(now, self.out[out], self.into[into])
         if around:
             start = max(start, self.around[out])

@@ -137,6 +137,7 @@ class Actor:
     sent_bytes: of all ranks of the stage, in one act.
     level: of communication, the outermost of the network that it crosses (cost/network.py).
     taken: of communication, what it takes of compute beside it (Level.taken).
+    crowding_s: of communication, what of `seconds` it waits only while others have the cores.
     """
 
     id: int
@@ -152,6 +153,7 @@ class Actor:
     sent_bytes: float = 0.0
     level: int = 0
     taken: float = 0.0
+    crowding_s: float = 0.0
 
     @property
     def beside(self) -> bool:

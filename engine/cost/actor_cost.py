@@ -117,9 +117,9 @@ class ActorCost:
         hardware = self.strategy.hardware
         return hardware.act_s if hardware.device == CPU else 0.0
 
-    def carrier(self, draft: Draft) -> tuple[int, float]:
-        """Of communication: the level of the network that carries it, and what that takes of
-        compute meanwhile.
+    def carrier(self, draft: Draft) -> tuple[int, float, float]:
+        """Of communication: the level of the network that carries it, what that takes of compute
+        meanwhile, and the seconds that it waits only where others have the cores.
         """
         hardware, placements = self.strategy.hardware, self.strategy.placements
         match draft.work:
@@ -128,11 +128,12 @@ class ActorCost:
             case TransferWork(_, source, target):
                 link = hardware.crossing(placements[source], placements[target])
             case _:
-                return 0, 0.0
+                return 0, 0.0, 0.0
         level = max(0, link.level)
         idle_s = link.latency_s - link.busy_s
-        moving = 1 - min(1.0, idle_s / max(self.seconds(draft), 1e-12))
-        return level, hardware.levels[level].taken * moving
+        seconds = self.seconds(draft)
+        moving = 1 - min(1.0, idle_s / max(seconds, 1e-12))
+        return level, hardware.levels[level].taken * moving, min(seconds, link.crowding_s)
 
     def sent_bytes(self, draft: Draft) -> float:
         """Of all ranks of the stage, in one act: the paper's table 2."""

@@ -28,6 +28,7 @@ class Level:
     hop_s: seconds that each further unit on the way adds.
     bytes_per_s: of one rank, each direction, while all ranks of a unit below send.
     alone_bytes_per_s: the same while the others are silent; 0: no more than beside them.
+    crowding_s: of latency_s, what is waited only where others have the cores; `slowed` sets it.
     taken: of compute beside it, how much stands still while bytes flow; 1: all, as on a core that
         copies them itself.
     mesh: of the innermost level, where no switch joins its ranks: a row of digits for each of a
@@ -58,6 +59,7 @@ class Level:
     crowded_latency_s: float = 0.0
     busy_s: float = 0.0
     exchange_bytes: dict[int, int] = field(default_factory=dict, hash=False)
+    crowding_s: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", tuple(self.mesh))  # a list, after Hydra
@@ -69,19 +71,25 @@ class Level:
 
     def slowed(self, share: float) -> Level:
         """Between ranks that have only a share of their cores."""
-        latency_s = self.latency_s / share if self.shared_memory else self.latency_s
+        latency_s, crowding_s = self.latency_s, 0.0
+        if self.shared_memory:
+            latency_s /= share
         if share < 1 and self.crowded_latency_s:
             latency_s = self.crowded_latency_s
+            crowding_s = max(0.0, latency_s - self.latency_s)
         speed = self.bytes_per_s * share if self.shared_memory else self.bytes_per_s
         busy_s = min(latency_s, self.busy_s / share)
-        return replace(self, latency_s=latency_s, busy_s=busy_s, bytes_per_s=speed)
+        return replace(
+            self, latency_s=latency_s, busy_s=busy_s, bytes_per_s=speed, crowding_s=crowding_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """What one group of ranks has of a network.
 
-    latency_s: before the first byte; busy_s: of it, what the core that computes does itself.
+    latency_s: before the first byte; busy_s: of it, what the core that computes does itself;
+    crowding_s: of it, what is not waited while those that take part have a core each.
     ring_s, tree_s: what all hops of a ring add, and those from the leaves of a tree to its root.
     bytes_per_s: of each rank, to the next in a ring, or in a message.
     spread_bytes_per_s: of each rank, to all others alike, as in an all-to-all.  peers_s: what the
@@ -99,6 +107,7 @@ class Link:
     peers_s: float = 0.0
     exchange_bytes: int = 0
     busy_s: float = 0.0
+    crowding_s: float = 0.0
 
     def message_seconds(self, num_bytes: float) -> float:
         """Of a message from one rank to another."""
@@ -137,6 +146,7 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
                 link.peers_s + level.peer_s * _peers(members, below, size),
                 level.most_exchanged(len(group)),
                 level.busy_s,
+                level.crowding_s,
             )
     return link
 
@@ -234,4 +244,5 @@ def worst(links: Iterable[Link]) -> Link:
         max((link.peers_s for link in found), default=0.0),
         min((link.exchange_bytes for link in found), default=0),
         max((link.busy_s for link in found), default=0.0),
+        min((link.crowding_s for link in found), default=0.0),
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowrun.engine.clock import computes
 from flowrun.engine.crowd import Crowd
-from flowrun.engine.plan import Plan
+from flowrun.engine.plan import Plan, TransferWork
 from flowrun.engine.rehearsal import rehearse
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
@@ -69,10 +69,38 @@ def test_a_pipeline_in_a_crowd_takes_between_its_work_and_all_ranks_being_slow(c
     assert shared.step_s >= busy / (core * len(plan.placements)) * (1 - 1e-9)
 
 
+def crowded(plan: Plan, waits: float, otherwise: float) -> Plan:
+    """Messages take so many seconds, of which they wait some only where others have the cores."""
+    return replace(
+        plan,
+        actors=tuple(
+            replace(a, seconds=waits + otherwise, crowding_s=waits)
+            if isinstance(a.work, TransferWork)
+            else a
+            for a in plan.actors
+        ),
+    )
+
+
+def test_a_message_waits_for_a_core_only_where_none_is_free() -> None:
+    """Four ranks in a row, of which one computes at a time and two talk: with two cores it finds
+    them free, but where a gradient of weights is on one; with one core it never does.
+    """
+    plan = plan_of("placement.stages=4", "train.micro_batches=1")
+    never, always = crowded(plan, 0.0, 1e-3), crowded(plan, 0.0, 4e-3)
+    some = crowded(plan, 3e-3, 1e-3)
+    least, found, most = (rehearse(replace(p, core=0.5)).step_s for p in (never, some, always))
+    assert least <= found < least + 0.5 * (most - least)
+    assert rehearse(replace(some, core=0.25)) == rehearse(replace(always, core=0.25))
+
+
+@pytest.mark.parametrize("waits", [0.0, 3e-3])
 @pytest.mark.parametrize("core", [0.5, 0.75])
 @pytest.mark.parametrize("changes", [PIPELINE, ("placement.stages=2", "train.micro_batches=16")])
-def test_what_repeats_is_run_once_there_too(changes: tuple[str, ...], core: float) -> None:
-    plan = replace(plan_of(*changes), core=core)
+def test_what_repeats_is_run_once_there_too(
+    changes: tuple[str, ...], core: float, waits: float
+) -> None:
+    plan = crowded(replace(plan_of(*changes), core=core), waits, 1e-3)
     assert rehearse(plan) == rehearse(plan, shortly=False)
 
 

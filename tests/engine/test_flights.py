@@ -108,3 +108,12 @@ def test_what_begins_while_an_act_is_longer_makes_it_longer_still() -> None:
     flights.take(INSIDE, 5.0, 0.5)
     assert flights.longer(0, 6.0) == 0.5
     assert flights.longer(0, 6.5) == 0.0
+
+
+def test_what_a_flight_is_spared_frees_its_links_and_takes_no_less_of_compute() -> None:
+    """Of 4 seconds, a quarter of them compute's, 2 are not waited this time."""
+    flights = Flights(two_stages(taken=0.25), quantum=1 / 4)
+    flights.take(INSIDE, 0.0, 4.0, spared=2.0)
+    flights.computes(0, 0.0)
+    assert flights.longer(0, 8.0) == 1.0
+    assert flights.take(INSIDE, 0.0, 1.0) == 2.0

@@ -160,3 +160,5 @@ def test_a_curve_can_be_set_on_the_command_line() -> None:
 def test_ranks_in_a_crowd_wait_for_a_core() -> None:
     level = Level(latency_s=1e-4, shared_memory=True, crowded_latency_s=1e-3)
     assert [level.slowed(share).latency_s for share in (1.0, 0.5, 0.25)] == [1e-4, 1e-3, 1e-3]
+    waited = [level.slowed(share).crowding_s for share in (1.0, 0.5, 0.25)]
+    assert waited == pytest.approx([0.0, 9e-4, 9e-4])
