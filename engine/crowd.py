@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from flowrun.engine.plan import Actor, Plan, TransferWork
+from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
 
 
 class Crowd:
@@ -20,7 +20,7 @@ class Crowd:
         self.beside = [actor.beside for actor in plan.actors]
         ranks = [len(placement.ranks) for placement in plan.placements]
         self.ranks = [ranks[actor.stage] for actor in plan.actors]
-        self.joined = [sum(ranks[stage] for stage in _joined(actor)) for actor in plan.actors]
+        self.joined = [_joined(actor, plan) for actor in plan.actors]
         self.cores = _cores(plan) * sum(ranks)
         self.quantum = quantum
         self.now = 0.0
@@ -85,11 +85,17 @@ class Crowd:
         return round(seconds / self.quantum) * self.quantum
 
 
-def _joined(actor: Actor) -> set[int]:
-    """Stages whose ranks take part."""
-    if isinstance(actor.work, TransferWork):
-        return {actor.work.source_stage, actor.work.target_stage}
-    return {actor.stage}
+def _joined(actor: Actor, plan: Plan) -> int:
+    """Ranks of one group of a boxing (the others are in acts of their own), or of both ends of a
+    transfer.
+    """
+    match actor.work:
+        case BoxWork(steps):
+            grid = plan.placements[actor.stage].shape
+            return math.prod(grid[axis] for axis in {step.axis for step in steps if step.moves})
+        case TransferWork(_, source, target):
+            return sum(len(plan.placements[stage].ranks) for stage in {source, target})
+    return 0
 
 
 def _cores(plan: Plan) -> float:

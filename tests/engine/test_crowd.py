@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowrun.engine.boxing import Step
 from flowrun.engine.clock import computes
 from flowrun.engine.crowd import Crowd
-from flowrun.engine.plan import Plan, TransferWork
+from flowrun.engine.graph import FORWARD, LogicalGraph
+from flowrun.engine.placement import Placement
+from flowrun.engine.plan import BOX, Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.rehearsal import rehearse
+from flowrun.engine.sbp import B, P
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 from support.tight_plan import MAKE, USE, tight_plan
@@ -67,6 +71,22 @@ def test_a_pipeline_in_a_crowd_takes_between_its_work_and_all_ranks_being_slow(c
     assert core * whole.step_s * (1 - 1e-9) <= shared.step_s <= whole.step_s * (1 + 1e-9)
     busy = sum(1 - bubble for bubble in whole.bubble) * whole.step_s * core
     assert shared.step_s >= busy / (core * len(plan.placements)) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("axes", "room"),
+    [({"data": 2, "tensor": 2}, True), ({"data": 4}, False), ({"data": 2}, True)],
+    ids=["a pair of four", "all four", "two"],
+)
+def test_a_boxing_has_room_where_its_group_has_a_core_each(
+    axes: dict[str, int], room: bool
+) -> None:
+    """On two cores; the other groups of the stage are in acts of their own."""
+    ranks = math.prod(axes.values())
+    box = Actor(0, "box", BOX, 0, FORWARD, False, BoxWork((Step(0, P, B),), ()))
+    placement = Placement(tuple(axes.items()), tuple(range(ranks)))
+    plan = Plan((placement,), tuple(axes), LogicalGraph((), {}), (box,), (), 1)
+    assert Crowd(replace(plan, core=2 / ranks), 2.0**-40).has_room(0) is room
 
 
 def crowded(plan: Plan, waits: float, otherwise: float) -> Plan:
