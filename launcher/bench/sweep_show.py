@@ -54,8 +54,9 @@ def _cells(row: Row) -> list[str]:
 
 def _said(suite: Suite, measured: Sequence[Row]) -> str:
     found = sums(measured)
-    finals = suite.sweep.finals if suite.sweep else 0
-    more = f" (of the fastest of each, {suite.rounds + finals} x)" if finals else ""
+    more = ""
+    if (sweep := suite.sweep) and sweep.finals:
+        more = f", of the fastest of each {sweep.finals} x {sweep.final_s:g} s more"
     return (
         f"ms: of a step, the median of {suite.rounds} x {suite.steps - suite.warmup}{more}."
         " MB: live tensors of the rank that holds most. behind: the fastest layout measured."
