@@ -35,15 +35,18 @@ class Crowd:
     @property
     def rate(self) -> float:
         """What each act under way has of a core."""
-        active = sum(self.ranks[actor] for actor in self.left)
+        active = self._active()
         return min(1.0, self.cores / active) if active else 1.0
 
     def has_room(self, actor: int) -> bool:
         """True if the ranks that an act of communication joins have a core each, beside those that
         compute now.
         """
-        active = sum(self.ranks[k] for k in self.left)
-        return active + self.joined[actor] <= self.cores
+        return self._active() + self.joined[actor] <= self.cores
+
+    def _active(self) -> int:
+        """Ranks that compute now."""
+        return sum(self.ranks[actor] for actor in self.left)
 
     def begin(self, actor: int, seconds: float, now: float) -> None:
         """An act begins.  seconds: as foreseen, with all ranks computing; what runs beside them is
@@ -90,9 +93,8 @@ def _joined(actor: Actor, plan: Plan) -> int:
     transfer.
     """
     match actor.work:
-        case BoxWork(steps):
-            grid = plan.placements[actor.stage].shape
-            return math.prod(grid[axis] for axis in {step.axis for step in steps if step.moves})
+        case BoxWork() as work:
+            return plan.placements[actor.stage].shape[work.step.axis]
         case TransferWork(_, source, target):
             return sum(len(plan.placements[stage].ranks) for stage in {source, target})
     return 0
