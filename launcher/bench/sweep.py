@@ -1,7 +1,8 @@
 """A suite that sweeps: every layout of a modest set and the one that auto.placement picks, each
 foreseen beside measured.
 
-    suite -> trials (model, ranks, candidate) -> rounds of runs -> rows -> table, sweep.json
+    suite -> trials (model, ranks, candidate) -> rounds of runs, the picks in the last of them
+          -> finals -> rows -> table, sweep.json
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,10 +105,8 @@ def sweep(
                 one, groups, measure = suite, config_dir, _nothing
                 if hardware is not None:
                     profile = Profile(hardware, suite, name, folder)
-                    profile.measure(console)
                     one, groups, measure = profile.suite, str(profile.groups), profile.measure
-                found = list(trials(one, name, console, groups))
-                _rounds(one, folder, console, groups, found, heard, measure)
+                _rounds(one, folder, console, groups, name, heard, measure)
     finally:
         measured = rows(suite, heard)
         if measured:
@@ -122,23 +121,29 @@ def _rounds(
     folder: Path,
     console: Console,
     config_dir: str | None,
-    found: Sequence[Trial],
+    name: str,
     heard: dict[Trial, list[Heard]],
     measure: Callable[[Console], None],
 ) -> None:
-    """Of one row.  measure: what is to foresee it, again before every round but the first and the
-    finals.  What failed once is not tried again.
+    """Of one row.  measure: what is to foresee it, before every round but the finals.  Picked is
+    before the last of these rounds, by all that was measured, as all that the table foresees is.
+    What failed once is not tried again.
     """
     assert suite.sweep is not None
+    measure(console)
+    turn: Sequence[Trial] = list(trials(suite, name, config_dir))
     begun, done = time.monotonic(), 0
-    last, turn = suite.rounds + suite.sweep.finals, found
+    last = suite.rounds + suite.sweep.finals
     for number in range(last):
-        if number == suite.rounds:
-            turn = finalists(suite, found, rows(suite, heard))
-        elif 0 < number < suite.rounds:
+        if 0 < number < suite.rounds:
             measure(console)
+        if number == suite.rounds - 1:
+            turn = joined(turn, picks(suite, name, console, config_dir), heard)
+        elif number == suite.rounds:
+            turn = finalists(suite, turn, rows(suite, heard))
         for k, trial in enumerate(turn):
-            if number and heard[trial][-1][0].problem:
+            before = heard.get(trial, [])
+            if before and before[-1][0].problem:
                 continue
             where = folder / "runs" / f"{number}_{k:03}_{trial.experiment}"
             console.print(
@@ -150,11 +155,11 @@ def _rounds(
                 soft_wrap=True,
             )
             final = number >= suite.rounds
-            count = final_steps(suite, trial, heard[trial]) if final else suite.steps
+            count = final_steps(suite, trial, before) if final else suite.steps
             sample = execute(run_of(suite, trial, count), where, suite.timeout_s, config_dir)
             file = where / "report.json"
             report = json.loads(file.read_text()) if file.exists() else {}
-            heard.setdefault(trial, []).append((sample, report))
+            heard[trial] = [*before, (sample, report)]
             write(suite, rows(suite, heard), folder / FILE)
             steps, done = settled(suite, sample), done + 1
             told = seconds(statistics.median(steps)) if steps else sample.problem
@@ -182,25 +187,47 @@ def finalists(suite: Suite, found: Sequence[Trial], measured: Sequence[Row]) -> 
     return tuple(trial for trial in found if trial in near)
 
 
-def trials(
+def trials(suite: Suite, name: str, config_dir: str | None = None) -> Iterator[Trial]:
+    """Of one row and every number of ranks: the modest set."""
+    assert suite.sweep is not None
+    recipe = _placed_by_auto(suite, name, config_dir)
+    for ranks in suite.sweep.ranks:
+        for candidate in candidates(recipe, ranks, suite.sweep):
+            yield Trial(name, ranks, candidate)
+
+
+def picks(
     suite: Suite, name: str, console: Console, config_dir: str | None = None
 ) -> Iterator[Trial]:
-    """Of one row and every number of ranks: the modest set, and what auto.placement picks."""
+    """Of one row and every number of ranks: what auto.placement picks, if anything."""
     assert suite.sweep is not None
-    given = [*suite.recipe_of(suite.experiments[name]), "auto.placement=true"]
-    recipe = load(given, config_dir)
-    captures = Captures(Job(recipe, values=False))
+    captures = Captures(Job(_placed_by_auto(suite, name, config_dir), values=False))
     for ranks in suite.sweep.ranks:
-        pick: Candidate | None = None
         try:
             pick = placed(Planner(captures, ranks)).best.candidate
-            said = f"{name}, {ranks} ranks: picked {pick}"
         except FlowrunError as error:
             said = f"{name}, {ranks} ranks: nothing is picked. {error}"
+        else:
+            said = f"{name}, {ranks} ranks: picked {pick}"
+            yield Trial(name, ranks, pick, picked=True)
         console.print(said, highlight=False, markup=False, soft_wrap=True)
-        modest = list(candidates(recipe, ranks, suite.sweep))
-        for candidate in [*modest, *([pick] if pick and pick not in modest else [])]:
-            yield Trial(name, ranks, candidate, candidate == pick)
+
+
+def _placed_by_auto(suite: Suite, name: str, config_dir: str | None) -> Recipe:
+    return load([*suite.recipe_of(suite.experiments[name]), "auto.placement=true"], config_dir)
+
+
+def joined(
+    modest: Sequence[Trial], found: Iterable[Trial], heard: dict[Trial, list[Heard]]
+) -> list[Trial]:
+    """The modest set and the picks; a pick takes what was heard of its layout before."""
+    by_layout = {replace(trial, picked=False): trial for trial in modest}
+    for pick in found:
+        plain = replace(pick, picked=False)
+        by_layout[plain] = pick
+        if plain in heard:
+            heard[pick] = heard.pop(plain)
+    return sorted(by_layout.values(), key=lambda trial: trial.ranks)
 
 
 def candidates(recipe: Recipe, ranks: int, wanted: Sweep) -> Iterator[Candidate]:
@@ -215,7 +242,7 @@ def candidates(recipe: Recipe, ranks: int, wanted: Sweep) -> Iterator[Candidate]
 
 
 def final_steps(suite: Suite, trial: Trial, heard: Sequence[Heard]) -> int:
-    """Of a run of the finals, by what it was in the rounds before."""
+    """Of a run of the finals, by what it was in the runs before."""
     assert suite.sweep is not None
     row = _row(suite, trial, heard)
     if row.problem:
@@ -234,18 +261,16 @@ def run_of(suite: Suite, trial: Trial, steps: int) -> Run:
 
 def rows(suite: Suite, heard: Mapping[Trial, Sequence[Heard]]) -> tuple[Row, ...]:
     """A row a trial, those of one model and number of ranks together, the fastest first: of those
-    that were measured in all rounds, for an hour is faster than another; then the others.
+    that were measured in the finals, for an hour is faster than another; then the others.
     """
     groups: dict[tuple[str, int], list[Row]] = {}
     for trial, each in heard.items():
         groups.setdefault((trial.experiment, trial.ranks), []).append(_row(suite, trial, each))
     out: list[Row] = []
     for group in groups.values():
-        rounds = {row.trial: len(heard[row.trial]) for row in group}
-        most = max(rounds.values())
         well = sorted(
             (row for row in group if not row.problem),
-            key=lambda row: (rounds[row.trial] < most, row.measured_s),
+            key=lambda row: (len(heard[row.trial]) <= suite.rounds, row.measured_s),
         )
         for number, row in enumerate(well, 1):
             behind = row.measured_s / well[0].measured_s - 1

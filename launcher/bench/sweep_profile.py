@@ -20,6 +20,7 @@ from flowrun.launcher.schema import Recipe
 
 NAME = "measured"
 _TIMES = 2  # that ops are measured before each round
+_STEPS = 4  # each time: more turns tell more of a machine that others share than more steps do
 
 
 def measured_machine(console: Console) -> Hardware:
@@ -40,7 +41,9 @@ class Profile:
         self.name = name
         self.groups = folder / "profiles" / name
         self.suite = replace(suite, overrides=(*suite.overrides, f"hardware={NAME}"))
-        self._times = OpTimes(machine, [Job(recipe) for recipe in recipes_timed(suite, name)])
+        self._times = OpTimes(
+            machine, [Job(recipe) for recipe in recipes_timed(suite, name)], _STEPS
+        )
 
     def measure(self, console: Console) -> None:
         """Write the profile, of all that was measured so far, where `suite` finds it as a group of

@@ -19,6 +19,7 @@ from flowrun.launcher.bench.sweep import (
     candidates,
     final_steps,
     finalists,
+    joined,
     rows,
     run_of,
     sums,
@@ -69,6 +70,29 @@ def test_what_was_measured_in_the_first_round_alone_is_ranked_behind() -> None:
     first, second = rows(SUITE, trials)
     assert (first.trial.picked, first.place, first.behind) == (True, 1, 0.0)
     assert second.behind < 0
+
+
+def test_a_pick_takes_over_what_was_heard_of_its_layout_or_joins() -> None:
+    trials = [Trial("gpt_small", ranks, PLAIN) for ranks in (2, 4)]
+    heard_of = {trial: [heard(1.0 * trial.ranks, 1.0, 90)] for trial in trials}
+    known, late = (Trial("gpt_small", 2, each, picked=True) for each in (PLAIN, SHARDED))
+    assert joined(trials, [late], heard_of) == [trials[0], late, trials[1]]
+    assert joined(trials, [known], heard_of) == [known, trials[1]]
+    assert heard_of[known] == [heard(2.0, 1.0, 90)] and trials[0] not in heard_of
+
+
+def test_a_pick_that_joined_late_is_ranked_with_the_others_of_the_finals() -> None:
+    assert SUITE.rounds == 2
+    finals = [heard(1.2, 1.0, 90)] * 3
+    late = Trial("gpt_small", 2, SHARDED, picked=True)
+    found = rows(
+        SUITE,
+        {
+            Trial("gpt_small", 2, PLAIN): [heard(1.3, 1.0, 90)] * 5,
+            late: [heard(1.2, 1.0, 90), *finals],
+        },
+    )
+    assert found[0].trial == late and found[1].behind > 0
 
 
 def test_a_run_that_failed_is_a_row_with_its_reason() -> None:
