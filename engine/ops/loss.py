@@ -29,6 +29,7 @@ from flowrun.engine.ops.signature import (
 from flowrun.engine.sbp import B, P, S
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's `reduction`
+COUNT = "flow.target_weight"  # (target (N,), weight (C,) or None, ignored class) -> scalar
 
 # ---- softmax -------------------------------------------------------------------------------------
 
@@ -94,6 +95,15 @@ def nll_backward(view: OpView) -> tuple[Signature, ...]:
     return tuple(rows)
 
 
+def target_weight(view: OpView) -> tuple[Signature, ...]:
+    """What a mean over targets is divided by; a split batch gives P.
+
+    The weight of the classes stays B, as above.
+    """
+    of_targets, *of_classes = view.in_shapes
+    return tuple(Signature((S(d), *(B for _ in of_classes)), (P,)) for d in range(len(of_targets)))
+
+
 def of_mine(
     target: torch.Tensor, start: int, count: int, ignored: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,6 +121,13 @@ def weights_of(
     if weight is None:
         return counted.to(like.dtype)
     return weight[target.masked_fill(~counted, 0)] * counted
+
+
+def weight_of_targets(
+    target: torch.Tensor, weight: torch.Tensor | None, ignored: int, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """The sum of the above: how many targets count, where classes have no weight."""
+    return weights_of(target.new_empty(0, dtype=dtype), target, weight, ignored).sum()
 
 
 def nll_of_classes(
@@ -177,6 +194,11 @@ def _over_classes(view: LocalView, at: int, program: object) -> Call:
         return rebound(view.op)
     assert callable(program)
     return Call(program, (*bind(view.op).values(), start))
+
+
+def local_count(view: LocalView) -> Call:
+    """Of the targets that are here."""
+    return Call(weight_of_targets, view.op.args, view.op.kwargs)
 
 
 # ---- squared error -------------------------------------------------------------------------------
@@ -253,6 +275,7 @@ RULES: Mapping[str, Rule] = {
     "aten._log_softmax_backward_data.default": softmax_backward,
     "aten.nll_loss_forward.default": nll,
     "aten.nll_loss_backward.default": nll_backward,
+    COUNT: target_weight,
     "aten.mse_loss.default": mse,
     "aten.mse_loss_backward.default": mse_backward,
 }
@@ -260,6 +283,9 @@ RULES: Mapping[str, Rule] = {
 LOCALS: Mapping[str, Local] = {
     "aten.nll_loss_forward.default": local_nll,
     "aten.nll_loss_backward.default": local_nll_backward,
+    COUNT: local_count,
     "aten.mse_loss.default": local_mse,
     "aten.mse_loss_backward.default": local_mse_backward,
 }
+
+FUNCTIONS = {COUNT: weight_of_targets}

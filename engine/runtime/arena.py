@@ -29,6 +29,14 @@ class Arena:
         """A flat view.  start: in bytes.  count: elements, at least one."""
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
 
+    def put(self, start: int, said: bytes) -> None:
+        """A few bytes."""
+        self._memory[start : start + len(said)] = said
+
+    def get(self, start: int, count: int) -> bytes:
+        """The same, read."""
+        return self._memory[start : start + count]
+
 
 class OwnArena(Arena):
     """The arena that this rank writes: who wants to write takes a piece first."""

@@ -35,7 +35,7 @@ from flowrun.engine.runtime.probes import (
     convolution_probes,
     element_probes,
 )
-from flowrun.engine.runtime.transport import layout_of
+from flowrun.engine.runtime.transport import Layouts, layout_of
 from flowrun.engine.sbp import B, P, S
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -193,13 +193,13 @@ def link_times(
     steps = (_EXCHANGED, *_STEPS) if exchanged else _STEPS
     for num_bytes, step in itertools.product(sizes.moved_bytes, steps):
         shape = (_ROWS * parts, max(parts, num_bytes // (4 * _ROWS * parts)))
-        layout = layout_of(step, shape, (step.source,), (parts,), (0,))
+        layouts = Layouts((layout_of(step, shape, (step.source,), (parts,), (0,)),))
         rows = shape[0] // parts if step.source == S(0) else shape[0]
         pieces = _in_turn((rows, shape[1]), by_columns=step.source == P)
 
-        def collective(k: int, step=step, pieces=pieces, layout=layout) -> None:  # type: ignore[no-untyped-def]
+        def collective(k: int, step=step, pieces=pieces, layouts=layouts) -> None:  # type: ignore[no-untyped-def]
             piece = [pieces[k % len(pieces)]]
-            pending = links.start(step, piece, [layout], group, group.index(rank))
+            pending = links.start(step, piece, layouts, group, group.index(rank))
             _settled(links, pending)
 
         total = 4 * math.prod(shape)

@@ -14,7 +14,6 @@ all-reduces of which the plan says that they are exchanged (Level.exchange_bytes
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -38,7 +37,6 @@ from flowrun.engine.runtime.pending import (
 from flowrun.engine.runtime.transport import (
     Layouts,
     incoming,
-    message_size,
     outgoing,
     pack,
     reduced,
@@ -158,10 +156,9 @@ def start(
     only read; what `wait` returns is new memory.
     """
     parts = len(ranks)
-    assert step.moves and all(layout.parts == parts for layout in layouts), f"{step}, {parts} ranks"
-    if not any(math.prod(layout.shape) for layout in layouts):
-        empty = [bucket[0].new_empty(layout.after(coordinate)) for layout in layouts]
-        return Settled(empty)
+    assert step.moves and layouts.parts == parts, f"{step}, {parts} ranks"
+    if layouts.empty:
+        return Settled([bucket[0].new_empty(shape) for shape in layouts.after(coordinate)])
     sent_bytes = sent_elements(step, layouts, coordinate) * bucket[0].element_size()
     begin = _BEGIN.get(step.kind, _begin_all_to_all)
     work, finish, holds = begin(step, bucket, layouts, group, coordinate)
@@ -176,7 +173,7 @@ def _begin_all_reduce(
         return _begin_exchange(step, bucket, layouts, group, index)
     message = pack(bucket)
     reduce = "max" if message.dtype == torch.bool and step.reduce == "sum" else step.reduce
-    shapes = [layout.shape for layout in layouts]
+    shapes = layouts.after(index)
     work = dist.all_reduce(message, op=_OPS[reduce], group=group, async_op=True)
     return work, lambda: unpack(message, shapes), (message,)
 
@@ -185,7 +182,7 @@ def _begin_exchange(
     step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
 ) -> Begun:
     """An all-reduce: each member gets what all have, and reduces it itself."""
-    others = layouts[0].parts - 1
+    others = layouts.parts - 1
     outbox = pack([*bucket] * others)
     size = len(outbox) // others
     sizes = [0 if k == index else size for k in range(others + 1)]
@@ -195,7 +192,7 @@ def _begin_exchange(
     def finish() -> list[Tensor]:
         messages = list(inbox.split(sizes))
         messages[index] = outbox[:size]
-        return unpack(reduced(messages, step.reduce), [layout.shape for layout in layouts])
+        return unpack(reduced(messages, step.reduce), layouts.after(index))
 
     return work, finish, (inbox, outbox)
 
@@ -203,7 +200,7 @@ def _begin_exchange(
 def _begin_all_gather(
     step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
 ) -> Begun:
-    sizes = [message_size(layouts, k, index) for k in range(layouts[0].parts)]
+    sizes = [layouts.size(k, index) for k in range(layouts.parts)]
     if len(set(sizes)) > 1:
         return _begin_all_to_all(step, bucket, layouts, group, index)
     message = pack(bucket)
@@ -215,15 +212,15 @@ def _begin_all_gather(
 def _begin_reduce_scatter(
     step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
 ) -> Begun:
-    members = range(layouts[0].parts)
-    sizes = [message_size(layouts, index, k) for k in members]
+    members = range(layouts.parts)
+    sizes = [layouts.size(index, k) for k in members]
     plain = step.reduce in _OPS and bucket[0].dtype != torch.bool
     if not bucket[0].is_cuda or len(set(sizes)) > 1 or not plain:
         return _begin_all_to_all(step, bucket, layouts, group, index)
     messages = torch.cat([outgoing(bucket, layouts, k) for k in members])
     shard = messages.new_empty(sizes[index])
     work = _reduce_scatter(shard, messages, op=_OPS[step.reduce], group=group, async_op=True)
-    shapes = [layout.after(index) for layout in layouts]
+    shapes = layouts.after(index)
     return work, lambda: unpack(shard, shapes), (shard, messages)
 
 
@@ -231,10 +228,10 @@ def _begin_all_to_all(
     step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
 ) -> Begun:
     """Each message straight to who wants it, of any size; what a rank sends itself stays here."""
-    members = range(layouts[0].parts)
+    members = range(layouts.parts)
     own = outgoing(bucket, layouts, index)
-    there = [message_size(layouts, index, k) if k != index else 0 for k in members]
-    back = [message_size(layouts, k, index) if k != index else 0 for k in members]
+    there = [layouts.size(index, k) if k != index else 0 for k in members]
+    back = [layouts.size(k, index) if k != index else 0 for k in members]
     outbox = torch.cat([outgoing(bucket, layouts, k) for k in members if k != index])
     inbox = outbox.new_empty(sum(back))
     work = dist.all_to_all_single(inbox, outbox, back, there, group=group, async_op=True)
@@ -244,7 +241,7 @@ def _begin_all_to_all(
         messages[index] = own
         if step.kind == REDUCE_SCATTER:
             total = reduced(messages, step.reduce)
-            return unpack(total, [layout.after(index) for layout in layouts])
+            return unpack(total, layouts.after(index))
         return incoming(messages, layouts, index)
 
     return work, finish, (inbox, outbox)

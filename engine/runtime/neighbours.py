@@ -117,6 +117,15 @@ class Neighbours:
         """
         return self._peers[peer].arena.tensor(start, count, dtype)
 
+    def say(self, start: int, said: bytes) -> None:
+        """Write a few bytes into this rank's arena."""
+        assert self.arena is not None
+        self.arena.put(start, said)
+
+    def said(self, peer: int, start: int, count: int) -> bytes:
+        """What another rank said there."""
+        return self._peers[peer].arena.get(start, count)
+
     def tell(self, peer: int, what: int, stream: int, start: int = 0) -> None:
         """WRITTEN or POSTED.  stream: notes of one stream and kind are taken in the order told."""
         self._peers[peer].tell(what, stream, start)

@@ -5,7 +5,7 @@ Runs acts; knows no protocol, no clock, no other rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.ports import Port, Ring, Source, ports, reads_of, sources, summed
 from flowrun.engine.runtime.readers import Batches, Readers, cut
 from flowrun.engine.runtime.side_by_side import Weight
-from flowrun.engine.runtime.transport import Layout, layout_of
+from flowrun.engine.runtime.transport import Layout, Layouts, layout_of
 from flowrun.engine.sums import only_sent
 
 Results = dict[str, Any]  # of a step, by name: a number, or a list with one of each rank
@@ -77,7 +77,7 @@ class Rank:
         self.read: dict[int, tuple[Port, ...]] = {}
         self.filled: dict[int, tuple[Port, ...]] = {}
         self.sums: dict[int, tuple[Source, ...]] = {}  # those that a region adds to
-        self._layouts: dict[int, list[Layout]] = {}
+        self._layouts: dict[int, Layouts] = {}
         self.side_by_side = (there.side_by_side if there else side_by_side) or {}
         self._own_variables(initial, there.variables if there else {})
         for actor in plan.stage_actors(self.stage):
@@ -223,17 +223,19 @@ class Rank:
                 if not ring.left[version]:
                     del ring.left[version], ring.versions[version]
 
-    def layouts(self, actor: Actor) -> list[Layout]:
+    def layouts(self, actor: Actor) -> Layouts:
         """How the tensors of a collective lie on this rank's group."""
+        found = self._layouts.get(actor.id)
+        if found is None:
+            found = self._layouts[actor.id] = Layouts(tuple(self._layouts_of(actor)))
+        return found
+
+    def _layouts_of(self, actor: Actor) -> Iterator[Layout]:
         assert isinstance(actor.work, BoxWork)
-        if actor.id in self._layouts:
-            return self._layouts[actor.id]
-        out = self._layouts[actor.id] = []
         for step, (read, made) in zip(actor.work.steps, actor.work.pairs, strict=True):
             op = self.plan.graph.producer[made]
             shape = self.plan.graph.tensors[read].shape
-            out.append(layout_of(step, shape, op.in_sbp[0], self.grid, self.coordinate))
-        return out
+            yield layout_of(step, shape, op.in_sbp[0], self.grid, self.coordinate)
 
 
 def _fill(own: Sequence[tuple[torch.Tensor, Slices]], value: torch.Tensor) -> None:

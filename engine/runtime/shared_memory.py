@@ -8,7 +8,6 @@ run in order of the members, so all get the same bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,9 +29,6 @@ from flowrun.engine.runtime.transport import (
     Layouts,
     joined,
     lies_by_columns,
-    message_shapes,
-    message_size,
-    pieces_for,
     put,
     reduced,
     sent_elements,
@@ -122,8 +118,8 @@ def start(
     lets go of it; what `wait` returns is new memory.
     """
     dtype = bucket[0].dtype
-    if not any(math.prod(layout.shape) for layout in layouts):
-        return Settled([bucket[0].new_empty(layout.after(index)) for layout in layouts])
+    if layouts.empty:
+        return Settled([bucket[0].new_empty(shape) for shape in layouts.after(index)])
     member = _Member(
         neighbours, stream, {rank: k for k, rank in enumerate(ranks) if k != index}, index, layouts
     )
@@ -148,8 +144,7 @@ class _Member:
     def one_for_all(self, step: Step, bucket: Sequence[Tensor]) -> Callable[[Starts], list[Tensor]]:
         """Write a message that this rank reads as the others do: the bucket may go."""
         dtype, layouts, neighbours = bucket[0].dtype, self.layouts, self.neighbours
-        shapes = [message_shapes(layouts, k, self.index) for k in range(len(self.others) + 1)]
-        sizes = [sum(map(math.prod, each)) for each in shapes]
+        sizes = [layouts.size(k, self.index) for k in range(layouts.parts)]
         size = sizes[self.index]
         begin = neighbours.write(size * dtype.itemsize, len(sizes))
         put(bucket, neighbours.written(begin, size, dtype))
@@ -160,11 +155,11 @@ class _Member:
             for rank, k in self.others.items():
                 messages[k] = neighbours.message(rank, starts[rank], sizes[k], dtype)
             if step.kind == ALL_GATHER:
-                out = joined(list(map(unpack, messages, shapes)), layouts)
+                out = joined(self._unpacked(messages), layouts)
             elif size * dtype.itemsize <= _SMALL:
-                out = unpack(reduced(messages, step.reduce), shapes[self.index])
+                out = unpack(reduced(messages, step.reduce), layouts.after(self.index))
             else:
-                columns = map(unpack, messages, shapes)
+                columns = self._unpacked(messages)
                 out = [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
             neighbours.read_own(begin)
             self._tell_read(starts)
@@ -180,25 +175,24 @@ class _Member:
         which.
         """
         dtype, layouts, neighbours = bucket[0].dtype, self.layouts, self.neighbours
-        own, summed = pieces_for(bucket, layouts, self.index), step.kind == REDUCE_SCATTER
+        own, summed = layouts.pieces_for(bucket, self.index), step.kind == REDUCE_SCATTER
         for rank, k in self.others.items():
-            pieces = pieces_for(bucket, layouts, k)
+            pieces = layouts.pieces_for(bucket, k)
             turned = [summed and lies_by_columns(piece) for piece in pieces]
-            size = message_size(layouts, self.index, k)
+            size = layouts.size(self.index, k)
             begin = neighbours.write(size * dtype.itemsize + len(pieces))
             lying = [p.t() if turn else p for p, turn in zip(pieces, turned, strict=True)]
             put(lying, neighbours.written(begin, size, dtype))
-            said = neighbours.written(begin + size * dtype.itemsize, len(pieces), torch.uint8)
-            said.copy_(torch.tensor(turned))
+            neighbours.say(begin + size * dtype.itemsize, bytes(turned))
             _tell(neighbours, [rank], self.stream, begin)
 
         def finish(starts: Starts) -> list[Tensor]:
             columns = [own] * (len(self.others) + 1)
             for rank, k in self.others.items():
-                start, shapes = starts[rank], message_shapes(layouts, k, self.index)
-                message = neighbours.message(rank, start, sum(map(math.prod, shapes)), dtype)
-                said = neighbours.message(rank, start + message.nbytes, len(own), torch.uint8)
-                columns[k] = unpack(message, shapes, said.tolist())
+                start, size = starts[rank], layouts.size(k, self.index)
+                message = neighbours.message(rank, start, size, dtype)
+                turned = neighbours.said(rank, start + size * dtype.itemsize, len(own))
+                columns[k] = unpack(message, layouts.message(k, self.index), turned)
             out = (
                 [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
                 if summed
@@ -208,6 +202,11 @@ class _Member:
             return out
 
         return finish
+
+    def _unpacked(self, messages: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Those of all members, in order."""
+        shapes = (self.layouts.message(k, self.index) for k in range(self.layouts.parts))
+        return list(map(unpack, messages, shapes))
 
     def _tell_read(self, starts: Starts) -> None:
         for rank in self.others:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from flowrun.engine.placement import (
 )
 from flowrun.engine.sbp import B, NdSbp, S, Sbp, Split
 
+Place = tuple[int, int, int]  # dim, start, length
 _ROWS = 512  # of a piece by columns, turned at a time
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
@@ -68,6 +69,13 @@ class Layout:
         """Shape of what goes from one member to another."""
         return self._piece(self.target, receiver, self.before(sender))
 
+    def place(self, receiver: int) -> Place | None:
+        """Where in what a member holds before the step lies what another one wants of it."""
+        if not isinstance(self.target, Split):
+            return None
+        dim = self.target.dim
+        return dim, *split_range(self.shape[dim], self.parts, receiver)
+
     def _piece(self, sbp: Sbp, index: int, shape: Shape) -> Shape:
         if not isinstance(sbp, Split):
             return shape
@@ -75,7 +83,49 @@ class Layout:
         return (*shape[: sbp.dim], length, *shape[sbp.dim + 1 :])
 
 
-Layouts = Sequence[Layout]
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Those of a bucket.  What follows from them alone is worked out once: a step is done again and
+    again, and Python is slow just behind an act that has had the caches to itself.
+    """
+
+    each: tuple[Layout, ...]
+    _shapes: dict[tuple[int, int], list[Shape]] = field(default_factory=dict, repr=False)
+    _places: dict[int, list[Place | None]] = field(default_factory=dict, repr=False)
+
+    @property
+    def parts(self) -> int:
+        """Members of the group."""
+        return self.each[0].parts
+
+    @property
+    def empty(self) -> bool:
+        """True if no tensor has an element."""
+        return not any(math.prod(layout.shape) for layout in self.each)
+
+    def after(self, index: int) -> list[Shape]:
+        """Shapes of what a member holds after the step."""
+        return [layout.after(index) for layout in self.each]
+
+    def message(self, sender: int, receiver: int) -> list[Shape]:
+        """Shapes of the pieces in the message from one member to another."""
+        found = self._shapes.get((sender, receiver))
+        if found is None:
+            found = [layout.message(sender, receiver) for layout in self.each]
+            self._shapes[sender, receiver] = found
+        return found
+
+    def size(self, sender: int, receiver: int) -> int:
+        """Elements in that message."""
+        return sum(map(math.prod, self.message(sender, receiver)))
+
+    def pieces_for(self, bucket: Sequence[Tensor], receiver: int) -> list[Tensor]:
+        """What another member wants of each tensor, as views."""
+        places = self._places.get(receiver)
+        if places is None:
+            places = self._places[receiver] = [layout.place(receiver) for layout in self.each]
+        pairs = zip(bucket, places, strict=True)
+        return [tensor if place is None else tensor.narrow(*place) for tensor, place in pairs]
 
 
 def layout_of(
@@ -154,7 +204,7 @@ def _copy(rows: Tensor, tensor: Tensor) -> None:
 
 
 def unpack(
-    message: Tensor, shapes: Sequence[Shape], turned: Iterable[bool] = itertools.repeat(False)
+    message: Tensor, shapes: Sequence[Shape], turned: Iterable[int] = itertools.repeat(False)
 ) -> list[Tensor]:
     """The tensors of a message, as views of it.  turned: of each, whether it lies by columns."""
     parts = message.split([math.prod(shape) for shape in shapes])
@@ -164,22 +214,16 @@ def unpack(
     ]
 
 
-def pieces_for(bucket: Sequence[Tensor], layouts: Layouts, receiver: int) -> list[Tensor]:
-    """What another member wants of each tensor, as views."""
-    pairs = zip(bucket, layouts, strict=True)
-    return [_cut(tensor, layout.target, layout.parts, receiver) for tensor, layout in pairs]
-
-
 def outgoing(bucket: Sequence[Tensor], layouts: Layouts, receiver: int) -> Tensor:
     """What a member sends to another one, as one message."""
-    return pack(pieces_for(bucket, layouts, receiver))
+    return pack(layouts.pieces_for(bucket, receiver))
 
 
 def incoming(messages: Sequence[Tensor], layouts: Layouts, receiver: int) -> list[Tensor]:
     """A member's tensors after an all-gather or all-to-all; a message of each member, own too."""
     return joined(
         [
-            unpack(message, message_shapes(layouts, sender, receiver))
+            unpack(message, layouts.message(sender, receiver))
             for sender, message in enumerate(messages)
         ],
         layouts,
@@ -189,20 +233,10 @@ def incoming(messages: Sequence[Tensor], layouts: Layouts, receiver: int) -> lis
 def joined(columns: Sequence[Sequence[Tensor]], layouts: Layouts) -> list[Tensor]:
     """The same, of the pieces that each member has sent."""
     out = []
-    for layout, pieces in zip(layouts, zip(*columns, strict=True), strict=True):
+    for layout, pieces in zip(layouts.each, zip(*columns, strict=True), strict=True):
         assert isinstance(layout.source, Split)
         out.append(torch.cat(pieces, layout.source.dim))
     return out
-
-
-def message_shapes(layouts: Layouts, sender: int, receiver: int) -> list[Shape]:
-    """Shapes of the pieces in the message from one member to another."""
-    return [layout.message(sender, receiver) for layout in layouts]
-
-
-def message_size(layouts: Layouts, sender: int, receiver: int) -> int:
-    """Elements in the message from one member to another."""
-    return sum(map(math.prod, message_shapes(layouts, sender, receiver)))
 
 
 def reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
@@ -243,12 +277,12 @@ def _by_rows(piece: Tensor) -> Tensor:
 
 def sent_elements(step: Step, layouts: Layouts, index: int) -> int:
     """Elements that member `index` puts on the wire; the sum over members is boxing's table."""
-    parts = layouts[0].parts
+    parts = layouts.parts
     if step.kind == ALL_REDUCE:
-        total = message_size(layouts, index, index)
+        total = layouts.size(index, index)
         _, own = split_range(total, parts, index)
         return total - own + (parts - 1) * own
-    return sum(message_size(layouts, index, other) for other in range(parts) if other != index)
+    return sum(layouts.size(index, other) for other in range(parts) if other != index)
 
 
 def _cut(tensor: Tensor, sbp: Sbp, parts: int, index: int) -> Tensor:
@@ -284,7 +318,7 @@ def run_group(
             sent[sender] += message.nbytes if sender != receiver else 0
         if step.kind in (REDUCE_SCATTER, EXCHANGE):
             total = reduced(inbox, step.reduce)
-            out.append(unpack(total, [layout.after(receiver) for layout in layouts]))
+            out.append(unpack(total, layouts.after(receiver)))
         else:
             assert step.kind in (ALL_GATHER, ALL_TO_ALL), f"{step} moves nothing"
             out.append(incoming(inbox, layouts, receiver))
@@ -295,12 +329,14 @@ def _all_reduce(
     step: Step, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
 ) -> tuple[list[list[Tensor]], list[int]]:
     parts = len(pieces)
-    size = message_size(layouts, 0, 0)
+    size = layouts.size(0, 0)
     scatter, gather = Step(step.axis, step.source, S(0)), Step(step.axis, S(0), B)
     flat = [[pack(bucket)] for bucket in pieces]
-    shards, sent = run_group(scatter, flat, [Layout((size,), parts, step.source, S(0))])
-    whole, sent_back = run_group(gather, shards, [Layout((size,), parts, S(0), B)])
-    out = [unpack(message, [layout.shape for layout in layouts]) for (message,) in whole]
+    scattered = Layouts((Layout((size,), parts, step.source, S(0)),))
+    gathered = Layouts((Layout((size,), parts, S(0), B),))
+    shards, sent = run_group(scatter, flat, scattered)
+    whole, sent_back = run_group(gather, shards, gathered)
+    out = [unpack(message, layouts.after(0)) for (message,) in whole]
     return out, [there + back for there, back in zip(sent, sent_back, strict=True)]
 
 

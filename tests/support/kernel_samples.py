@@ -328,6 +328,9 @@ def _loss() -> list[Sample]:
         made.append(sample("flow.cross_entropy", *given))
         weighed = total if reduction == 1 else None
         made.append(sample("flow.cross_entropy_backward", T(*loss.shape), *given, weighed))
+        if reduction == 2:
+            counted = (target, weight, -100)
+            made.append(sample("flow.target_weight", *counted, dtype=torch.float64))
     made.append(sample("aten.nll_loss_forward.default", T(6), torch.tensor(3), None, 2, -100))
     for reduction in (0, 1, 2):
         made.append(sample("aten.mse_loss.default", T(5, 4), T(5, 4), reduction))

@@ -20,6 +20,7 @@ from flowrun.engine.ops import (
     create,
     cross_entropy,
     expansions,
+    loss,
     random,
     registry,
     scaling,
@@ -106,6 +107,7 @@ OWN_FUNCTIONS = {
     **sparse.FUNCTIONS,
     **random.FUNCTIONS,
     **cross_entropy.FUNCTIONS,
+    **loss.FUNCTIONS,
     "flow.constant": create.constant,
 }
 

@@ -134,6 +134,11 @@ ABSENT = (
     ),
     Absent("aten.nll_loss_forward.default", partial("weight"), "class weights are never partial"),
     Absent(
+        "flow.target_weight",
+        lambda given, row: P in row.inputs,
+        "neither classes nor their weights are ever partial",
+    ),
+    Absent(
         "aten.nll_loss_forward.default",
         lambda given, row: row.outputs[1] == P,
         "the total weight of an unreduced loss is a constant 0, which is its own partial sum",

@@ -19,7 +19,7 @@ from torch.multiprocessing.spawn import spawn
 
 from flowrun.engine.boxing import Step, step_bytes
 from flowrun.engine.runtime.links import Links
-from flowrun.engine.runtime.transport import Layout, layout_of, run_group
+from flowrun.engine.runtime.transport import Layout, Layouts, layout_of, run_group
 from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S
 from support.logical import lay_out, line, whole_numbers
 
@@ -77,17 +77,19 @@ CASES.update(BY_COLUMNS)
 CASES[ON_ONE_RANK] = ([Step(0, P, S(0))] * 3, [(9, 4), (5,), (8, 3)], torch.float32)
 
 
-def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], list[Layout]]:
+def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], Layouts]:
     """The pieces of each member and the layouts of a case."""
     steps, shapes, dtype = CASES[name]
     laid = [
         lay_out(whole_numbers(shape, dtype), (step.source,), line(parts))
         for step, shape in zip(steps, shapes, strict=True)
     ]
-    layouts = [
-        layout_of(step, shape, (step.source,), (parts,), (0,))
-        for step, shape in zip(steps, shapes, strict=True)
-    ]
+    layouts = Layouts(
+        tuple(
+            layout_of(step, shape, (step.source,), (parts,), (0,))
+            for step, shape in zip(steps, shapes, strict=True)
+        )
+    )
     if name in BY_COLUMNS:
         laid = [{rank: _by_columns(x) for rank, x in pieces.items()} for pieces in laid]
         assert not any(x.is_contiguous() for pieces in laid for x in pieces.values())
@@ -118,7 +120,7 @@ def _rank(rank: int, parts: int, shared: bool, folder: str) -> None:
         out[name] = ([tensor.clone() for tensor in pending.wait()], pending.sent_bytes)
         untouched, _ = _bucket(name, parts)
         assert all(map(torch.equal, pieces[rank], untouched[rank])), f"{name} wrote to its input"
-    layouts = [Layout((1,), parts, P, B)]
+    layouts = Layouts((Layout((1,), parts, P, B),))
     mine = [torch.tensor([UNORDERED[rank]])]
     out["unordered"] = links.start(EXCHANGED, mine, layouts, tuple(range(parts)), rank).wait()[0]
     out["messages"] = _messages(links, rank, parts)

@@ -16,7 +16,7 @@ from flowrun.engine.boxing import Step
 from flowrun.engine.runtime.inbox import Inbox
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.neighbours import Neighbours, PeerGone
-from flowrun.engine.runtime.transport import Layout
+from flowrun.engine.runtime.transport import Layout, Layouts
 from flowrun.engine.sbp import B, P
 
 pytestmark = pytest.mark.processes
@@ -45,8 +45,8 @@ def _rank(rank: int, folder: str) -> None:
     neighbours.close()
     links = Links(rank, CPU)
     links.join_groups([ALL])
-    step, layout = Step(0, P, B), Layout((5,), RANKS, P, B)
-    many = [links.start(step, [torch.full((5,), 1.0)], [layout], ALL, rank) for _ in range(1000)]
+    step, layouts = Step(0, P, B), Layouts((Layout((5,), RANKS, P, B),))
+    many = [links.start(step, [torch.full((5,), 1.0)], layouts, ALL, rank) for _ in range(1000)]
     last = [pending.wait() for pending in many][-1]
     said["sum"] = last[0].tolist()
     links.rest(range(RANKS))  # sockets are still full of the thousand; the barrier hears of none
@@ -54,7 +54,7 @@ def _rank(rank: int, folder: str) -> None:
     if rank == 3:
         links.send([torch.tensor([3.0])], 0, 7)
         os._exit(0)
-    late = links.start(step, [torch.ones(5)], [layout], ALL, rank)
+    late = links.start(step, [torch.ones(5)], layouts, ALL, rank)
     with pytest.raises(PeerGone, match="rank 3 has ended"):
         late.wait()
     if rank == 0:
