@@ -7,11 +7,12 @@ Where classes are split, that number is all of a row that travels (P(logsumexp) 
 
     flow.cross_entropy(x (N, C), lse (N, 1), target (N,), weight, reduction, ignored)
         -> (loss, weight of the targets)
-    flow.cross_entropy_backward(grad, x, lse, target, weight, reduction, ignored, total)
+    flow.cross_entropy_backward(grad, x, lse, target, weight, reduction, ignored, total, loss)
         -> gradient of x
 
 Logits may be narrower than `lse`, whose dtype losses and gradients have.  total: the weight of the
-targets, for a mean alone; else None.
+targets, for a mean alone; else None.  loss: not looked at, or None; that it is there means that
+nobody will read the logits again, and the gradient may be written over them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ Tensor = torch.Tensor
 
 FORWARD, BACKWARD = "flow.cross_entropy", "flow.cross_entropy_backward"
 _GIVEN = ("x", "lse", "target", "weight", "reduction", "ignored")
-_ARGUMENTS: Mapping[str, tuple[str, ...]] = {FORWARD: _GIVEN, BACKWARD: ("grad", *_GIVEN, "total")}
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    FORWARD: _GIVEN,
+    BACKWARD: ("grad", *_GIVEN, "total", "loss"),
+}
 
 
 def rows_of_forward(view: OpView) -> tuple[Signature, ...]:
@@ -49,9 +53,9 @@ def rows_of_forward(view: OpView) -> tuple[Signature, ...]:
 def rows_of_backward(view: OpView) -> tuple[Signature, ...]:
     """Linear in the gradient; whose rows are those of the logits where the loss was not reduced."""
     each = given(view.op)["reduction"] == NONE
-    of_rows = {"grad": S(0) if each else B, "x": S(0), "lse": S(0), "target": S(0)}
+    of_rows = {"grad": S(0) if each else B, "x": S(0), "lse": S(0), "target": S(0), "loss": P}
     return (
-        _row(view.op, {"x": S(1)}, S(1)),
+        _row(view.op, {"x": S(1), "loss": P}, S(1)),
         _row(view.op, of_rows, S(0)),
         _row(view.op, {"grad": P}, P),
     )
@@ -98,6 +102,7 @@ def gradient_of_logits(
     reduction: int,
     ignored: int,
     total: Tensor | None,
+    loss: Tensor | None,
     start: int = 0,
     *,
     out: Tensor | None = None,

@@ -74,7 +74,7 @@ def _row_probes() -> Mapping[str, Probe]:
             count,
             targets,
             lambda x, lse, target: gradient_of_logits(
-                torch.ones(()), x, lse, target, None, SUM, -100, None, out=x
+                torch.ones(()), x, lse, target, None, SUM, -100, None, None, out=x
             ),
         ),
         "aten.gelu.default": of_two(lambda x, y: aten.gelu.default(x)),

@@ -13,6 +13,8 @@ from flowrun.engine.passes import PASSES
 from flowrun.engine.plan import RegionWork
 from flowrun.engine.runtime.into import can_write, into
 from support.graph_text import graph_of, one_axis, rewritten
+from support.layouts import Layout, compiled
+from support.plain_loop import TINY_GPT
 
 BEGIN = """
     feed x = %x: float32[6, 4]
@@ -136,3 +138,15 @@ def test_a_reader_that_comes_before_is_no_reader_any_more() -> None:
         pairs = [pair for work in regions for pair in work.overwrites]
         assert len(regions) > 1
         assert {made: read for made, read in pairs if made in ("end", "more")} == expected
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(data=2), Layout(tensor=2), Layout(data=2, tensor=2)], ids=str
+)
+def test_the_gradient_of_logits_goes_over_them(layout: Layout) -> None:
+    """The loss, which reads them too, is there before, whatever the boxings between."""
+    works = (actor.work for actor in compiled(TINY_GPT, layout).plan.actors)
+    regions = [work for work in works if isinstance(work, RegionWork)]
+    (gradient,) = (op for work in regions for op in work.ops if op.target == cross_entropy.BACKWARD)
+    written = dict(pair for work in regions for pair in work.overwrites)
+    assert written[gradient.makes[0]] == gradient.inputs[1]

@@ -51,7 +51,7 @@ OF_LOGITS = """
     %wide = aten._to_copy.default(%x, dtype=torch.float32)
     %lse = aten.logsumexp.default(%wide, [1], True)
     %loss, %weight = flow.cross_entropy(%x, %lse, %y, None, 2, -100)
-    %grad = flow.cross_entropy_backward(%loss, %x, %lse, %y, None, 1, -100, %weight)
+    %grad = flow.cross_entropy_backward(%loss, %x, %lse, %y, None, 1, -100, %weight, None)
     %end = aten.t.default(%grad)
 """
 
