@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from flowrun.engine.graph import LogicalGraph, Op, Ref
 from flowrun.engine.ops import cross_entropy
-from flowrun.engine.ops.loss import MEAN, SUM
+from flowrun.engine.ops.loss import MEAN
 from flowrun.engine.ops.signature import bind
 
 _LOG_SOFTMAX = "aten._log_softmax.default"
@@ -94,20 +94,10 @@ class _Loss:
             yield nll.name, (replace(nll, target=target, args=args, kwargs=()),)
         for nll, after in self.backward:
             given = bind(nll)
-            mean = given["reduction"] == MEAN
-            total, loss = (given["total_weight"], self._loss(given)) if mean else (None, None)
-            args = (given["grad_output"], *self._given(nll), total, loss)
+            total = given["total_weight"] if given["reduction"] == MEAN else None
+            args = (given["grad_output"], *self._given(nll), total, None)
             yield nll.name, ()
             yield after.name, (replace(after, target=cross_entropy.BACKWARD, args=args, kwargs=()),)
-
-    def _loss(self, backward: Mapping[str, object]) -> Ref | None:
-        """What a gradient is that of; simplify.py has made a sum of the mean."""
-        same = [
-            nll
-            for nll in self.forward
-            if bind(nll)["target"] == backward["target"] and bind(nll)["reduction"] == SUM
-        ]
-        return Ref(same[0].makes[0]) if same else None
 
     def _given(self, nll: Op) -> tuple[object, ...]:
         given = bind(nll)

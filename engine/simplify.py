@@ -14,7 +14,6 @@ from typing import Any
 from flowrun.engine.batched import keep_batches
 from flowrun.engine.graph import LogicalGraph, Op, Ref, rename_inputs
 from flowrun.engine.losses import keep_logits
-from flowrun.engine.ops.loss import COUNT, MEAN, SUM
 from flowrun.engine.ops.traits import Trait, has
 
 
@@ -42,38 +41,27 @@ def simplify(graph: LogicalGraph, *, keeps_logits: bool = True) -> LogicalGraph:
 
 
 def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
-    """The count is made of targets alone: an op of its own, for which no rank waits that has only
-    just made its logits.
-    """
     ops: list[Op] = []
     tensors = dict(graph.tensors)
     for op in graph.ops:
-        if op.target != "aten.nll_loss_forward.default" or op.args[3] != MEAN:
+        if op.target != "aten.nll_loss_forward.default" or op.args[3] != 1:
             ops.append(op)
             continue
-        _, target, weight, _, ignored = op.args
         loss, count = op.outputs
-        made = tensors[str(loss)]
-        total, count = f"{op.name}_sum", count or f"{op.name}_count"
-        for name in (total, count):
-            tensors[name] = replace(made, name=name)
-        ops += (
-            replace(
-                op,
-                name=f"{op.name}_count",
-                target=COUNT,
-                args=(target, weight, ignored),
-                kwargs=(("dtype", made.dtype),),
-                outputs=(count,),
-            ),
-            replace(op, args=(*op.args[:3], SUM, ignored), outputs=(total, None)),
+        if count is None:
+            count = f"{op.name}_count"
+            tensors[count] = replace(tensors[str(loss)], name=count)
+        total = f"{op.name}_sum"
+        tensors[total] = replace(tensors[str(loss)], name=total)
+        ops.append(replace(op, args=(*op.args[:3], 2, *op.args[4:]), outputs=(total, count)))
+        ops.append(
             replace(
                 op,
                 name=f"{op.name}_mean",
                 target="aten.div.Tensor",
                 args=(Ref(total), Ref(count)),
                 outputs=(loss,),
-            ),
+            )
         )
     return replace(graph, ops=tuple(ops), tensors=tensors)
 

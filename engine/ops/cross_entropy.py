@@ -11,8 +11,8 @@ Where classes are split, that number is all of a row that travels (P(logsumexp) 
         -> gradient of x
 
 Logits may be narrower than `lse`, whose dtype losses and gradients have.  total: the weight of the
-targets, for a mean alone; else None.  loss: not looked at, or None; that it is there means that
-nobody will read the logits again, and the gradient may be written over them.
+targets, for a mean alone; else None.  loss: not looked at; where passes/count_targets.py names it,
+it is there before, so that the gradient may be written over logits that nobody will read again.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def rows_of_forward(view: OpView) -> tuple[Signature, ...]:
 def rows_of_backward(view: OpView) -> tuple[Signature, ...]:
     """Linear in the gradient; whose rows are those of the logits where the loss was not reduced."""
     each = given(view.op)["reduction"] == NONE
-    of_rows = {"grad": S(0) if each else B, "x": S(0), "lse": S(0), "target": S(0), "loss": P}
+    of_rows = {"grad": S(0) if each else B, "x": S(0), "lse": S(0), "target": S(0)}
     return (
-        _row(view.op, {"x": S(1), "loss": P}, S(1)),
+        _row(view.op, {"x": S(1)}, S(1)),
         _row(view.op, of_rows, S(0)),
         _row(view.op, {"grad": P}, P),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes.count_targets import count_targets
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
@@ -35,6 +36,7 @@ PASSES: tuple[Pass, ...] = (
     recompute,  # activation checkpointing: backward computes again what it would have stored
     shard_optimizer,  # ZeRO: new homes for weights and states
     infer_update,  # a signature for each op of the update
+    count_targets,  # of a split batch: early, where they are read
     hoist_weights,  # what is made of weights alone, once a step; casts before and behind boxings
     insert_boxing,  # communication where layouts meet
 )

@@ -326,10 +326,8 @@ def _loss() -> list[Sample]:
         lse = x.logsumexp(1, True)
         given = (x, lse, target, weight, reduction, -100)
         made.append(sample("flow.cross_entropy", *given))
-        given = (T(*loss.shape), *given, total if reduction == 1 else None)
-        made.append(sample("flow.cross_entropy_backward", *given, None))
-        if reduction == 1 and weight is not None:
-            made.append(sample("flow.cross_entropy_backward", *given, loss))
+        weighed = total if reduction == 1 else None
+        made.append(sample("flow.cross_entropy_backward", T(*loss.shape), *given, weighed, None))
         if reduction == 2:
             counted = (target, weight, -100)
             made.append(sample("flow.target_weight", *counted, dtype=torch.float64))

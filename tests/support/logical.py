@@ -13,7 +13,7 @@ import torch
 
 from flowrun.engine.boxing import states, step_bytes
 from flowrun.engine.placement import Placement, Slices, local_slices
-from flowrun.engine.runtime.transport import REDUCTIONS, layout_of, local_step, run_group
+from flowrun.engine.runtime.transport import REDUCTIONS, Layouts, layout_of, local_step, run_group
 from flowrun.engine.sbp import NdSbp, Partial
 
 Pieces = dict[int, torch.Tensor]
@@ -109,7 +109,8 @@ def box(
         foretold += step_bytes(step, state, grid, num_bytes)
         for group in placement.groups(step.axis):
             layout = layout_of(step, shape, state, grid, placement.coordinate(group[0]))
-            done, bytes_sent = run_group(step, [[out[rank]] for rank in group], [layout])
+            pieces = [[out[rank]] for rank in group]
+            done, bytes_sent = run_group(step, pieces, Layouts((layout,)))
             sent += sum(bytes_sent)
             out.update({rank: bucket[0] for rank, bucket in zip(group, done, strict=True)})
     return out, sent, foretold

@@ -154,12 +154,6 @@ ABSENT = (
         "statistics of logits and weights of classes are never partial sums",
     ),
     Absent(
-        "flow.cross_entropy_backward",
-        lambda given, row: len(row.inputs) == 7,
-        "the loss, the last, is not looked at: rows have it as the forward op makes it;"
-        " the other samples, without one, show that none is missing",
-    ),
-    Absent(
         "aten.*zeros*",
         lambda given, row: row.outputs == (P,),
         "a zero is its own partial sum; boxing B -> P moves nothing either",

@@ -24,7 +24,7 @@ from support.plain_loop import TINY_GPT, Training, mlp
 
 ONE_BATCH = mlp(micro_batches=1)
 TRAININGS = {"gpt": TINY_GPT, "one micro-batch": ONE_BATCH}
-MERGED = [Layout(), Layout(data=2), Layout(tensor=2), Layout(data=2, zero=3)]
+MERGED = [Layout(), Layout(data=2), Layout(tensor=2), Layout(data=2, tensor=2)]
 ROUNDING_S = 1e-12  # a sum of other parts
 
 

@@ -1,0 +1,48 @@
+"""count_targets: no rank waits in mid-step for the count of another one's targets."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrun.engine.graph import LogicalGraph, Op
+from flowrun.engine.ops import cross_entropy
+from flowrun.engine.ops.loss import COUNT
+from support.layouts import Layout, compiled
+from support.plain_loop import TINY_GPT
+
+
+def graph(layout: Layout) -> LogicalGraph:
+    return compiled(TINY_GPT, layout).plan.graph
+
+
+def made_of(graph: LogicalGraph, name: str) -> set[str]:
+    """What comes from outside that a tensor is made of."""
+    maker = graph.producer.get(name)
+    if maker is None:
+        return {name}
+    return {read for each in maker.inputs for read in made_of(graph, each)}
+
+
+def the(graph: LogicalGraph, target: str) -> Op:
+    (op,) = (op for op in graph.ops if op.target == target)
+    return op
+
+
+@pytest.mark.parametrize("layout", [Layout(data=2), Layout(data=2, tensor=2)], ids=str)
+def test_the_count_of_a_split_batch_is_made_of_its_targets_alone(layout: Layout) -> None:
+    found = graph(layout)
+    total = cross_entropy.given(the(found, cross_entropy.BACKWARD))["total"]
+    assert made_of(found, total.name) == {"batch.targets"}
+    assert the(found, COUNT).out_sbp == the(found, cross_entropy.FORWARD).out_sbp[1:]
+
+
+def test_a_gradient_has_its_loss_before_it_all_the_same() -> None:
+    found = graph(Layout(data=2))
+    loss, count = the(found, cross_entropy.FORWARD).outputs
+    assert count is None
+    assert cross_entropy.given(the(found, cross_entropy.BACKWARD))["loss"].name == loss
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(stages=2)], ids=str)
+def test_where_all_ranks_have_all_targets_the_loss_counts_them(layout: Layout) -> None:
+    assert COUNT not in {op.target for op in graph(layout).ops}
