@@ -115,7 +115,16 @@ def too_large(found: Rehearsed, strategy: Strategy) -> RecipeError:
 
 def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: Plan) -> Rehearsed:
     """Forward alone, in eval mode, with every weight where training keeps it."""
-    graph = capture_evaluation(task, rows_of_a_rank(batch, strategy))
+    return planned_evaluation(captured_evaluation(task, batch, strategy), strategy, training)
+
+
+def captured_evaluation(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
+    """What a rank, or all ranks together in the consistent view, evaluate of a micro-batch."""
+    return capture_evaluation(task, rows_of_a_rank(batch, strategy))
+
+
+def planned_evaluation(graph: LogicalGraph, strategy: Strategy, training: Plan) -> Rehearsed:
+    """captured -> passes -> plan -> rehearsal, by the layout that training has."""
     follow = _following(strategy, training)
     for rewrite in (mirror, split_stages, update_ops, with_pins, infer_sbp, infer_update):
         graph = rewrite(graph, follow)

@@ -40,11 +40,13 @@ class Kept:
 
 class PlanCache:
     """The plans of one job.  used: False makes each anew, and keeps none.  parts: all that they are
-    made of.  notes: what went otherwise than a user expects.
+    made of.  notes: what went otherwise than a user expects.  elsewhere: source files that another
+    process has imported to make them.
     """
 
     def __init__(self, used: bool, *parts: Any) -> None:
         self.notes: list[str] = []
+        self.elsewhere: set[str] = set()
         self._key: str | None = None
         if not used:
             return
@@ -57,10 +59,17 @@ class PlanCache:
 
     def get(self, kind: str, make: Callable[[], Rehearsed]) -> Rehearsed:
         """The plan of a kind (training, evaluation), from disk or made, and then kept."""
-        if self._key is None:
-            return make()
-        file = folder() / f"{kind}-{self._key[:32]}{_SUFFIX}"
-        return self._read(file) or self._made(file, make)
+        file = self._file(kind)
+        return make() if file is None else self._read(file) or self._made(file, make)
+
+    def has(self, kind: str) -> bool:
+        """Whether there is a file of it, which may be broken or out of date."""
+        file = self._file(kind)
+        return file is not None and file.exists()
+
+    def _file(self, kind: str) -> Path | None:
+        """None: no plan is kept."""
+        return folder() / f"{kind}-{self._key[:32]}{_SUFFIX}" if self._key else None
 
     def _read(self, file: Path) -> Rehearsed | None:
         try:
@@ -83,7 +92,8 @@ class PlanCache:
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as opened:
-                pickle.dump(Kept(sources(), made), opened, protocol=pickle.HIGHEST_PROTOCOL)
+                stamps = tuple(map(_stamp, sorted(source_files() | self.elsewhere)))
+                pickle.dump(Kept(stamps, made), opened, protocol=pickle.HIGHEST_PROTOCOL)
             os.replace(opened.name, file)
             _tidy(file.parent)
         except OSError as error:
@@ -96,17 +106,17 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowrun"
 
 
-def sources() -> tuple[Stamp, ...]:
+def source_files() -> set[str]:
     """All Python files imported so far, but for torch's and Python's own."""
     torchs, pythons = f"{Path(torch.__file__).parent}/", sysconfig.get_path("stdlib")
     packages = sysconfig.get_path("purelib")
     files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
-    return tuple(
-        _stamp(path)
-        for path in sorted(files)
+    return {
+        path
+        for path in files
         if path.endswith(".py") and not path.startswith(torchs)
         if path.startswith(packages) or not path.startswith(pythons)
-    )
+    }
 
 
 def _stamp(path: str) -> Stamp:

@@ -45,8 +45,7 @@ def run(
     check_runs(recipe)
     recipe, planned = settled(recipe, progress)  # auto.placement: the fastest placement that fits
     job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
-    training = job.training  # capture, passes, plan, rehearsal (engine/compile.py)
-    evaluation = job.evaluation
+    training, evaluation = job.compiled  # capture, passes, plan, rehearsal (engine/compile.py)
     if recipe.train.save:
         weights.check(job.saved, job.names)
     with alone(folder, recipe.launch.nnodes):

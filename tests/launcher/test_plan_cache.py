@@ -34,7 +34,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was compiled, not taken from the cache."""
     made: list[str] = []
-    for name in ("compile_training", "compile_evaluation"):
+    for name in ("compile_training", "planned_evaluation"):
         whole = getattr(compiler, name)
 
         def counted(*arguments: object, whole=whole, name=name) -> object:  # type: ignore[no-untyped-def]
@@ -54,7 +54,7 @@ def job(*overrides: str) -> Job:
 
 def test_a_second_job_takes_both_plans_as_they_were(place: Path, compiled: list[str]) -> None:
     first, second = job(), job()
-    assert compiled == ["compile_training", "compile_evaluation"]
+    assert compiled == ["compile_training", "planned_evaluation"]
     assert (first.training, first.evaluation) == (second.training, second.evaluation)
     assert second.plans.notes == []
 
@@ -102,7 +102,7 @@ def test_a_changed_source_file_makes_the_plan_anew(place: Path, compiled: list[s
     assert imported
     os.utime(imported, ns=(1, 1))
     found = job()
-    assert compiled == ["compile_training", "compile_evaluation"]
+    assert compiled == ["compile_training", "planned_evaluation"]
     assert "samples.py has changed" in found.plans.notes[0]
     assert job().plans.notes == []
 
@@ -115,7 +115,7 @@ def test_a_broken_file_is_made_anew(
         file.write_bytes(file.read_bytes()[:-100])
     compiled.clear()
     found = job()
-    assert compiled == ["compile_training", "compile_evaluation"]
+    assert compiled == ["compile_training", "planned_evaluation"]
     assert "is broken" in found.plans.notes[0]
     assert job().plans.notes == []
 

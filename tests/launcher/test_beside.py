@@ -1,0 +1,77 @@
+"""What another process makes meanwhile: its result, or a word that there is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flowrun.launcher import beside as module
+from flowrun.launcher.beside import beside
+from flowrun.launcher.job import Job
+from flowrun.launcher.recipe import load
+from support.command import workplace
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on two cores and in a process of one thread, whatever the tests before left running."""
+    monkeypatch.setattr(module, "_may_fork", lambda: True)
+
+
+@pytest.mark.processes
+def test_the_result_is_made_by_another_process() -> None:
+    with beside(lambda: (os.getpid(), "x" * 1_000_000)) as result:
+        process, long = result() or (0, "")
+    assert process not in (0, os.getpid())
+    assert len(long) == 1_000_000
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "make", [lambda: 1 / 0, lambda: threading.Lock(), lambda: os.kill(os.getpid(), signal.SIGKILL)]
+)
+def test_what_fails_there_has_no_result(
+    make: Callable[[], object], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with beside(make) as result:
+        assert result() is None
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.processes
+def test_who_does_not_wait_leaves_no_process_behind() -> None:
+    read, write = os.pipe()
+    with pytest.raises(KeyboardInterrupt), beside(lambda: threading.Event().wait()):
+        os.close(write)  # the other copy is the process's
+        raise KeyboardInterrupt
+    assert os.read(read, 1) == b""
+    os.close(read)
+
+
+def test_beside_other_threads_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    try:
+        with beside(os.getpid) as result:
+            assert result() is None
+    finally:
+        ended.set()
+        other.join()
+
+
+@pytest.mark.processes
+def test_the_plan_of_an_evaluation_captured_there_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(workplace(tmp_path))
+    recipe = load(["recipe=small", "launch=virtual", "engine.cache=false"])
+    there = Job(recipe).compiled
+    monkeypatch.setattr(module, "_may_fork", lambda: False)
+    assert Job(recipe).compiled == there
