@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flowrun.engine.graph import Variable
 from flowrun.engine.placement import Slices, local_slices
 from flowrun.engine.plan import (
     Actor,
@@ -91,30 +92,36 @@ class Rank:
     def _own_variables(
         self, initial: Mapping[str, torch.Tensor] | None, there: Mapping[str, torch.Tensor]
     ) -> None:
+        """What has an initial value comes first: that is made whole, and what it took is free again
+        when the states of the optimizer are.
+        """
+        own = [v for v in self.plan.graph.variables if v.stage == self.stage]
+        self.variables |= {v.tensor: there[v.tensor] for v in own if v.tensor in there}
+        new = [v for v in own if v.tensor not in there]
+        states = [v for v in new if v.kind == "state" and v.start is not None]
+        valued = [v for v in new if v.kind != "state" or v.start is None]
         to_fill: dict[str, list[tuple[torch.Tensor, Slices]]] = {}  # by initial value
-        for v in self.plan.graph.variables:
-            if v.stage != self.stage:
-                continue
-            if v.tensor in there:
-                self.variables[v.tensor] = there[v.tensor]
-                continue
-            tensor = self.plan.graph.tensors[v.tensor]
-            slices = local_slices(tensor.shape, v.nd_sbp, self.grid, self.coordinate)
-            sizes = [n for _, n in slices]
-            lies = self.side_by_side.get(v.tensor)
-            value = (
-                torch.empty(sizes, dtype=tensor.dtype, device=self.device)
-                if lies is None
-                else lies.piece
-            )
-            if v.kind == "state" and v.start is not None:
-                value.fill_(v.start)
-            else:
-                to_fill.setdefault(v.of or v.name, []).append((value, slices))
-            self.variables[v.tensor] = value
+        for v in valued:
+            value, slices = self._empty(v)
+            to_fill.setdefault(v.of or v.name, []).append((value, slices))
         if initial is not None:
-            for name, own in to_fill.items():
-                _fill(own, initial[name])
+            for name, unfilled in to_fill.items():
+                _fill(unfilled, initial[name])
+        for v in states:
+            assert v.start is not None
+            self._empty(v)[0].fill_(v.start)
+
+    def _empty(self, variable: Variable) -> tuple[torch.Tensor, Slices]:
+        """This rank's own of a variable, and which part of it that is."""
+        tensor = self.plan.graph.tensors[variable.tensor]
+        slices = local_slices(tensor.shape, variable.nd_sbp, self.grid, self.coordinate)
+        lies = self.side_by_side.get(variable.tensor)
+        value = self.variables[variable.tensor] = (
+            torch.empty([n for _, n in slices], dtype=tensor.dtype, device=self.device)
+            if lies is None
+            else lies.piece
+        )
+        return value, slices
 
     def variables_for(self, plan: Plan, instead: Mapping[str, str]) -> There:
         """What the same rank of another plan reads of these (evaluation of training's): variables

@@ -316,13 +316,15 @@ def test_a_rank_never_holds_more_than_its_shards_and_a_weight(layout: str) -> No
         with Memory() as memory:
             body = Rank(plan, rank, job.sampler, job.initial, CPU)
         own = sum(x.nbytes for x in body.variables.values())
+        states = {v.tensor for v in plan.graph.variables if v.kind == "state"}
+        weights = sum(x.nbytes for name, x in body.variables.items() if name not in states)
         largest = max(
             torch.Size(plan.graph.tensors[v.tensor].shape).numel() * 4
             for v in plan.graph.variables
             if v.stage == plan.stage_of(rank)
         )
         assert own == memory.left
-        assert memory.peak <= own + largest
+        assert memory.peak <= max(own, weights + largest)  # states come when the weights are there
 
 
 def test_layouts_begin_with_the_values_of_plain_torch() -> None:
