@@ -30,11 +30,9 @@ def beside(make: Callable[[], Made] | None) -> Iterator[Callable[[], Made | None
     reader, writer = multiprocessing.Pipe(duplex=False)
     fork = multiprocessing.get_context("fork")
     process = fork.Process(target=_tell, args=(make, reader, writer), daemon=True)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    with warnings.catch_warnings():
+    with uninterrupted(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # NumPy's
         process.start()  # Ctrl-C stays blocked there: it is for the process that waits
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     writer.close()
 
     def result() -> Made | None:
@@ -51,6 +49,18 @@ def beside(make: Callable[[], Made] | None) -> Iterator[Callable[[], Made | None
         process.join()
         process.close()
         reader.close()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C within is heard behind it, when it is known what is to be ended.  In what Python runs
+    around a fork, logging's locks among it, it would be printed and forgotten.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _may_fork() -> bool:

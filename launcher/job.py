@@ -125,7 +125,7 @@ class Job:
     @cached_property
     def compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
         """The plans of training and evaluation.  Where both are new, evaluation is captured in
-        another process while this one captures training: 0.8 of 6 s to the first step of a GPT of
+        another process while this one captures training: 0.6 of 6 s to the first step of a GPT of
         4 blocks.
         """
         if not self.sampler.held_out:

@@ -14,14 +14,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from flowrun.launcher.bench.runs import Run
+from flowrun.launcher.beside import uninterrupted
 
 _LOOK_S = 0.05  # between two looks at the processes
 _END_S = 5.0  # from a request to end to the end
@@ -140,7 +140,7 @@ def _run(
     try:
         for k, (command, variables) in enumerate(commands):
             log = folder / f"process{k}.log"
-            with log.open("wb") as stream, _uninterrupted():
+            with log.open("wb") as stream, uninterrupted():
                 started.append((_start(command, {**run.environment, **variables}, stream), log))
         left = list(started)
         while left:
@@ -171,18 +171,6 @@ def _start(command: list[str], variables: Mapping[str, str], log: Any) -> subpro
         start_new_session=True,
         preexec_fn=_begin,
     )
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C within is heard behind it, when it is known what is to be ended.  In what Python runs
-    around a fork, logging's locks among it, it would be printed and forgotten.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin() -> None:

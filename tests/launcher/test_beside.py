@@ -72,6 +72,11 @@ def test_the_plan_of_an_evaluation_captured_there_is_the_same(
 ) -> None:
     monkeypatch.syspath_prepend(workplace(tmp_path))
     recipe = load(["recipe=small", "launch=virtual", "engine.cache=false"])
+    here: list[Job] = []  # those that captured evaluation in this process
+    captured = Job._captured
+    monkeypatch.setattr(Job, "_captured", lambda job: (here.append(job), captured(job))[1])
     there = Job(recipe).compiled
+    assert not here
     monkeypatch.setattr(module, "_may_fork", lambda: False)
     assert Job(recipe).compiled == there
+    assert len(here) == 1
