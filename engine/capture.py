@@ -47,8 +47,10 @@ class Task:
     autocast: the dtype in which the ops that torch.autocast lists compute, in training and
         evaluation; None: all as written.  Parameters, gradients, loss and metrics are fp32 all the
         same.  The lists are those of torch's CPU autocast, on every device.
-    any_device: write attention as products and a softmax, which run on any device, instead of as
-        the fused kernel of the CPU, on which capture runs.
+    writes_attention: as products and a softmax, as software before fused kernels ran it; else one
+        op, which each device has a kernel for (runtime/attention.py), where nothing is dropped.
+    narrows_attention: products of written attention in the dtype of their inputs, as autocast has
+        all others; torch widens bf16 and fp16 first, which costs a CPU little and a GPU much.
     seed: of what the module draws at random.
     keeps_logits: what cross entropy keeps for backward are logits (losses.py); else, as torch and
         OneFlow do, probabilities.
@@ -59,7 +61,8 @@ class Task:
     loss: LossFn | None = None
     metrics: Mapping[str, LossFn] = ()  # type: ignore[assignment]
     autocast: torch.dtype | None = None
-    any_device: bool = False
+    writes_attention: bool = False
+    narrows_attention: bool = False
     seed: int = 0
     keeps_logits: bool = True
 
@@ -146,8 +149,9 @@ def _joint(
     grad = contextlib.nullcontext() if train else torch.no_grad()
     try:
         with contextlib.ExitStack() as stack, grad, warnings.catch_warnings():
-            if task.any_device:
+            if task.writes_attention:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if task.narrows_attention:
                 stack.enter_context(_narrow_attention())
             warnings.simplefilter("ignore")
             stack.enter_context(torch._dynamo.config.patch(ignore_logger_methods=_loggers()))
@@ -183,9 +187,7 @@ def _entering(
 
 @contextlib.contextmanager
 def _narrow_attention() -> Iterator[None]:
-    """Attention's products in the dtype of their inputs, as autocast has all others; torch would
-    widen bf16 and fp16 first.
-    """
+    """See Task.narrows_attention."""
     before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:

@@ -94,6 +94,10 @@ class Scheduler:
             if can_act(spec, after) and not can_act(spec, before):
                 self._queue(to)
 
+    def aside(self, actor: int) -> None:
+        """The rest of an act that computed goes on beside compute."""
+        self._blocked.discard(actor)
+
     def next_compute(self) -> Launch | None:
         """Take the ready computing actor of highest priority."""
         if self._blocked:

@@ -1,8 +1,12 @@
-"""Which device a recipe runs on: asked in the launcher, which must not open CUDA itself."""
+"""Which device a recipe runs on: asked in the launcher, which must not open CUDA itself: a process
+that has cannot fork ranks that use it.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+from functools import cache
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.schema import Recipe
@@ -36,3 +40,19 @@ def _num_gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+@cache
+def gpu_name() -> str:
+    """This host's first GPU as its driver calls it, "NVIDIA H100 80GB HBM3"; "" without one."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ""
+    device, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+    found = (
+        nvml.nvmlInit_v2() == 0
+        and nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+        and nvml.nvmlDeviceGetName(device, name, len(name)) == 0
+    )
+    return name.value.decode() if found else ""

@@ -19,6 +19,7 @@ from flowrun.engine.compile import (
     compile_training,
     planned_evaluation,
 )
+from flowrun.engine.cost.hardware import CPU
 from flowrun.engine.graph import LogicalGraph, Tensor
 from flowrun.engine.passes.mirror import BY_RANK
 from flowrun.engine.placement import Shape
@@ -26,7 +27,7 @@ from flowrun.engine.runtime.rank import Results
 from flowrun.launcher import build, weights
 from flowrun.launcher.beside import beside
 from flowrun.launcher.checkpoint import About, Checkpoint
-from flowrun.launcher.device import device_type
+from flowrun.launcher.device import device_type, gpu_name
 from flowrun.launcher.initial import Initial, named
 from flowrun.launcher.plan_cache import PlanCache, source_files
 from flowrun.launcher.sampler import Sampler, length
@@ -95,7 +96,7 @@ class Job:
             build.instantiate_loss(recipe),
             build.instantiate_metrics(recipe),
             autocast=AUTOCAST[recipe.precision.dtype],
-            any_device=self.device_type != "cpu",
+            narrows_attention=self.device_type != "cpu",
             seed=train.seed,
             keeps_logits=recipe.engine.keeps_logits,
         )
@@ -159,11 +160,29 @@ class Job:
         return self.evaluation_sampler.eval_steps(self.recipe.eval.batches)
 
     @property
+    def is_profiled(self) -> bool:
+        """The profile is of what the ranks run on: not of another device, nor the processor that a
+        recipe gets which names none.
+        """
+        hardware = self.strategy.hardware
+        here = self.recipe.launch.name != "virtual" and hardware.device == self.device_type
+        return here and hardware.name != CPU
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What went otherwise than a user expects."""
         zero, idle = self.recipe.zero, self.recipe.zero.stage > self.strategy.zero.stage
         told = f"zero.stage={zero.stage} shards nothing: its axis, {zero.axis}, has one rank."
-        return (*self._notes, *self.plans.notes, *([told] if idle else []))
+        return (*self._notes, *self._of_gpus, *self.plans.notes, *([told] if idle else []))
+
+    @property
+    def _of_gpus(self) -> tuple[str, ...]:
+        """What the recipe's own profile does not say."""
+        named, used = self.recipe.hardware, self.strategy.hardware
+        if named.device == used.device:
+            return ()
+        here = gpu_name() or "a GPU"
+        return (f"hardware={used.name}: ranks run on {here}, of which {named.name} says nothing.",)
 
     @cached_property
     def work(self) -> Work:

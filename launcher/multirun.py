@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowrun.engine.errors import FlowrunError, RunError
-from flowrun.launcher.console import wide_console
+from flowrun.launcher.console import NO_PLOT, wide_console
 from flowrun.launcher.quantities import seconds, size
 
 TABLE, PLOT = "comparison.csv", "comparison.png"
@@ -134,7 +134,7 @@ class Comparison(Callback):
         files = f"{TABLE}, {PLOT}" if plotted else TABLE
         self.console.print(f"the same in {folder}: {files}", highlight=False, soft_wrap=True)
         if not plotted and any(row.numbers for row in self.rows):
-            self.console.print("no plot: it needs matplotlib (pip install 'flowrun[plot]')")
+            self.console.print(NO_PLOT)
 
 
 def comparison(rows: list[Row]) -> Table:

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from dataclasses import replace
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from flowrun.engine.cost.hardware import CPU, Hardware, Products, on_hosts
 from flowrun.engine.cost.measured import shapes_of
 from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.device import device_type
+from flowrun.launcher.device import device_type, gpu_name
 from flowrun.launcher.schema import Recipe, RecipeSchema
 
 _OVER_0 = ("memory_bytes_per_s", "fp32.flops", "tile")
@@ -31,12 +32,15 @@ _SHARES = (
     "crowded_share",
 )
 
+_GPUS = {"V100": "v100_cluster", "A100": "dgx_a100", "H100": "h100", "H200": "h200"}  # by model
+_ANY_GPU = "dgx_a100"
+
 
 def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
     """The hardware of one rank.  On CPUs the ranks of a host share its cores, and may share its
     memory.  ranks: on how many it runs, if not on those of its placement.
     """
-    hardware, launch = recipe.hardware, recipe.launch
+    hardware, launch = suited(recipe), recipe.launch
     ranks = math.ceil((ranks or recipe.num_ranks) / launch.nnodes)
     levels = on_hosts(hardware.levels, ranks, shares_memory(recipe))
     hardware = replace(hardware, levels=levels)
@@ -49,17 +53,28 @@ def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
     return replace(slowed, cores=cores)
 
 
+def suited(recipe: Recipe) -> Hardware:
+    """The recipe's profile; one of this host's GPUs, if it runs on those and the profile is of a
+    processor (which a recipe that names none gets).
+    """
+    if recipe.hardware.device != CPU or device_type(recipe, here=False) == "cpu":
+        return recipe.hardware
+    name = gpu_name()
+    return shipped(next((of for model, of in _GPUS.items() if model in name), _ANY_GPU))
+
+
 def shares_memory(recipe: Recipe) -> bool:
     """All ranks exchange their messages in the memory of one host (engine/runtime/links.py), and
     the profile is of such ranks: GPUs may be planned for on a machine without.
     """
     launch = recipe.launch
-    if recipe.hardware.device != CPU:
+    if suited(recipe).device != CPU:
         return False
     there = launch.name == "local" and launch.nnodes == 1 and sys.platform == "linux"
     return there and launch.transport != "gloo" and device_type(recipe, here=False) == "cpu"
 
 
+@cache
 def shipped(name: str) -> Hardware:
     """A profile that comes with flowrun."""
     return of_file(Path(__file__).resolve().parent.parent / "conf" / "hardware" / f"{name}.yaml")

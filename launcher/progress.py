@@ -107,6 +107,9 @@ class Progress:
             table.add_column(heading, justify="right" if heading else "left")
         foreseen, measured = report.foreseen, report.measured
         table.add_row("step time", seconds(foreseen["step_s"]), seconds(measured["step_s"]))
+        if "utilisation" in measured:
+            shares = (f"{found['utilisation']:.1%}" for found in (foreseen, measured))
+            table.add_row("model FLOPs, of the peak", *shares)
         table.add_row(
             "bytes sent, all ranks", size(foreseen["sent_bytes"]), size(measured["sent_bytes"])
         )

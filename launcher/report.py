@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.model_flops import model_flops, utilisation
 from flowrun.engine.runtime.rank import Results
 from flowrun.engine.step_time import StepTime, step_times
 from flowrun.engine.trace import Note
@@ -66,7 +67,9 @@ class Report:
     ranks, a step); foreseen has bound_bytes too (by rank, see Rehearsal).  steps: of this run, from
     first_step on (0 unless it was resumed).  tokens_per_s: of `unit`: tokens, or samples where they
     are no sequences of tokens.  skipped_updates: by loss scaling, since training began.
-    step_times: where a step went, by rank (engine.trace, processes only).
+    step_times: where a step went, by rank (engine.trace, processes only).  model_flops: of a step,
+    all ranks together; where the profile is of the machine, foreseen and measured also have
+    utilisation, what share that is of its peak.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Report:
     first_step: int = 0
     skipped_updates: int = 0
     step_times: tuple[StepTime, ...] = ()
+    model_flops: float = 0.0
 
     @staticmethod
     def of(job: Job, training: Rehearsed, log: Log) -> Report:
@@ -104,6 +108,10 @@ class Report:
             "process_bytes": {str(r): log.process_bytes.get(r, 0) for r in ranks},
             "sent_bytes": sum(log.sent_bytes.values()) / max(1, len(log.steps)),
         }
+        if job.is_profiled:
+            hardware, dtype = job.strategy.hardware, job.recipe.precision.dtype
+            for found in (foreseen, measured):
+                found["utilisation"] = utilisation(plan, hardware, dtype, found["step_s"])
         return Report(
             job.recipe.name,
             plan.num_ranks,
@@ -119,6 +127,7 @@ class Report:
             log.steps[0].step,
             log.steps[-1].skipped_updates,
             step_times(plan, log.notes),
+            model_flops(plan),
         )
 
     def to_json(self) -> str:

@@ -272,10 +272,9 @@ def _end_with(launcher: int) -> None:
 
 
 def _device(kind: str) -> torch.device:
-    """This rank's device; tensors that ops create from nothing go there too."""
+    """This rank's device."""
     if kind == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    torch.set_default_device(device)
     return device

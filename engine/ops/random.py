@@ -44,7 +44,8 @@ def words(
     column_key, *row_keys = _keys(seed, stream, word)
     device = draw.device
     column = _mix(_places(shape[1:], inside, device) ^ column_key)
-    key = _mix(torch.tensor(row_keys, dtype=torch.int32, device=device) + draw.to(torch.int32))
+    low = draw.to(torch.int32)
+    key = _mix(torch.stack([low + each for each in row_keys]))  # no copy to the device: arguments
     row = _mix(key[:, None] + torch.arange(first, first + rows, dtype=torch.int32, device=device))
     one, other = row.reshape(2, rows, *(1 for _ in inside))
     return _mix((column ^ one).add_(other)).reshape([length for _, length in held])

@@ -44,6 +44,7 @@ KEEP: Mapping[str, Trait | None] = {  # what a recipe may keep: ops of a trait
     "boxing": None,  # what communication made, to repeat none
 }
 Group = tuple[str, int]  # a named module on one stage
+AGAIN = "/again"  # ends the name of a copy, and of what it makes
 
 
 def recompute(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
@@ -146,7 +147,7 @@ class _Again:
                 read = zip(op.inputs, op.in_sbp, strict=True)
                 copy = _reading(op, [self._copy_input(op, name, nd_sbp) for name, nd_sbp in read])
                 outputs = tuple(self._again(n) if n in self.wanted else None for n in op.outputs)
-                made.append(replace(copy, name=f"{op.name}/again", outputs=outputs, phase=BACKWARD))
+                made.append(replace(copy, name=op.name + AGAIN, outputs=outputs, phase=BACKWARD))
         return [*self.held.values(), *made]
 
     def readers(self) -> Iterator[Op]:
@@ -176,7 +177,7 @@ class _Again:
 
     def _again(self, name: str | None) -> str:
         assert name is not None
-        made = f"{name}/again"
+        made = name + AGAIN
         self.tensors[made] = replace(self.tensors[name], name=made)
         return made
 

@@ -3,8 +3,11 @@
 One thread computes and delivers messages.  Communication is asynchronous: it is issued when the
 protocol allows, and answers with a message in the inbox when it is done.  What makes batches ready
 does the same, from a thread of each reader.  Nothing polls; with nothing to do the thread sleeps on
-the inbox, where the other ranks of its host wake it.  On CUDA "done" means enqueued behind an
-event: the host never waits for the device in a step.
+the inbox, where the other ranks of its host wake it.
+
+On CUDA an act of compute ends when it is enqueued, so the loop runs ahead of the device, by as many
+steps as there are slots for what a step tells: a report ends when its numbers are on the host, for
+which a thread waits, as threads do for communication (collectives.py).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +24,7 @@ import torch
 from flowrun.engine.crossing import Send, held_by, route
 from flowrun.engine.errors import RunError
 from flowrun.engine.placement import Slices
-from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, ReportWork, TransferWork
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.live_bytes import LiveBytes
@@ -44,7 +48,8 @@ class DistributedRank:
     by this rank.
 
     links: may serve other plans of this process too (evaluation after training).  metered:
-    count live bytes in the first steps.
+    count live bytes in the first steps.  behind: the device computes behind the host; None: as it
+    is.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class DistributedRank:
         metered: bool = False,
         kernels: Kernels = eager_kernels,
         there: There | None = None,
+        behind: bool | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -71,8 +77,9 @@ class DistributedRank:
         self.members = [placement.group(rank, axis) for axis in range(len(placement.axes))]
         self.inbox = self.links.inbox
         self.under_way: dict[tuple[int, int], _Flight | _Supply] = {}
-        readers = sum(actor.beside for actor in plan.stage_actors(self.body.stage))
-        self.readers = ThreadPoolExecutor(max(readers, 1), "reader")
+        self.behind = device.type == "cuda" if behind is None else behind
+        readers = sum(actor.beside for actor in plan.stage_actors(self.body.stage)) + self.behind
+        self.readers = ThreadPoolExecutor(max(readers, 1), "reader", self._enter)
         self.sent_bytes: dict[int, int] = {}
         self.routes: dict[int, list[_Leg]] = {}
         self.current: Actor | None = None
@@ -111,6 +118,16 @@ class DistributedRank:
         A run in pieces is the run in one: acts are counted from step 0.  Raises RunError, naming
         rank and actor, if an act fails; LostPeer if another rank seems to have failed.
         """
+        with self._ops_device():
+            return self._run(steps, on_step, first)
+
+    def _ops_device(self) -> AbstractContextManager[Any]:
+        """Tensors that ops create from nothing are made on the device."""
+        return nullcontext() if self.device.type == "cpu" else self.device
+
+    def _run(
+        self, steps: int, on_step: Callable[[int, Results, float], None] | None, first: int
+    ) -> list[Results]:
         scheduler = Scheduler(self.plan, self.body.stage, steps, first)
         told, before = first, time.perf_counter()
         of_a_step = sum(scheduler.per_step.values())
@@ -162,6 +179,9 @@ class DistributedRank:
             return
         if launched := scheduler.next_compute():
             actor = self.plan.actors[launched.actor]
+            if self.behind and isinstance(actor.work, ReportWork):
+                self._report(scheduler, actor, launched.act)
+                return
             self._compute(actor, launched.act)
             self._ended(scheduler, actor, launched.act)
         elif not scheduler.finished():
@@ -192,6 +212,19 @@ class DistributedRank:
         supply = _Supply(self.readers.submit(self.body.readers.supply, actor, act, inputs))
         self.under_way[actor.id, act] = supply
         supply.future.add_done_callback(lambda _: self._landed(actor.id, act))
+
+    def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
+        """Start an act of a report, and compute on."""
+        self.current = actor
+        reading = _Supply(self.readers.submit(self.body.report(actor, act)))
+        scheduler.aside(actor.id)
+        self.under_way[actor.id, act] = reading
+        reading.future.add_done_callback(lambda _: self._landed(actor.id, act))
+
+    def _enter(self) -> None:
+        """A thread begins, which knows no device of its own."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     # ------------------------------------------------------------------ communication
 
@@ -312,14 +345,14 @@ def _joined(legs: list[_Leg], received: list[Pending]) -> list[torch.Tensor]:
 
 
 class _Supply:
-    """An act of a reader, in its thread."""
+    """An act of a reader or of a report, in its thread."""
 
-    def __init__(self, future: Future[list[Any]]) -> None:
+    def __init__(self, future: Future[list[Any] | None]) -> None:
         self.future = future
 
     def finish(self) -> list[Any]:
         """What it made; raises what it failed with."""
-        return self.future.result()
+        return self.future.result() or []
 
 
 class _Flight:

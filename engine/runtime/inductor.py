@@ -89,7 +89,7 @@ def compiled(program: Program, specs: Sequence[Spec], device: str, threads: int)
 
 # Inductor takes torch's own op for it with constant weights alone; one that it does not know it
 # calls as it is.
-_OPS = torch.library.Library("flowrun", "DEF")
+_OPS = torch.library.Library("flowrun", "FRAGMENT")
 _OPS.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 

@@ -5,7 +5,7 @@ Runs acts; knows no protocol, no clock, no other rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.ports import Port, Ring, Source, ports, reads_of, sources, summed
 from flowrun.engine.runtime.readers import Batches, Readers, cut
 from flowrun.engine.runtime.side_by_side import Weight
+from flowrun.engine.runtime.told import Told
 from flowrun.engine.runtime.transport import Layout, Layouts, layout_of
 from flowrun.engine.sums import only_sent
 
@@ -156,12 +157,25 @@ class Rank:
                 self._region(actor, actor.work, act)
             case PrepareWork() | FeedWork():
                 self.store(actor, act, self.readers.supply(actor, act, self.inputs(actor, act)))
-            case ReportWork(results):
-                values = dict(zip(reads_of(actor), self.inputs(actor, act), strict=True))
-                self.results[act] = {name: values[tensor].tolist() for name, tensor in results}
+            case ReportWork():
+                self.report(actor, act)()
             case other:
                 raise AssertionError(other)
         self.acts[actor.id] = act + 1
+
+    def report(self, actor: Actor, act: int) -> Callable[[], None]:
+        """Begin to tell results of a step; what is returned waits until they are there, in any
+        thread.
+        """
+        assert isinstance(actor.work, ReportWork)
+        values = dict(zip(reads_of(actor), self.inputs(actor, act), strict=True))
+        names, tensors = zip(*actor.work.results, strict=True)
+        told = Told(values[tensor] for tensor in tensors)
+
+        def read() -> None:
+            self.results[act] = dict(zip(names, told.read(), strict=True))
+
+        return read
 
     def _region(self, actor: Actor, work: RegionWork, act: int) -> None:
         inputs: list[Any] = self.inputs(actor, act)

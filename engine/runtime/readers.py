@@ -14,6 +14,7 @@ import torch
 from flowrun.engine.graph import Feed
 from flowrun.engine.placement import Slices, local_slices
 from flowrun.engine.plan import Actor, FeedWork, Plan, PrepareWork
+from flowrun.engine.runtime.told import number, on_device
 
 # (step, micro-batch) -> batch of the whole micro-batch, logical; a rank cuts what it holds
 Batches = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
@@ -79,7 +80,7 @@ class Readers:
                 value = feed.values[min(step, len(feed.values) - 1)]
             case other:
                 raise AssertionError(other)
-        return torch.tensor(value, dtype=self._dtype(feed), device=self.device)
+        return number(value, self._dtype(feed), self.device)
 
     def _dtype(self, feed: Feed) -> torch.dtype:
         return self.plan.graph.tensors[feed.tensor].dtype
@@ -111,7 +112,7 @@ class Readers:
         for feed in feeds:
             (start, length), *rest = self._held(feed)
             value = cut(batch[feed.field], ((start - rows.start, length), *rest))
-            out[feed.tensor] = value.to(self.device, non_blocking=True)
+            out[feed.tensor] = on_device(value, self.device)
         return out
 
 

@@ -67,6 +67,11 @@ class RecordedRank(DistributedRank):
         super()._supply(actor, act)
         self.notes.append(Note(ISSUE, actor.id, act, begin, perf_counter_ns()))
 
+    def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
+        begin = perf_counter_ns()
+        super()._report(scheduler, actor, act)
+        self.notes.append(Note(ISSUE, actor.id, act, begin, perf_counter_ns()))
+
     def _landed(self, actor: int, act: int) -> None:
         now = perf_counter_ns()
         self.notes.append(Note(FLIGHT, actor, act, now, now))

@@ -35,7 +35,9 @@ class Sample:
 
     step_s: of every step.  losses: of every step, over all samples of it.  peak_bytes: of the
     process that took most, beside what it had before training began.  sent_bytes: of all ranks, a
-    step; None where nothing counts them.  work: units of a step, such as "tokens"; flowrun's alone.
+    step; None where nothing counts them.  work: units of a step, such as "tokens".
+    at_peak_s: what the model's products take at the peak of all ranks' devices, if that is known;
+    both of flowrun alone.
     problem: why there is none of it; empty if there is.
     """
 
@@ -45,6 +47,7 @@ class Sample:
     sent_bytes: float | None = None
     work: float | None = None
     unit: str = ""
+    at_peak_s: float | None = None
     problem: str = ""
 
 
@@ -83,6 +86,7 @@ def _trained(folder: Path) -> Sample:
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     report = json.loads((folder / "report.json").read_text())
     measured = report["measured"]
+    share = measured.get("utilisation")
     return Sample(
         tuple(step["step_s"] for step in steps),
         tuple(_mean(step["loss"]) for step in steps),
@@ -90,6 +94,7 @@ def _trained(folder: Path) -> Sample:
         measured["sent_bytes"],
         round(steps[-1]["tokens_per_s"] * steps[-1]["step_s"]),
         report["unit"],
+        None if share is None else share * measured["step_s"],
     )
 
 

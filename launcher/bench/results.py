@@ -34,7 +34,8 @@ class Line:
     efficiency (of flowrun): time of one rank over ranks x time, in the same way; at_least: its
     bound.
     peak_bytes: of the process that took most.  sent_bytes: of all ranks, a step; per_s: units of
-    work a second, by the median; both of flowrun alone.
+    work a second, by the median.  utilisation: of the peak of the ranks' devices, what the model's
+    products come to (engine/model_flops.py); of flowrun alone, all three.
     losses_apart: largest relative difference between the peer's and flowrun's.
     agree: whether that is within the suite's tolerance; None where there is nothing to compare.
     """
@@ -55,6 +56,7 @@ class Line:
     sent_bytes: float | None = None
     per_s: float | None = None
     unit: str = ""
+    utilisation: float | None = None
     losses_apart: float | None = None
     agree: bool | None = None
     problem: str = ""
@@ -118,6 +120,7 @@ def _times(suite: Suite, samples: Sequence[Sample]) -> dict[str, Any]:
         "sent_bytes": statistics.median(sent) if sent else None,
         "per_s": last.work / median_s if last.work is not None else None,
         "unit": last.unit,
+        "utilisation": None if last.at_peak_s is None else last.at_peak_s / median_s,
     }
 
 

@@ -55,7 +55,9 @@ def _title(ours: Line) -> Text:
     """Of a block, which begins with flowrun's line."""
     title = f"{ours.title}, {ours.mode}" if ours.mode != MODES[0] else ours.title
     speed = f"   {ours.per_s:,.0f} {ours.unit}/s" if ours.per_s is not None else ""
-    return Text.assemble((title, "bold"), (speed, "dim"))
+    share = ours.utilisation
+    of_peak = f", model FLOPs {share:.1%} of the peak" if share is not None else ""
+    return Text.assemble((title, "bold"), (speed + of_peak, "dim"))
 
 
 def _grid(names: int) -> Table:

@@ -26,6 +26,7 @@ from flowrun.launcher.bench.results import Line, Record, key_of, lines, settled
 from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.show import table
 from flowrun.launcher.bench.suite import Suite
+from flowrun.launcher.console import NO_PLOT
 from flowrun.launcher.quantities import seconds
 from flowrun.launcher.recipe import compose
 
@@ -56,7 +57,7 @@ def bench(
             files = f"{FILE}, {PLOT}" if plotted else FILE
             console.print(f"the same in {folder}: {files}", highlight=False, soft_wrap=True)
             if not plotted:
-                console.print("no plot: it needs matplotlib (pip install 'flowrun[plot]')")
+                console.print(NO_PLOT)
     return found
 
 

@@ -66,8 +66,12 @@ def test_logits_are_read_as_narrow_as_they_are() -> None:
 
 @pytest.mark.parametrize("masked", [slice(20, 24), slice(0, 4)], ids=["last", "first"])
 @pytest.mark.parametrize("weighed", [False, True])
-def test_loss_and_gradient_are_torchs(weighed: bool, masked: slice) -> None:
-    """Words that are masked, targets that are ignored, logits far from 0."""
+def test_loss_and_gradient_are_torchs(
+    weighed: bool, masked: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words that are masked, targets that are ignored, logits far from 0; on other devices than
+    the CPU each class is compared with the target.
+    """
     x = torch.randn(40, 24, generator=torch.Generator().manual_seed(1)).double() * 30 + 500
     x[:, masked] = -torch.inf
     x.requires_grad_()
@@ -80,6 +84,9 @@ def test_loss_and_gradient_are_torchs(weighed: bool, masked: slice) -> None:
     given = (x.detach(), lse, target, weight, 1, -100)
     loss, total = cross_entropy.loss_of_logits(*given)
     torch.testing.assert_close(loss, expected.detach())
+    made = cross_entropy.gradient_of_logits(torch.ones(()).double(), *given, total, None)
+    torch.testing.assert_close(made, x.grad)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     made = cross_entropy.gradient_of_logits(torch.ones(()).double(), *given, total, None)
     torch.testing.assert_close(made, x.grad)
 

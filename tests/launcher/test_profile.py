@@ -70,6 +70,25 @@ def test_gpus_are_planned_for_and_run_on_where_they_are(monkeypatch: pytest.Monk
         check_runs(recipe)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [("NVIDIA H200", "h200"), ("Tesla V100-SXM2-16GB", "v100_cluster"), ("", "dgx_a100")],
+)
+def test_ranks_on_gpus_are_planned_for_by_a_profile_of_theirs(
+    gpu: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrun.launcher.device._num_gpus", lambda: 8)
+    monkeypatch.setattr("flowrun.launcher.profile.gpu_name", lambda: gpu)
+    one = load(["recipe=gpt_dp", "placement.axes.data=2"])
+    assert rank_hardware(one).name == expected
+    assert not shares_memory(one)
+    (note,) = Job(one, values=False).notes
+    assert note.startswith(f"hardware={expected}: ranks run on ")
+    cpu = load(["recipe=gpt_dp", "placement.axes.data=2", "launch.device=cpu"])
+    assert rank_hardware(cpu).name == "cpu"
+    assert Job(cpu, values=False).notes == ()
+
+
 def test_memory_may_be_written_with_an_exponent() -> None:
     assert profile("cpu", "hardware.memory_bytes=16e9").tensor_bytes == 16 * 10**9
 

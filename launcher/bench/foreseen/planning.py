@@ -1,6 +1,7 @@
 """A recipe -> its plan and rehearsal, of any size: weights and samples have shapes and no bytes.
 
-Attention is written as products and a softmax, as it runs on a device without a fused kernel.
+Attention is written as products and a softmax: published figures are of software without a fused
+kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def planned(recipe: Recipe) -> Rehearsed:
         build.task_inputs(recipe, model, item),
         build.instantiate_loss(recipe),
         autocast=AUTOCAST[recipe.precision.dtype],
-        any_device=True,
+        writes_attention=True,
+        narrows_attention=True,
         seed=recipe.train.seed,
         keeps_logits=recipe.engine.keeps_logits,
     )

@@ -19,6 +19,7 @@ from flowrun.launcher.bench.foreseen.plot import draw
 from flowrun.launcher.bench.foreseen.published import Foreseen, Row, Table
 from flowrun.launcher.bench.foreseen.score import Line, Score, score
 from flowrun.launcher.bench.foreseen.show import result
+from flowrun.launcher.console import NO_PLOT
 from flowrun.launcher.recipe import load
 
 FILE, PLOT = "bench.json", "bench.svg"
@@ -53,7 +54,7 @@ def foresee(
     files = f"{FILE}, {PLOT}" if plotted else FILE
     console.print(f"the same in {folder}: {files}", highlight=False, soft_wrap=True)
     if not plotted:
-        console.print("no plot: it needs matplotlib (pip install 'flowrun[plot]')")
+        console.print(NO_PLOT)
     return tuple(lines)
 
 

@@ -95,7 +95,6 @@ def test_a_gradient_of_attention_is_torchs(keys: int, monkeypatch: pytest.Monkey
     out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
     given = (grad, query, key, value, out, logsumexp, 0.0, True)
     run = kernel_of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-    assert run is products.attention_backward
     expected = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(*given)
     for made, plain in zip(run(*given), expected, strict=True):
         assert (made.dtype, made.stride()) == (plain.dtype, plain.stride())

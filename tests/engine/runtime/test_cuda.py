@@ -1,0 +1,99 @@
+"""What only a GPU can show: a rank on CUDA trains as on the CPU, and no step waits for the device.
+
+Relied on of torch: set_sync_debug_mode("error") raises where an op waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flowrun.engine.runtime import attention
+from flowrun.engine.runtime.compiled import CompiledRegions
+from flowrun.engine.runtime.distributed import DistributedRank
+from flowrun.engine.runtime.instead import kernel_of
+from flowrun.engine.runtime.kernels import Kernels, eager_kernels
+from flowrun.engine.runtime.links import Links
+from support.layouts import Layout, compiled, initial
+from support.plain_loop import (
+    TINY_CONVNET,
+    TINY_GPT,
+    TINY_MLP,
+    Training,
+    loss_difference,
+    plain_loop,
+)
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+aten = torch.ops.aten
+NARROW = replace(TINY_GPT, autocast=torch.bfloat16)
+
+
+@contextmanager
+def a_rank(training: Training, compiler: str = "eager") -> Iterator[DistributedRank]:
+    plan, device = compiled(training, Layout()).plan, torch.device("cuda", 0)
+    kernels: Kernels = CompiledRegions(plan, "cuda", 1) if compiler == "inductor" else eager_kernels
+    with closing(Links(0, device)) as links:
+        values = initial(training)
+        yield DistributedRank(plan, 0, training.rows, values, device, links, kernels=kernels)
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize(
+    "training", [TINY_MLP, TINY_GPT, TINY_CONVNET], ids=["mlp", "gpt", "convnet"]
+)
+def test_a_rank_trains_as_a_plain_loop_on_the_cpu(training: Training, compiler: str) -> None:
+    with a_rank(training, compiler) as rank:
+        losses = [result["loss"] for result in rank.run(6)]
+    assert loss_difference(losses, plain_loop(training, steps=6)) < 1e-4
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_bf16_goes_the_same_way(compiler: str) -> None:
+    with a_rank(NARROW, compiler) as rank:
+        losses = [result["loss"] for result in rank.run(6)]
+    assert loss_difference(losses, plain_loop(TINY_GPT, steps=6)) < 2e-2
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_no_step_waits_for_the_device(compiler: str) -> None:
+    with a_rank(NARROW, compiler) as rank:
+        rank.run(2)  # kernels are loaded and handles made
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            rank.run(6, first=2)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("width", [64, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_attention_is_the_cpus(dtype: torch.dtype, width: int, masked: bool, causal: bool) -> None:
+    draws = torch.Generator().manual_seed(width)
+    query, key, value, grad = (
+        torch.randn(2, 65, 3, width, generator=draws).to(dtype).transpose(1, 2) for _ in range(4)
+    )
+    mask = torch.randn(65, 65, generator=draws).to(dtype) if masked else None
+    forward = kernel_of(aten._scaled_dot_product_flash_attention_for_cpu.default)
+    backward = kernel_of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+    found = []
+    for device in ("cpu", "cuda"):
+        q, k, v, g = (x.to(device) for x in (query, key, value, grad))
+        how = {"attn_mask": None if mask is None else mask.to(device)}
+        out, lse = forward(q, k, v, 0.0, causal, **how)
+        found.append((out, lse, *backward(g, q, k, v, out, lse, 0.0, causal, **how)))
+    wide = dtype == torch.float32
+    near = {"rtol": 1e-4, "atol": 1e-4} if wide else {"rtol": 2e-2, "atol": 4e-2}
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other.cpu(), one, **near)
+
+
+def test_flash_attention_is_what_narrow_heads_take() -> None:
+    assert attention._has_flash() == (torch.cuda.get_device_capability()[0] >= 8)
