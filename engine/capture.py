@@ -148,7 +148,7 @@ def _joint(
     folded: tuple[Fold, ...] = ()
     grad = contextlib.nullcontext() if train else torch.no_grad()
     try:
-        with contextlib.ExitStack() as stack, grad, warnings.catch_warnings():
+        with contextlib.ExitStack() as stack, grad, warnings.catch_warnings(), _without_gpus():
             if task.writes_attention:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if task.narrows_attention:
@@ -183,6 +183,16 @@ def _entering(
     nodes = (node for node in graph.nodes if node.op == "placeholder")
     pairs = zip(nodes, graph.process_inputs(*values), strict=True)
     return {node: named[id(value)] for node, value in pairs if id(value) in named}
+
+
+@contextlib.contextmanager
+def _without_gpus() -> Iterator[None]:
+    """Capture runs on the CPU.  Dynamo would open CUDA to keep the state of its random numbers."""
+    before, torch.cuda.is_available = torch.cuda.is_available, lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = before
 
 
 @contextlib.contextmanager

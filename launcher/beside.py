@@ -1,4 +1,6 @@
-"""beside: what a process forked from this one makes, while this one makes something else."""
+"""beside, apart: what a process forked from this one makes, while this one makes something else,
+or so that this one stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
+
+from flowrun.engine.errors import RunError
 
 Made = TypeVar("Made")
 
@@ -27,23 +31,52 @@ def beside(make: Callable[[], Made] | None) -> Iterator[Callable[[], Made | None
     if make is None or not _may_fork():
         yield lambda: None
         return
+    with _forked(make, daemon=True) as told:
+
+        def result() -> Made | None:
+            made, error = told()
+            return None if error else made
+
+        yield result
+
+
+def apart(make: Callable[[], Made]) -> Made:
+    """What `make` returns or raises in a fork of this process.
+
+    What it opens is gone with it: autograd's threads, and CUDA, which no process may have touched
+    whose forks are to use it.  Both are open in one that has captured, for autograd asks each kind
+    of device how many there are.  Raises RunError if the process ends without a word.
+    """
+    with _forked(make, daemon=False) as told:
+        made, error = told()
+    if error:
+        raise error
+    return made  # type: ignore[return-value]
+
+
+@contextmanager
+def _forked(
+    make: Callable[[], Made], daemon: bool
+) -> Iterator[Callable[[], tuple[Made | None, Exception | None]]]:
+    """Within, what waits for what was made there, or for why there is nothing."""
     reader, writer = multiprocessing.Pipe(duplex=False)
     fork = multiprocessing.get_context("fork")
-    process = fork.Process(target=_tell, args=(make, reader, writer), daemon=True)
+    process = fork.Process(target=_tell, args=(make, reader, writer), daemon=daemon)
     with uninterrupted(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # NumPy's
         process.start()  # Ctrl-C stays blocked there: it is for the process that waits
     writer.close()
 
-    def result() -> Made | None:
+    def told() -> tuple[Made | None, Exception | None]:
         try:
-            made: Made = reader.recv()
-            return made
-        except (EOFError, OSError):
-            return None
+            found: tuple[Made | None, Exception | None] = reader.recv()
+            return found
+        except Exception as error:  # or what an exception's own constructor does not take
+            how = f"it ended before it had an answer ({type(error).__name__})."
+            return None, RunError("the process that plans", how)
 
     try:
-        yield result
+        yield told
     finally:
         process.kill()  # it has nothing that it should leave in order
         process.join()
@@ -72,6 +105,9 @@ def _may_fork() -> bool:
 def _tell(make: Callable[[], Any], reader: Connection, writer: Connection) -> None:
     reader.close()
     try:
-        writer.send(make())
-    except Exception:
-        os._exit(1)
+        writer.send((make(), None))
+    except Exception as error:
+        try:
+            writer.send((None, error))
+        except Exception:  # it cannot be pickled
+            os._exit(1)

@@ -34,6 +34,12 @@ def device_type(recipe: Recipe, here: bool = True) -> str:
     return "cpu"
 
 
+def may_use_gpus(recipe: Recipe) -> bool:
+    """True if ranks of this recipe, or of another layout of it, use GPUs of this host."""
+    wanted = recipe.launch.device != "cpu" and recipe.launch.name != "virtual"
+    return wanted and _num_gpus() > 0
+
+
 def _num_gpus() -> int:
     # by NVML: a count through the CUDA runtime would make CUDA unusable in forked workers
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

@@ -25,7 +25,7 @@ from flowrun.engine.passes.mirror import BY_RANK
 from flowrun.engine.placement import Shape
 from flowrun.engine.runtime.rank import Results
 from flowrun.launcher import build, weights
-from flowrun.launcher.beside import beside
+from flowrun.launcher.beside import apart, beside
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type, gpu_name
 from flowrun.launcher.initial import Initial, named
@@ -125,9 +125,21 @@ class Job:
 
     @cached_property
     def compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
-        """The plans of training and evaluation.  Where both are new, evaluation is captured in
-        another process while this one captures training: 0.6 of 6 s to the first step of a GPT of
-        4 blocks.
+        """The plans of training and evaluation; where ranks are to be forked that use CUDA, made in
+        another process.
+        """
+        if self.device_type != "cuda":
+            return self._compiled()
+
+        def make() -> tuple[Rehearsed, Rehearsed | None, list[str]]:
+            return *self._compiled(), self.plans.notes
+
+        self.training, evaluation, self.plans.notes = apart(make)
+        return self.training, evaluation
+
+    def _compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
+        """Where both are new, evaluation is captured in another process while this one captures
+        training: 0.6 of 6 s to the first step of a GPT of 4 blocks.
         """
         if not self.sampler.held_out:
             return self.training, None

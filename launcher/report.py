@@ -110,8 +110,8 @@ class Report:
         }
         if job.is_profiled:
             hardware, dtype = job.strategy.hardware, job.recipe.precision.dtype
-            for found in (foreseen, measured):
-                found["utilisation"] = utilisation(plan, hardware, dtype, found["step_s"])
+            for found, seconds in ((foreseen, rehearsal.step_s), (measured, step_s)):
+                found["utilisation"] = utilisation(plan, hardware, dtype, seconds)
         return Report(
             job.recipe.name,
             plan.num_ranks,

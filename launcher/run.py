@@ -18,8 +18,10 @@ from flowrun.launcher import trace, weights
 from flowrun.launcher.auto.saved import save as write
 from flowrun.launcher.auto.show import summary, table
 from flowrun.launcher.auto.story import place
+from flowrun.launcher.beside import apart
 from flowrun.launcher.checkpoint import Checkpoint, alone, prepare
 from flowrun.launcher.compiling import check_runs, kernels_of
+from flowrun.launcher.device import may_use_gpus
 from flowrun.launcher.elastic import execute_local
 from flowrun.launcher.job import Job
 from flowrun.launcher.progress import Progress
@@ -81,7 +83,7 @@ def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, R
     """The recipe as it will run; with its plan, where flowrun has placed it."""
     if not recipe.auto.placement:
         return recipe, None
-    placed = place(recipe)
+    placed = apart(lambda: place(recipe)) if may_use_gpus(recipe) else place(recipe)
     if progress:
         progress.console.print(summary(placed.found), highlight=False, markup=False)
     return placed.recipe, placed.training

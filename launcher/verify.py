@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.engine.passes.sparse_ops import sparse_tables
 from flowrun.launcher import weights
+from flowrun.launcher.beside import apart
+from flowrun.launcher.device import may_use_gpus
 from flowrun.launcher.job import Job
 from flowrun.launcher.plain_loop import Trained, plain_loop
 from flowrun.launcher.recipe import load
@@ -36,6 +38,7 @@ FEW_STEPS = 5
 SINGLE = "single"
 
 Run = Callable[[Recipe, Path], Any]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class _Layouts:
         self.always = [f"train.steps={steps}", "eval.batches=0", "train.save=true"]
         self.single = dict(layouts(recipe))[SINGLE]
         job = Job(self._load([]))
-        self.why_single = _why_single(job)
+        self.why_single = self._apart(lambda: _why_single(job))
         self.before = {name: job.initial[name] for name, _ in job.model.named_parameters()}
         if self.why_single and recipe.view == MIRRORED:
             raise RecipeError(
@@ -125,6 +128,10 @@ class _Layouts:
                 "Verify it with view=consistent.",
             )
         self.reference = cache(self._reference)
+
+    def _apart(self, make: Callable[[], Made]) -> Made:
+        """What uses autograd, where ranks are to be forked that use CUDA."""
+        return apart(make) if may_use_gpus(self.recipe) else make()
 
     def compare(self) -> Comparison:
         """Run them all."""
@@ -158,7 +165,7 @@ class _Layouts:
         recipe = self._load(changes)
         if not self.why_single:
             skipped = self.reference(replicas).skipped if dtype else frozenset()
-            return plain_loop(recipe, replicas, skipped)
+            return self._apart(lambda: plain_loop(recipe, replicas, skipped))
         folder = self.scratch / f"reference_{dtype}"
         self.run(recipe, folder)
         return self._trained(folder)

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher import beside as module
-from flowrun.launcher.beside import beside
+from flowrun.launcher.beside import apart, beside
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 from support.command import workplace
@@ -80,3 +82,53 @@ def test_the_plan_of_an_evaluation_captured_there_is_the_same(
     monkeypatch.setattr(module, "_may_fork", lambda: False)
     assert Job(recipe).compiled == there
     assert len(here) == 1
+
+
+# ---- apart ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_what_is_made_apart_is_made_by_another_process() -> None:
+    assert apart(lambda: (os.getpid(), "x" * 1_000_000))[0] != os.getpid()
+
+
+@pytest.mark.processes
+def test_an_error_apart_is_an_error_here() -> None:
+    def fail() -> None:
+        raise RecipeError("model", "it has no layers.", "Add one.")
+
+    with pytest.raises(RecipeError, match="it has no layers") as raised:
+        apart(fail)
+    assert raised.value.instead == "Add one."
+
+
+@pytest.mark.processes
+def test_a_process_that_ends_without_a_word_is_an_error() -> None:
+    with pytest.raises(RunError, match="ended before it had an answer"):
+        apart(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+@pytest.mark.processes
+def test_who_forks_ranks_for_gpus_captures_nothing_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Capture runs autograd, which opens CUDA: no fork of that process could use it."""
+    monkeypatch.syspath_prepend(workplace(tmp_path))
+    recipe = load(["recipe=small", "engine.cache=false"])
+    expected = Job(recipe).compiled
+    monkeypatch.setattr("flowrun.launcher.device._num_gpus", lambda: recipe.num_ranks)
+    job, here = Job(recipe), os.getpid()
+    assert job.device_type == "cuda"
+    capture = torch._functorch.aot_autograd.aot_export_joint_with_descriptors
+
+    def elsewhere(*arguments: object, **named: object) -> object:
+        assert os.getpid() != here
+        return capture(*arguments, **named)
+
+    monkeypatch.setattr(
+        "torch._functorch.aot_autograd.aot_export_joint_with_descriptors", elsewhere
+    )
+    training, evaluation = job.compiled
+    assert job.training is training
+    assert [a.name for a in training.plan.actors] == [a.name for a in expected[0].plan.actors]
+    assert evaluation is not None
