@@ -20,6 +20,8 @@ from flowrun.engine.sbp import B, P, S, Sbp
 Tensor = torch.Tensor
 Changed = Tensor | tuple[Tensor, ...]
 
+FEW_ELEMENTS = 1 << 16  # to call the kernel takes as long as what it does to fewer
+
 
 # ---- functions -----------------------------------------------------------------------------------
 
@@ -80,16 +82,42 @@ def adamw(
     gradient first.  skip: where it is true, nothing changes.  One pass over memory, on a CPU 4 to 6
     times as fast as elementwise ops.
     """
+    adamw_of_many(
+        ((param, grad, exp_avg, exp_avg_sq),),
+        lr=lr,
+        step=step,
+        beta1=beta1,
+        beta2=beta2,
+        eps=eps,
+        weight_decay=weight_decay,
+        coefficient=coefficient,
+        skip=skip,
+    )
+    return param, exp_avg, exp_avg_sq
 
-    def fused(changed: Sequence[Tensor], gradient: Tensor) -> None:
-        new_param, average, square = changed
+
+def adamw_of_many(
+    each: Sequence[Sequence[Tensor]],
+    *,
+    lr: Tensor | float,
+    step: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    coefficient: Tensor | None = None,
+    skip: Tensor | None = None,
+) -> None:
+    """adamw of many weights, each with what stands before the numbers there."""
+
+    def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
         torch._fused_adamw_(  # type: ignore[call-overload]
-            [new_param],
-            [gradient],
-            [average],
-            [square],
+            changed[0],
+            gradients,
+            changed[1],
+            changed[2],
             [],
-            [step],
+            [step] * len(gradients),
             lr=lr,
             beta1=beta1,
             beta2=beta2,
@@ -100,7 +128,7 @@ def adamw(
             found_inf=None if skip is None else skip.float(),
         )
 
-    return _in_place(fused, (param, exp_avg, exp_avg_sq), _scaled(grad, coefficient, param))
+    _in_place(fused, each, coefficient)
 
 
 def sgd(
@@ -118,12 +146,35 @@ def sgd(
 
     momentum_buffer: one, that starts at zero, or none where momentum is 0.  Dampening is 0.
     """
+    sgd_of_many(
+        ((param, grad, *momentum_buffer),),
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        nesterov=nesterov,
+        coefficient=coefficient,
+        skip=skip,
+    )
+    return one_or_all((param, *momentum_buffer))
 
-    def fused(changed: Sequence[Tensor], gradient: Tensor) -> None:
+
+def sgd_of_many(
+    each: Sequence[Sequence[Tensor]],
+    *,
+    lr: Tensor | float,
+    momentum: float,
+    weight_decay: float,
+    nesterov: bool,
+    coefficient: Tensor | None = None,
+    skip: Tensor | None = None,
+) -> None:
+    """sgd of many weights, each with what stands before the numbers there."""
+
+    def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
         torch._fused_sgd_(
-            [changed[0]],
-            [gradient],
-            list(changed[1:]),
+            changed[0],
+            gradients,
+            changed[1] if len(changed) > 1 else [],
             lr=lr,
             momentum=momentum,
             weight_decay=weight_decay,
@@ -134,7 +185,7 @@ def sgd(
             found_inf=None if skip is None else skip.float(),
         )
 
-    return _in_place(fused, (param, *momentum_buffer), _scaled(grad, coefficient, param))
+    _in_place(fused, each, coefficient)
 
 
 def assign(
@@ -164,19 +215,33 @@ def ema(average: Tensor, param: Tensor, *, decay: float, skip: Tensor | None = N
 
 
 def _in_place(
-    fused: Callable[[Sequence[Tensor], Tensor], None], changed: tuple[Tensor, ...], grad: Tensor
-) -> Changed:
-    """Fused kernels take memory as it lies: what is strided is updated in a copy."""
-    shapes = {x.shape for x in (*changed, grad)}
-    assert len(shapes) == 1, (
-        f"weight, states and gradient differ in shape, and the kernel does not look: {shapes}"
-    )
-    dense = [x.contiguous() for x in changed]
-    fused(dense, grad.contiguous())
-    for x, new in zip(changed, dense, strict=True):
-        if not x.is_contiguous():
-            x.copy_(new)
-    return one_or_all(changed)
+    fused: Callable[[Sequence[list[Tensor]], list[Tensor]], None],
+    each: Sequence[Sequence[Tensor]],
+    coefficient: Tensor | None,
+) -> None:
+    """Fused kernels take memory as it lies: what is strided is updated in a copy, one at a time.
+
+    fused: of weights and each of their states, and of gradients.
+    """
+    few: list[tuple[tuple[Tensor, ...], Tensor]] = []
+    many: list[tuple[tuple[Tensor, ...], Tensor]] = []
+    for param, grad, *states in each:
+        shapes = {x.shape for x in (param, grad, *states)}
+        assert len(shapes) == 1, (
+            f"weight, states and gradient differ in shape, and the kernel does not look: {shapes}"
+        )
+        changed = (param, *states)
+        small = param.numel() < FEW_ELEMENTS and all(x.is_contiguous() for x in changed)
+        (few if small else many).append((changed, grad))
+    if few:
+        changes = zip(*(changed for changed, _ in few), strict=True)
+        fused([*map(list, changes)], [_scaled(grad, coefficient, c[0]) for c, grad in few])
+    for changed, grad in many:
+        dense = [x.contiguous() for x in changed]
+        fused([[x] for x in dense], [_scaled(grad, coefficient, changed[0])])
+        for x, new in zip(changed, dense, strict=True):
+            if not x.is_contiguous():
+                x.copy_(new)
 
 
 def one_or_all(changed: Sequence[Tensor]) -> Changed:
@@ -185,12 +250,15 @@ def one_or_all(changed: Sequence[Tensor]) -> Changed:
 
 
 def _scaled(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:
-    return (grad if coefficient is None else grad * coefficient).to(param.dtype)
+    return (grad if coefficient is None else grad * coefficient).to(param.dtype).contiguous()
 
 
 def _is_one_of(value: Tensor, others: Sequence[Tensor]) -> bool:
     return any(value is other for other in others)
 
+
+# What does for many weights what the first does for one.
+OF_MANY: Mapping[Callable[..., Any], Callable[..., None]] = {adamw: adamw_of_many, sgd: sgd_of_many}
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "flow.snapshot": snapshot,

@@ -126,3 +126,18 @@ def test_an_average_follows_its_weight() -> None:
     average = torch.tensor([0.0, 4.0])
     made = update.ema(average, torch.tensor([1.0, 0.0]), decay=0.75)
     assert made is average and torch.equal(average, torch.tensor([0.25, 3.0]))
+
+
+@pytest.mark.parametrize("shape", [(7,), (300, 300)], ids=str)
+def test_many_updated_at_once_are_what_each_alone_is(shape: tuple[int, ...]) -> None:
+    draws = torch.Generator().manual_seed(1)
+    each = [
+        tuple(torch.rand(*shape, generator=draws) for _ in range(4)) for _ in range(3)
+    ]  # weight, gradient, two states
+    numbers = {"step": torch.tensor(2.0), "coefficient": torch.tensor(0.5), **ADAMW}
+    alone = [tuple(x.clone() for x in given) for given in each]
+    update.adamw_of_many(each, **numbers)
+    for given in alone:
+        update.adamw(*given, **numbers)
+    for one, other in zip(each, alone, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from flowrun.engine.graph import Ref
+from flowrun.engine.ops import update
+from flowrun.engine.ops.signature import Call
 from flowrun.engine.runtime.compiled import CompiledRegions
-from flowrun.engine.runtime.program import described
+from flowrun.engine.runtime.kernels import updates_at_once
+from flowrun.engine.runtime.program import Line, described
 from flowrun.engine.sbp import B, S
 from support.layouts import Layout, compiled
 from support.plain_loop import gpt
@@ -75,3 +79,25 @@ def test_a_program_is_another_on_another_device_or_with_more_threads() -> None:
 )
 def test_text_tells_what_a_call_does(one: Any, other: Any, equal: bool) -> None:
     assert (described(one) == described(other)) is equal
+
+
+def test_updates_that_follow_one_another_by_the_same_numbers_are_one_line() -> None:
+    """What is between them, and other numbers, keep them apart."""
+
+    def line(function: Any, weight: int, lr: float) -> Line:
+        return Line(Call(function, (Ref(str(weight)),), (("lr", lr),)), (None,), True, (weight,))
+
+    lines = [
+        line(update.adamw, 0, 0.1),
+        line(update.adamw, 1, 0.1),
+        line(update.adamw, 2, 0.2),
+        line(update.sumsq, 2, 0.2),
+        line(update.sumsq, 2, 0.2),
+        line(update.adamw, 3, 0.2),
+        line(update.adamw, 4, 0.2),
+    ]
+    first, *between, last = updates_at_once(lines)
+    assert between == lines[2:5]
+    assert first.call == Call(update.adamw_of_many, (((Ref("0"),), (Ref("1"),)),), (("lr", 0.1),))
+    assert (first.made, first.changes, first.reads) == ((), (0, 1), (0, 1))
+    assert last.changes == (3, 4)
