@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from flowrun.engine.plan import Actor, BoxWork, Plan
@@ -129,6 +130,31 @@ class _Before(NamedTuple):
 def step_of(plan: Plan, actor: int, act: int) -> int:
     """The step of an act."""
     return act // plan.acts_per_step(plan.actors[actor])
+
+
+def by_device(notes: Iterable[Note], times: Mapping[Act, tuple[int, int]]) -> list[Note]:
+    """What a host noted, as its device saw it, which computes behind it.
+
+    times: when each act of compute began and ended there.  What the host did took none of the
+    device's time; where the device had nothing to compute, the rank slept.
+    """
+    out: list[Note] = []
+    computed: list[Note] = []
+    for note in notes:
+        if note.what == COMPUTE:
+            begin, end = times[note.actor, note.act]
+            computed.append(note._replace(begin=begin, end=end))
+        elif note.what == ISSUE:
+            out.append(note._replace(end=note.begin))
+        elif note.what == TAKE:
+            out.append(note._replace(begin=note.end))
+        elif note.what != SLEEP:
+            out.append(note)
+    computed.sort(key=lambda note: note.begin)
+    for one, other in pairwise(computed):
+        if other.begin > one.end:
+            out.append(Note(SLEEP, other.actor, other.act, one.end, other.begin))
+    return [*out, *computed]
 
 
 def of_last_steps(plan: Plan, notes: Collection[Note], steps: int) -> list[Note]:

@@ -6,9 +6,8 @@ length going forward, nor the head's width: the softmax is over the one and the 
 over the other, inside the kernel.  Going backward the softmax is known (logsumexp), so the keys'
 length can be split too.  With dropout no row but all-B: a mask is drawn inside.
 
-The rows of `_for_cpu` are proved by the harness; those of the CUDA kernels (flash, efficient,
-cuDNN) are the same mathematics under other names, unproved on a machine without CUDA.  They have no
-rows along the length, for some pad logsumexp, and none where a mask wants a gradient.
+Capture runs on the CPU, so that its op stands for attention on every device; CUDA's kernels for it
+(runtime/attention.py) leave logsumexp as it does.
 """
 
 from __future__ import annotations
@@ -19,16 +18,13 @@ from flowrun.engine.ops.signature import OpView, Rule, Signature, bind, places, 
 from flowrun.engine.placement import Shape
 from flowrun.engine.sbp import B, P, S, Sbp
 
-_QUERY = ("query", "out", "grad_out", "grad_out_", "logsumexp")
+_QUERY = ("query", "out", "grad_out", "logsumexp")
 _KEYS = ("key", "value")
 
 
 def forward(view: OpView) -> tuple[Signature, ...]:
-    """(output, logsumexp, …): the first two follow the query, random state and the like stay B.
-
-    Linear in the value.
-    """
-    partial = (row(view.op, {"value": P}, *_padded(view, P, B)),)
+    """(output, logsumexp) follow the query.  Linear in the value."""
+    partial = (row(view.op, {"value": P}, P, B),)
     queries = _split(view, 2, _QUERY, S(2), S(2))
     return _rows(view, 2, (queries,), partial)
 
@@ -38,10 +34,9 @@ def backward(view: OpView) -> tuple[Signature, ...]:
 
     Linear in the output's gradient, and in value and output together.
     """
-    grad = next(name for name in places(view.op) if name.startswith("grad_out"))
     partial = (
-        row(view.op, {grad: P}, *_padded(view, P, P, P)),
-        row(view.op, {"value": P, "out": P}, *_padded(view, P, P, B)),
+        row(view.op, {"grad_out": P}, P, P, P),
+        row(view.op, {"value": P, "out": P}, P, P, B),
     )
     queries, keys = _split(view, 2, _QUERY, S(2), P, P), _split(view, 2, _KEYS, P, S(2), S(2))
     return _rows(view, 3, (queries, keys), partial)
@@ -50,13 +45,11 @@ def backward(view: OpView) -> tuple[Signature, ...]:
 def _rows(
     view: OpView, made: int, lengthwise: tuple[Signature, ...], partial: tuple[Signature, ...]
 ) -> tuple[Signature, ...]:
-    op, given = view.op, bind(view.op)
-    mask_gradient = "efficient" in op.target and made == 3 and view.out_shapes[3] is not None
-    if given["dropout_p"] != 0 or mask_gradient:
+    given = bind(view.op)
+    if given["dropout_p"] != 0:
         return ()
     each = [_split(view, d, (*_QUERY, *_KEYS), *(S(d),) * made) for d in (0, 1)]
-    by_length = not given["is_causal"] and "_for_cpu" in op.target
-    return (*each, *(lengthwise if by_length else ()), *partial)
+    return (*each, *(() if given["is_causal"] else lengthwise), *partial)
 
 
 def _split(view: OpView, dim: int, names: tuple[str, ...], *outputs: Sbp) -> Signature:
@@ -64,9 +57,9 @@ def _split(view: OpView, dim: int, names: tuple[str, ...], *outputs: Sbp) -> Sig
     sbps: dict[str, Sbp] = dict.fromkeys(names, S(dim))
     of_scores = 3 if names == _KEYS else dim
     for name, shape in zip(places(view.op), view.in_shapes, strict=True):
-        if name in ("attn_mask", "attn_bias"):
+        if name == "attn_mask":
             sbps[name] = _of_mask(shape, of_scores)
-    return row(view.op, sbps, *_padded(view, *outputs))
+    return row(view.op, sbps, *outputs)
 
 
 def _of_mask(shape: Shape, dim: int) -> Sbp:
@@ -74,14 +67,7 @@ def _of_mask(shape: Shape, dim: int) -> Sbp:
     return S(at) if at >= 0 and shape[at] > 1 else B
 
 
-def _padded(view: OpView, *outputs: Sbp) -> tuple[Sbp, ...]:
-    """Outputs beyond those named (random state, sizes) are B."""
-    return (*outputs, *(B,) * (len(view.op.outputs) - len(outputs)))
-
-
-_KERNELS = ["flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"]
-
 RULES: Mapping[str, Rule] = {
-    **{f"aten._scaled_dot_product_{kernel}.default": forward for kernel in _KERNELS},
-    **{f"aten._scaled_dot_product_{kernel}_backward.default": backward for kernel in _KERNELS},
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": forward,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": backward,
 }

@@ -59,9 +59,6 @@ TARGETS: Mapping[Trait, tuple[str, ...]] = {
         "aten.convolution.default",
         "transformers.grouped_mm_fallback.default",
         "aten._scaled_dot_product_flash_attention_for_cpu.default",
-        "aten._scaled_dot_product_flash_attention.default",
-        "aten._scaled_dot_product_efficient_attention.default",
-        "aten._scaled_dot_product_cudnn_attention.default",
     ),
     Trait.CONSTANT: ("flow.constant",),
 }

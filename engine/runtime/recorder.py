@@ -7,9 +7,11 @@ Why an act waited is not noted: the plan tells it afterwards (engine/trace.py).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import perf_counter_ns
 from typing import Any
+
+import torch
 
 from flowrun.engine.plan import Actor, Plan
 from flowrun.engine.protocol import Launch
@@ -17,7 +19,18 @@ from flowrun.engine.runtime.distributed import DistributedRank
 from flowrun.engine.runtime.rank import Results
 from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.engine.scheduler import COMMUNICATION, Scheduler
-from flowrun.engine.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, Note, of_last_steps
+from flowrun.engine.trace import (
+    COMPUTE,
+    FLIGHT,
+    ISSUE,
+    RUN,
+    SLEEP,
+    TAKE,
+    Act,
+    Note,
+    by_device,
+    of_last_steps,
+)
 
 
 def room_for(plan: Plan, stage: int, steps: int) -> deque[Note]:
@@ -35,6 +48,7 @@ class RecordedRank(DistributedRank):
         super().__init__(plan, rank, *arguments, **options)
         self.trace = trace
         self.notes = room_for(plan, self.body.stage, trace)
+        self.marks: deque[tuple[Act, tuple[Any, Any]]] = deque(maxlen=self.notes.maxlen)
 
     def run(
         self,
@@ -49,12 +63,39 @@ class RecordedRank(DistributedRank):
         return results
 
     def recorded(self) -> list[Note]:
-        """The notes of the last steps."""
-        return of_last_steps(self.plan, self.notes, self.trace)
+        """The notes of the last steps; on CUDA by the device's clock."""
+        notes = of_last_steps(self.plan, self.notes, self.trace)
+        if self.device.type != "cuda":
+            return notes
+        acts = {(note.actor, note.act) for note in notes if note.what == COMPUTE}
+        return by_device(notes, self._device_times(acts))
+
+    def _device_times(self, acts: Collection[Act]) -> dict[Act, tuple[int, int]]:
+        """In ns of the host's clock, to what an event is late: some 10 us."""
+        last = self._mark()
+        last.synchronize()
+        now = perf_counter_ns()
+
+        def at(mark: Any) -> int:
+            ago_ms: float = mark.elapsed_time(last)
+            return now - round(ago_ms * 1e6)
+
+        marked = ((act, marks) for act, marks in self.marks if act in acts)
+        return {act: (at(begin), at(end)) for act, (begin, end) in marked}
+
+    @staticmethod
+    def _mark() -> Any:
+        """A point of the stream that computes."""
+        mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        mark.record()
+        return mark
 
     def _compute(self, actor: Actor, act: int) -> None:
-        begin = perf_counter_ns()
+        on_cuda, begin = self.device.type == "cuda", perf_counter_ns()
+        first = self._mark() if on_cuda else None
         super()._compute(actor, act)
+        if on_cuda:
+            self.marks.append(((actor.id, act), (first, self._mark())))
         self.notes.append(Note(COMPUTE, actor.id, act, begin, perf_counter_ns()))
 
     def _issue(self, actor: Actor, act: int) -> None:

@@ -10,7 +10,21 @@ import pytest
 
 from flowrun.engine.plan import BOX, RECEIVE, SEND
 from flowrun.engine.runtime.recorder import RecordedCluster
-from flowrun.engine.trace import COMPUTE, TURN, Needs, Note, of_last_steps, slices_of, step_of
+from flowrun.engine.trace import (
+    COMPUTE,
+    FLIGHT,
+    ISSUE,
+    RUN,
+    SLEEP,
+    TAKE,
+    TURN,
+    Needs,
+    Note,
+    by_device,
+    of_last_steps,
+    slices_of,
+    step_of,
+)
 from support.layouts import Layout, compiled, initial
 from support.plain_loop import mlp
 
@@ -82,3 +96,26 @@ def test_a_trace_of_more_steps_than_there_are_is_of_all() -> None:
     plan = compiled(TRAINING, Layout()).plan
     notes = [Note(COMPUTE, plan.actors[-1].id, 0, 5, 6)]
     assert of_last_steps(plan, notes, 100) == notes
+
+
+def test_what_a_device_does_behind_its_host_is_told_by_its_own_clock() -> None:
+    """The host is done with both acts before the device begins with the first."""
+    notes = [
+        Note(RUN, 0, 0, 0, 100),
+        Note(ISSUE, 7, 0, 1, 3),
+        Note(COMPUTE, 1, 0, 4, 6),
+        Note(COMPUTE, 2, 0, 6, 8),
+        Note(SLEEP, 7, 0, 8, 30),
+        Note(FLIGHT, 7, 0, 30, 30),
+        Note(TAKE, 7, 0, 31, 34),
+    ]
+    times = {(2, 0): (50, 90), (1, 0): (10, 40)}
+    assert by_device(notes, times) == [
+        Note(RUN, 0, 0, 0, 100),
+        Note(ISSUE, 7, 0, 1, 1),
+        Note(FLIGHT, 7, 0, 30, 30),
+        Note(TAKE, 7, 0, 34, 34),
+        Note(SLEEP, 2, 0, 40, 50),
+        Note(COMPUTE, 1, 0, 10, 40),
+        Note(COMPUTE, 2, 0, 50, 90),
+    ]

@@ -29,14 +29,7 @@ BY_SAMPLE = pytest.mark.parametrize("given", SAMPLES, ids=[s.label for s in SAMP
 BY_PARTS = pytest.mark.parametrize("parts", [2, 3])
 
 # Kernels of CUDA: the same mathematics as the CPU's, but not proved on a machine without it.
-UNPROVED = {
-    "aten._fused_rms_norm_backward.default",
-    *(
-        f"aten._scaled_dot_product_{kernel}_attention{backward}.default"
-        for kernel in ("flash", "efficient", "cudnn")
-        for backward in ("", "_backward")
-    ),
-}
+UNPROVED = {"aten._fused_rms_norm_backward.default"}
 
 
 @pytest.fixture(autouse=True)

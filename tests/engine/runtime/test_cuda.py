@@ -5,9 +5,11 @@ Relied on of torch: set_sync_debug_mode("error") raises where an op waits for th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from flowrun.engine.runtime.distributed import DistributedRank
 from flowrun.engine.runtime.instead import kernel_of
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.links import Links
+from flowrun.engine.runtime.recorder import RecordedRank
+from flowrun.engine.trace import COMPUTE
 from support.layouts import Layout, compiled, initial
 from support.plain_loop import (
     TINY_CONVNET,
@@ -69,6 +73,19 @@ def test_no_step_waits_for_the_device(compiler: str) -> None:
             rank.run(6, first=2)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_trace_tells_the_time_of_the_device() -> None:
+    plan, device = compiled(NARROW, Layout()).plan, torch.device("cuda", 0)
+    with closing(Links(0, device)) as links:
+        rank = RecordedRank(plan, 0, NARROW.rows, initial(NARROW), device, links, trace=2)
+        begin = time.perf_counter_ns()
+        rank.run(4)
+        notes = rank.recorded()
+        end = time.perf_counter_ns()
+    computed = sorted((n.begin, n.end) for n in notes if n.what == COMPUTE)
+    assert computed and begin < computed[0][0] and computed[-1][1] < end
+    assert all(one[1] <= other[0] + 1000 for one, other in pairwise(computed))
 
 
 @pytest.mark.parametrize("causal", [False, True])
