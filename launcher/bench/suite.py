@@ -40,6 +40,7 @@ class Peer:
     recompute: patterns of modules that are checkpointed.  workers: processes a rank that read
     ahead.  sparse: tables of look-ups have sparse gradients.  data: with tensor, ranks that
     divide the batch; fsdp2 shards over these.
+    whole: the loss is compiled with the model, where compiled; else the model alone is.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Peer:
     workers: int = 0
     sparse: bool = False
     data: int = 1
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from flowrun.launcher.bench.peers.optimizer import optimizer
-from flowrun.launcher.bench.peers.setting import Setting, Step, chosen
+from flowrun.launcher.bench.peers.setting import Batch, Setting, Step, chosen
 
 
 def prepared(setting: Setting) -> nn.Module:
@@ -22,7 +22,7 @@ def prepared(setting: Setting) -> nn.Module:
             module.sparse = True
     for module in chosen(model, setting.peer.recompute).values():
         _checkpointed(module)
-    if setting.compiled:
+    if setting.compiled and not setting.peer.whole:
         model.compile()
     return model
 
@@ -45,14 +45,20 @@ def loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = No
     update = update or optimizer(setting.job.recipe.optim, model.parameters(), setting.peer.sparse)
     batches, count = setting.batches(setting.world, setting.rank), setting.micro_batches
 
+    def measured(batch: Batch) -> Tensor:
+        with setting.autocast():
+            return setting.loss(setting.output(model, batch), batch) / count
+
+    if setting.compiled and setting.peer.whole:
+        measured = torch.compile(measured)
+
     def step() -> float:
         update.zero_grad(set_to_none=True)
         losses = []
         for k in range(count):
             batch = next(batches)
             with _sums(model, k == count - 1):
-                with setting.autocast():
-                    loss = setting.loss(setting.output(model, batch), batch) / count
+                loss = measured(batch)
                 loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         update.step()
