@@ -155,6 +155,7 @@ def _joint(
                 stack.enter_context(_narrow_attention())
             warnings.simplefilter("ignore")
             stack.enter_context(torch._dynamo.config.patch(ignore_logger_methods=_loggers()))
+            stack.enter_context(_unrecorded())
             torch._dynamo.reset()
             traced: Any = dynamo_graph_capture_for_export(program)(*values)
             if folds:
@@ -183,6 +184,19 @@ def _entering(
     nodes = (node for node in graph.nodes if node.op == "placeholder")
     pairs = zip(nodes, graph.process_inputs(*values), strict=True)
     return {node: named[id(value)] for node, value in pairs if id(value) in named}
+
+
+@contextlib.contextmanager
+def _unrecorded() -> Iterator[None]:
+    """Torch 2.11 and 2.12 would write down how Dynamo was set, and complain of the loggers there,
+    which they cannot sort.
+    """
+    log = logging.getLogger("torch._dynamo.metrics_context")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextlib.contextmanager

@@ -231,11 +231,13 @@ def _in_place(
             f"weight, states and gradient differ in shape, and the kernel does not look: {shapes}"
         )
         changed = (param, *states)
-        small = param.numel() < FEW_ELEMENTS and all(x.is_contiguous() for x in changed)
-        (few if small else many).append((changed, grad))
+        as_it_lies = coefficient is None and grad.dtype == param.dtype
+        as_it_lies = as_it_lies and all(x.is_contiguous() for x in (*changed, grad))
+        small = param.numel() < FEW_ELEMENTS
+        (few if small and as_it_lies else many).append((changed, grad))
     if few:
         changes = zip(*(changed for changed, _ in few), strict=True)
-        fused([*map(list, changes)], [_scaled(grad, coefficient, c[0]) for c, grad in few])
+        fused([*map(list, changes)], [grad for _, grad in few])
     for changed, grad in many:
         dense = [x.contiguous() for x in changed]
         fused([[x] for x in dense], [_scaled(grad, coefficient, changed[0])])

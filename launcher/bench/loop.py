@@ -42,6 +42,7 @@ class _Nothing:
     """In place of every tensor."""
 
     shape = ()
+    is_cuda = False
 
     def add_(self, other: object) -> None:
         """A sum over micro-batches."""

@@ -536,3 +536,9 @@ def test_no_op_is_there_twice_or_for_nobody() -> None:
     assert len(set(keys)) == len(keys)
     used = {name for op in gpt.ops for name in op.inputs} | {name for _, name in gpt.results}
     assert not [op.name for op in gpt.ops if not used.intersection(op.makes)]
+
+
+def test_capture_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """Torch 2.11 complains of loggers that are to be ignored."""
+    capture(task(TINY_GPT), example(TINY_GPT))
+    assert capfd.readouterr() == ("", "")

@@ -56,11 +56,10 @@ class Elsewhere(TorchDispatchMode):
 
 @pytest.fixture
 def fused_updates() -> Iterator[None]:
-    """torch has none that know shapes alone."""
+    """torch has none of a learning rate in a tensor that know shapes alone."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         for name in ("_fused_adamw_", "_fused_sgd_"):
-            for overload in ("", ".tensor_lr"):
-                library.impl(name + overload, lambda *args, **kwargs: None, "Meta")
+            library.impl(f"{name}.tensor_lr", lambda *args, **kwargs: None, "Meta")
         yield
 
 
