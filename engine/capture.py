@@ -148,7 +148,7 @@ def _joint(
     folded: tuple[Fold, ...] = ()
     grad = contextlib.nullcontext() if train else torch.no_grad()
     try:
-        with contextlib.ExitStack() as stack, grad, warnings.catch_warnings(), _without_gpus():
+        with _without_gpus(), contextlib.ExitStack() as stack, grad, warnings.catch_warnings():
             if task.writes_attention:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if task.narrows_attention:

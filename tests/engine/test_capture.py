@@ -542,3 +542,16 @@ def test_capture_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """Torch 2.11 complains of loggers that are to be ignored."""
     capture(task(TINY_GPT), example(TINY_GPT))
     assert capfd.readouterr() == ("", "")
+
+
+def test_capture_opens_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo keeps the state of CUDA's random numbers, where there is CUDA, from first to last."""
+
+    def opened(*_: Any) -> None:
+        raise AssertionError("CUDA is opened")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", opened)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", opened)
+    assert capture(task(TINY_GPT), example(TINY_GPT)).ops
+    assert torch.cuda.is_available()
