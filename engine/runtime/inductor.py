@@ -77,8 +77,9 @@ def compiled(program: Program, specs: Sequence[Spec], device: str, threads: int)
     flat = functionalize(lambda *values: run(list(values)), remove="mutations")
     table = {**select_decomp_table(), **_products()}
     trace = make_fx(flat, decomposition_table=table, tracing_mode="fake")
-    with torch.no_grad(), torch.device(device), config.patch(settings), _no_monitor():
-        module = trace(*examples)
+    with torch.no_grad(), config.patch(settings), _no_monitor():
+        with torch.device(device):  # not around the rest: Inductor makes tensors for itself
+            module = trace(*examples)
         with V.set_fake_mode(mode), tracing(TracingContext(mode)):  # the cache on disk asks for it
             module = joint_graph_passes(module)
             code: Any = compile_fx_inner(module, examples, is_inference=True)
