@@ -103,7 +103,12 @@ def _may_fork() -> bool:
 
 
 def _tell(make: Callable[[], Any], reader: Connection, writer: Connection) -> None:
+    import torch  # which who asks has imported
+
     reader.close()
+    # A fork's pool of threads is renewed at the next call that sets their number, and two threads
+    # that do so at once (autograd's, of which a build with CUDA has one more) find none.
+    torch.set_num_threads(torch.get_num_threads())
     try:
         writer.send((make(), None))
     except Exception as error:

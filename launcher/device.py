@@ -37,7 +37,14 @@ def device_type(recipe: Recipe, here: bool = True) -> str:
 def may_use_gpus(recipe: Recipe) -> bool:
     """True if ranks of this recipe, or of another layout of it, use GPUs of this host."""
     wanted = recipe.launch.device != "cpu" and recipe.launch.name != "virtual"
-    return wanted and _num_gpus() > 0
+    return wanted and has_gpus()
+
+
+def has_gpus() -> bool:
+    """Of this host: then no process that forks ranks may capture, for the next recipe of a sweep
+    may use them.
+    """
+    return _num_gpus() > 0
 
 
 def _num_gpus() -> int:

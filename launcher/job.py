@@ -27,7 +27,7 @@ from flowrun.engine.runtime.rank import Results
 from flowrun.launcher import build, weights
 from flowrun.launcher.beside import apart, beside
 from flowrun.launcher.checkpoint import About, Checkpoint
-from flowrun.launcher.device import device_type, gpu_name
+from flowrun.launcher.device import device_type, gpu_name, has_gpus
 from flowrun.launcher.initial import Initial, named
 from flowrun.launcher.plan_cache import PlanCache, source_files
 from flowrun.launcher.sampler import Sampler, length
@@ -125,10 +125,10 @@ class Job:
 
     @cached_property
     def compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
-        """The plans of training and evaluation; where ranks are to be forked that use CUDA, made in
+        """The plans of training and evaluation; where ranks may be forked that use CUDA, made in
         another process.
         """
-        if self.device_type != "cuda":
+        if not has_gpus():
             return self._compiled()
 
         def make() -> tuple[Rehearsed, Rehearsed | None, list[str]]:
