@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.utils._triton
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -201,12 +202,17 @@ def _unrecorded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_gpus() -> Iterator[None]:
-    """Capture runs on the CPU.  Dynamo would open CUDA to keep the state of its random numbers."""
+    """Capture runs on the CPU.  Dynamo would open CUDA to keep the state of its random numbers; it
+    also asks for Triton, and torch keeps the answer.
+    """
     before, torch.cuda.is_available = torch.cuda.is_available, lambda: False
     try:
         yield
     finally:
         torch.cuda.is_available = before
+        for asked in vars(torch.utils._triton).values():
+            if hasattr(asked, "cache_clear"):
+                asked.cache_clear()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import warnings
@@ -69,7 +70,7 @@ def _forked(
 
     def told() -> tuple[Made | None, Exception | None]:
         try:
-            found: tuple[Made | None, Exception | None] = reader.recv()
+            found: tuple[Made | None, Exception | None] = pickle.loads(reader.recv_bytes())
             return found
         except Exception as error:  # or what an exception's own constructor does not take
             how = f"it ended before it had an answer ({type(error).__name__})."
@@ -110,9 +111,9 @@ def _tell(make: Callable[[], Any], reader: Connection, writer: Connection) -> No
     # that do so at once (autograd's, of which a build with CUDA has one more) find none.
     torch.set_num_threads(torch.get_num_threads())
     try:
-        writer.send((make(), None))
+        writer.send_bytes(pickle.dumps((make(), None)))  # tensors by value: this process ends
     except Exception as error:
         try:
-            writer.send((None, error))
+            writer.send_bytes(pickle.dumps((None, error)))
         except Exception:  # it cannot be pickled
             os._exit(1)

@@ -93,7 +93,11 @@ class Worker:
         backend = "nccl" if device.type == "cuda" else "gloo"
         with _with_peers(rank, "while the ranks meet"):
             tell.start(self._fingerprint(), self.folder)
-            dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_S))
+            # With its device NCCL connects each group where it is made, in one order on all ranks;
+            # at a first message two ranks that both receive would wait for each other.
+            of_nccl = device if device.type == "cuda" else None
+            patience = timedelta(seconds=_SILENCE_S)
+            dist.init_process_group(backend, timeout=patience, device_id=of_nccl)
             memory = RankMemory(device)
             links = Links(rank, device, os.environ["GROUP_RANK"], recipe.launch.transport != "gloo")
             links.join(plan)

@@ -316,10 +316,14 @@ class _Watcher:
         while (entry := self.inbox.get()) is not None:
             pending, watched, callback = entry
             if stream is None and pending.device.type == "cuda":
+                torch.cuda.set_device(
+                    pending.device
+                )  # of this thread; else it would open the first
                 stream = torch.cuda.Stream(pending.device)
             pending.settle(stream)
             watched.set()
             callback()
+            del entry, pending, watched, callback  # and what they hold, while this sleeps
 
 
 _watchers: dict[Channel, _Watcher] = {}

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.placement import local_shape
 from flowrun.engine.plan import Plan, RegionWork
-from flowrun.engine.runtime.inductor import Boxed, Spec, compiled, made_specs
+from flowrun.engine.runtime.inductor import Boxed, Code, Spec, compiled, made_specs
 from flowrun.engine.runtime.kernels import Kernel, emit
 from flowrun.engine.runtime.pieces import Piece, split
 from flowrun.engine.runtime.program import Program
@@ -149,15 +149,26 @@ class CompiledRegions:
         for piece in split(program):
             reads = tuple(specs[k] for k in piece.reads)
             text = str(piece.program)
-            made = self._made.get((text, reads))
-            if made is None:
-                made = made_specs(piece.program, reads, self.device) if piece.makes else ()
-                self._made[text, reads] = made
-            specs.update(zip(piece.makes, made, strict=True))
             settings = (torch.__version__, self.device, self.threads, reads)
             key = hashlib.sha256(f"{settings}\n{text}".encode()).hexdigest()[:16]
-            parts.append(Part(piece, reads, "" if piece.plain else key))
+            part = Part(piece, reads, "" if piece.plain else key)
+            made = self._made.get((text, reads))
+            if made is None:
+                made = self._made[text, reads] = self._specs(part)
+            specs.update(zip(piece.makes, made, strict=True))
+            parts.append(part)
         return Region(program, tuple(parts)), specs
+
+    def _specs(self, part: Part) -> tuple[Spec, ...]:
+        """How what a part makes lies.  On CUDA its code decides, and so is compiled first."""
+        if not part.piece.makes:
+            return ()
+        made = made_specs(part.piece.program, part.specs, self.device)
+        if self.device == "cpu" or not part.key:
+            return made
+        code = self.kernel(part)
+        assert isinstance(code, Code)
+        return tuple(replace(m, stride=s) for m, s in zip(made, code.strides, strict=True))
 
 
 def _layouts(plan: Plan) -> dict[str, NdSbp]:

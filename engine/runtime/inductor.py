@@ -49,8 +49,22 @@ def made_specs(program: Program, specs: Sequence[Spec], device: str) -> tuple[Sp
         return tuple(map(Spec.of, emit(program)(_examples(specs, device))))
 
 
-def compiled(program: Program, specs: Sequence[Spec], device: str, threads: int) -> Boxed:
-    """The program as compiled code: it takes a list, and empties it as it goes."""
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A compiled program.  It takes a list, and empties it as it goes.
+
+    strides: of the results; on CUDA Inductor pads rows that are not aligned.
+    """
+
+    run: Boxed
+    strides: tuple[tuple[int, ...], ...]
+
+    def __call__(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self.run(values)
+
+
+def compiled(program: Program, specs: Sequence[Spec], device: str, threads: int) -> Code:
+    """The program as compiled code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of what torch imports
         from torch._guards import TracingContext, tracing
@@ -80,10 +94,15 @@ def compiled(program: Program, specs: Sequence[Spec], device: str, threads: int)
     with torch.no_grad(), config.patch(settings), _no_monitor():
         with torch.device(device):  # not around the rest: Inductor makes tensors for itself
             module = trace(*examples)
-        with V.set_fake_mode(mode), tracing(TracingContext(mode)):  # the cache on disk asks for it
+        with (
+            V.set_fake_mode(mode),
+            tracing(TracingContext(mode)),  # the cache on disk asks for it
+            TracingContext.report_output_strides() as reported,
+        ):
             module = joint_graph_passes(module)
             code: Any = compile_fx_inner(module, examples, is_inference=True)
-    return _seen(code.current_callable)
+    strides = [stride for stride in reported or () if stride is not None]
+    return Code(_seen(code.current_callable), tuple(strides))
 
 
 # ---- oneDNN's product (products.py) --------------------------------------------------------------

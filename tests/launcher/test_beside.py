@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher import beside as module
@@ -91,6 +92,12 @@ def test_the_plan_of_an_evaluation_captured_there_is_the_same(
 @pytest.mark.processes
 def test_what_is_made_apart_is_made_by_another_process() -> None:
     assert apart(lambda: (os.getpid(), "x" * 1_000_000))[0] != os.getpid()
+
+
+@pytest.mark.processes
+def test_tensors_made_apart_outlive_the_process() -> None:
+    made = apart(lambda: [torch.full((1000,), float(k)) for k in range(50)])
+    assert [float(x.sum()) for x in made] == [1000.0 * k for k in range(50)]
 
 
 @pytest.mark.processes

@@ -52,7 +52,7 @@ def loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = No
     if setting.compiled and setting.peer.whole:
         measured = torch.compile(measured)
 
-    def step() -> float:
+    def step() -> Tensor:
         update.zero_grad(set_to_none=True)
         losses = []
         for k in range(count):
@@ -62,7 +62,7 @@ def loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = No
                 loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         update.step()
-        return float(torch.stack(losses).sum())
+        return torch.stack(losses).sum()
 
     return step
 

@@ -41,7 +41,7 @@ def pipeline(setting: Setting) -> Step:
     batches = setting.batches()
     first, last = homes[0] == setting.rank, homes[-1] == setting.rank
 
-    def step() -> float | None:
+    def step() -> Tensor | None:
         update.zero_grad(set_to_none=True)
         batch = _joined([next(batches) for _ in range(setting.micro_batches)])
         inputs = [batch[name] for name in job.task.inputs.values()] if first else []
@@ -49,7 +49,7 @@ def pipeline(setting: Setting) -> Step:
         given: dict[str, Any] = {"target": batch[_target(setting)], "losses": losses}
         schedule.step(*inputs, **(given if last else {}))
         update.step()
-        return float(torch.stack(losses).mean()) if last else None
+        return torch.stack(losses).mean() if last else None
 
     return step
 

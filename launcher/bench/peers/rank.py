@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from flowrun.engine.runtime.told import Told
 from flowrun.launcher.bench.order import Order
 from flowrun.launcher.bench.peers.setting import Setting, Step
 from flowrun.launcher.job import Job
@@ -68,14 +70,25 @@ def main(file: Path) -> None:
 
 
 def _measured(step: Step, steps: int) -> tuple[list[float | None], list[float]]:
-    """Losses, and seconds from the end of one step to the end of the next."""
-    losses, seconds = [], []
+    """Losses, and seconds from the end of one step to the end of the next.
+
+    On CUDA a step ends, as flowrun's do, when its loss is on the host, which has enqueued the next
+    by then.
+    """
+    told: deque[Told | None] = deque()
+    losses: list[float | None] = []
+    seconds: list[float] = []
     ended = time.perf_counter()
-    for _ in range(steps):
-        losses.append(step())
-        now = time.perf_counter()
-        seconds.append(now - ended)
-        ended = now
+    for k in range(steps):
+        loss = step()
+        behind = loss is not None and loss.is_cuda
+        told.append(None if loss is None else Told([loss]))
+        while len(told) > (behind and k + 1 < steps):
+            first = told.popleft()
+            losses.append(None if first is None else first.read()[0])
+            now = time.perf_counter()
+            seconds.append(now - ended)
+            ended = now
     return losses, seconds
 
 

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from flowrun.engine.runtime.told import on_device
 from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.build import instantiate_model
 from flowrun.launcher.job import Job
 from flowrun.launcher.strategy import AUTOCAST
 
 Batch = Mapping[str, Tensor]
-Step = Callable[[], float | None]  # one training step -> its loss, None where this rank has none
+Step = Callable[[], Tensor | None]  # one training step -> its loss, None where this rank has none
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Setting:
         share = size // parts
         data = _Batches(self.job, slice(part * share, (part + 1) * share))
         for batch in DataLoader(data, batch_size=None, num_workers=self.peer.workers):
-            yield {name: value.to(self.device) for name, value in batch.items()}
+            yield {name: on_device(value, self.device) for name, value in batch.items()}
 
     def output(self, model: nn.Module, batch: Batch) -> Any:
         """What the model makes of a batch."""

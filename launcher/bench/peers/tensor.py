@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -36,9 +38,9 @@ def tensor(setting: Setting) -> Step:
     update = optimizer(setting.job.recipe.optim, model.parameters())
     batches, count = setting.batches(peer.data, mesh.get_local_rank("data")), setting.micro_batches
 
-    def step() -> float:
+    def step() -> Tensor:
         update.zero_grad(set_to_none=True)
-        total = 0.0
+        losses = []
         for _ in range(count):
             batch = next(batches)
             with loss_parallel():
@@ -46,8 +48,8 @@ def tensor(setting: Setting) -> Step:
                     loss = setting.loss(setting.output(model, batch), batch) / count
                 loss.backward()  # type: ignore[no-untyped-call]
             value = loss.detach()
-            total += float(value.full_tensor() if isinstance(value, DTensor) else value)
+            losses.append(value.full_tensor() if isinstance(value, DTensor) else value)
         update.step()
-        return total
+        return torch.stack(losses).sum()
 
     return step

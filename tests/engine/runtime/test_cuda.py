@@ -38,6 +38,12 @@ aten = torch.ops.aten
 NARROW = replace(TINY_GPT, autocast=torch.bfloat16)
 
 
+@pytest.fixture(autouse=True)
+def whole_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions too, as on the CPU."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 @contextmanager
 def a_rank(training: Training, compiler: str = "eager") -> Iterator[DistributedRank]:
     plan, device = compiled(training, Layout()).plan, torch.device("cuda", 0)

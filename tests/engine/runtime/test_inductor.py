@@ -13,7 +13,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Ref
 from flowrun.engine.ops.random import dropout_mask
 from flowrun.engine.ops.signature import Call
-from flowrun.engine.runtime.inductor import Boxed, Spec, compiled, made_specs, require_compiler
+from flowrun.engine.runtime.inductor import Code, Spec, compiled, made_specs, require_compiler
 from flowrun.engine.runtime.live_bytes import LiveBytes
 from flowrun.engine.runtime.program import Line, Program
 
@@ -46,7 +46,7 @@ PROGRAM = Program(
 
 
 @pytest.fixture(scope="module")
-def code() -> Boxed:
+def code() -> Code:
     return compiled(PROGRAM, SPECS, "cpu", 1)
 
 
@@ -82,7 +82,7 @@ def values() -> list[torch.Tensor]:
     return [average, value.t(), torch.tensor(0.25)]
 
 
-def test_code_does_what_the_program_does(code: Boxed) -> None:
+def test_code_does_what_the_program_does(code: Code) -> None:
     average, value, weight = values()
     expected = average.lerp(value.t(), weight)
     given = [average, value, weight]
@@ -93,15 +93,16 @@ def test_code_does_what_the_program_does(code: Boxed) -> None:
     torch.testing.assert_close(tanh, total.tanh().sum())
 
 
-def test_outputs_lie_as_foreseen_in_memory_of_their_own(code: Boxed) -> None:
+def test_outputs_lie_as_foreseen_in_memory_of_their_own(code: Code) -> None:
     given = values()
     known = {x.untyped_storage().data_ptr() for x in given}
     made = code(given)
     assert tuple(map(Spec.of, made)) == made_specs(PROGRAM, SPECS, "cpu")
+    assert code.strides == tuple(x.stride() for x in made)
     assert not known & {x.untyped_storage().data_ptr() for x in made}
 
 
-def test_live_bytes_see_what_code_allocates(code: Boxed) -> None:
+def test_live_bytes_see_what_code_allocates(code: Code) -> None:
     given = values()
     with LiveBytes(given) as seen:
         before = seen.live

@@ -84,7 +84,7 @@ def test_a_plain_loop_trains_as_the_recipe_says() -> None:
     )
     setting = Setting(Job(recipe), Peer("single"), 0, 1, torch.device("cpu"), False)
     step = layout("single")(setting)
-    losses = [step() for _ in range(3)]
+    losses = [float(step()) for _ in range(3)]
     assert losses == pytest.approx(plain_loop(recipe).losses, rel=1e-5)
 
 
@@ -103,5 +103,5 @@ def test_a_loss_is_compiled_with_the_model_where_that_is_asked_for(
     recipe = load(["recipe=mlp_data_parallel", "train.steps=2", "eval.batches=0"])
     peer = Peer("single", whole=whole)
     step = layout("single")(Setting(Job(recipe), peer, 0, 1, torch.device("cpu"), True))
-    assert [step() for _ in range(2)] == pytest.approx(plain_loop(recipe).losses, rel=1e-5)
+    assert [float(step()) for _ in range(2)] == pytest.approx(plain_loop(recipe).losses, rel=1e-5)
     assert compiled == (["loss"] if whole else ["model"])
