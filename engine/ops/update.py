@@ -61,39 +61,10 @@ def clip_scale(total: Tensor, max_norm: float) -> Tensor:
     return (max_norm / (total.sqrt() + 1e-6)).clamp_(max=1.0)
 
 
-def adamw(
-    param: Tensor,
-    grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    *,
-    lr: Tensor | float,
-    step: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    coefficient: Tensor | None = None,
-    skip: Tensor | None = None,
-) -> Changed:
-    """Decoupled weight decay and Adam (torch.optim.AdamW), in place.
-
-    lr, step: scalars; step counts this step, from 1.  coefficient: scalar that multiplies the
-    gradient first.  skip: where it is true, nothing changes.  One pass over memory, on a CPU 4 to 6
-    times as fast as elementwise ops.
-    """
-    adamw_of_many(
-        ((param, grad, exp_avg, exp_avg_sq),),
-        lr=lr,
-        step=step,
-        beta1=beta1,
-        beta2=beta2,
-        eps=eps,
-        weight_decay=weight_decay,
-        coefficient=coefficient,
-        skip=skip,
-    )
-    return param, exp_avg, exp_avg_sq
+def adamw(param: Tensor, grad: Tensor, *states: Tensor, **numbers: Any) -> Changed:
+    """adamw_of_many of one weight."""
+    adamw_of_many(((param, grad, *states),), **numbers)
+    return (param, *states)
 
 
 def adamw_of_many(
@@ -108,7 +79,13 @@ def adamw_of_many(
     coefficient: Tensor | None = None,
     skip: Tensor | None = None,
 ) -> None:
-    """adamw of many weights, each with what stands before the numbers there."""
+    """Decoupled weight decay and Adam (torch.optim.AdamW), in place.
+
+    each: a weight, its gradient, the averages of that and of its square.  lr, step: scalars; step
+    counts this step, from 1.  coefficient: scalar that multiplies gradients first.  skip: where it
+    is true, nothing changes.  One pass over memory, on a CPU 4 to 6 times as fast as elementwise
+    ops.
+    """
 
     def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
         torch._fused_adamw_(  # type: ignore[call-overload]
@@ -131,30 +108,9 @@ def adamw_of_many(
     _in_place(fused, each, coefficient)
 
 
-def sgd(
-    param: Tensor,
-    grad: Tensor,
-    *momentum_buffer: Tensor,
-    lr: Tensor | float,
-    momentum: float,
-    weight_decay: float,
-    nesterov: bool,
-    coefficient: Tensor | None = None,
-    skip: Tensor | None = None,
-) -> Changed:
-    """Stochastic gradient descent (torch.optim.SGD), in place; arguments as of adamw.
-
-    momentum_buffer: one, that starts at zero, or none where momentum is 0.  Dampening is 0.
-    """
-    sgd_of_many(
-        ((param, grad, *momentum_buffer),),
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        nesterov=nesterov,
-        coefficient=coefficient,
-        skip=skip,
-    )
+def sgd(param: Tensor, grad: Tensor, *momentum_buffer: Tensor, **numbers: Any) -> Changed:
+    """sgd_of_many of one weight."""
+    sgd_of_many(((param, grad, *momentum_buffer),), **numbers)
     return one_or_all((param, *momentum_buffer))
 
 
@@ -168,7 +124,11 @@ def sgd_of_many(
     coefficient: Tensor | None = None,
     skip: Tensor | None = None,
 ) -> None:
-    """sgd of many weights, each with what stands before the numbers there."""
+    """Stochastic gradient descent (torch.optim.SGD), in place; arguments as of adamw_of_many.
+
+    each: a weight, its gradient, and a momentum buffer that starts at zero, or none where momentum
+    is 0.  Dampening is 0.
+    """
 
     def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
         torch._fused_sgd_(

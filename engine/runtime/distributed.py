@@ -209,17 +209,18 @@ class DistributedRank:
     def _supply(self, actor: Actor, act: int) -> None:
         """Start an act of a reader in a thread."""
         inputs = self.body.inputs(actor, act)
-        supply = _Supply(self.readers.submit(self.body.readers.supply, actor, act, inputs))
-        self.under_way[actor.id, act] = supply
-        supply.future.add_done_callback(lambda _: self._landed(actor.id, act))
+        self._beside(actor, act, self.readers.submit(self.body.readers.supply, actor, act, inputs))
 
     def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         """Start an act of a report, and compute on."""
         self.current = actor
-        reading = _Supply(self.readers.submit(self.body.report(actor, act)))
         scheduler.aside(actor.id)
-        self.under_way[actor.id, act] = reading
-        reading.future.add_done_callback(lambda _: self._landed(actor.id, act))
+        self._beside(actor, act, self.readers.submit(self.body.report(actor, act)))
+
+    def _beside(self, actor: Actor, act: int, future: Future[Any]) -> None:
+        """An act goes on in a thread."""
+        self.under_way[actor.id, act] = _Supply(future)
+        future.add_done_callback(lambda _: self._landed(actor.id, act))
 
     def _enter(self) -> None:
         """A thread begins, which knows no device of its own."""
