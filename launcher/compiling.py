@@ -1,4 +1,6 @@
-"""The kernels that a recipe asks for: op after op, or compiled here, before workers are forked."""
+"""The kernels that a recipe asks for: op after op, or compiled here, before workers are forked; on
+CUDA perhaps played as graphs.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import time
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.compiled import CompiledRegions
+from flowrun.engine.runtime.graphs import graphed
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.launcher.device import device_type
 from flowrun.launcher.errors import one_of
@@ -17,7 +20,7 @@ from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, Recipe
 
 def check_runs(recipe: Recipe) -> None:
     """Raises RecipeError for kernels that are there to plan with alone, for a batch job that would
-    run here (slurm.py submits one), and for GPUs that this host lacks.
+    run here (slurm.py submits one), for GPUs that this host lacks, and CUDA graphs without CUDA.
     """
     if recipe.launch.name == "slurm":
         raise RecipeError(
@@ -25,7 +28,12 @@ def check_runs(recipe: Recipe) -> None:
             "slurm is for `flowrun recipe=…`, which submits a job; here it would run on this host.",
             "Write launch.name=local.",
         )
-    device_type(recipe)
+    if device_type(recipe) == "cpu" and recipe.engine.cuda_graphs:
+        raise RecipeError(
+            "engine.cuda_graphs",
+            "these ranks run on CPUs, which have no CUDA graphs.",
+            "Leave it out, or run on GPUs (launch.device=cuda).",
+        )
     if recipe.engine.compiler == HANDWRITTEN:
         raise RecipeError(
             "engine.compiler",
@@ -35,16 +43,21 @@ def check_runs(recipe: Recipe) -> None:
 
 
 def kernels_of(job: Job, training: Rehearsed, record: Record) -> Kernels:
-    """engine.compiler.  Raises RecipeError where there is no compiler, RunError for what it does
-    not take.
+    """engine.compiler and engine.cuda_graphs.  Raises RecipeError where there is no compiler,
+    RunError for what it does not take.
 
     On CUDA every rank compiles for itself: this process must not touch the device.
     """
-    if job.recipe.engine.compiler == EAGER:
-        return eager_kernels
-    regions = compiled_regions(job, training)
-    if job.device_type != "cpu":
-        return regions
+    kernels: Kernels = eager_kernels
+    if job.recipe.engine.compiler != EAGER:
+        regions = kernels = compiled_regions(job, training)
+        if job.device_type == "cpu":
+            _compile(regions, record)
+    return graphed(kernels) if job.recipe.engine.cuda_graphs else kernels
+
+
+def _compile(regions: CompiledRegions, record: Record) -> None:
+    """Here, for all ranks of this host."""
     from flowrun.engine.runtime.compile_ahead import compile_ahead, to_compile
     from flowrun.engine.runtime.inductor import require_compiler
 
@@ -55,7 +68,6 @@ def kernels_of(job: Job, training: Rehearsed, record: Record) -> Kernels:
         record.say(f"compiling {summary(regions)}, {new} of them new to this host")
     compile_ahead(regions)
     record.say(f"compiled in {time.perf_counter() - start:.1f} s")
-    return regions
 
 
 def compiled_regions(job: Job, training: Rehearsed) -> CompiledRegions:

@@ -189,12 +189,15 @@ class Job:
 
     @property
     def _of_gpus(self) -> tuple[str, ...]:
-        """What the recipe's own profile does not say."""
-        named, used = self.recipe.hardware, self.strategy.hardware
-        if named.device == used.device:
-            return ()
-        here = gpu_name() or "a GPU"
-        return (f"hardware={used.name}: ranks run on {here}, of which {named.name} says nothing.",)
+        """What the recipe's own profile, and the plan, do not say."""
+        named, used, out = self.recipe.hardware, self.strategy.hardware, []
+        if named.device != used.device:
+            here, what = gpu_name() or "a GPU", f"of which {named.name} says nothing."
+            out.append(f"hardware={used.name}: ranks run on {here}, {what}")
+        if self.recipe.engine.cuda_graphs:
+            what = "what regions make keeps its memory, so a rank takes more than is foreseen."
+            out.append(f"engine.cuda_graphs: {what}")
+        return tuple(out)
 
     @cached_property
     def work(self) -> Work:

@@ -284,6 +284,8 @@ class Engine:
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code, made
     before the first step and kept on disk; evaluation stays eager); handwritten: kernels of Apex
     and Megatron-LM (cost/fusion.py), to plan with alone.
+    cuda_graphs: each region of training is one launch, once its tensors lie where they lay before;
+    what regions make keeps its memory between steps.
     """
 
     register_slots: int = 2
@@ -291,6 +293,7 @@ class Engine:
     keeps_logits: bool = True
     blocking: list[str] = field(default_factory=list)
     compiler: str = EAGER
+    cuda_graphs: bool = False
     cache: bool = True
     trace: bool | int = False
 

@@ -17,6 +17,7 @@ import torch
 from flowrun.engine.runtime import attention
 from flowrun.engine.runtime.compiled import CompiledRegions
 from flowrun.engine.runtime.distributed import DistributedRank
+from flowrun.engine.runtime.graphs import WARM_STEPS, Played, graphed
 from flowrun.engine.runtime.instead import kernel_of
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.links import Links
@@ -45,9 +46,12 @@ def whole_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def a_rank(training: Training, compiler: str = "eager") -> Iterator[DistributedRank]:
+def a_rank(
+    training: Training, compiler: str = "eager", plays: bool = False
+) -> Iterator[DistributedRank]:
     plan, device = compiled(training, Layout()).plan, torch.device("cuda", 0)
     kernels: Kernels = CompiledRegions(plan, "cuda", 1) if compiler == "inductor" else eager_kernels
+    kernels = graphed(kernels) if plays else kernels
     with closing(Links(0, device)) as links:
         values = initial(training)
         yield DistributedRank(plan, 0, training.rows, values, device, links, kernels=kernels)
@@ -71,12 +75,25 @@ def test_bf16_goes_the_same_way(compiler: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
-def test_no_step_waits_for_the_device(compiler: str) -> None:
-    with a_rank(NARROW, compiler) as rank:
-        rank.run(2)  # kernels are loaded and handles made
+@pytest.mark.parametrize("training", [TINY_GPT, TINY_CONVNET, NARROW], ids=["gpt", "net", "bf16"])
+def test_graphs_train_as_ops_do(training: Training, compiler: str) -> None:
+    steps, losses = WARM_STEPS + 10, []
+    for plays in (False, True):
+        with a_rank(training, compiler, plays) as rank:
+            losses.append([result["loss"] for result in rank.run(steps)])
+    assert loss_difference(*losses) < (2e-2 if training is NARROW else 1e-4)
+    assert sum(kernel.plays for kernel in rank.body.kernels.values() if isinstance(kernel, Played))
+
+
+@pytest.mark.parametrize("plays", [False, True])
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_no_step_waits_for_the_device(compiler: str, plays: bool) -> None:
+    with a_rank(NARROW, compiler, plays) as rank:
+        ready = 12 if plays else 2  # kernels are loaded, handles and recordings made
+        rank.run(ready)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            rank.run(6, first=2)
+            rank.run(ready + 4, first=ready)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -1,0 +1,177 @@
+"""Regions that are recorded and played train as those that run op after op, bit for bit.
+
+The recorder is a stand-in for CUDA's, which test_cuda.py has where there is a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowrun.engine.plan import Plan
+from flowrun.engine.runtime import graphs
+from flowrun.engine.runtime.graphs import WARM_STEPS, Played, graphed
+from flowrun.engine.runtime.kernels import Kernel, eager_kernels
+from flowrun.engine.strategy import Recompute
+from support.layouts import LAYOUTS, Layout, compiled, run_plan
+from support.plain_loop import TINY_CONVNET, TINY_GPT, TINY_MLP, Training
+from support.recorder import recorder
+
+STEPS = WARM_STEPS + 12
+
+
+class Kept:
+    """Kernels that are played, and kept to be asked afterwards."""
+
+    def __init__(self) -> None:
+        self.played: list[Played] = []
+
+    def __call__(self, plan: Plan, stage: int, coordinate: tuple[int, ...]) -> Mapping[int, Kernel]:
+        made = graphed(eager_kernels, recorder)(plan, stage, coordinate)
+        self.played += [kernel for kernel in made.values() if isinstance(kernel, Played)]
+        return made
+
+
+def check(training: Training, layout: Layout, order_seed: int | None = None) -> Kept:
+    plan, kernels = compiled(training, layout).plan, Kept()
+    plain = run_plan(training, plan, STEPS, order_seed)
+    found = run_plan(training, plan, STEPS, order_seed, kernels)
+    assert found.losses == plain.losses
+    for name, value in plain.weights.items():
+        assert torch.equal(found.weights[name], value), name
+    return kernels
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[5:20:3], ids=str)
+def test_played_regions_train_as_others(layout: Layout) -> None:
+    kernels = check(TINY_GPT, layout)
+    assert sum(kernel.plays for kernel in kernels.played)
+
+
+@pytest.mark.parametrize("training", [TINY_MLP, TINY_CONVNET], ids=["mlp", "convnet"])
+def test_of_other_models_too(training: Training) -> None:
+    check(training, Layout(stages=2))
+
+
+@pytest.mark.parametrize("order_seed", range(2))
+def test_in_any_order_of_messages(order_seed: int) -> None:
+    check(TINY_GPT, Layout(stages=2, tensor=2, register_slots=3), order_seed)
+
+
+def test_recomputation_and_narrow_numbers_are_played() -> None:
+    check(TINY_GPT, Layout(stages=2, recompute=Recompute(("blocks.*",))))
+    check(replace(TINY_GPT, autocast=torch.bfloat16), Layout())
+
+
+# ---- one region ----------------------------------------------------------------------------------
+
+
+def doubled(values: list[Tensor]) -> tuple[Tensor, ...]:
+    return (values.pop() * 2,)
+
+
+def region(kernel: Kernel, variables: tuple[int, ...] = (), warm: int = 0) -> Played:
+    return Played(kernel, variables, warm, recorder())
+
+
+def test_a_place_is_recorded_when_it_is_met_again() -> None:
+    played, x = region(doubled, warm=1), torch.ones(3)
+    counts = []
+    for k in range(4):
+        x.fill_(k)
+        (made,) = played([x])
+        assert made.tolist() == [2 * k] * 3
+        del made
+        counts.append((played.count, played.plays))
+    assert counts == [(0, 0), (0, 0), (1, 1), (1, 2)]  # warm, new, recorded, played
+
+
+def test_another_place_has_a_recording_of_its_own() -> None:
+    played, places = region(doubled), (torch.ones(3), torch.full((3,), 5.0))
+    for _ in range(3):
+        for x in places:
+            assert torch.equal(played([x])[0], 2 * x)
+    assert played.count == 2
+
+
+def test_what_is_still_held_is_not_written_again() -> None:
+    played, x = region(doubled), torch.ones(3)
+    held = []
+    for k in range(6):
+        x.fill_(k)
+        (made,) = played([x])
+        held.append(made if k % 2 else made[1:])  # a view counts
+        held = held[-2:]
+    assert [h.tolist() for h in held] == [[8, 8], [10, 10, 10]]
+    assert played.count == 3  # two that are held, one that is made
+
+
+def test_variables_are_looked_for_nowhere() -> None:
+    def step(values: list[Tensor]) -> tuple[Tensor, ...]:
+        weight, x = values
+        return (weight.add_(x), x * weight)
+
+    played, weight, x = region(step, variables=(0,)), torch.zeros(2), torch.ones(2)
+    for k in range(1, 5):
+        new, product = played([weight, x])
+        assert new is weight or k == 1
+        assert weight.tolist() == product.tolist() == [k, k]
+        del product
+    assert played.count == 1
+
+
+def test_views_of_inputs_are_of_those_of_the_act() -> None:
+    def halves(values: list[Tensor]) -> tuple[Tensor, ...]:
+        (x,) = values
+        return x[2:], x.view(2, 2).t(), x[:2] + 1
+
+    played, whole = region(halves), torch.arange(5.0)
+    for k in range(4):
+        whole += 1
+        last, turned, first = played([whole[1:]])
+        assert last.data_ptr() == whole[3:].data_ptr() and last.tolist() == [4 + k, 5 + k]
+        assert turned.tolist() == [[2 + k, 4 + k], [3 + k, 5 + k]]
+        assert first.tolist() == [3 + k, 4 + k]
+        del first
+    assert played.count == 1
+
+
+def test_a_sum_grows_in_the_memory_of_its_first_addend() -> None:
+    def added(values: list[Tensor]) -> tuple[Tensor, ...]:
+        x, total = values
+        return (x * 1 if total is None else total.add_(x),)
+
+    played, x = region(added), torch.ones(2)
+    for step in range(5):
+        total: Any = None
+        for _ in range(3):
+            (total,) = played([x, total])
+        assert total.tolist() == [3, 3], step
+    assert played.count == 3 and played.plays >= 6
+
+
+def test_there_are_not_more_recordings_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST_RECORDINGS", 2)
+    played = region(doubled)
+    places = [torch.full((3,), float(k)) for k in range(4)]
+    for _ in range(3):
+        assert [played([x])[0].tolist() for x in places] == [[2 * k] * 3 for k in range(4)]
+    assert played.count == 2 and played.plays == 4
+
+
+def test_what_cannot_be_recorded_is_named() -> None:
+    def waits(values: list[Tensor]) -> tuple[Tensor, ...]:
+        if recording:
+            raise ValueError("operation not permitted when stream is capturing")
+        return (values.pop() + 1,)
+
+    played, x, recording = region(waits), torch.ones(1), False
+    played([x])
+    recording = True
+    with pytest.raises(RuntimeError, match=r"not permitted .*\n.*engine\.cuda_graphs=false"):
+        played([x])

@@ -1,0 +1,75 @@
+"""A recorder of graphs on the CPU, which holds to what CUDA graphs hold to: what is recorded has
+not run, what was read is found by its address and not kept, what was made is written again by each
+play.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from flowrun.engine.runtime.graphs import Record
+from flowrun.engine.runtime.kernels import Kernel
+
+
+def recorder() -> Record:
+    """Of one rank."""
+    return _record
+
+
+def _record(kernel: Kernel, inputs: list[Tensor]) -> tuple[Sequence[Tensor], Callable[[], object]]:
+    there: dict[int, Tensor] = {}
+    lent = [None if x is None else _lent(x, there) for x in inputs]
+    inputs.clear()
+    before = {address: whole.clone() for address, whole in there.items()}
+    log = _Log()
+    with log:
+        made = kernel(lent)
+    for result in made:  # nobody may read this before it is played
+        result.untyped_storage().fill_(0xFF)
+    for address, whole in there.items():
+        whole.copy_(before[address])
+    return made, log.play
+
+
+def _lent(value: Tensor, there: dict[int, Tensor]) -> Tensor:
+    """The same memory, not kept: as addresses in the arguments of a kernel."""
+    storage = value.untyped_storage()
+    address, size = storage.data_ptr(), storage.nbytes()
+    if not size:
+        return value.clone()
+    if address not in there:
+        memory = (ctypes.c_char * size).from_address(address)
+        there[address] = torch.frombuffer(memory, dtype=torch.uint8)
+    own = torch.empty(0, dtype=value.dtype)
+    whole = there[address].untyped_storage()
+    return own.set_(whole, value.storage_offset(), value.shape, value.stride())
+
+
+class _Log(TorchDispatchMode):
+    """Every op that runs, with the tensors that it was given and has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, _tensors(out)))
+        return out
+
+    def play(self) -> None:
+        for func, args, kwargs, made in self.calls:
+            for old, new in zip(made, _tensors(func(*args, **kwargs)), strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
