@@ -2,14 +2,19 @@
 
 To start an op costs the host microseconds, and a small model on a GPU is made of nothing else.  A
 region runs the same kernels in every act; only where its tensors lie may change.  What it makes is
-a graph's own memory, written again each time that the graph is played; what it reads comes from
-other graphs, from variables, or from an allocator that hands out the same few places step after
-step.  So each region has a recording for each place that its inputs have lain in more than once,
-and for each version of what it makes that is there at a time: of a register of n slots that is n.
+copied to memory that is the recording's own, and written again each time that it is played; what it
+reads comes from other recordings, from variables, or from an allocator that hands out the same few
+places step after step.  So each region has a recording for each place that its inputs have lain in
+more than once, and for each version of what it makes that is there at a time: of a register of n
+slots that is n.
 
-Relied on of torch: between capture_begin and capture_end what is enqueued is recorded and does not
-run; memory that was taken meanwhile and is still held is nobody else's; _storage_Use_Count counts
-the tensors of a storage.
+What passes within a region lies in memory that all recordings of a rank share, for one is played at
+a time.  That is why results are copied out of it: registers keep them while other regions act, in
+any order.
+
+Relied on of torch: between capture_begin and capture_end what is enqueued on the stream is recorded
+and does not run, and memory for it is of the pool; memory taken on another stream is not;
+_storage_Use_Count counts the tensors of a storage.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -30,22 +35,32 @@ MOST_RECORDINGS = 32  # of one region; where there are more places, acts run op 
 _LATELY = 64  # places that are remembered
 
 Place = tuple[Any, ...]  # of each input that is no variable: address and strides
-# a kernel, its inputs -> what it makes, and what plays it once more; it has not run
-Record = Callable[[Kernel, list[torch.Tensor]], tuple[Sequence[torch.Tensor], Callable[[], object]]]
 
 
-def graphed(kernels: Kernels, recorder: Callable[[], Record] | None = None) -> Kernels:
+class Recorder(Protocol):
+    """Makes the recordings of one rank."""
+
+    def record(
+        self, run: Kernel, inputs: list[torch.Tensor]
+    ) -> tuple[Sequence[torch.Tensor], Callable[[], object]]:
+        """What `run` makes of the inputs, and what plays it; it has not run yet."""
+
+    def outside(self, like: torch.Tensor) -> torch.Tensor:
+        """Within `run`: memory in which nothing passes."""
+
+
+def graphed(kernels: Kernels, recorder: Callable[[], Recorder] | None = None) -> Kernels:
     """The same kernels, played where they can be.  recorder: called once for each rank."""
 
     def of_rank(plan: Plan, stage: int, coordinate: tuple[int, ...]) -> Mapping[int, Kernel]:
-        record = (recorder or on_cuda)()
+        own = (recorder or OnCuda)()
         played: dict[int, Kernel] = {}
         for actor_id, kernel in kernels(plan, stage, coordinate).items():
             actor = plan.actors[actor_id]
             assert isinstance(actor.work, RegionWork)
             variables = {k for k, n in enumerate(actor.work.reads) if n in plan.variables}
             warm = WARM_STEPS * plan.acts_per_step(actor)
-            played[actor_id] = Played(kernel, variables, warm, record)
+            played[actor_id] = Played(kernel, variables, warm, own)
         return played
 
     return of_rank
@@ -58,12 +73,12 @@ class Played:
     """
 
     def __init__(
-        self, kernel: Kernel, variables: Collection[int], warm: int, record: Record
+        self, kernel: Kernel, variables: Collection[int], warm: int, recorder: Recorder
     ) -> None:
         self.kernel = kernel
         self.variables = variables
         self.warm = warm
-        self.record = record
+        self.recorder = recorder
         self.recordings: dict[Place, list[Recording]] = {}
         self.lately: deque[Place] = deque(maxlen=_LATELY)
         self.plays = 0
@@ -104,7 +119,7 @@ class Played:
         if not made and place not in self.lately:
             self.lately.append(place)
             return None
-        recording = recorded(self.kernel, values, self.record)
+        recording = recorded(self.kernel, values, self.recorder)
         self.recordings.setdefault(place, []).append(recording)
         return recording
 
@@ -126,7 +141,7 @@ class Recording:
 
 
 class Own(NamedTuple):
-    """A result in memory of the recording."""
+    """A result in the recording's own memory."""
 
     tensor: torch.Tensor
 
@@ -153,11 +168,17 @@ class Handed(NamedTuple):
         return value.as_strided(self.size, self.stride, value.storage_offset() + self.shift)
 
 
-def recorded(kernel: Kernel, values: Sequence[torch.Tensor], record: Record) -> Recording:
+def recorded(kernel: Kernel, values: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
     """Record it.  Raises RuntimeError if it holds something that cannot be."""
-    there = {v.untyped_storage().data_ptr(): k for k, v in enumerate(values) if v is not None}
+    there = {_address(v): k for k, v in enumerate(values) if v is not None and v.numel()}
+
+    def run(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            x if _address(x) in there else recorder.outside(x).copy_(x) for x in kernel(inputs)
+        )
+
     try:
-        made, play = record(kernel, list(values))
+        made, play = recorder.record(run, list(values))
     except Exception as error:
         raise RuntimeError(
             f"a CUDA graph cannot hold this region: {type(error).__name__}: {error}\n"
@@ -165,7 +186,7 @@ def recorded(kernel: Kernel, values: Sequence[torch.Tensor], record: Record) -> 
         ) from error
     results: list[Own | Handed] = []
     for tensor in made:
-        position = there.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+        position = there.get(_address(tensor))
         if position is None:
             results.append(Own(tensor))
             continue
@@ -178,29 +199,40 @@ def recorded(kernel: Kernel, values: Sequence[torch.Tensor], record: Record) -> 
     return Recording(play, results)
 
 
+def _address(value: torch.Tensor) -> int:
+    """Of its storage; 0 without one."""
+    return value.untyped_storage().data_ptr()
+
+
 def _uses(storage: torch.UntypedStorage) -> int:
     count: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
     return count
 
 
-def on_cuda() -> Record:
-    """Recordings of one rank, whose passing tensors share memory: one is played at a time.
+class OnCuda:
+    """CUDA's own.
 
     Not by torch.cuda.graph, which first waits for the device: there a receive may be under way
     whose sender waits for what this rank would do next.
     """
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+        self.computing = torch.cuda.current_stream()
 
     def record(
-        kernel: Kernel, inputs: list[torch.Tensor]
+        self, run: Kernel, inputs: list[torch.Tensor]
     ) -> tuple[Sequence[torch.Tensor], Callable[[], object]]:
+        """See Recorder."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream), warnings.catch_warnings():
+        self.computing = torch.cuda.current_stream()
+        with torch.cuda.stream(self.stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # of views alone
             # threads that read batches, and those of NCCL, call CUDA meanwhile
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
-                made = kernel(inputs)
+                made = run(inputs)
             except Exception:
                 with suppress(RuntimeError):  # which tells less
                     graph.capture_end()
@@ -208,4 +240,7 @@ def on_cuda() -> Record:
             graph.capture_end()
         return made, graph.replay
 
-    return record
+    def outside(self, like: torch.Tensor) -> torch.Tensor:
+        """See Recorder."""
+        with torch.cuda.stream(self.computing):
+            return torch.empty_like(like)

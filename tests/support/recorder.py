@@ -6,7 +6,7 @@ play.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -14,28 +14,38 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flowrun.engine.runtime.graphs import Record
 from flowrun.engine.runtime.kernels import Kernel
 
 
-def recorder() -> Record:
+class OnCpu:
     """Of one rank."""
-    return _record
 
+    def __init__(self) -> None:
+        self.own: list[Tensor] = []
 
-def _record(kernel: Kernel, inputs: list[Tensor]) -> tuple[Sequence[Tensor], Callable[[], object]]:
-    there: dict[int, Tensor] = {}
-    lent = [None if x is None else _lent(x, there) for x in inputs]
-    inputs.clear()
-    before = {address: whole.clone() for address, whole in there.items()}
-    log = _Log()
-    with log:
-        made = kernel(lent)
-    for result in made:  # nobody may read this before it is played
-        result.untyped_storage().fill_(0xFF)
-    for address, whole in there.items():
-        whole.copy_(before[address])
-    return made, log.play
+    def outside(self, like: Tensor) -> Tensor:
+        """Memory in which nothing passes."""
+        self.own.append(torch.empty_like(like))
+        return self.own[-1]
+
+    def record(
+        self, run: Kernel, inputs: list[Tensor]
+    ) -> tuple[Sequence[Tensor], Callable[[], object]]:
+        """See graphs.Recorder."""
+        there: dict[int, Tensor] = {}
+        lent = [None if x is None else _lent(x, there) for x in inputs]
+        inputs.clear()
+        before = {address: whole.clone() for address, whole in there.items()}
+        self.own, log = [], _Log()
+        with log:
+            made = run(lent)
+        log.close({*there, *(x.untyped_storage().data_ptr() for x in self.own)})
+        for own in self.own:  # nobody may read this before it is played
+            own.untyped_storage().fill_(0xFF)
+        self.own = []
+        for address, whole in there.items():
+            whole.copy_(before[address])
+        return made, log.play
 
 
 def _lent(value: Tensor, there: dict[int, Tensor]) -> Tensor:
@@ -58,17 +68,27 @@ class _Log(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self.passing: list[torch.UntypedStorage] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, _tensors(out)))
         return out
 
+    def close(self, lasting: Collection[int]) -> None:
+        """No op follows.  lasting: addresses at which nothing passes."""
+        made = [x.untyped_storage() for *_, tensors in self.calls for x in tensors]
+        passing = {x.data_ptr(): x for x in made if x.data_ptr() not in lasting}
+        self.passing = list(passing.values())
+
     def play(self) -> None:
+        """Run them again, where they ran; then others use the memory of what passed."""
         for func, args, kwargs, made in self.calls:
             for old, new in zip(made, _tensors(func(*args, **kwargs)), strict=True):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
+        for storage in self.passing:
+            storage.fill_(0xFF)
 
 
 def _tensors(value: Any) -> list[Tensor]:

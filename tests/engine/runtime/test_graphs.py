@@ -20,7 +20,7 @@ from flowrun.engine.runtime.kernels import Kernel, eager_kernels
 from flowrun.engine.strategy import Recompute
 from support.layouts import LAYOUTS, Layout, compiled, run_plan
 from support.plain_loop import TINY_CONVNET, TINY_GPT, TINY_MLP, Training
-from support.recorder import recorder
+from support.recorder import OnCpu
 
 STEPS = WARM_STEPS + 12
 
@@ -32,7 +32,7 @@ class Kept:
         self.played: list[Played] = []
 
     def __call__(self, plan: Plan, stage: int, coordinate: tuple[int, ...]) -> Mapping[int, Kernel]:
-        made = graphed(eager_kernels, recorder)(plan, stage, coordinate)
+        made = graphed(eager_kernels, OnCpu)(plan, stage, coordinate)
         self.played += [kernel for kernel in made.values() if isinstance(kernel, Played)]
         return made
 
@@ -76,7 +76,7 @@ def doubled(values: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def region(kernel: Kernel, variables: tuple[int, ...] = (), warm: int = 0) -> Played:
-    return Played(kernel, variables, warm, recorder())
+    return Played(kernel, variables, warm, OnCpu())
 
 
 def test_a_place_is_recorded_when_it_is_met_again() -> None:
