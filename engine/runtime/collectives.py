@@ -316,10 +316,10 @@ class _Watcher:
         while (entry := self.inbox.get()) is not None:
             pending, watched, callback = entry
             if stream is None and pending.device.type == "cuda":
-                torch.cuda.set_device(
-                    pending.device
-                )  # of this thread; else it would open the first
-                stream = torch.cuda.Stream(pending.device)
+                torch.cuda.set_device(pending.device)  # of this thread; else it opens the first
+                # torch has 32 streams to hand out, again and again: these are other ones than
+                # those that compute, communicate or record
+                stream = torch.cuda.Stream(pending.device, priority=-1)
             pending.settle(stream)
             watched.set()
             callback()

@@ -2,11 +2,10 @@
 
 To start an op costs the host microseconds, and a small model on a GPU is made of nothing else.  A
 region runs the same kernels in every act; only where its tensors lie may change.  What it makes is
-copied to memory that is the recording's own, and written again each time that it is played; what it
-reads comes from other recordings, from variables, or from an allocator that hands out the same few
-places step after step.  So each region has a recording for each place that its inputs have lain in
-more than once, and for each version of what it makes that is there at a time: of a register of n
-slots that is n.
+copied to slots of the region's own, of which it gets one more whenever all are held; what it reads
+comes from slots of other regions, from variables, or from an allocator that hands out the same few
+places step after step.  So a region has a recording for each slot, and each place that its inputs
+have lain in more than once.
 
 What passes within a region lies in memory that all recordings of a rank share, for one is played at
 a time.  That is why results are copied out of it: registers keep them while other regions act, in
@@ -20,7 +19,7 @@ _storage_Use_Count counts the tensors of a storage.
 from __future__ import annotations
 
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
@@ -31,7 +30,7 @@ from flowrun.engine.plan import Plan, RegionWork
 from flowrun.engine.runtime.kernels import Kernel, Kernels
 
 WARM_STEPS = 3  # op after op: the first two are metered, and load what kernels need
-MOST_RECORDINGS = 32  # of one region; where there are more places, acts run op after op
+MOST_RECORDINGS = 32  # of one region: then that goes which was not played for longest
 _LATELY = 64  # places that are remembered
 
 Place = tuple[Any, ...]  # of each input that is no variable: address and strides
@@ -79,14 +78,10 @@ class Played:
         self.variables = variables
         self.warm = warm
         self.recorder = recorder
-        self.recordings: dict[Place, list[Recording]] = {}
+        self.slots: list[Slot] = []
+        self.recordings: OrderedDict[tuple[Place, int], Recording] = OrderedDict()  # by slot
         self.lately: deque[Place] = deque(maxlen=_LATELY)
         self.plays = 0
-
-    @property
-    def count(self) -> int:
-        """Recordings."""
-        return sum(map(len, self.recordings.values()))
 
     def __call__(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if self.warm:
@@ -102,7 +97,7 @@ class Played:
         return made
 
     def _recording(self, values: list[torch.Tensor]) -> Recording | None:
-        """One that reads these and writes over nothing that is still read; made if there is none,
+        """One that reads these and writes over nothing that is still held; made if there is none,
         and such inputs were here before.
         """
         place = tuple(
@@ -110,38 +105,61 @@ class Played:
             for k, value in enumerate(values)
             if k not in self.variables
         )
-        made = self.recordings.get(place, ())
-        for recording in made:
-            if recording.is_free():
-                return recording
-        if self.count >= MOST_RECORDINGS:
-            return None
-        if not made and place not in self.lately:
+        for k in range(len(self.slots)):
+            found = self.recordings.get((place, k))
+            if found is not None and found.is_free():
+                self.recordings.move_to_end((place, k))
+                return found
+        if place not in self.lately:
             self.lately.append(place)
             return None
-        recording = recorded(self.kernel, values, self.recorder)
-        self.recordings.setdefault(place, []).append(recording)
+        slot = next((k for k, slot in enumerate(self.slots) if slot.is_free()), len(self.slots))
+        if slot == len(self.slots):
+            self.slots.append(Slot(self.recorder))
+        if len(self.recordings) >= MOST_RECORDINGS:
+            self.recordings.popitem(last=False)
+        recording = recorded(self.kernel, values, self.recorder, self.slots[slot])
+        self.recordings[place, slot] = recording
         return recording
 
 
-class Recording:
-    """A region at one place.  owned: the memory of what it makes, with the tensors that lie in it
-    when nobody reads it.
-    """
+class Slot:
+    """Memory for one version of what a region makes, result by result, as they are first needed."""
 
-    def __init__(self, play: Callable[[], object], results: Sequence[Own | Handed]) -> None:
-        self.play = play
-        self.results = results
-        storages = [r.tensor.untyped_storage() for r in results if isinstance(r, Own)]
-        self.owned = [(storage, _uses(storage)) for storage in storages]
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.storages: dict[int, tuple[torch.UntypedStorage, int]] = {}
+
+    def fill(self, result: int, value: torch.Tensor) -> torch.Tensor:
+        """Copy a result there."""
+        if result not in self.tensors:
+            own = self.tensors[result] = self.recorder.outside(value)
+            storage = own.untyped_storage()
+            self.storages[result] = (storage, _uses(storage))
+        return self.tensors[result].copy_(value)
+
+    def is_free(self, results: Collection[int] | None = None) -> bool:
+        """True if nobody holds these, or any."""
+        wanted = self.storages if results is None else results
+        return all(_uses(self.storages[k][0]) == self.storages[k][1] for k in wanted)
+
+
+class Recording(NamedTuple):
+    """A region at one place, filling one slot."""
+
+    play: Callable[[], object]
+    results: tuple[Own | Handed, ...]
+    slot: Slot
+    fills: tuple[int, ...]
 
     def is_free(self) -> bool:
-        """True if nobody holds what it made."""
-        return all(_uses(storage) == alone for storage, alone in self.owned)
+        """True if nobody holds what it would write over."""
+        return self.slot.is_free(self.fills)
 
 
 class Own(NamedTuple):
-    """A result in the recording's own memory."""
+    """A result in the slot."""
 
     tensor: torch.Tensor
 
@@ -151,31 +169,37 @@ class Own(NamedTuple):
 
 
 class Handed(NamedTuple):
-    """A result that lies in an input.  shift: elements from where the input begins; None: it is
-    the input.
+    """A result that lies in an input.  shift: bytes from where the input begins; None: it is the
+    input.
     """
 
     position: int
+    shift: int | None
+    dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
-    shift: int | None
 
     def of(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """This of the inputs of an act."""
         value = inputs[self.position]
         if self.shift is None:
             return value
-        return value.as_strided(self.size, self.stride, value.storage_offset() + self.shift)
+        begin = int(value.storage_offset()) * value.itemsize + self.shift
+        own = torch.empty(0, dtype=self.dtype, device=value.device)
+        return own.set_(
+            value.untyped_storage(), begin // self.dtype.itemsize, self.size, self.stride
+        )
 
 
-def recorded(kernel: Kernel, values: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
+def recorded(
+    kernel: Kernel, values: Sequence[torch.Tensor], recorder: Recorder, slot: Slot
+) -> Recording:
     """Record it.  Raises RuntimeError if it holds something that cannot be."""
     there = {_address(v): k for k, v in enumerate(values) if v is not None and v.numel()}
 
     def run(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        return tuple(
-            x if _address(x) in there else recorder.outside(x).copy_(x) for x in kernel(inputs)
-        )
+        made = enumerate(kernel(inputs))
+        return tuple(x if _address(x) in there else slot.fill(k, x) for k, x in made)
 
     try:
         made, play = recorder.record(run, list(values))
@@ -184,19 +208,25 @@ def recorded(kernel: Kernel, values: Sequence[torch.Tensor], recorder: Recorder)
             f"a CUDA graph cannot hold this region: {type(error).__name__}: {error}\n"
             "engine.cuda_graphs=false starts its ops one by one."
         ) from error
-    results: list[Own | Handed] = []
-    for tensor in made:
-        position = there.get(_address(tensor))
-        if position is None:
-            results.append(Own(tensor))
+    handed = {
+        k: _handed(x, values, there[_address(x)])
+        for k, x in enumerate(made)
+        if _address(x) in there
+    }
+    fills = tuple(k for k in range(len(made)) if k not in handed)
+    results = tuple(handed[k] if k in handed else Own(slot.tensors[k]) for k in range(len(made)))
+    return Recording(play, results, slot, fills)
+
+
+def _handed(result: torch.Tensor, values: Sequence[torch.Tensor], position: int) -> Handed:
+    """position: of an input in the same storage."""
+    how = (result.dtype, tuple(result.shape), result.stride())
+    for k, value in enumerate(values):
+        if value is None or value.data_ptr() != result.data_ptr():
             continue
-        value = values[position]
-        shift = int(tensor.storage_offset() - value.storage_offset())
-        same = not shift and (tensor.shape, tensor.stride()) == (value.shape, value.stride())
-        results.append(
-            Handed(position, tuple(tensor.shape), tensor.stride(), None if same else shift)
-        )
-    return Recording(play, results)
+        if (value.dtype, tuple(value.shape), value.stride()) == how:
+            return Handed(k, None, *how)
+    return Handed(position, result.data_ptr() - values[position].data_ptr(), *how)
 
 
 def _address(value: torch.Tensor) -> int:
@@ -229,8 +259,8 @@ class OnCuda:
         self.computing = torch.cuda.current_stream()
         with torch.cuda.stream(self.stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # of views alone
-            # threads that read batches, and those of NCCL, call CUDA meanwhile
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            # other threads call CUDA meanwhile, and `outside` may have to ask it for memory
+            graph.capture_begin(pool=self.pool, capture_error_mode="relaxed")
             try:
                 made = run(inputs)
             except Exception:

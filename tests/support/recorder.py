@@ -21,12 +21,13 @@ class OnCpu:
     """Of one rank."""
 
     def __init__(self) -> None:
-        self.own: list[Tensor] = []
+        self.lasting: set[int] = set()  # addresses; nobody frees what lies there
 
     def outside(self, like: Tensor) -> Tensor:
         """Memory in which nothing passes."""
-        self.own.append(torch.empty_like(like))
-        return self.own[-1]
+        own = torch.empty_like(like)
+        self.lasting.add(own.untyped_storage().data_ptr())
+        return own
 
     def record(
         self, run: Kernel, inputs: list[Tensor]
@@ -36,13 +37,12 @@ class OnCpu:
         lent = [None if x is None else _lent(x, there) for x in inputs]
         inputs.clear()
         before = {address: whole.clone() for address, whole in there.items()}
-        self.own, log = [], _Log()
+        log = _Log()
         with log:
             made = run(lent)
-        log.close({*there, *(x.untyped_storage().data_ptr() for x in self.own)})
-        for own in self.own:  # nobody may read this before it is played
-            own.untyped_storage().fill_(0xFF)
-        self.own = []
+        for result in made:  # nobody may read this before it is played
+            result.untyped_storage().fill_(0xFF)
+        log.close({*there, *self.lasting})
         for address, whole in there.items():
             whole.copy_(before[address])
         return made, log.play

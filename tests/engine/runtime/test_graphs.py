@@ -87,7 +87,7 @@ def test_a_place_is_recorded_when_it_is_met_again() -> None:
         (made,) = played([x])
         assert made.tolist() == [2 * k] * 3
         del made
-        counts.append((played.count, played.plays))
+        counts.append((len(played.recordings), played.plays))
     assert counts == [(0, 0), (0, 0), (1, 1), (1, 2)]  # warm, new, recorded, played
 
 
@@ -96,7 +96,7 @@ def test_another_place_has_a_recording_of_its_own() -> None:
     for _ in range(3):
         for x in places:
             assert torch.equal(played([x])[0], 2 * x)
-    assert played.count == 2
+    assert len(played.recordings) == 2
 
 
 def test_what_is_still_held_is_not_written_again() -> None:
@@ -108,7 +108,7 @@ def test_what_is_still_held_is_not_written_again() -> None:
         held.append(made if k % 2 else made[1:])  # a view counts
         held = held[-2:]
     assert [h.tolist() for h in held] == [[8, 8], [10, 10, 10]]
-    assert played.count == 3  # two that are held, one that is made
+    assert len(played.recordings) == 3  # two that are held, one that is made
 
 
 def test_variables_are_looked_for_nowhere() -> None:
@@ -122,7 +122,7 @@ def test_variables_are_looked_for_nowhere() -> None:
         assert new is weight or k == 1
         assert weight.tolist() == product.tolist() == [k, k]
         del product
-    assert played.count == 1
+    assert len(played.recordings) == 1
 
 
 def test_views_of_inputs_are_of_those_of_the_act() -> None:
@@ -138,7 +138,7 @@ def test_views_of_inputs_are_of_those_of_the_act() -> None:
         assert turned.tolist() == [[2 + k, 4 + k], [3 + k, 5 + k]]
         assert first.tolist() == [3 + k, 4 + k]
         del first
-    assert played.count == 1
+    assert len(played.recordings) == 1
 
 
 def test_a_sum_grows_in_the_memory_of_its_first_addend() -> None:
@@ -152,16 +152,41 @@ def test_a_sum_grows_in_the_memory_of_its_first_addend() -> None:
         for _ in range(3):
             (total,) = played([x, total])
         assert total.tolist() == [3, 3], step
-    assert played.count == 3 and played.plays >= 6
+    assert len(played.recordings) == 3 and played.plays >= 6
 
 
-def test_there_are_not_more_recordings_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST_RECORDINGS", 2)
+def test_recordings_of_other_places_fill_the_same_slot() -> None:
     played = region(doubled)
     places = [torch.full((3,), float(k)) for k in range(4)]
     for _ in range(3):
         assert [played([x])[0].tolist() for x in places] == [[2 * k] * 3 for k in range(4)]
-    assert played.count == 2 and played.plays == 4
+    assert (len(played.recordings), len(played.slots)) == (4, 1)
+
+
+def test_the_recording_that_is_not_played_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST_RECORDINGS", 2)
+    played = region(doubled)
+    one, two, three = (torch.full((3,), float(k)) for k in range(3))
+    for x in (one, one, two, two, one, three, three):
+        assert torch.equal(played([x])[0], 2 * x)
+    assert [place[0][0] for place, _ in played.recordings] == [one.data_ptr(), three.data_ptr()]
+
+
+def test_inputs_of_two_dtypes_may_lie_in_one_message() -> None:
+    def views(values: list[Tensor]) -> tuple[Tensor, ...]:
+        wide, narrow = values
+        return wide.view(2, 2), narrow[1:], wide, wide.add_(1)[2:]
+
+    message = torch.zeros(24, dtype=torch.uint8)
+    wide, narrow = message[:16].view(torch.float32), message[16:].view(torch.bfloat16)
+    played = region(views)
+    for k in range(4):
+        wide.copy_(torch.arange(4.0) + k)
+        narrow.fill_(k)
+        square, rest, same, last = played([wide, narrow])
+        assert square.tolist() == [[k + 1, k + 2], [k + 3, k + 4]]
+        assert (rest.dtype, rest.tolist()) == (torch.bfloat16, [k] * 3)
+        assert same is wide and last.tolist() == [k + 3, k + 4]
 
 
 def test_what_cannot_be_recorded_is_named() -> None:
