@@ -17,7 +17,7 @@ from flowrun.engine.cost.network import Link
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import FORWARD, LogicalGraph, Op
 
-NEARLY = 0.01  # of a rank's share of the work: a stage so much slower is as good, if less crosses
+NEARLY = 0.002  # of a rank's share of the work: a stage so much slower is as good, if less crosses
 
 
 @dataclass(frozen=True, slots=True)
