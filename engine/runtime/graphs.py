@@ -28,6 +28,7 @@ import torch
 
 from flowrun.engine.plan import Plan, RegionWork
 from flowrun.engine.runtime.kernels import Kernel, Kernels
+from flowrun.engine.sums import sums_of
 
 WARM_STEPS = 3  # op after op: the first two are metered, and load what kernels need
 MOST_RECORDINGS = 32  # of one region: then that goes which was not played for longest
@@ -57,9 +58,10 @@ def graphed(kernels: Kernels, recorder: Callable[[], Recorder] | None = None) ->
         for actor_id, kernel in kernels(plan, stage, coordinate).items():
             actor = plan.actors[actor_id]
             assert isinstance(actor.work, RegionWork)
-            variables = {k for k, n in enumerate(actor.work.reads) if n in plan.variables}
+            inputs = (*actor.work.reads, *sums_of(plan, actor.work))
+            moving = [k for k, name in enumerate(inputs) if name not in plan.variables]
             warm = WARM_STEPS * plan.acts_per_step(actor)
-            played[actor_id] = Played(kernel, variables, warm, own)
+            played[actor_id] = Played(kernel, moving, warm, own)
         return played
 
     return of_rank
@@ -68,14 +70,15 @@ def graphed(kernels: Kernels, recorder: Callable[[], Recorder] | None = None) ->
 class Played:
     """The kernel of a region.
 
-    variables: positions of inputs that never move.  warm: acts that run op after op first.
+    moving: positions of inputs that are no variables, which never move.  warm: acts that run op
+    after op first.
     """
 
     def __init__(
-        self, kernel: Kernel, variables: Collection[int], warm: int, recorder: Recorder
+        self, kernel: Kernel, moving: Sequence[int], warm: int, recorder: Recorder
     ) -> None:
         self.kernel = kernel
-        self.variables = variables
+        self.moving = moving
         self.warm = warm
         self.recorder = recorder
         self.slots: list[Slot] = []
@@ -101,9 +104,8 @@ class Played:
         and such inputs were here before.
         """
         place = tuple(
-            None if value is None else (value.data_ptr(), value.stride())
-            for k, value in enumerate(values)
-            if k not in self.variables
+            None if (value := values[k]) is None else (value.data_ptr(), value.stride())
+            for k in self.moving
         )
         for k in range(len(self.slots)):
             found = self.recordings.get((place, k))

@@ -75,8 +75,8 @@ def doubled(values: list[Tensor]) -> tuple[Tensor, ...]:
     return (values.pop() * 2,)
 
 
-def region(kernel: Kernel, variables: tuple[int, ...] = (), warm: int = 0) -> Played:
-    return Played(kernel, variables, warm, OnCpu())
+def region(kernel: Kernel, moving: tuple[int, ...] = (0,), warm: int = 0) -> Played:
+    return Played(kernel, moving, warm, OnCpu())
 
 
 def test_a_place_is_recorded_when_it_is_met_again() -> None:
@@ -116,7 +116,7 @@ def test_variables_are_looked_for_nowhere() -> None:
         weight, x = values
         return (weight.add_(x), x * weight)
 
-    played, weight, x = region(step, variables=(0,)), torch.zeros(2), torch.ones(2)
+    played, weight, x = region(step, moving=(1,)), torch.zeros(2), torch.ones(2)
     for k in range(1, 5):
         new, product = played([weight, x])
         assert new is weight or k == 1
@@ -146,7 +146,7 @@ def test_a_sum_grows_in_the_memory_of_its_first_addend() -> None:
         x, total = values
         return (x * 1 if total is None else total.add_(x),)
 
-    played, x = region(added), torch.ones(2)
+    played, x = region(added, moving=(0, 1)), torch.ones(2)
     for step in range(5):
         total: Any = None
         for _ in range(3):
@@ -179,7 +179,7 @@ def test_inputs_of_two_dtypes_may_lie_in_one_message() -> None:
 
     message = torch.zeros(24, dtype=torch.uint8)
     wide, narrow = message[:16].view(torch.float32), message[16:].view(torch.bfloat16)
-    played = region(views)
+    played = region(views, moving=(0, 1))
     for k in range(4):
         wide.copy_(torch.arange(4.0) + k)
         narrow.fill_(k)
