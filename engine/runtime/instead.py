@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrun.engine.ops import create
 from flowrun.engine.runtime import attention, pointwise, products
 
 aten = torch.ops.aten
@@ -18,11 +19,27 @@ def kernel_of(function: Callable[..., Any], loose: bool = False) -> Callable[...
 
     loose: what it makes may lie as it comes.
     """
+    if function is create.constant:
+        return kept()
     if function in _BY_DEVICE:
         return _BY_DEVICE[function]
     if not products.rule():
         return function
     return (_LOOSE if loose else _REPLACED).get(function, _REPLACED.get(function, function))
+
+
+def kept() -> Callable[..., Tensor]:
+    """flow.constant of one op: its numbers go to the device once, for a copy from the host makes a
+    step wait and is in no CUDA graph.  What it hands out is the reader's to write over.
+    """
+    made: list[Tensor] = []
+
+    def constant(*given: Any, **how: Any) -> Tensor:
+        if not made:
+            made.append(create.constant(*given, **how))
+        return made[0].clone()
+
+    return constant
 
 
 def _attention_backward(grad: Tensor, *given: Any, **how: Any) -> tuple[Tensor, ...]:

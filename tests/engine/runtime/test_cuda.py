@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor
 
 from flowrun.engine.runtime import attention
 from flowrun.engine.runtime.compiled import CompiledRegions
@@ -23,6 +25,7 @@ from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.recorder import RecordedRank
 from flowrun.engine.trace import COMPUTE
+from flowrun.models.mlp import MLP
 from support.layouts import Layout, compiled, initial
 from support.plain_loop import (
     TINY_CONVNET,
@@ -31,12 +34,23 @@ from support.plain_loop import (
     Training,
     loss_difference,
     plain_loop,
+    seeded,
 )
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 aten = torch.ops.aten
 NARROW = replace(TINY_GPT, autocast=torch.bfloat16)
+
+
+class Weighed(MLP):
+    """Pixels count more to one side, by numbers that are written in forward."""
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        return super().forward(x_BI * torch.tensor([0.5 + k / 64 for k in range(64)]))
+
+
+NUMBERS = replace(TINY_MLP, model=partial(seeded, partial(Weighed, 64, 12, 10)), pins=())
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +73,9 @@ def a_rank(
 
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 @pytest.mark.parametrize(
-    "training", [TINY_MLP, TINY_GPT, TINY_CONVNET], ids=["mlp", "gpt", "convnet"]
+    "training",
+    [TINY_MLP, TINY_GPT, TINY_CONVNET, NUMBERS],
+    ids=["mlp", "gpt", "convnet", "numbers"],
 )
 def test_a_rank_trains_as_a_plain_loop_on_the_cpu(training: Training, compiler: str) -> None:
     with a_rank(training, compiler) as rank:
@@ -87,8 +103,9 @@ def test_graphs_train_as_ops_do(training: Training, compiler: str) -> None:
 
 @pytest.mark.parametrize("plays", [False, True])
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
-def test_no_step_waits_for_the_device(compiler: str, plays: bool) -> None:
-    with a_rank(NARROW, compiler, plays) as rank:
+@pytest.mark.parametrize("training", [NARROW, NUMBERS], ids=["bf16", "numbers"])
+def test_no_step_waits_for_the_device(training: Training, compiler: str, plays: bool) -> None:
+    with a_rank(training, compiler, plays) as rank:
         ready = 12 if plays else 2  # kernels are loaded, handles and recordings made
         rank.run(ready)
         torch.cuda.set_sync_debug_mode("error")

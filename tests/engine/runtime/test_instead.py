@@ -1,5 +1,5 @@
 """engine/runtime/instead.py: layer norm of narrow activations and wide weights, which CUDA's kernel
-does not take; what runs there is held beside the CPU's kernel, which does.
+does not take, so what runs there is held beside the CPU's kernel, which does; and constants.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flowrun.engine.ops import create
 from flowrun.engine.runtime.instead import kernel_of
 
 aten = torch.ops.aten
@@ -31,3 +32,19 @@ def test_a_norm_of_narrow_activations_is_the_cpus(
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-6)
+
+
+def test_numbers_are_brought_once_and_handed_out_to_be_written_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brought = []
+    monkeypatch.setattr(
+        torch, "tensor", lambda *a, of=torch.tensor, **k: brought.append(a) or of(*a, **k)
+    )
+    one, other = kernel_of(create.constant), kernel_of(create.constant)
+    for _ in range(3):
+        made = one((1.0, 2.0, 3.0, 4.0), (2, 2), ((1, 1), (0, 2)), dtype=torch.float32)
+        assert made.tolist() == [[3.0, 4.0]]
+        made.zero_()
+    assert other((5, 6), (2,), dtype=torch.int64).tolist() == [5, 6]
+    assert len(brought) == 2
