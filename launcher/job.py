@@ -176,9 +176,13 @@ class Job:
         """The profile is of what the ranks run on: not of another device, nor the processor that a
         recipe gets which names none.
         """
-        hardware = self.strategy.hardware
-        here = self.recipe.launch.name != "virtual" and hardware.device == self.device_type
-        return here and hardware.name != CPU
+        return self.is_foreseeable and self.strategy.hardware.name != CPU
+
+    @property
+    def is_foreseeable(self) -> bool:
+        """Seconds foreseen are of such ranks: not all in one process, nor on another device."""
+        here = self.strategy.hardware.device == self.device_type
+        return here and self.recipe.launch.name != "virtual"
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -123,6 +123,8 @@ class Progress:
         self.console.print(table)
         if report.step_times:
             self.console.print(step_time_table(report.step_times))
+        if report.advice:
+            self.console.print(f"note: {report.advice}", highlight=False)
         self.console.print(f"everything of this run: {folder}", highlight=False, soft_wrap=True)
 
     def close(self) -> None:

@@ -17,6 +17,8 @@ from flowrun.engine.step_time import StepTime, step_times
 from flowrun.engine.trace import Note
 from flowrun.launcher.job import Job
 
+FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit
+
 
 def numbers(validation: Results) -> dict[str, float]:
     """Without the lists of the mirrored view."""
@@ -69,7 +71,8 @@ class Report:
     are no sequences of tokens.  skipped_updates: by loss scaling, since training began.
     step_times: where a step went, by rank (engine.trace, processes only).  model_flops: of a step,
     all ranks together; where the profile is of the machine, foreseen and measured also have
-    utilisation, what share that is of its peak.
+    utilisation, what share that is of its peak.  advice: where the profile is one that comes with
+    flowrun, and far from this machine.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Report:
     skipped_updates: int = 0
     step_times: tuple[StepTime, ...] = ()
     model_flops: float = 0.0
+    advice: str = ""
 
     @staticmethod
     def of(job: Job, training: Rehearsed, log: Log) -> Report:
@@ -108,6 +112,9 @@ class Report:
             "process_bytes": {str(r): log.process_bytes.get(r, 0) for r in ranks},
             "sent_bytes": sum(log.sent_bytes.values()) / max(1, len(log.steps)),
         }
+        advice = ""
+        if job.is_foreseeable and not job.is_profiled:
+            advice = misfit(job.strategy.hardware.name, rehearsal.step_s, step_s)
         if job.is_profiled:
             hardware, dtype = job.strategy.hardware, job.recipe.precision.dtype
             for found, seconds in ((foreseen, rehearsal.step_s), (measured, step_s)):
@@ -128,8 +135,21 @@ class Report:
             log.steps[-1].skipped_updates,
             step_times(plan, log.notes),
             model_flops(plan),
+            advice,
         )
 
     def to_json(self) -> str:
         """As written to report.json."""
         return json.dumps(asdict(self), indent=2)
+
+
+def misfit(profile: str, foreseen_s: float, measured_s: float) -> str:
+    """What to do where a profile that comes with flowrun is far off, in seconds of a step; empty
+    where it is near.
+    """
+    if foreseen_s / FAR <= measured_s <= foreseen_s * FAR:
+        return ""
+    return (
+        f"profile {profile}, of another processor, foresees {foreseen_s / measured_s:.2g} x the"
+        " time of a step: flowrun calibrate measures yours."
+    )
