@@ -32,7 +32,7 @@ def check_runs(recipe: Recipe) -> None:
         raise RecipeError(
             "engine.cuda_graphs",
             "these ranks run on CPUs, which have no CUDA graphs.",
-            "Leave it out, or run on GPUs (launch.device=cuda).",
+            "Leave it out, or run on GPUs (launch=local launch.device=cuda).",
         )
     if recipe.engine.compiler == HANDWRITTEN:
         raise RecipeError(

@@ -1,5 +1,6 @@
-"""Which device a recipe runs on: asked in the launcher, which must not open CUDA itself: a process
-that has cannot fork ranks that use it.
+"""Whether a recipe runs on the CPU or on CUDA.
+
+The launcher asks NVML, not CUDA: once a process has opened CUDA, its forks cannot use it.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ class _Heard:
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     here: dict[int, dict[str, Any]] = field(default_factory=dict)
     meeting: Meeting | None = None
-    broken: Exception | None = None
+    broken: RunError | None = None
     running: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -272,7 +272,8 @@ class _Heard:
                     if shared and host:
                         self.record.share(host)
         except Exception as error:
-            self.broken = error
+            self.broken = RunError("the launcher", f"{type(error).__name__}: {error}")
+            self.broken.__cause__ = error
             self._stop_us()
 
     @contextmanager

@@ -23,6 +23,7 @@ from flowrun.engine.runtime.rank import Results
 from flowrun.launcher.schema import Launch
 
 _PATIENCE = timedelta(days=7)  # for the next step
+_CONNECT = timedelta(seconds=30)  # to a store that is there: elastic's ranks have met by it
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ class Meeting:
         """A connection of its own (one is not for several threads)."""
         import torch.distributed as dist
 
-        store: Any = dist.TCPStore  # type: ignore[attr-defined]
-        return store(self.address, self.port, is_master=False, timeout=_PATIENCE)
+        made: Any = dist.TCPStore  # type: ignore[attr-defined]
+        store = made(self.address, self.port, is_master=False, timeout=_CONNECT)
+        store.set_timeout(_PATIENCE)
+        return store
 
     def tell_others(self, *message: Any, store: Any = None) -> None:
         """Put a message into the queue of every other host; if the store has gone, so have they."""
@@ -77,7 +80,7 @@ class Teller:
         self.pipe = pipe
         self.num_ranks = num_ranks
         self.meeting = Meeting.of_worker()
-        self.store = self.meeting.connect() if self.meeting.num_hosts > 1 else None
+        self.store: Any = None
         self.writing = threading.Lock()
         self.forwarder: threading.Thread | None = None
 
@@ -86,9 +89,12 @@ class Teller:
 
         folder: of this host's run; another host may have the same.
         """
-        if self.store is None or int(os.environ["LOCAL_RANK"]):
-            return
         meeting = self.meeting
+        if meeting.num_hosts == 1:
+            return
+        self.store = meeting.connect()
+        if int(os.environ["LOCAL_RANK"]):
+            return
         if meeting.host == 0:
             self.store.set("flowrun/folder", str(folder.absolute()))
         shared = self.store.get("flowrun/folder").decode() == str(folder.absolute())

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -30,6 +30,7 @@ from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type, gpu_name, has_gpus
 from flowrun.launcher.initial import Initial, named
 from flowrun.launcher.plan_cache import PlanCache, source_files
+from flowrun.launcher.profile import is_stand_in
 from flowrun.launcher.sampler import Sampler, length
 from flowrun.launcher.schema import Recipe
 from flowrun.launcher.segments import Segment, segments
@@ -86,9 +87,7 @@ class Job:
         self.evaluation_sampler = Sampler(
             self.data, train.seed, train.batch_size, train.micro_batches, held_out, True
         )
-        self.strategy = replace(
-            reading(strategy_of(recipe), self.data),
-        )
+        self.strategy = reading(strategy_of(recipe), self.data)
         self.example = self.sampler(0, 0, slice(0, recipe.micro_batch_size))
         self.task = Task(
             self.model,
@@ -110,7 +109,7 @@ class Job:
 
     @cached_property
     def training(self) -> Rehearsed:
-        """The training plan and its rehearsal."""
+        """The training plan and its rehearsal: made in this process unless by `compiled`."""
 
         def make() -> Rehearsed:
             return self.planned or compile_training(self.task, self.example, self.strategy)
@@ -176,7 +175,8 @@ class Job:
         """The profile is of what the ranks run on: not of another device, nor the processor that a
         recipe gets which names none.
         """
-        return self.is_foreseeable and self.strategy.hardware.name != CPU
+        named = self.strategy.hardware.name != CPU and not is_stand_in(self.recipe)
+        return self.is_foreseeable and named
 
     @property
     def is_foreseeable(self) -> bool:
@@ -196,8 +196,10 @@ class Job:
         """What the recipe's own profile, and the plan, do not say."""
         named, used, out = self.recipe.hardware, self.strategy.hardware, []
         if named.device != used.device:
-            here, what = gpu_name() or "a GPU", f"of which {named.name} says nothing."
-            out.append(f"hardware={used.name}: ranks run on {here}, {what}")
+            here, what = gpu_name() or "a GPU", f"of which {named.name} says nothing"
+            if is_stand_in(self.recipe):
+                what += "; this profile is of another GPU, and so is what is foreseen"
+            out.append(f"hardware={used.name}: ranks run on {here}, {what}.")
         if self.recipe.engine.cuda_graphs:
             what = "what regions make keeps its memory, so a rank takes more than is foreseen."
             out.append(f"engine.cuda_graphs: {what}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import sys
 from dataclasses import replace
 from functools import cache
@@ -32,7 +33,13 @@ _SHARES = (
     "crowded_share",
 )
 
-_GPUS = {"V100": "v100_cluster", "A100": "dgx_a100", "H100": "h100", "H200": "h200"}  # by model
+# by what the driver calls them; other variants of a model (PCIe, half the memory) have its profile
+_GPUS = {
+    "V100-SXM2-16GB": "v100_cluster",
+    "A100-SXM4-80GB": "dgx_a100",
+    "H100 80GB HBM3": "h100",
+    "H200": "h200",
+}
 _ANY_GPU = "dgx_a100"
 
 
@@ -59,8 +66,23 @@ def suited(recipe: Recipe) -> Hardware:
     """
     if recipe.hardware.device != CPU or device_type(recipe, here=False) == "cpu":
         return recipe.hardware
-    name = gpu_name()
-    return shipped(next((of for model, of in _GPUS.items() if model in name), _ANY_GPU))
+    return shipped(_of_gpu(gpu_name())[0])
+
+
+def is_stand_in(recipe: Recipe) -> bool:
+    """The profile was chosen for this host's GPUs, and is of another GPU."""
+    return suited(recipe) is not recipe.hardware and not _of_gpu(gpu_name())[1]
+
+
+def _of_gpu(name: str) -> tuple[str, bool]:
+    """(a shipped profile, whether it is of that very GPU) by the driver's name of it."""
+    for model, profile in _GPUS.items():
+        if re.search(rf"{model}$", name):
+            return profile, True
+    for model, profile in _GPUS.items():
+        if re.split("[- ]", model)[0] in name:
+            return profile, False
+    return _ANY_GPU, False
 
 
 def shares_memory(recipe: Recipe) -> bool:

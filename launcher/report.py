@@ -114,7 +114,7 @@ class Report:
         }
         advice = ""
         if job.is_foreseeable and not job.is_profiled:
-            advice = misfit(job.strategy.hardware.name, rehearsal.step_s, step_s)
+            advice = advice_on(job.strategy.hardware.name, rehearsal.step_s, step_s)
         if job.is_profiled:
             hardware, dtype = job.strategy.hardware, job.recipe.precision.dtype
             for found, seconds in ((foreseen, rehearsal.step_s), (measured, step_s)):
@@ -143,7 +143,7 @@ class Report:
         return json.dumps(asdict(self), indent=2)
 
 
-def misfit(profile: str, foreseen_s: float, measured_s: float) -> str:
+def advice_on(profile: str, foreseen_s: float, measured_s: float) -> str:
     """What to do where a profile that comes with flowrun is far off, in seconds of a step; empty
     where it is near.
     """

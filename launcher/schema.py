@@ -252,7 +252,8 @@ class Launch:
     name: local (processes), virtual (all ranks in this process) or slurm (a batch job).
     threads: of one rank's compute.
     nnodes, node_rank, rdzv_endpoint: several hosts; the same command on each, rdzv_endpoint =
-    host:port of one of them.  device: cpu, cuda, or auto (cuda where there is one).
+    host:port of one of them.  device: cpu, cuda, or auto (cuda where the
+    host has a GPU for each of its ranks).
     transport: between ranks on CPUs: gloo, shared (memory, on one host), or auto (shared within a
     host, gloo between hosts).
     message_order_seed: virtual only; deliver messages in random order.

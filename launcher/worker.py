@@ -93,9 +93,10 @@ class Worker:
         backend = "nccl" if device.type == "cuda" else "gloo"
         with _with_peers(rank, "while the ranks meet"):
             tell.start(self._fingerprint(), self.folder)
-            # With its device NCCL connects each group where it is made, in one order on all ranks;
-            # at a first message two ranks that both receive would wait for each other.
+            # With its device NCCL makes each group where we do, in one order on all ranks, and so
+            # told it connects its rings and trees there, too; Links does so for messages.
             of_nccl = device if device.type == "cuda" else None
+            os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
             patience = timedelta(seconds=_SILENCE_S)
             dist.init_process_group(backend, timeout=patience, device_id=of_nccl)
             memory = RankMemory(device)

@@ -213,11 +213,3 @@ def partial_rows(op: Op, *groups: Sequence[str]) -> tuple[Signature, ...]:
 def sizes(slices: Slices) -> Shape:
     """Lengths of slices: the local shape."""
     return tuple(length for _, length in slices)
-
-
-def input_at(view: LocalView, name: str) -> int | None:
-    """Index among op.inputs of the (first) tensor that is argument `name`; None where it is no
-    tensor.
-    """
-    names = places(view.op)
-    return names.index(name) if name in names else None

@@ -46,11 +46,6 @@ STAGING = PASSES[: PASSES.index(split_stages) + 1]  # no schedule matters so far
 LAYOUT = PASSES[: PASSES.index(infer_sbp) + 1]  # neither ZeRO nor recomputation matters so far
 
 
-def compile_graph(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """captured -> boxed, by all PASSES in order."""
-    return finish(lay_out(graph, strategy), strategy)
-
-
 def stage(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """captured -> staged: the same for strategies that differ as in lay_out, or by in_flight."""
     for rewrite in STAGING:

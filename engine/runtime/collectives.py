@@ -15,8 +15,8 @@ all-reduces of which the plan says that they are exchanged (Level.exchange_bytes
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
@@ -28,6 +28,7 @@ from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATT
 from flowrun.engine.placement import Shape
 from flowrun.engine.runtime.pending import (
     Callback,
+    PeerGone,
     Pending,
     Settled,
     num_bytes,
@@ -52,6 +53,19 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
 # torch 2.13 renames these two and warns at the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@contextmanager
+def _others() -> Iterator[None]:
+    """Around what torch does with other ranks.  Raises PeerGone for what it says of them; what a
+    device says of this rank stays.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError as error:
+        raise PeerGone(f"{type(error).__name__}: {error}") from error
 
 
 class TorchPending:
@@ -86,7 +100,7 @@ class TorchPending:
     def wait(self) -> list[Tensor]:
         """The tensors after the step (of a send: none), again at every call.
 
-        Blocks the host on the CPU; on CUDA it makes the current stream wait, not the host.
+        Blocks the host until then; on CUDA, where on_done was not called, the current stream alone.
         """
         if self._finish is not None:
             if self._watched is None:
@@ -101,7 +115,7 @@ class TorchPending:
         return self._result
 
     def on_done(self, callback: Callback) -> None:
-        """Call back, once, when `wait` will not block the host any more (it may raise).
+        """Call back, once, when `wait` will not block any more (it may raise).
 
         At once if that is so already; else from another thread.
         """
@@ -113,14 +127,17 @@ class TorchPending:
             self._watched = threading.Event()
             _watcher(self._channel).inbox.put((self, self._watched, callback))
 
-    def settle(self, stream: Any = None) -> None:
+    def settle(self, make_stream: Callable[[torch.device], Any] | None = None) -> None:
         """Wait for torch's handle; an error is kept for `wait`.
 
-        stream: of CUDA, which waits in the place of the current one, and the host for it.
+        make_stream: of CUDA, which waits in the place of the current one, and the host for it.
         """
         try:
+            stream = None
+            if make_stream is not None and self.device.type == "cuda":
+                stream = make_stream(self.device)
             if self._work is not None:
-                with nullcontext() if stream is None else torch.cuda.stream(stream):
+                with _others(), nullcontext() if stream is None else torch.cuda.stream(stream):
                     self._work.wait()
                 if stream is not None:
                     reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -133,6 +150,24 @@ class TorchPending:
     def device(self) -> torch.device:
         """Where the memory is that it holds."""
         return self._holds[0].device if self._holds else torch.device("cpu")
+
+
+# ---- connections ---------------------------------------------------------------------------------
+
+
+def connect(group: Any, device: torch.device) -> None:
+    """Have each member of a group, which this rank is one of, send a byte to each other, and wait.
+
+    NCCL connects two ranks when the first of them sends to the other or receives, and holds its
+    host until the other does so too (ncclP2PPreconnectFunc of its group.cc): two that post their
+    receives before they send would never come to that.  What all ranks do in one order cannot.
+    """
+    count = dist.get_world_size(group)
+    inbox, outbox = (torch.zeros(count, dtype=torch.uint8, device=device) for _ in range(2))
+    with _others():
+        dist.all_to_all_single(inbox, outbox, group=group)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 # ---- collectives ---------------------------------------------------------------------------------
@@ -174,7 +209,8 @@ def _begin_all_reduce(
     message = pack(bucket)
     reduce = "max" if message.dtype == torch.bool and step.reduce == "sum" else step.reduce
     shapes = layouts.after(index)
-    work = dist.all_reduce(message, op=_OPS[reduce], group=group, async_op=True)
+    with _others():
+        work = dist.all_reduce(message, op=_OPS[reduce], group=group, async_op=True)
     return work, lambda: unpack(message, shapes), (message,)
 
 
@@ -187,7 +223,8 @@ def _begin_exchange(
     size = len(outbox) // others
     sizes = [0 if k == index else size for k in range(others + 1)]
     inbox = torch.empty_like(outbox)
-    work = dist.all_to_all_single(inbox, outbox, sizes, sizes, group=group, async_op=True)
+    with _others():
+        work = dist.all_to_all_single(inbox, outbox, sizes, sizes, group=group, async_op=True)
 
     def finish() -> list[Tensor]:
         messages = list(inbox.split(sizes))
@@ -205,7 +242,8 @@ def _begin_all_gather(
         return _begin_all_to_all(step, bucket, layouts, group, index)
     message = pack(bucket)
     whole = message.new_empty(sum(sizes))
-    work = _all_gather(whole, message, group=group, async_op=True)
+    with _others():
+        work = _all_gather(whole, message, group=group, async_op=True)
     return work, lambda: incoming(whole.split(sizes), layouts, index), (whole, message)
 
 
@@ -219,7 +257,8 @@ def _begin_reduce_scatter(
         return _begin_all_to_all(step, bucket, layouts, group, index)
     messages = torch.cat([outgoing(bucket, layouts, k) for k in members])
     shard = messages.new_empty(sizes[index])
-    work = _reduce_scatter(shard, messages, op=_OPS[step.reduce], group=group, async_op=True)
+    with _others():
+        work = _reduce_scatter(shard, messages, op=_OPS[step.reduce], group=group, async_op=True)
     shapes = layouts.after(index)
     return work, lambda: unpack(shard, shapes), (shard, messages)
 
@@ -234,7 +273,8 @@ def _begin_all_to_all(
     back = [layouts.size(k, index) if k != index else 0 for k in members]
     outbox = torch.cat([outgoing(bucket, layouts, k) for k in members if k != index])
     inbox = outbox.new_empty(sum(back))
-    work = dist.all_to_all_single(inbox, outbox, back, there, group=group, async_op=True)
+    with _others():
+        work = dist.all_to_all_single(inbox, outbox, back, there, group=group, async_op=True)
 
     def finish() -> list[Tensor]:
         messages = list(inbox.split(back))
@@ -269,7 +309,8 @@ def send(tensors: Sequence[Tensor], target_rank: int, tag: int, group: Any = Non
         return Settled([])
     message = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
     put_tensors(message, tensors)
-    work = dist.isend(message, dst=target_rank, group=group, tag=tag)
+    with _others():
+        work = dist.isend(message, dst=target_rank, group=group, tag=tag)
     channel = (group, target_rank, tag, True)
     return TorchPending(work, list, size, channel, (message,))
 
@@ -290,7 +331,8 @@ def receive(
 
     if not message.numel():
         return Settled(finish())
-    work = dist.irecv(message, src=source_rank, group=group, tag=tag)
+    with _others():
+        work = dist.irecv(message, src=source_rank, group=group, tag=tag)
     return TorchPending(work, finish, 0, (group, source_rank, tag, False), (message,))
 
 
@@ -306,24 +348,28 @@ class _Watcher:
         self.inbox: SimpleQueue[tuple[TorchPending, threading.Event, Callback] | None] = (
             SimpleQueue()
         )
+        self.stream: Any = None
         self.thread = threading.Thread(
             target=self._run, name=f"message {way} rank {other} tag {tag}", daemon=True
         )
         self.thread.start()
 
     def _run(self) -> None:
-        stream = None
         while (entry := self.inbox.get()) is not None:
             pending, watched, callback = entry
-            if stream is None and pending.device.type == "cuda":
-                torch.cuda.set_device(pending.device)  # of this thread; else it opens the first
-                # torch has 32 streams to hand out, again and again: these are other ones than
-                # those that compute, communicate or record
-                stream = torch.cuda.Stream(pending.device, priority=-1)
-            pending.settle(stream)
+            pending.settle(self._stream_of)
             watched.set()
             callback()
             del entry, pending, watched, callback  # and what they hold, while this sleeps
+
+    def _stream_of(self, device: torch.device) -> Any:
+        """This thread's own, on CUDA."""
+        if self.stream is None:
+            torch.cuda.set_device(device)  # of this thread; else it opens the first
+            # torch has 32 streams to hand out, again and again: these are other ones than
+            # those that compute, communicate or record
+            self.stream = torch.cuda.Stream(device, priority=-1)
+        return self.stream
 
 
 _watchers: dict[Channel, _Watcher] = {}

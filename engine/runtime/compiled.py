@@ -76,7 +76,7 @@ class CompiledRegions:
 
     @property
     def count(self) -> int:
-        """Regions of all ranks of a stage, together."""
+        """Regions of the plan: of one rank of each stage."""
         return sum(isinstance(actor.work, RegionWork) for actor in self.plan.actors)
 
     @property

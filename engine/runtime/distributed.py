@@ -28,13 +28,12 @@ from flowrun.engine.plan import SEND, Actor, BoxWork, Plan, ReportWork, Transfer
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.live_bytes import LiveBytes
-from flowrun.engine.runtime.neighbours import PeerGone
-from flowrun.engine.runtime.pending import Pending
+from flowrun.engine.runtime.pending import PeerGone, Pending
 from flowrun.engine.runtime.rank import Rank, Results, There
 from flowrun.engine.runtime.readers import Batches
 from flowrun.engine.runtime.side_by_side import Memory, side_by_side, wholes
 from flowrun.engine.runtime.transport import cut, join
-from flowrun.engine.scheduler import COMMUNICATION, Scheduler
+from flowrun.engine.scheduler import Scheduler
 
 _METERED_STEPS = 2  # the second runs as all later ones do
 
@@ -79,7 +78,7 @@ class DistributedRank:
         self.under_way: dict[tuple[int, int], _Flight | _Supply] = {}
         self.behind = device.type == "cuda" if behind is None else behind
         readers = sum(actor.beside for actor in plan.stage_actors(self.body.stage)) + self.behind
-        self.readers = ThreadPoolExecutor(max(readers, 1), "reader", self._enter)
+        self.pool = ThreadPoolExecutor(max(readers, 1), "beside", _enter, (device,))
         self.sent_bytes: dict[int, int] = {}
         self.routes: dict[int, list[_Leg]] = {}
         self.current: Actor | None = None
@@ -162,11 +161,10 @@ class DistributedRank:
         }
 
     def _failure(self, error: Exception) -> RunError:
-        name, kind = (self.current.name, self.current.kind) if self.current else ("?", "")
-        where, what = f"rank {self.rank}, actor {name}", f"{type(error).__name__}: {error}"
-        if kind in COMMUNICATION and isinstance(error, RuntimeError):
-            return LostPeer(where, f"lost another rank, which says why: {what}")
-        return RunError(where, what)
+        where = f"rank {self.rank}, actor {self.current.name if self.current else '?'}"
+        if isinstance(error, PeerGone):
+            return LostPeer(where, f"lost another rank, which says why: {error}")
+        return RunError(where, f"{type(error).__name__}: {error}")
 
     def _round(self, scheduler: Scheduler) -> None:
         """Issue what may be issued, then either run one act or wait for a message."""
@@ -209,23 +207,18 @@ class DistributedRank:
     def _supply(self, actor: Actor, act: int) -> None:
         """Start an act of a reader in a thread."""
         inputs = self.body.inputs(actor, act)
-        self._beside(actor, act, self.readers.submit(self.body.readers.supply, actor, act, inputs))
+        self._beside(actor, act, self.pool.submit(self.body.readers.supply, actor, act, inputs))
 
     def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         """Start an act of a report, and compute on."""
         self.current = actor
         scheduler.aside(actor.id)
-        self._beside(actor, act, self.readers.submit(self.body.report(actor, act)))
+        self._beside(actor, act, self.pool.submit(self.body.report(actor, act)))
 
     def _beside(self, actor: Actor, act: int, future: Future[Any]) -> None:
         """An act goes on in a thread."""
         self.under_way[actor.id, act] = _Supply(future)
         future.add_done_callback(lambda _: self._landed(actor.id, act))
-
-    def _enter(self) -> None:
-        """A thread begins, which knows no device of its own."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
 
     # ------------------------------------------------------------------ communication
 
@@ -343,6 +336,12 @@ def _joined(legs: list[_Leg], received: list[Pending]) -> list[torch.Tensor]:
             parts.setdefault(k, []).append((region, value))
             held[k] = mine
     return [join(parts[k], held[k]) for k in sorted(parts)]
+
+
+def _enter(device: torch.device) -> None:
+    """A thread begins, which knows no device of its own.  It must not hold the rank."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 class _Supply:

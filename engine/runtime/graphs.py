@@ -31,13 +31,14 @@ from flowrun.engine.runtime.kernels import Kernel, Kernels
 from flowrun.engine.sums import sums_of
 
 WARM_STEPS = 3  # op after op: the first two are metered, and load what kernels need
-MOST_RECORDINGS = 32  # of one region: then that goes which was not played for longest
+MOST_RECORDINGS = 32  # of one region; at other places its ops run one by one
+STALE = 128  # acts of a region without a play, after which a recording makes room for another
 _LATELY = 64  # places that are remembered
 
 Place = tuple[Any, ...]  # of each input that is no variable: address and strides
 
 
-class Recorder(Protocol):
+class Grapher(Protocol):
     """Makes the recordings of one rank."""
 
     def record(
@@ -49,11 +50,11 @@ class Recorder(Protocol):
         """Within `run`: memory in which nothing passes."""
 
 
-def graphed(kernels: Kernels, recorder: Callable[[], Recorder] | None = None) -> Kernels:
-    """The same kernels, played where they can be.  recorder: called once for each rank."""
+def graphed(kernels: Kernels, grapher: Callable[[], Grapher] | None = None) -> Kernels:
+    """The same kernels, played where they can be.  grapher: called once for each rank."""
 
     def of_rank(plan: Plan, stage: int, coordinate: tuple[int, ...]) -> Mapping[int, Kernel]:
-        own = (recorder or OnCuda)()
+        own = (grapher or OnCuda)()
         played: dict[int, Kernel] = {}
         for actor_id, kernel in kernels(plan, stage, coordinate).items():
             actor = plan.actors[actor_id]
@@ -74,22 +75,23 @@ class Played:
     after op first.
     """
 
-    def __init__(
-        self, kernel: Kernel, moving: Sequence[int], warm: int, recorder: Recorder
-    ) -> None:
+    def __init__(self, kernel: Kernel, moving: Sequence[int], warm: int, grapher: Grapher) -> None:
         self.kernel = kernel
         self.moving = moving
         self.warm = warm
-        self.recorder = recorder
+        self.grapher = grapher
         self.slots: list[Slot] = []
         self.recordings: OrderedDict[tuple[Place, int], Recording] = OrderedDict()  # by slot
+        self.played: dict[tuple[Place, int], int] = {}  # the act in which each was played last
         self.lately: deque[Place] = deque(maxlen=_LATELY)
+        self.acts = 0
         self.plays = 0
 
     def __call__(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if self.warm:
             self.warm -= 1
             return self.kernel(values)
+        self.acts += 1
         recording = self._recording(values)
         if recording is None:
             return self.kernel(values)
@@ -111,32 +113,44 @@ class Played:
             found = self.recordings.get((place, k))
             if found is not None and found.is_free():
                 self.recordings.move_to_end((place, k))
+                self.played[place, k] = self.acts
                 return found
         if place not in self.lately:
             self.lately.append(place)
             return None
+        if len(self.recordings) >= MOST_RECORDINGS and not self._forget():
+            return None
         slot = next((k for k, slot in enumerate(self.slots) if slot.is_free()), len(self.slots))
         if slot == len(self.slots):
-            self.slots.append(Slot(self.recorder))
-        if len(self.recordings) >= MOST_RECORDINGS:
-            self.recordings.popitem(last=False)
-        recording = recorded(self.kernel, values, self.recorder, self.slots[slot])
-        self.recordings[place, slot] = recording
+            self.slots.append(Slot(self.grapher))
+        recording = recorded(self.kernel, values, self.grapher, self.slots[slot])
+        self.recordings[place, slot], self.played[place, slot] = recording, self.acts
         return recording
+
+    def _forget(self) -> bool:
+        """The recording that was not played for longest goes, if it is stale: were one forgotten
+        that will be played again, more places in turn than there is room for would be recorded in
+        every act.
+        """
+        oldest = next(iter(self.recordings))
+        if self.acts - self.played[oldest] < STALE:
+            return False
+        del self.recordings[oldest], self.played[oldest]
+        return True
 
 
 class Slot:
     """Memory for one version of what a region makes, result by result, as they are first needed."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, grapher: Grapher) -> None:
+        self.grapher = grapher
         self.tensors: dict[int, torch.Tensor] = {}
         self.storages: dict[int, tuple[torch.UntypedStorage, int]] = {}
 
     def fill(self, result: int, value: torch.Tensor) -> torch.Tensor:
         """Copy a result there."""
         if result not in self.tensors:
-            own = self.tensors[result] = self.recorder.outside(value)
+            own = self.tensors[result] = self.grapher.outside(value)
             storage = own.untyped_storage()
             self.storages[result] = (storage, _uses(storage))
         return self.tensors[result].copy_(value)
@@ -194,7 +208,7 @@ class Handed(NamedTuple):
 
 
 def recorded(
-    kernel: Kernel, values: Sequence[torch.Tensor], recorder: Recorder, slot: Slot
+    kernel: Kernel, values: Sequence[torch.Tensor], grapher: Grapher, slot: Slot
 ) -> Recording:
     """Record it.  Raises RuntimeError if it holds something that cannot be."""
     there = {_address(v): k for k, v in enumerate(values) if v is not None and v.numel()}
@@ -204,7 +218,7 @@ def recorded(
         return tuple(x if _address(x) in there else slot.fill(k, x) for k, x in made)
 
     try:
-        made, play = recorder.record(run, list(values))
+        made, play = grapher.record(run, list(values))
     except Exception as error:
         raise RuntimeError(
             f"a CUDA graph cannot hold this region: {type(error).__name__}: {error}\n"
@@ -256,7 +270,7 @@ class OnCuda:
     def record(
         self, run: Kernel, inputs: list[torch.Tensor]
     ) -> tuple[Sequence[torch.Tensor], Callable[[], object]]:
-        """See Recorder."""
+        """See Grapher."""
         graph = torch.cuda.CUDAGraph()
         self.computing = torch.cuda.current_stream()
         with torch.cuda.stream(self.stream), warnings.catch_warnings():
@@ -273,6 +287,6 @@ class OnCuda:
         return made, graph.replay
 
     def outside(self, like: torch.Tensor) -> torch.Tensor:
-        """See Recorder."""
+        """See Grapher."""
         with torch.cuda.stream(self.computing):
             return torch.empty_like(like)

@@ -86,7 +86,7 @@ class Links:
         self.join_groups(wanted)
         if self._apart:
             for channel in sorted(channels_of(plan) - self._channels.keys()):
-                self._channels[channel] = dist.new_group(sorted(channel[1]))
+                self._channels[channel] = self._connected(channel[1])
 
     def join_groups(self, wanted: Iterable[Ranks]) -> None:
         """The same, by their ranks."""
@@ -94,7 +94,14 @@ class Links:
             if self._neighbours.are_together(ranks):
                 self._streams[ranks] = -1 - len(self._streams)
             else:
-                self._groups[ranks] = dist.new_group(list(ranks))
+                self._groups[ranks] = self._connected(ranks)
+
+    def _connected(self, ranks: Ranks) -> Any:
+        """A group of torch's; all ranks make all, in one order."""
+        group = dist.new_group(sorted(ranks))
+        if self._apart and self.rank in ranks:
+            collectives.connect(group, self.device)
+        return group
 
     def start(
         self,

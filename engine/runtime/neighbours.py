@@ -24,6 +24,7 @@ from torch import Tensor
 
 from flowrun.engine.runtime.arena import Arena, OwnArena
 from flowrun.engine.runtime.inbox import Inbox
+from flowrun.engine.runtime.pending import PeerGone
 
 WRITTEN, POSTED, _READ, _REST = range(4)  # what a note says of a message of a stream
 
@@ -34,10 +35,6 @@ _RANK = struct.Struct("<i")
 _CREDENTIALS = struct.Struct("3i")  # of a process: its own number, its user's, its group's
 
 AVAILABLE = sys.platform == "linux"
-
-
-class PeerGone(RuntimeError):
-    """A rank of this host has ended while something was expected of it."""
 
 
 class Neighbours:

@@ -14,6 +14,10 @@ from flowrun.engine.placement import Shape
 Callback = Callable[[], None]
 
 
+class PeerGone(RuntimeError):
+    """Another rank is not there any more, or cannot be reached."""
+
+
 class Pending(Protocol):
     """A step of a boxing for a bucket of tensors, or one message, that has begun."""
 
@@ -24,12 +28,11 @@ class Pending(Protocol):
     def wait(self) -> list[Tensor]:
         """The tensors after the step (of a send: none), again at every call.
 
-        Blocks the host on the CPU; on CUDA it makes the current stream wait, not the host.  Raises
-        RuntimeError if the other ranks are not there any more.
+        Blocks the host until then.  Raises PeerGone.
         """
 
     def on_done(self, callback: Callback) -> None:
-        """Call back, once, when `wait` will not block the host any more (it may raise).
+        """Call back, once, when `wait` will not block any more (it may raise).
 
         At once if that is so already.
         """

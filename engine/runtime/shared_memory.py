@@ -16,9 +16,10 @@ from torch import Tensor
 
 from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER, Step
 from flowrun.engine.placement import Shape
-from flowrun.engine.runtime.neighbours import POSTED, WRITTEN, Neighbours, PeerGone
+from flowrun.engine.runtime.neighbours import POSTED, WRITTEN, Neighbours
 from flowrun.engine.runtime.pending import (
     Callback,
+    PeerGone,
     Pending,
     Settled,
     num_bytes,

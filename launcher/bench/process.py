@@ -114,9 +114,10 @@ def _peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> S
     _run([(command, variables) for variables in place], run, folder, timeout_s)
     files = [folder / f"rank{rank}.json" for rank in ranks]
     heard: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
-    losses = [each["losses"] for each in heard if each["losses"][0] is not None]
+    with_loss = [each for each in heard if each["losses"][0] is not None]
+    losses = [each["losses"] for each in with_loss]
     return Sample(
-        tuple(heard[-1]["step_s"]),
+        tuple(with_loss[-1]["step_s"]),  # on CUDA the others' host runs ahead
         tuple(sum(step) / len(step) for step in zip(*losses, strict=True)),
         max(each["peak_bytes"] for each in heard),
     )
@@ -186,7 +187,9 @@ def _begin() -> None:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask those that still run to end, then end them and all that they started."""
+    """Ask those that still run to end; those that do not are ended, with all that they started,
+    which else ends by itself: workers of flowrun and of a DataLoader see that their parent is gone.
+    """
     running = [process for process in processes if process.poll() is None]
     for process in running:
         process.terminate()

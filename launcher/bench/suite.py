@@ -25,7 +25,15 @@ from flowrun.launcher.recipe import CONFIG_MODULE
 
 CONFIG_NAME = "bench"
 MODES = ("eager", "compiled")
-KINDS = ("single", "ddp", "zero1", "fsdp2", "tensor", "pipeline")
+_LOOP = ("recompute", "workers", "whole")
+KINDS = {  # to the keys that each reads
+    "single": (*_LOOP, "sparse"),
+    "ddp": (*_LOOP, "sparse"),
+    "zero1": _LOOP,
+    "fsdp2": (*_LOOP, "units"),
+    "tensor": ("columns", "rows", "classes", "data", "units", "workers"),
+    "pipeline": ("units", "schedule", "cut", "workers"),
+}
 _OURS = re.compile(r"[+~]*(suite|hydra)[.=/]")
 
 
@@ -215,13 +223,24 @@ def _experiment(name: str, node: dict[str, Any]) -> Experiment:
     given = {**node, "name": name, "peers": peers, "others": others}
     made: Experiment = _made(Experiment, given, where)
     for title, peer in peers.items():
-        if peer.kind not in KINDS:
-            raise RecipeError(
-                f"{where}.peers.{title}.kind",
-                f"torch has no kind {peer.kind!r} here.",
-                did_you_mean(peer.kind, KINDS),
-            )
+        _check_peer(peer, f"{where}.peers.{title}")
     return made
+
+
+def _check_peer(peer: Peer, where: str) -> None:
+    if peer.kind not in KINDS:
+        raise RecipeError(
+            f"{where}.kind",
+            f"torch has no kind {peer.kind!r} here.",
+            did_you_mean(peer.kind, KINDS),
+        )
+    for key in (f.name for f in fields(Peer) if f.name not in ("kind", *KINDS[peer.kind])):
+        if getattr(peer, key) != getattr(Peer(peer.kind), key):
+            raise RecipeError(
+                f"{where}.{key}",
+                f"a peer of kind {peer.kind} does not read {key!r}.",
+                f"Write some of {', '.join(KINDS[peer.kind])}.",
+            )
 
 
 def _made(kind: Any, given: Mapping[str, Any], where: str) -> Any:

@@ -56,6 +56,13 @@ def test_blamed_is(messages: list[Sequence[Any]], ended: RunError, blamed: str) 
     assert verdict.where == blamed
 
 
+def test_what_cannot_be_written_down_ends_the_run() -> None:
+    launcher = heard(("step", 0, {}, 0.1), OWN)  # there is no record
+    verdict = launcher.verdict(STOPPED)
+    assert isinstance(verdict, RunError)
+    assert (verdict.where, verdict.problem.split(":")[0]) == ("the launcher", "AttributeError")
+
+
 def test_ctrl_c_is_nobodys_fault() -> None:
     interrupt = KeyboardInterrupt()
     assert heard(LOST).verdict(interrupt) is interrupt

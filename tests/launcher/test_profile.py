@@ -81,19 +81,31 @@ def test_graphs_are_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "expected"),
-    [("NVIDIA H200", "h200"), ("Tesla V100-SXM2-16GB", "v100_cluster"), ("", "dgx_a100")],
+    ("gpu", "expected", "is_its_own"),
+    [
+        ("NVIDIA H200", "h200", True),
+        ("NVIDIA H200 NVL", "h200", False),
+        ("NVIDIA H100 80GB HBM3", "h100", True),
+        ("NVIDIA H100 PCIe", "h100", False),
+        ("Tesla V100-SXM2-16GB", "v100_cluster", True),
+        ("NVIDIA A100-SXM4-40GB", "dgx_a100", False),
+        ("NVIDIA L4", "dgx_a100", False),
+        ("", "dgx_a100", False),
+    ],
 )
 def test_ranks_on_gpus_are_planned_for_by_a_profile_of_theirs(
-    gpu: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    gpu: str, expected: str, is_its_own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flowrun.launcher.device._num_gpus", lambda: 8)
     monkeypatch.setattr("flowrun.launcher.profile.gpu_name", lambda: gpu)
     one = load(["recipe=gpt_dp", "placement.axes.data=2"])
     assert rank_hardware(one).name == expected
     assert not shares_memory(one)
-    (note,) = Job(one, values=False).notes
+    job = Job(one, values=False)
+    (note,) = job.notes
     assert note.startswith(f"hardware={expected}: ranks run on ")
+    assert ("this profile is of another GPU" in note) != is_its_own
+    assert job.is_profiled == is_its_own
     cpu = load(["recipe=gpt_dp", "placement.axes.data=2", "launch.device=cpu"])
     assert rank_hardware(cpu).name == "cpu"
     assert Job(cpu, values=False).notes == ()

@@ -15,7 +15,7 @@ from flowrun.launcher import weights
 from flowrun.launcher.checkpoint import alone
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
-from flowrun.launcher.report import misfit
+from flowrun.launcher.report import advice_on
 from flowrun.launcher.run import run
 from support.command import losses, workplace
 
@@ -90,7 +90,7 @@ def test_nothing_is_said_of_the_time_of_ranks_in_one_process(folder: Path) -> No
     [(0.1, "foresees 2 x the time"), (0.25, ""), (0.16, ""), (0.5, "foresees 0.4 x the time")],
 )
 def test_a_profile_that_does_not_fit_is_told(measured_s: float, said: str) -> None:
-    found = misfit("cpu", 0.2, measured_s)
+    found = advice_on("cpu", 0.2, measured_s)
     assert bool(found) == bool(said) and said in found
 
 

@@ -57,7 +57,7 @@ def loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = No
         losses = []
         for k in range(count):
             batch = next(batches)
-            with _sums(model, k == count - 1):
+            with sums(model, k == count - 1):
                 loss = measured(batch)
                 loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
@@ -67,7 +67,7 @@ def loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = No
     return step
 
 
-def _sums(model: Any, last: bool) -> Any:
+def sums(model: Any, last: bool) -> Any:
     """Around a micro-batch: whether its backward sums gradients over the ranks."""
     if hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(last)

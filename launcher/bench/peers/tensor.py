@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from flowrun.launcher.bench.peers.loop import sums
 from flowrun.launcher.bench.peers.optimizer import optimizer
 from flowrun.launcher.bench.peers.setting import Setting, Step, chosen
 
@@ -41,9 +42,9 @@ def tensor(setting: Setting) -> Step:
     def step() -> Tensor:
         update.zero_grad(set_to_none=True)
         losses = []
-        for _ in range(count):
+        for k in range(count):
             batch = next(batches)
-            with loss_parallel():
+            with loss_parallel(), sums(model, k == count - 1):
                 with setting.autocast():
                     loss = setting.loss(setting.output(model, batch), batch) / count
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from flowrun.engine.boxing import Step, step_bytes
+from flowrun.engine.runtime import collectives
 from flowrun.engine.runtime.links import Links
+from flowrun.engine.runtime.pending import PeerGone
 from flowrun.engine.runtime.transport import Layout, Layouts, layout_of, run_group
 from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S
 from support.logical import lay_out, line, whole_numbers
@@ -96,6 +98,13 @@ def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], Layouts]:
     if name == ON_ONE_RANK:
         laid = [{**pieces, 0: _by_columns(pieces[0])} for pieces in laid]
     return [[pieces[rank] for pieces in laid] for rank in range(parts)], layouts
+
+
+def test_what_torch_says_of_other_ranks_is_told_from_what_a_device_says_of_this_one() -> None:
+    with pytest.raises(PeerGone, match="RuntimeError: closed"), collectives._others():
+        raise RuntimeError("closed")
+    with pytest.raises(torch.OutOfMemoryError), collectives._others():
+        raise torch.OutOfMemoryError("no room")
 
 
 def _by_columns(tensor: torch.Tensor) -> torch.Tensor:

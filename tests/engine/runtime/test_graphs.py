@@ -1,6 +1,6 @@
 """Regions that are recorded and played train as those that run op after op, bit for bit.
 
-The recorder is a stand-in for CUDA's, which test_cuda.py has where there is a GPU.
+What records is a stand-in for CUDA's, which test_cuda.py has where there is a GPU.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from flowrun.engine.runtime import graphs
 from flowrun.engine.runtime.graphs import WARM_STEPS, Played, graphed
 from flowrun.engine.runtime.kernels import Kernel, eager_kernels
 from flowrun.engine.strategy import Recompute
+from support.graph_on_cpu import OnCpu
 from support.layouts import LAYOUTS, Layout, compiled, run_plan
 from support.plain_loop import TINY_CONVNET, TINY_GPT, TINY_MLP, Training
-from support.recorder import OnCpu
 
 STEPS = WARM_STEPS + 12
 
@@ -163,13 +163,31 @@ def test_recordings_of_other_places_fill_the_same_slot() -> None:
     assert (len(played.recordings), len(played.slots)) == (4, 1)
 
 
-def test_the_recording_that_is_not_played_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_is_not_played_any_more_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(graphs, "MOST_RECORDINGS", 2)
+    monkeypatch.setattr(graphs, "STALE", 5)
     played = region(doubled)
     one, two, three = (torch.full((3,), float(k)) for k in range(3))
-    for x in (one, one, two, two, one, three, three):
+    for x in (one, one, two, two, one, three, three, one, three):
         assert torch.equal(played([x])[0], 2 * x)
     assert [place[0][0] for place, _ in played.recordings] == [one.data_ptr(), three.data_ptr()]
+
+
+def test_more_places_in_turn_than_recordings_are_not_recorded_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graphs, "MOST_RECORDINGS", 2)
+    monkeypatch.setattr(graphs, "STALE", 5)
+    played, made = region(doubled), []
+    record = played.grapher.record
+    monkeypatch.setattr(played.grapher, "record", lambda *a: made.append(a) or record(*a))
+    places = [torch.full((3,), float(k)) for k in range(3)]
+    for _ in range(8):
+        for x in places:
+            assert torch.equal(played([x])[0], 2 * x)
+    assert (len(made), played.plays) == (2, 2 * 7)
 
 
 def test_inputs_of_two_dtypes_may_lie_in_one_message() -> None:

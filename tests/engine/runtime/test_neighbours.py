@@ -15,7 +15,8 @@ from torch.multiprocessing.spawn import spawn
 from flowrun.engine.boxing import Step
 from flowrun.engine.runtime.inbox import Inbox
 from flowrun.engine.runtime.links import Links
-from flowrun.engine.runtime.neighbours import Neighbours, PeerGone
+from flowrun.engine.runtime.neighbours import Neighbours
+from flowrun.engine.runtime.pending import PeerGone
 from flowrun.engine.runtime.transport import Layout, Layouts
 from flowrun.engine.sbp import B, P
 

@@ -140,6 +140,11 @@ def test_a_setting_reaches_the_process() -> None:
             "no kind 'dpp'",
         ),
         (
+            "suite.experiments.tensor.peers={TP: {kind: tensor, recompute: [blocks.*]}}",
+            "suite.experiments.tensor.peers.TP.recompute",
+            "kind tensor does not read 'recompute'",
+        ),
+        (
             "suite.experiments.copies.copies=0",
             "suite.experiments.copies.copies",
             "measure nothing",

@@ -1,4 +1,4 @@
-"""A recorder of graphs on the CPU, which holds to what CUDA graphs hold to: what is recorded has
+"""Graphs on the CPU: a stand-in that holds to what CUDA graphs hold to: what is recorded has
 not run, what was read is found by its address and not kept, what was made is written again by each
 play.
 """
@@ -32,7 +32,7 @@ class OnCpu:
     def record(
         self, run: Kernel, inputs: list[Tensor]
     ) -> tuple[Sequence[Tensor], Callable[[], object]]:
-        """See graphs.Recorder."""
+        """See graphs.Grapher."""
         there: dict[int, Tensor] = {}
         lent = [None if x is None else _lent(x, there) for x in inputs]
         inputs.clear()
