@@ -70,7 +70,7 @@ def rehearse(
     return Rehearsal(
         step_s,
         cold.now,
-        tuple(1 - b / step_s if step_s else 0.0 for b in busy),
+        tuple(max(0.0, 1 - b / step_s) if step_s else 0.0 for b in busy),
         tuple(memory.peak for memory in warm.memory),
         tuple(memory.bound for memory in warm.memory),
         sent,

@@ -30,7 +30,7 @@ from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type, gpu_name, has_gpus
 from flowrun.launcher.initial import Initial, named
 from flowrun.launcher.plan_cache import PlanCache, source_files
-from flowrun.launcher.profile import is_stand_in
+from flowrun.launcher.profile import better_cpu, is_stand_in
 from flowrun.launcher.sampler import Sampler, length
 from flowrun.launcher.schema import Recipe
 from flowrun.launcher.segments import Segment, segments
@@ -189,10 +189,10 @@ class Job:
         """What went otherwise than a user expects."""
         zero, idle = self.recipe.zero, self.recipe.zero.stage > self.strategy.zero.stage
         told = f"zero.stage={zero.stage} shards nothing: its axis, {zero.axis}, has one rank."
-        return (*self._notes, *self._of_gpus, *self.plans.notes, *([told] if idle else []))
+        return (*self._notes, *self._of_hardware, *self.plans.notes, *([told] if idle else []))
 
     @property
-    def _of_gpus(self) -> tuple[str, ...]:
+    def _of_hardware(self) -> tuple[str, ...]:
         """What the recipe's own profile, and the plan, do not say."""
         named, used, out = self.recipe.hardware, self.strategy.hardware, []
         if named.device != used.device:
@@ -200,6 +200,9 @@ class Job:
             if is_stand_in(self.recipe):
                 what += "; this profile is of another GPU, and so is what is foreseen"
             out.append(f"hardware={used.name}: ranks run on {here}, {what}.")
+        if self.is_foreseeable and (profile := better_cpu(self.recipe)):
+            what = f"this host's processor is of another kind, which hardware={profile} foresees."
+            out.append(f"hardware={named.name}: {what}")
         if self.recipe.engine.cuda_graphs:
             what = "what regions make keeps its memory, so a rank takes more than is foreseen."
             out.append(f"engine.cuda_graphs: {what}")

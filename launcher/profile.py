@@ -20,6 +20,7 @@ from flowrun.engine.cost.hardware import CPU, Hardware, Products, on_hosts
 from flowrun.engine.cost.measured import shapes_of
 from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.runtime import products
 from flowrun.launcher.device import device_type, gpu_name
 from flowrun.launcher.schema import Recipe, RecipeSchema
 
@@ -41,6 +42,7 @@ _GPUS = {
     "H200": "h200",
 }
 _ANY_GPU = "dgx_a100"
+ZEN5 = "zen5"
 
 
 def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
@@ -72,6 +74,14 @@ def suited(recipe: Recipe) -> Hardware:
 def is_stand_in(recipe: Recipe) -> bool:
     """The profile was chosen for this host's GPUs, and is of another GPU."""
     return suited(recipe) is not recipe.hardware and not _of_gpu(gpu_name())[1]
+
+
+def better_cpu(recipe: Recipe) -> str:
+    """A shipped profile of this host's processor, where the recipe names none; empty if there is
+    none.  A plan is made by it only where it is asked for: it is the same on every machine.
+    """
+    wide = products.rule() == products.WIDE
+    return ZEN5 if wide and suited(recipe).name == CPU else ""
 
 
 def _of_gpu(name: str) -> tuple[str, bool]:

@@ -214,7 +214,7 @@ def times(job: Job, training: Rehearsed) -> Text:
     shares = shares if len(shares) <= FEW else [rehearsal.bubble]
     bubble = ", ".join(extent(share, "{:.0%}".format) for share in shares)
     return Text(
-        f"foreseen on {job.recipe.hardware.name}: {seconds(rehearsal.step_s)} a step, "
+        f"foreseen on {job.strategy.hardware.name}: {seconds(rehearsal.step_s)} a step, "
         f"{job.work.speed(rehearsal.step_s):,.0f} {job.work.unit}/s, bubble by stage {bubble}"
     )
 

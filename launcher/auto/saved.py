@@ -20,6 +20,7 @@ from flowrun.launcher.hydra_source import (
     is_resolved,
     recipe_file,
 )
+from flowrun.launcher.profile import suited
 from flowrun.launcher.quantities import seconds, size
 from flowrun.launcher.recipe import GROUPS, compose, spell
 
@@ -97,7 +98,7 @@ def _comments(placed: Placed) -> str:
     best, recipe = placed.best, placed.recipe
     lines = (
         f"{recipe.name} on {recipe.num_ranks} ranks, placed by auto.placement: {best.candidate}.",
-        f"Foreseen on {recipe.hardware.name}: {seconds(best.step_s)} a step;"
+        f"Foreseen on {suited(recipe).name}: {seconds(best.step_s)} a step;"
         f" {size(best.bytes)} on rank {best.rank} (stage {best.stage}), which needs most;"
         f" {size(best.sent_bytes)} sent a step; bubble {max(0.0, best.bubble):.0%}.",
     )

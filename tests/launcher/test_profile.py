@@ -11,6 +11,7 @@ from flowrun.engine.cost.hardware import Hardware, on_hosts
 from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.placement import Placement
+from flowrun.engine.runtime import products
 from flowrun.launcher.compiling import check_runs
 from flowrun.launcher.job import Job
 from flowrun.launcher.profile import rank_hardware, shares_memory
@@ -18,7 +19,7 @@ from flowrun.launcher.recipe import load
 
 FOLDER = Path(__file__).resolve().parents[2] / "conf/hardware"
 PROFILES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
-GPUS = sorted(set(PROFILES) - {"cpu"})
+GPUS = sorted(set(PROFILES) - {"cpu", "zen5"})
 HALF = ["hardware.fp32.flop=[1e6,1e9]", "hardware.fp32.share=[0.5,1]"]
 
 
@@ -32,8 +33,8 @@ def test_a_shipped_profile_names_itself_and_its_sources(name: str) -> None:
     hardware = profile(name)
     assert hardware.name == name
     assert hardware.source
-    for products in (hardware.fp32, hardware.tf32, hardware.bf16, hardware.fp16):
-        assert list(products.share) == sorted(products.share)  # larger products are no slower
+    for curve in (hardware.fp32, hardware.tf32, hardware.bf16, hardware.fp16):
+        assert list(curve.share) == sorted(curve.share)  # larger products are no slower
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -106,9 +107,20 @@ def test_ranks_on_gpus_are_planned_for_by_a_profile_of_theirs(
     assert note.startswith(f"hardware={expected}: ranks run on ")
     assert ("this profile is of another GPU" in note) != is_its_own
     assert job.is_profiled == is_its_own
+    monkeypatch.setattr("flowrun.engine.runtime.products.rule", lambda: None)
     cpu = load(["recipe=gpt_dp", "placement.axes.data=2", "launch.device=cpu"])
     assert rank_hardware(cpu).name == "cpu"
     assert Job(cpu, values=False).notes == ()
+
+
+def test_a_profile_that_fits_the_processor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrun.engine.runtime.products.rule", lambda: products.WIDE)
+    (note,) = Job(load(["recipe=gpt_dp"]), values=False).notes
+    assert "hardware=zen5" in note
+    for given in ("hardware=zen5", "hardware=dgx_a100", "launch=virtual"):
+        assert Job(load(["recipe=gpt_dp", given]), values=False).notes == ()
+    monkeypatch.setattr("flowrun.engine.runtime.products.rule", lambda: products.HALF_WIDE)
+    assert Job(load(["recipe=gpt_dp"]), values=False).notes == ()
 
 
 def test_memory_may_be_written_with_an_exponent() -> None:
