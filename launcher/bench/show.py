@@ -42,8 +42,9 @@ def table(suite: Suite, found: Sequence[Line]) -> RenderableType:
 
 def legend(suite: Suite) -> str:
     """How to read the table."""
+    runs = f"{suite.rounds} run{'s' * (suite.rounds != 1)}"
     return (
-        f"ms: of a step, the median of {suite.rounds} runs, each without its first {suite.warmup}; "
+        f"ms: of a step, the median of {runs}, each without its first {suite.warmup}; "
         "least: of all. share: flowrun's part of the peer's time, the median of the rounds' own; "
         "of flowrun, its efficiency: one rank / (ranks x time). MB: of the rank that takes most, "
         "beside what it had before training. sent MB: of all ranks in a step. losses: how far the "
