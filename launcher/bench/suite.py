@@ -72,7 +72,7 @@ class Experiment:
     recipe: empty: the suite's.  overrides: of both sides.  flowrun: of flowrun alone, its layout.
     others: more layouts of flowrun, overrides by the name that the table shows.
     ranks: of a peer.  copies: trainings of flowrun at once that know nothing of each other.
-    peers: by the name that the table shows.  at_most: setting, or one of
+    steps: 0: the suite's.  peers: by the name that the table shows.  at_most: setting, or one of
     `others` -> largest share of a peer's time.  efficiency: least share of a perfect speed-up, 0:
     to be shown.  modes: empty: the suite's.  loss_tolerance: None: the suite's.
     """
@@ -85,6 +85,7 @@ class Experiment:
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ranks: int = 2
     copies: int = 1
+    steps: int = 0
     peers: Mapping[str, Peer] = field(default_factory=dict)
     at_most: Mapping[str, float] = field(default_factory=dict)
     efficiency: float | None = None
@@ -138,7 +139,8 @@ class Suite:
 
     def recipe_of(self, experiment: Experiment) -> list[str]:
         """What both sides train, as overrides."""
-        always = [f"train.steps={self.steps}", "train.save=false", "eval.batches=0"]
+        steps = experiment.steps or self.steps
+        always = [f"train.steps={steps}", "train.save=false", "eval.batches=0"]
         name = experiment.recipe or self.recipe
         return [f"recipe={name}", *always, *experiment.overrides, *self.overrides]
 
@@ -281,6 +283,12 @@ def _check(suite: Suite) -> None:
                 f"suite.experiments.{name}.copies",
                 f"{experiment.copies} trainings at once measure nothing.",
                 "Write copies >= 1.",
+            )
+        if experiment.steps and experiment.steps <= suite.warmup:
+            raise RecipeError(
+                f"suite.experiments.{name}.steps",
+                f"of {experiment.steps} steps, {suite.warmup} not counted, nothing is left.",
+                "Write more than suite.warmup.",
             )
     for mode in (m for m in suite.modes if m not in MODES):
         raise RecipeError("suite.modes", f"{mode!r} is no mode.", did_you_mean(mode, MODES))

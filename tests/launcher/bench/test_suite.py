@@ -32,7 +32,8 @@ def test_both_sides_of_every_experiment_compose(name: str) -> None:
     sides = {(run.overrides, run.side == FLOWRUN): run.ranks for run in round_of(given)}
     for (overrides, ours), ranks in sides.items():
         recipe = load(list(overrides))
-        assert recipe.train.steps == given.steps and not recipe.eval.batches
+        own = {experiment.steps or given.steps for experiment in given.experiments.values()}
+        assert recipe.train.steps in own and not recipe.eval.batches
         assert recipe.num_ranks == ranks or not ours or given.sweep, overrides
 
 
@@ -149,6 +150,7 @@ def test_a_setting_reaches_the_process() -> None:
             "suite.experiments.copies.copies",
             "measure nothing",
         ),
+        ("suite.experiments.data.steps=3", "suite.experiments.data.steps", "nothing is left"),
         ("suite.experiments.data.peer=1", "suite.experiments.data.peer", "has no key 'peer'"),
     ],
 )
