@@ -20,7 +20,6 @@ from flowrun.engine.cost.hardware import CPU, Hardware, Products, on_hosts
 from flowrun.engine.cost.measured import shapes_of
 from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime import products
 from flowrun.launcher.device import device_type, gpu_name
 from flowrun.launcher.schema import Recipe, RecipeSchema
 
@@ -80,8 +79,10 @@ def better_cpu(recipe: Recipe) -> str:
     """A shipped profile of this host's processor, where the recipe names none; empty if there is
     none.  A plan is made by it only where it is asked for: it is the same on every machine.
     """
-    wide = products.rule() == products.WIDE
-    return ZEN5 if wide and suited(recipe).name == CPU else ""
+    from flowrun.engine.runtime import products  # and torch, which most commands do without
+
+    here = recipe.launch.name == "local" and suited(recipe).name == CPU
+    return ZEN5 if here and products.rule() == products.WIDE else ""
 
 
 def _of_gpu(name: str) -> tuple[str, bool]:
