@@ -76,6 +76,8 @@ class Hardware:
         (cost/measured.py).
     own_messages: what a collective makes has memory that nothing else uses, ever, unless the
         collective is one of a blocking axis.
+    turned_bytes: weights of as many and more are turned once a step for the products of backward,
+        where it has several micro-batches (passes/turn_weights.py); 0: never.
     workspace: op target -> bytes that its kernel takes for itself, for each of its first output.
     memory_bytes_per_s: streaming reads plus writes.
     memory_bytes: 0: not limited.  reserved_bytes: of these, what driver and libraries keep.
@@ -108,6 +110,7 @@ class Hardware:
     elements_per_s: dict[str, float] = field(default_factory=dict, hash=False)
     ops: dict[str, dict[str, float]] = field(default_factory=dict, hash=False)
     own_messages: bool = False
+    turned_bytes: float = 0
     workspace: dict[str, float] = field(default_factory=dict, hash=False)
     memory_bytes_per_s: float = 2.5e10
     memory_bytes: float = 0  # people write 16e9
