@@ -553,7 +553,8 @@ def test_capture_opens_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", opened)
     monkeypatch.setattr(torch.cuda, "set_rng_state", opened)
-    torch.utils._triton.has_triton()
+    with contextlib.suppress(RuntimeError):  # a build with CUDA on a machine without its driver
+        torch.utils._triton.has_triton()
     assert capture(task(TINY_GPT), example(TINY_GPT)).ops
     assert torch.cuda.is_available()
     asked = torch.utils._triton.has_triton.cache_info()
