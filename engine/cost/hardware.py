@@ -55,7 +55,7 @@ _CORE = (2.7e7, 5e7, 1e8, 2e8, 4e8, 1e9), (0.77, 0.862, 0.926, 0.962, 0.98, 0.99
 class Hardware:
     """A rank's device, and what joins the ranks.  Numbers are of one rank; defaults those of
     conf/hardware/cpu.yaml for ranks that share no memory, but for the shares of convolutions and of
-    batched products, and for `elements_per_s`.
+    batched products, for `elements_per_s` and `turned_bytes`.
 
     device: "cpu": the ranks of a host share its cores; else each has a device of its own.
     source: where the numbers come from.
