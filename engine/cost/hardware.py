@@ -55,7 +55,7 @@ _CORE = (2.7e7, 5e7, 1e8, 2e8, 4e8, 1e9), (0.77, 0.862, 0.926, 0.962, 0.98, 0.99
 class Hardware:
     """A rank's device, and what joins the ranks.  Numbers are of one rank; defaults those of
     conf/hardware/cpu.yaml for ranks that share no memory, but for the shares of convolutions and of
-    batched products, for `elements_per_s` and `turned_bytes`.
+    batched products, and for `elements_per_s`.
 
     device: "cpu": the ranks of a host share its cores; else each has a device of its own.
     source: where the numbers come from.
@@ -76,8 +76,6 @@ class Hardware:
         (cost/measured.py).
     own_messages: what a collective makes has memory that nothing else uses, ever, unless the
         collective is one of a blocking axis.
-    turned_bytes: weights of as many and more are turned once a step for the products of backward,
-        where it has several micro-batches (passes/turn_weights.py); 0: never.
     workspace: op target -> bytes that its kernel takes for itself, for each of its first output.
     memory_bytes_per_s: streaming reads plus writes.
     memory_bytes: 0: not limited.  reserved_bytes: of these, what driver and libraries keep.
@@ -110,7 +108,6 @@ class Hardware:
     elements_per_s: dict[str, float] = field(default_factory=dict, hash=False)
     ops: dict[str, dict[str, float]] = field(default_factory=dict, hash=False)
     own_messages: bool = False
-    turned_bytes: float = 0
     workspace: dict[str, float] = field(default_factory=dict, hash=False)
     memory_bytes_per_s: float = 2.5e10
     memory_bytes: float = 0  # people write 16e9

@@ -19,7 +19,6 @@ from flowrun.engine.passes.shard_optimizer import shard_optimizer
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
 from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
-from flowrun.engine.passes.turn_weights import turn_weights
 from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.strategy import Strategy
 
@@ -38,7 +37,6 @@ PASSES: tuple[Pass, ...] = (
     shard_optimizer,  # ZeRO: new homes for weights and states
     infer_update,  # a signature for each op of the update
     count_targets,  # of a split batch: early, where they are read
-    turn_weights,  # for products of backward, where a library would with every micro-batch
     hoist_weights,  # what is made of weights alone, once a step; casts before and behind boxings
     insert_boxing,  # communication where layouts meet
 )

@@ -51,7 +51,7 @@ def test_a_gpu_profile_has_nodes_of_8_on_a_slower_network(name: str) -> None:
 def test_the_engines_defaults_are_the_shipped_cpu_without_shared_memory() -> None:
     cpu = profile("cpu")
     levels = on_hosts(cpu.levels, 1, shared=False)
-    own = {"elements_per_s": {}, "convolution_share": 1.0, "batched_share": 1.0, "turned_bytes": 0}
+    own = {"elements_per_s": {}, "convolution_share": 1.0, "batched_share": 1.0}
     assert Hardware() == replace(cpu, source="", levels=levels, **own)
 
 
