@@ -88,7 +88,7 @@ def better_cpu(recipe: Recipe) -> str:
 def _of_gpu(name: str) -> tuple[str, bool]:
     """(a shipped profile, whether it is of that very GPU) by the driver's name of it."""
     for model, profile in _GPUS.items():
-        if re.search(rf"{model}$", name):
+        if re.search(rf"\b{model}$", name):
             return profile, True
     for model, profile in _GPUS.items():
         if re.split("[- ]", model)[0] in name:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.cost.hardware import CPU
 from flowrun.engine.model_flops import model_flops, utilisation
 from flowrun.engine.runtime.rank import Results
 from flowrun.engine.step_time import StepTime, step_times
@@ -113,8 +114,8 @@ class Report:
             "sent_bytes": sum(log.sent_bytes.values()) / max(1, len(log.steps)),
         }
         advice = ""
-        if job.is_foreseeable and not job.is_profiled:
-            advice = advice_on(job.strategy.hardware.name, rehearsal.step_s, step_s)
+        if job.is_foreseeable and job.strategy.hardware.name == CPU:  # no other was named
+            advice = advice_on(CPU, rehearsal.step_s, step_s)
         if job.is_profiled:
             hardware, dtype = job.strategy.hardware, job.recipe.precision.dtype
             for found, seconds in ((foreseen, rehearsal.step_s), (measured, step_s)):

@@ -91,6 +91,7 @@ def test_graphs_are_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Tesla V100-SXM2-16GB", "v100_cluster", True),
         ("NVIDIA A100-SXM4-40GB", "dgx_a100", False),
         ("NVIDIA L4", "dgx_a100", False),
+        ("NVIDIA GH200", "h200", False),
         ("", "dgx_a100", False),
     ],
 )
