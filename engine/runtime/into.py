@@ -1,5 +1,8 @@
 """Ops that write their result into memory that is there: over one of their arguments
 (engine/overwrite.py says which may), or into rows of a larger tensor (engine/tile.py).
+
+Relied on of torch: an overload that a device has a kernel of its own for writes where it is told;
+others (relu.out) make a new tensor and copy it.
 """
 
 from __future__ import annotations
@@ -55,6 +58,10 @@ def _along_rows(
     return write
 
 
+def _relu(made: Tensor, x: Tensor) -> Tensor:
+    return aten.clamp_min.out(x, 0, out=made)  # type: ignore[no-any-return]
+
+
 def _cast(made: Tensor, x: Tensor, **kwargs: Any) -> Tensor:
     return made.copy_(x)
 
@@ -67,7 +74,7 @@ _OUT: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     aten.exp.default: _out(aten.exp.out),
     aten.log.default: _out(aten.log.out),
     aten.neg.default: _out(aten.neg.out),
-    aten.relu.default: _out(aten.relu.out),
+    aten.relu.default: _relu,
     aten.threshold_backward.default: _out(aten.threshold_backward.grad_input, "grad_input"),
     aten.gelu_backward.default: _out(aten.gelu_backward.grad_input, "grad_input"),
     aten._to_copy.default: _cast,

@@ -110,6 +110,15 @@ def test_an_op_over_its_argument_makes_what_the_op_makes(target: str) -> None:
         assert torch.equal(made, expected)
 
 
+@pytest.mark.parametrize("target", [name for name in OVER if name.startswith("aten.")])
+def test_it_takes_no_memory_for_that(target: str) -> None:
+    given, write = _arguments(target), into(torch_callable(target))
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
+        write(given[OVER[target][0]], *given)
+    assert not max(event.self_cpu_memory_usage for event in profile.events())
+
+
 def test_rows_that_do_not_lie_one_behind_the_other_are_made_elsewhere_first() -> None:
     x = torch.randn(8, 6).t()
     expected = x.log_softmax(1)

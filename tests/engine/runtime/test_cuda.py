@@ -32,6 +32,7 @@ from support.plain_loop import (
     TINY_GPT,
     TINY_MLP,
     Training,
+    largest,
     loss_difference,
     plain_loop,
     seeded,
@@ -97,7 +98,8 @@ def test_graphs_train_as_ops_do(training: Training, compiler: str) -> None:
     for plays in (False, True):
         with a_rank(training, compiler, plays) as rank:
             losses.append([result["loss"] for result in rank.run(steps)])
-    assert loss_difference(*losses) < (2e-2 if training is NARROW else 1e-4)
+    apart = largest(abs(one - other) / abs(one) for one, other in zip(*losses, strict=True))
+    assert apart < (2e-2 if training is NARROW else 1e-4)
     assert sum(kernel.plays for kernel in rank.body.kernels.values() if isinstance(kernel, Played))
 
 
