@@ -285,8 +285,8 @@ class Engine:
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code, made
     before the first step and kept on disk; evaluation stays eager); handwritten: kernels of Apex
     and Megatron-LM (cost/fusion.py), to plan with alone.
-    cuda_graphs: each region of training is one launch, once its tensors lie where they lay before;
-    what regions make keeps its memory between steps.
+    cuda_graphs: each region of training is one launch; what regions make keeps its memory between
+    steps.
     """
 
     register_slots: int = 2

@@ -1,11 +1,11 @@
-"""CUDA graphs: a region whose tensors lie where they lay before is played, as one launch.
+"""CUDA graphs: a region is one launch, played from a recording of its kernels.
 
 To start an op costs the host microseconds, and a small model on a GPU is made of nothing else.  A
 region runs the same kernels in every act; only where its tensors lie may change.  What it makes is
-copied to slots of the region's own, of which it gets one more whenever all are held; what it reads
-comes from slots of other regions, from variables, or from an allocator that hands out the same few
-places step after step.  So a region has a recording for each slot, and each place that its inputs
-have lain in more than once.
+copied to slots of the region's own, of which it gets one more whenever all are held.  Slots and
+variables never move, so a region has a recording for each combination of slots that it reads and
+fills.  All else that it reads (batches, what another rank sent) lies elsewhere in every act, and is
+copied first to where the recording looks for it: an allocator repeats itself too seldom.
 
 What passes within a region lies in memory that all recordings of a rank share, for one is played at
 a time.  That is why results are copied out of it: registers keep them while other regions act, in
@@ -19,10 +19,9 @@ _storage_Use_Count counts the tensors of a storage.
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -31,11 +30,11 @@ from flowrun.engine.runtime.kernels import Kernel, Kernels
 from flowrun.engine.sums import sums_of
 
 WARM_STEPS = 3  # op after op: the first two are metered, and load what kernels need
-MOST_RECORDINGS = 32  # of one region; at other places its ops run one by one
-STALE = 128  # acts of a region without a play, after which a recording makes room for another
-_LATELY = 64  # places that are remembered
+MOST_PLACES = 16  # of one region; beyond them all that moves is copied
 
-Place = tuple[Any, ...]  # of each input that is no variable: address and strides
+# Of each input that is no variable: its address, None if it is copied first, and its strides; None
+# if it is not there.
+Place = tuple[tuple[int | None, tuple[int, ...]] | None, ...]
 
 
 class Grapher(Protocol):
@@ -47,14 +46,14 @@ class Grapher(Protocol):
         """What `run` makes of the inputs, and what plays it; it has not run yet."""
 
     def outside(self, like: torch.Tensor) -> torch.Tensor:
-        """Within `run`: memory in which nothing passes."""
+        """Memory that stays, for a `twin` of this: nothing passes there, within `run` or before."""
 
 
 def graphed(kernels: Kernels, grapher: Callable[[], Grapher] | None = None) -> Kernels:
     """The same kernels, played where they can be.  grapher: called once for each rank."""
 
     def of_rank(plan: Plan, stage: int, coordinate: tuple[int, ...]) -> Mapping[int, Kernel]:
-        own = (grapher or OnCuda)()
+        lasting = Lasting((grapher or OnCuda)())
         played: dict[int, Kernel] = {}
         for actor_id, kernel in kernels(plan, stage, coordinate).items():
             actor = plan.actors[actor_id]
@@ -62,10 +61,28 @@ def graphed(kernels: Kernels, grapher: Callable[[], Grapher] | None = None) -> K
             inputs = (*actor.work.reads, *sums_of(plan, actor.work))
             moving = [k for k, name in enumerate(inputs) if name not in plan.variables]
             warm = WARM_STEPS * plan.acts_per_step(actor)
-            played[actor_id] = Played(kernel, moving, warm, own)
+            played[actor_id] = Played(kernel, moving, warm, lasting)
         return played
 
     return of_rank
+
+
+class Lasting:
+    """The memory of a rank that stays where it is until the end."""
+
+    def __init__(self, grapher: Grapher) -> None:
+        self.grapher = grapher
+        self.addresses: set[int] = set()
+
+    def twin(self, like: torch.Tensor) -> torch.Tensor:
+        """A tensor there that lies as this one does."""
+        own = self.grapher.outside(like)
+        self.addresses.add(_address(own))
+        return own
+
+    def holds(self, value: torch.Tensor) -> bool:
+        """True if it lies there."""
+        return _address(value) in self.addresses
 
 
 class Played:
@@ -75,85 +92,83 @@ class Played:
     after op first.
     """
 
-    def __init__(self, kernel: Kernel, moving: Sequence[int], warm: int, grapher: Grapher) -> None:
+    def __init__(self, kernel: Kernel, moving: Sequence[int], warm: int, lasting: Lasting) -> None:
         self.kernel = kernel
         self.moving = moving
         self.warm = warm
-        self.grapher = grapher
+        self.lasting = lasting
         self.slots: list[Slot] = []
-        self.recordings: OrderedDict[tuple[Place, int], Recording] = OrderedDict()  # by slot
-        self.played: dict[tuple[Place, int], int] = {}  # the act in which each was played last
-        self.lately: deque[Place] = deque(maxlen=_LATELY)
-        self.acts = 0
+        self.copies: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}  # by position and strides
+        self.recordings: dict[Place, dict[int, Recording]] = {}  # by slot
         self.plays = 0
 
     def __call__(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if self.warm:
             self.warm -= 1
             return self.kernel(values)
-        self.acts += 1
         recording = self._recording(values)
-        if recording is None:
-            return self.kernel(values)
-        self.plays += 1
+        for position, copy in recording.copied:
+            write(copy, values[position])
         recording.play()
+        self.plays += 1
         made = tuple(result.of(values) for result in recording.results)
         values.clear()
         return made
 
-    def _recording(self, values: list[torch.Tensor]) -> Recording | None:
-        """One that reads these and writes over nothing that is still held; made if there is none,
-        and such inputs were here before.
+    def _recording(self, values: list[torch.Tensor]) -> Recording:
+        """One that reads these and writes over nothing that is still held; made if there is
+        none.
         """
-        place = tuple(
-            None if (value := values[k]) is None else (value.data_ptr(), value.stride())
+        place = self._place(values)
+        if place not in self.recordings and len(self.recordings) >= MOST_PLACES:
+            place = tuple(None if lies is None else (None, lies[1]) for lies in place)
+        there = self.recordings.setdefault(place, {})
+        for recording in there.values():
+            if recording.is_free():
+                return recording
+        free = (k for k, slot in enumerate(self.slots) if slot.is_free())
+        slot = next(free, len(self.slots))
+        if slot == len(self.slots):
+            self.slots.append(Slot(self.lasting))
+        copied = [
+            (k, self._copy(k, values[k]))
+            for k, lies in zip(self.moving, place, strict=True)
+            if lies is not None and lies[0] is None
+        ]
+        there[slot] = recorded(self.kernel, values, copied, self.lasting, self.slots[slot])
+        return there[slot]
+
+    def _place(self, values: list[torch.Tensor]) -> Place:
+        return tuple(
+            None
+            if (value := values[k]) is None
+            else (value.data_ptr() if self.lasting.holds(value) else None, value.stride())
             for k in self.moving
         )
-        for k in range(len(self.slots)):
-            found = self.recordings.get((place, k))
-            if found is not None and found.is_free():
-                self.recordings.move_to_end((place, k))
-                self.played[place, k] = self.acts
-                return found
-        if place not in self.lately:
-            self.lately.append(place)
-            return None
-        if len(self.recordings) >= MOST_RECORDINGS and not self._forget():
-            return None
-        slot = next((k for k, slot in enumerate(self.slots) if slot.is_free()), len(self.slots))
-        if slot == len(self.slots):
-            self.slots.append(Slot(self.grapher))
-        recording = recorded(self.kernel, values, self.grapher, self.slots[slot])
-        self.recordings[place, slot], self.played[place, slot] = recording, self.acts
-        return recording
 
-    def _forget(self) -> bool:
-        """The recording that was not played for longest goes, if it is stale: were one forgotten
-        that will be played again, more places in turn than there is room for would be recorded in
-        every act.
-        """
-        oldest = next(iter(self.recordings))
-        if self.acts - self.played[oldest] < STALE:
-            return False
-        del self.recordings[oldest], self.played[oldest]
-        return True
+    def _copy(self, position: int, value: torch.Tensor) -> torch.Tensor:
+        key = (position, value.stride())
+        if key not in self.copies:
+            self.copies[key] = self.lasting.twin(value)
+        return self.copies[key]
 
 
 class Slot:
     """Memory for one version of what a region makes, result by result, as they are first needed."""
 
-    def __init__(self, grapher: Grapher) -> None:
-        self.grapher = grapher
+    def __init__(self, lasting: Lasting) -> None:
+        self.lasting = lasting
         self.tensors: dict[int, torch.Tensor] = {}
         self.storages: dict[int, tuple[torch.UntypedStorage, int]] = {}
 
     def fill(self, result: int, value: torch.Tensor) -> torch.Tensor:
         """Copy a result there."""
         if result not in self.tensors:
-            own = self.tensors[result] = self.grapher.outside(value)
+            own = self.tensors[result] = self.lasting.twin(value)
             storage = own.untyped_storage()
             self.storages[result] = (storage, _uses(storage))
-        return self.tensors[result].copy_(value)
+        write(self.tensors[result], value)
+        return self.tensors[result]
 
     def is_free(self, results: Collection[int] | None = None) -> bool:
         """True if nobody holds these, or any."""
@@ -162,9 +177,12 @@ class Slot:
 
 
 class Recording(NamedTuple):
-    """A region at one place, filling one slot."""
+    """A region at one place, filling one slot.  copied: inputs, and where they are copied to before
+    it is played.
+    """
 
     play: Callable[[], object]
+    copied: tuple[tuple[int, torch.Tensor], ...]
     results: tuple[Own | Handed, ...]
     slot: Slot
     fills: tuple[int, ...]
@@ -208,30 +226,40 @@ class Handed(NamedTuple):
 
 
 def recorded(
-    kernel: Kernel, values: Sequence[torch.Tensor], grapher: Grapher, slot: Slot
+    kernel: Kernel,
+    values: Sequence[torch.Tensor],
+    copied: Sequence[tuple[int, torch.Tensor]],
+    lasting: Lasting,
+    slot: Slot,
 ) -> Recording:
     """Record it.  Raises RuntimeError if it holds something that cannot be."""
-    there = {_address(v): k for k, v in enumerate(values) if v is not None and v.numel()}
+    given = list(values)
+    for position, copy in copied:
+        given[position] = copy
+    copies = {position for position, _ in copied}
+    there = {
+        _address(v): k
+        for k, v in enumerate(given)
+        if v is not None and v.numel() and k not in copies
+    }
 
     def run(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         made = enumerate(kernel(inputs))
         return tuple(x if _address(x) in there else slot.fill(k, x) for k, x in made)
 
     try:
-        made, play = grapher.record(run, list(values))
+        made, play = lasting.grapher.record(run, list(given))
     except Exception as error:
         raise RuntimeError(
             f"a CUDA graph cannot hold this region: {type(error).__name__}: {error}\n"
             "engine.cuda_graphs=false starts its ops one by one."
         ) from error
     handed = {
-        k: _handed(x, values, there[_address(x)])
-        for k, x in enumerate(made)
-        if _address(x) in there
+        k: _handed(x, given, there[_address(x)]) for k, x in enumerate(made) if _address(x) in there
     }
     fills = tuple(k for k in range(len(made)) if k not in handed)
     results = tuple(handed[k] if k in handed else Own(slot.tensors[k]) for k in range(len(made)))
-    return Recording(play, results, slot, fills)
+    return Recording(play, tuple(copied), results, slot, fills)
 
 
 def _handed(result: torch.Tensor, values: Sequence[torch.Tensor], position: int) -> Handed:
@@ -243,6 +271,28 @@ def _handed(result: torch.Tensor, values: Sequence[torch.Tensor], position: int)
         if (value.dtype, tuple(value.shape), value.stride()) == how:
             return Handed(k, None, *how)
     return Handed(position, result.data_ptr() - values[position].data_ptr(), *how)
+
+
+def twin(like: torch.Tensor) -> torch.Tensor:
+    """New memory for a tensor that lies as this one does, elements that are shown more than once
+    included (expand).
+    """
+    once = _once(like)
+    own = torch.empty_strided(once.size(), once.stride(), dtype=like.dtype, device=like.device)
+    return own.as_strided(like.size(), like.stride())
+
+
+def write(own: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a tensor to its twin."""
+    _once(own).copy_(_once(value))
+
+
+def _once(value: torch.Tensor) -> torch.Tensor:
+    """Each of its elements once."""
+    if 0 not in value.stride():
+        return value
+    size = [1 if stride == 0 else n for n, stride in zip(value.size(), value.stride(), strict=True)]
+    return value.as_strided(size, value.stride())
 
 
 def _address(value: torch.Tensor) -> int:
@@ -289,4 +339,4 @@ class OnCuda:
     def outside(self, like: torch.Tensor) -> torch.Tensor:
         """See Grapher."""
         with torch.cuda.stream(self.computing):
-            return torch.empty_like(like)
+            return twin(like)

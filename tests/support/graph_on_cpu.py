@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from flowrun.engine.runtime.graphs import twin
 from flowrun.engine.runtime.kernels import Kernel
 
 
@@ -24,9 +25,11 @@ class OnCpu:
         self.lasting: set[int] = set()  # addresses; nobody frees what lies there
 
     def outside(self, like: Tensor) -> Tensor:
-        """Memory in which nothing passes."""
-        own = torch.empty_like(like)
-        self.lasting.add(own.untyped_storage().data_ptr())
+        """Memory in which nothing passes; zeros, for `record` runs what it records."""
+        own = twin(like)
+        storage = own.untyped_storage()
+        ctypes.memset(storage.data_ptr(), 0, storage.nbytes())  # no op that would be recorded
+        self.lasting.add(storage.data_ptr())
         return own
 
     def record(
