@@ -21,6 +21,7 @@ from flowrun.engine.sbp import B, P, S
 
 Tensor = torch.Tensor
 NOBODY = -1  # the id of a row that changes nothing
+AT_ONCE = frozenset({"cpu"})  # devices that compute at once: shapes may follow from values
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,14 @@ def update_rows(
     coefficient: scalar that multiplies the gradient first.  skip: where it is true nothing changes.
     """
     here = ids - start
-    mine = ((ids != NOBODY) & (here >= 0) & (here < param.shape[0])).nonzero().squeeze(1)
-    here, grad = here.index_select(0, mine), sums.index_select(0, mine)
+    mine = (ids != NOBODY) & (here >= 0) & (here < param.shape[0])
+    if ids.device.type in AT_ONCE or not len(param):
+        chosen = mine.nonzero().squeeze(1)
+    else:
+        chosen, nobody = one_for_others(mine)
+        here = here.clamp(0, len(param) - 1)
+        skip = nobody if skip is None else skip | nobody
+    here, grad = here.index_select(0, chosen), sums.index_select(0, chosen)
     if coefficient is not None:
         grad = grad * coefficient
     changed = (param, *states)
@@ -106,6 +113,15 @@ def update_rows(
         kept = after if skip is None else torch.where(skip, before, after)
         x.index_copy_(0, here, kept.to(x.dtype))
     return one_or_all(changed)
+
+
+def one_for_others(mine: Tensor) -> tuple[Tensor, Tensor]:
+    """As many positions as there are (K,), those that are false replaced by one that is true; and
+    whether none is.  The host need not wait to know how many are true; who writes the same row
+    several times writes the same.
+    """
+    places = torch.arange(len(mine), device=mine.device)
+    return torch.where(mine, places, mine.to(torch.uint8).argmax()), ~mine.any()
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flowrun.engine.capture import Batch
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import UPDATE, LogicalGraph
+from flowrun.engine.ops import sparse
 from flowrun.engine.passes.form_regions import moves
 from flowrun.engine.passes.sparse_ops import LOOKED_UP
 from flowrun.engine.runtime.virtual import VirtualCluster
@@ -174,6 +175,30 @@ ANY_CASE = pytest.mark.parametrize(("layout", "pins"), list(CASES.values()), ids
 def test_wide_and_deep_trains_as_plain_torch(layout: Layout, pins: dict[str, Sbp]) -> None:
     graph = assert_follows(training(WIDE_DEEP, ADAGRAD, **pins), layout, adagrad)
     assert updated_by_rows(graph) == {"wide.weight", "deep.weight"}
+
+
+@ANY_CASE
+def test_where_no_shape_follows_from_values_it_does_so_too(
+    layout: Layout, pins: dict[str, Sbp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "AT_ONCE", frozenset())
+    assert_follows(training(WIDE_DEEP, ADAGRAD, **pins), layout, adagrad)
+    assert_follows(training(Shared, SGD, **pins), layout, sgd)
+
+
+def test_rows_that_are_all_somebody_elses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowered(param: Tensor, grad: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return param.sub_(grad), state.add_(1)
+
+    monkeypatch.setattr(sparse, "AT_ONCE", frozenset())
+    for ids, changed in {(2, 3, -1): [], (7, -1, 2): [0], (2, 8, 7): [1, 0]}.items():
+        param, state = torch.arange(6.0).view(3, 2), torch.zeros(3, 1)
+        expected = param.clone(), state.clone()
+        expected[0][changed] -= 1
+        expected[1][changed] += 1
+        by = sparse.RowUpdate("lowered", lowered)
+        sparse.update_rows(param, torch.tensor(ids), torch.ones(3, 2), state, by=by, start=7)
+        assert torch.equal(param, expected[0]) and torch.equal(state, expected[1])
 
 
 @ANY_CASE
