@@ -1,19 +1,25 @@
 """Fused attention by device: capture, which runs on a CPU, writes the CPU's op.
 
 On CUDA the same two calls go to `flowrun.attention` and its gradient, which are torch's kernels
-there: FlashAttention (Dao 2023) in bf16 and fp16 without a mask, from compute capability 8 on, and
-the memory-efficient kernel for all else.  Neither draws at random: dropout is ops of its own by
-then.  They are ops, not functions, so that Inductor calls them as they are.
+there: in bf16 and fp16 without a mask cuDNN's where torch itself would take it (Hopper and
+Blackwell), else FlashAttention (Dao 2023) from compute capability 8 on, and the memory-efficient
+kernel for all else.  None draws at random: dropout is ops of its own by then.  They are ops, not
+functions, so that Inductor calls them as they are.
+
+Relied on of torch: `_fused_sdp_choice` says what scaled_dot_product_attention would take; results
+of cuDNN's kernel lie as those of FlashAttention do, which is asked where shapes alone are wanted.
 """
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 aten = torch.ops.aten
 
@@ -89,7 +95,12 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     width, scale = query.shape[-1], scale or query.shape[-1] ** -0.5
     query, key, value = _whole(query), _whole(key), _whole(value)
-    if _is_flash(query, mask):
+    if _is_cudnn(query, key, value, mask, causal):
+        out, logsumexp, *_ = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, None, True, 0.0, causal, False, scale=scale
+        )
+        logsumexp = logsumexp.view(query.shape[:3])
+    elif _is_flash(query, mask):
         out, logsumexp, *_ = aten._scaled_dot_product_flash_attention(
             query, key, value, 0.0, causal, False, scale=scale
         )
@@ -113,11 +124,19 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     width, scale = query.shape[-1], scale or query.shape[-1] ** -0.5
     grad, query, key, value, out = (_whole(x) for x in (grad, query, key, value, out))
-    if _is_flash(query, mask):
-        # what the kernel would draw dropout from, and looks at where there is some
+    # seed and offset: what a kernel would draw dropout from, and looks at where there is some
+    sizes = (None, None, query.shape[2], key.shape[2])
+    if _is_cudnn(query, key, value, mask, causal):
+        seed = torch.empty((), dtype=torch.int64, device=query.device)
+        rows = logsumexp.contiguous().view(*logsumexp.shape, *(_cudnn_stats(query.device) or ()))
+        grads = aten._scaled_dot_product_cudnn_attention_backward(
+            *(grad, query, key, value, out, rows, seed, seed, None),
+            *(*sizes, 0.0, causal),
+            scale=scale,
+        )
+    elif _is_flash(query, mask):
         seed = torch.empty(2, dtype=torch.uint64, device=query.device)
         offset = torch.empty((), dtype=torch.uint64, device=query.device)
-        sizes = (None, None, query.shape[2], key.shape[2])
         grads = aten._scaled_dot_product_flash_attention_backward(
             *(grad, query, key, value, out, logsumexp),
             *(*sizes, 0.0, causal, seed, offset),
@@ -138,6 +157,57 @@ def _attention_backward(
 for _name, _run in (("attention", _attention), ("attention_backward", _attention_backward)):
     for _where in ("CUDA", "Meta"):
         _OPS.impl(_name, _run, _where)
+
+
+_picked: dict[Any, bool] = {}  # by dtype, shapes and causality
+
+
+def _is_cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> bool:
+    """Both ops ask the same, of the same query, key and value, and so go the same way."""
+    if query.is_meta or mask is not None:
+        return False
+    how = (query.dtype, query.shape, key.shape, value.shape, causal)
+    if how not in _picked:
+        choice = torch._fused_sdp_choice(query, key, value, None, 0.0, causal)
+        wanted = choice == SDPBackend.CUDNN_ATTENTION.value
+        _picked[how] = wanted and _cudnn_stats(query.device) is not None
+    return _picked[how]
+
+
+@cache
+def _cudnn_stats(device: torch.device) -> tuple[int, ...] | None:
+    """What cuDNN's logsumexp has behind (samples, heads, queries): releases of torch differ.
+
+    None, with a warning, where its kernel fails, or does not do what FlashAttention does: that one
+    is used then.
+    """
+    draws = torch.Generator(device).manual_seed(0)
+    grad, query, key, value = (
+        torch.randn(2, 65, 3, 64, generator=draws, device=device).bfloat16().transpose(1, 2)
+        for _ in range(4)
+    )
+    seed = torch.empty((), dtype=torch.int64, device=device)
+    try:
+        out, stats, *_ = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, None, True, 0.0, True, False
+        )
+        grads = aten._scaled_dot_product_cudnn_attention_backward(
+            *(grad, query, key, value, out, stats, seed, seed, None, None, None, 65, 65, 0.0, True)
+        )
+        found = (out, stats.view(2, 3, 65), *grads)
+        one, lse, *_ = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True)
+        rest = aten._scaled_dot_product_flash_attention_backward(
+            *(grad, query, key, value, one, lse, None, None, 65, 65, 0.0, True),
+            *(torch.empty(2, dtype=torch.uint64, device=device), seed.to(torch.uint64)),
+        )
+        for made, other in zip(found, (one, lse, *rest), strict=True):
+            if made.stride() != other.stride():
+                raise RuntimeError(f"results lie at {made.stride()}, not at {other.stride()}")
+            torch.testing.assert_close(made, other, rtol=2**-4, atol=2**-4)
+    except (RuntimeError, AssertionError) as error:
+        warnings.warn(f"attention is FlashAttention's, not cuDNN's: {error}", stacklevel=2)
+        return None
+    return tuple(stats.shape[3:])
 
 
 def _is_flash(query: Tensor, mask: Tensor | None) -> bool:

@@ -1,7 +1,8 @@
 """engine/runtime/attention.py: what is asked of torch's CUDA kernels, which this machine may lack.
 
-Relied on of torch: names, arguments and results of `_scaled_dot_product_flash_attention` and
-`…_efficient_attention` and of their gradients, None for the places of sequences of many lengths.
+Relied on of torch: names, arguments and results of `_scaled_dot_product_flash_attention`,
+`…_cudnn_attention` and `…_efficient_attention` and of their gradients, None for the places of
+sequences of many lengths.
 Here stand-ins on the CPU take the same arguments, insist on what the kernels insist on, and compute
 by the formula.
 """
@@ -59,7 +60,7 @@ def flash(
     causal: bool = False,
     debug: bool = False,
     *,
-    scale: float,
+    scale: float | None = None,
 ) -> Any:
     assert q.dtype in (torch.bfloat16, torch.float16) and not debug and p == 0
     out, lse = _forward(q, k, v, _scores(q, k, None, causal, scale))
@@ -82,12 +83,54 @@ def flash_backward(
     seed: Tensor,
     offset: Tensor,
     *,
-    scale: float,
+    scale: float | None = None,
 ) -> Any:
     assert (of_queries, of_keys, queries, keys) == (None, None, q.shape[2], k.shape[2]) and p == 0
     assert (seed.shape, seed.dtype, offset.shape) == ((2,), torch.uint64, ())
     p_ = (_scores(q, k, None, causal, scale) - lse.unsqueeze(-1)).exp()
-    return _backward(grad, q, k, v, out, p_, scale)
+    return _backward(grad, q, k, v, out, p_, scale or q.shape[-1] ** -0.5)
+
+
+def cudnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    wants_lse: bool,
+    p: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    assert bias is None and wants_lse
+    out, lse, *rest = flash(q, k, v, p, causal, debug, scale=scale)
+    return out, lse.unsqueeze(-1), *rest
+
+
+def cudnn_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    bias: Tensor | None,
+    of_queries: Tensor | None,
+    of_keys: Tensor | None,
+    queries: int,
+    keys: int,
+    p: float,
+    causal: bool,
+    *,
+    scale: float | None = None,
+) -> Any:
+    assert (of_queries, of_keys, queries, keys) == (None, None, q.shape[2], k.shape[2]) and p == 0
+    assert bias is None and lse.shape == (*q.shape[:3], 1)
+    p_ = (_scores(q, k, None, causal, scale) - lse).exp()
+    return _backward(grad, q, k, v, out, p_, scale or q.shape[-1] ** -0.5)
 
 
 def efficient(
@@ -145,6 +188,8 @@ def kernels() -> Iterator[None]:
         for name, stand_in in {
             "_scaled_dot_product_flash_attention": flash,
             "_scaled_dot_product_flash_attention_backward": flash_backward,
+            "_scaled_dot_product_cudnn_attention": cudnn,
+            "_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
             "_scaled_dot_product_efficient_attention": efficient,
             "_scaled_dot_product_efficient_attention_backward": efficient_backward,
         }.items():
@@ -160,6 +205,73 @@ def _given(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
         torch.randn(samples, n, heads, width, generator=draws).to(dtype).transpose(1, 2)
         for n in (queries, queries, keys, keys)
     )
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    yield
+    attention._cudnn_stats.cache_clear()
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_cudnns_does_so_too(
+    shape: tuple[int, ...],
+    causal: bool,
+    scale: float | None,
+    kernels: None,
+    forgotten: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grad, query, key, value = _given(shape, torch.bfloat16)
+    monkeypatch.setattr(attention, "_is_cudnn", lambda *given: False)
+    expected = attention._attention(query, key, value, None, causal, scale)
+    grads = attention._attention_backward(grad, query, key, value, *expected, None, causal, scale)
+    monkeypatch.setattr(attention, "_is_cudnn", lambda *given: True)
+    found = attention._attention(query, key, value, None, causal, scale)
+    for made, other in zip(found, expected, strict=True):
+        assert torch.equal(made, other)
+    again = attention._attention_backward(grad, query, key, value, *found, None, causal, scale)
+    for made, other in zip(again, grads, strict=True):
+        assert torch.equal(made, other)
+
+
+def test_cudnns_is_used_where_torch_would_and_it_agrees(
+    kernels: None, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, query, key, value = _given(SHAPES["equal"], torch.bfloat16)
+    monkeypatch.setattr(attention, "_picked", {})
+    assert not attention._is_cudnn(query, key, value, None, True)  # on a CPU
+    monkeypatch.setattr(attention, "_picked", {})
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *given: 3)
+    assert attention._is_cudnn(query, key, value, None, True)
+    assert not attention._is_cudnn(query, key, value, torch.zeros(64, 64), False)
+    assert not attention._is_cudnn(query.to("meta"), key, value, None, True)
+
+
+@pytest.mark.filterwarnings("default:attention is FlashAttention's")
+def test_cudnns_is_not_used_where_it_fails(
+    forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, query, key, value = _given(SHAPES["equal"], torch.bfloat16)
+    monkeypatch.setattr(attention, "_picked", {})
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *given: 3)
+    with pytest.warns(UserWarning, match="FlashAttention's, not cuDNN's: .*backend"):
+        assert not attention._is_cudnn(query, key, value, None, True)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)], ids=["heads", "tokens"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_results_of_cudnn_lie_as_those_of_flash_attention(
+    order: tuple[int, ...], cut: bool
+) -> None:
+    sizes = [(2, 3, 33, 64)[d] for d in order]
+    whole = torch.empty(*sizes[:3], 3 * 64, dtype=torch.bfloat16, device="meta").permute(order)
+    q, k, v = whole.split(64, 3) if cut else (whole[..., :64].clone() for _ in range(3))
+    one, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)
+    other, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
+    assert one.stride() == other.stride() and lse.shape[:3] == (2, 3, 33)
 
 
 @pytest.mark.parametrize("scale", [None, 0.5])
