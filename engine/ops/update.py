@@ -20,7 +20,7 @@ from flowrun.engine.sbp import B, P, S, Sbp
 Tensor = torch.Tensor
 Changed = Tensor | tuple[Tensor, ...]
 
-FEW_ELEMENTS = 1 << 16  # to call the kernel takes as long as what it does to fewer
+FEW_ELEMENTS = 1 << 16  # to call the kernel takes a CPU as long as what it does to fewer
 
 
 # ---- functions -----------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def _in_place(
         changed = (param, *states)
         as_it_lies = coefficient is None and grad.dtype == param.dtype
         as_it_lies = as_it_lies and all(x.is_contiguous() for x in (*changed, grad))
-        small = param.numel() < FEW_ELEMENTS
+        small = param.is_cuda or param.numel() < FEW_ELEMENTS
         (few if small and as_it_lies else many).append((changed, grad))
     if few:
         changes = zip(*(changed for changed, _ in few), strict=True)

@@ -63,7 +63,9 @@ class CompiledRegions:
         self._made: dict[tuple[str, tuple[Spec, ...]], tuple[Spec, ...]] = {}
         self._regions: dict[tuple[int, Coordinate], Mapping[int, Region]] = {}
 
-    def __call__(self, plan: Plan, stage: int, coordinate: Coordinate) -> Mapping[int, Kernel]:
+    def __call__(
+        self, plan: Plan, stage: int, coordinate: Coordinate, device: torch.device
+    ) -> Mapping[int, Kernel]:
         """Region actor -> kernel; what is not compiled yet is compiled now."""
         assert plan is self.plan, "compiled for another plan"
         return {

@@ -16,7 +16,6 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -117,16 +116,6 @@ class DistributedRank:
         A run in pieces is the run in one: acts are counted from step 0.  Raises RunError, naming
         rank and actor, if an act fails; LostPeer if another rank seems to have failed.
         """
-        with self._ops_device():
-            return self._run(steps, on_step, first)
-
-    def _ops_device(self) -> AbstractContextManager[Any]:
-        """Tensors that ops create from nothing are made on the device."""
-        return nullcontext() if self.device.type == "cpu" else self.device
-
-    def _run(
-        self, steps: int, on_step: Callable[[int, Results, float], None] | None, first: int
-    ) -> list[Results]:
         scheduler = Scheduler(self.plan, self.body.stage, steps, first)
         told, before = first, time.perf_counter()
         of_a_step = sum(scheduler.per_step.values())

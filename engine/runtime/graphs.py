@@ -52,10 +52,12 @@ class Grapher(Protocol):
 def graphed(kernels: Kernels, grapher: Callable[[], Grapher] | None = None) -> Kernels:
     """The same kernels, played where they can be.  grapher: called once for each rank."""
 
-    def of_rank(plan: Plan, stage: int, coordinate: tuple[int, ...]) -> Mapping[int, Kernel]:
+    def of_rank(
+        plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device
+    ) -> Mapping[int, Kernel]:
         lasting = Lasting((grapher or OnCuda)())
         played: dict[int, Kernel] = {}
-        for actor_id, kernel in kernels(plan, stage, coordinate).items():
+        for actor_id, kernel in kernels(plan, stage, coordinate, device).items():
             actor = plan.actors[actor_id]
             assert isinstance(actor.work, RegionWork)
             inputs = (*actor.work.reads, *sums_of(plan, actor.work))

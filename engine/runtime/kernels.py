@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.graph import map_refs
+from flowrun.engine.graph import map_refs, refs
 from flowrun.engine.ops.signature import Call
 from flowrun.engine.ops.update import OF_MANY
 from flowrun.engine.plan import Plan, RegionWork
@@ -24,21 +24,26 @@ from flowrun.engine.runtime.tiles import tiled
 Kernel = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
 # the number of a line, its function -> what is called instead
 Around = Callable[[int, Callable[..., Any]], Callable[..., Any]]
-# a plan, a stage, a rank's coordinate -> region actor -> kernel
-Kernels = Callable[[Plan, int, tuple[int, ...]], Mapping[int, Kernel]]
+# a plan, a stage, a rank's coordinate and device -> region actor -> kernel
+Kernels = Callable[[Plan, int, tuple[int, ...], torch.device], Mapping[int, Kernel]]
+
+CPU = torch.device("cpu")
 
 
-def eager_kernels(plan: Plan, stage: int, coordinate: tuple[int, ...]) -> Mapping[int, Kernel]:
+def eager_kernels(
+    plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device = CPU
+) -> Mapping[int, Kernel]:
     """Region actor -> kernel, op after op, for the rank at a coordinate of a stage."""
     return {
-        actor.id: emit(region_program(plan, actor.work, stage, coordinate))
+        actor.id: emit(region_program(plan, actor.work, stage, coordinate), device=device)
         for actor in plan.stage_actors(stage)
         if isinstance(actor.work, RegionWork)
     }
 
 
-def emit(program: Program, around: Around | None = None) -> Kernel:
-    """A program as FX code.  around: what calls the function of a line.
+def emit(program: Program, around: Around | None = None, device: torch.device = CPU) -> Kernel:
+    """A program as FX code.  around: what calls the function of a line.  device: where what is made
+    from nothing is made.
 
     It empties the list, so that what nobody else holds is free behind the op that reads it last.
     """
@@ -51,11 +56,14 @@ def emit(program: Program, around: Around | None = None) -> Kernel:
         call = line.call
         function = call.function
         if isinstance(function, Tile):
-            function = tiled(function, emit(function.whole), emit(function.rows))
+            whole, rows = (emit(x, device=device) for x in (function.whole, function.rows))
+            function = tiled(function, whole, rows)
         args = map_refs(call.args, lookup)
         if line.into is not None:
             function, args = into(function), (nodes[line.into], *args)
         function = kernel_of(function, line.loose)
+        if device != CPU and not any(refs((call.args, call.kwargs))):
+            function = made_on(device, function)
         node = graph.call_function(
             around(at, function) if around else function,
             args,
@@ -67,6 +75,18 @@ def emit(program: Program, around: Around | None = None) -> Kernel:
     graph.output(tuple(nodes[k] for k in program.results))
     kernel: Kernel = torch.fx.GraphModule(torch.nn.Module(), graph).forward  # without hooks
     return kernel
+
+
+def made_on(device: torch.device, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Called with this default device: in a run within it torch would ask Python about each call,
+    a microsecond long.
+    """
+
+    def there(*args: Any, **kwargs: Any) -> Any:
+        with device:
+            return function(*args, **kwargs)
+
+    return there
 
 
 def updates_at_once(lines: Sequence[Line]) -> list[Line]:

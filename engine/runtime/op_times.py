@@ -63,7 +63,9 @@ def op_times(
     """
     timed: list[_Timed] = []
 
-    def kernels(plan: Plan, stage: int, coordinate: tuple[int, ...]) -> Mapping[int, Kernel]:
+    def kernels(
+        plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device
+    ) -> Mapping[int, Kernel]:
         return {
             actor.id: _kernel(plan, actor.work, stage, coordinate, timed)
             for actor in plan.stage_actors(stage)

@@ -74,7 +74,7 @@ class Rank:
         self.rings = {r.id: Ring() for r in plan.registers if r.stage == self.stage}
         self.results: dict[int, Results] = {}
         self.acts: dict[int, int] = {}
-        self.kernels = kernels(plan, self.stage, self.coordinate)
+        self.kernels = kernels(plan, self.stage, self.coordinate, device)
         self.sources: dict[int, tuple[Source, ...]] = {}
         self.read: dict[int, tuple[Port, ...]] = {}
         self.filled: dict[int, tuple[Port, ...]] = {}

@@ -31,8 +31,10 @@ class Kept:
     def __init__(self) -> None:
         self.played: list[Played] = []
 
-    def __call__(self, plan: Plan, stage: int, coordinate: tuple[int, ...]) -> Mapping[int, Kernel]:
-        made = graphed(eager_kernels, OnCpu)(plan, stage, coordinate)
+    def __call__(
+        self, plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device
+    ) -> Mapping[int, Kernel]:
+        made = graphed(eager_kernels, OnCpu)(plan, stage, coordinate, device)
         self.played += [kernel for kernel in made.values() if isinstance(kernel, Played)]
         return made
 
