@@ -1,0 +1,631 @@
+// The CUDA runtime that torch calls, on a machine without a GPU.  Streams are threads that do what
+// was put into them in order, events mark their progress, memory of the device is memory of the
+// process, what is put into a stream that records is kept for its graph.  Kernels do nothing:
+// ops.py puts what an op computes behind them (hollow_put_call).
+//
+// What a real device forbids fails here, too: to wait for a stream that records, to take memory
+// beside a recording that does not allow for it, to let a recording wait for what is outside it.
+// New memory is all ones, which are no numbers.  HOLLOW_GPUS: how many there are; HOLLOW_DELAY_US:
+// each thing that a stream does begins up to so much later.
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+using Task = std::function<void()>;
+using Lock = std::unique_lock<std::mutex>;
+
+namespace {
+
+int number(const char* name, int otherwise) {
+  const char* value = std::getenv(name);
+  return value ? std::atoi(value) : otherwise;
+}
+
+// Who waits lets others have Python's lock: a stream may need it to go on.
+class WithoutPython {
+ public:
+  WithoutPython() {
+    auto held = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    auto there = (int (*)())dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    if (there && there() && held())
+      state_ = ((void* (*)())dlsym(RTLD_DEFAULT, "PyEval_SaveThread"))();
+  }
+  ~WithoutPython() {
+    if (state_) ((void (*)(void*))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"))(state_);
+  }
+
+ private:
+  void* state_ = nullptr;
+};
+
+struct Stream;
+
+struct Graph {
+  std::vector<Task> tasks;
+  std::set<Stream*> streams;
+  cudaStreamCaptureMode mode;
+  std::thread::id owner;
+  unsigned long long id;
+  bool broken = false;
+};
+
+struct Stream {
+  explicit Stream(int priority = 0) : priority(priority), random(++count) {
+    std::thread([this] { run(); }).detach();
+  }
+
+  void put(Task task) {
+    if (graph) {
+      graph->tasks.push_back(std::move(task));
+      return;
+    }
+    Lock lock(mutex);
+    tasks.push_back(std::move(task));
+    changed.notify_all();
+  }
+
+  void wait() {
+    WithoutPython free;
+    Lock lock(mutex);
+    auto last = begun + tasks.size();
+    changed.wait(lock, [&] { return begun > last || (begun == last && !busy); });
+  }
+
+  bool idle() {
+    Lock lock(mutex);
+    return tasks.empty() && !busy;
+  }
+
+  Graph* graph = nullptr;  // that it records
+  int priority;
+
+ private:
+  void run() {
+    for (const int delay = number("HOLLOW_DELAY_US", 0);;) {
+      Lock lock(mutex);
+      changed.wait(lock, [&] { return !tasks.empty(); });
+      Task task = std::move(tasks.front());
+      tasks.pop_front();
+      begun++;
+      busy = true;
+      lock.unlock();
+      if (delay) usleep(random() % delay);
+      task();
+      task = nullptr;
+      lock.lock();
+      busy = false;
+      changed.notify_all();
+    }
+  }
+
+  static unsigned count;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Task> tasks;
+  unsigned long begun = 0;  // tasks
+  bool busy = false;
+  std::mt19937 random;
+};
+unsigned Stream::count = 0;
+
+struct Moment {  // at which a stream came to an event
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool reached = false;
+  double ms = 0;
+  Graph* graph = nullptr;  // that recorded it
+
+  void wait() {
+    Lock lock(mutex);
+    changed.wait(lock, [&] { return reached; });
+  }
+};
+
+struct Event {
+  bool timed;
+  std::shared_ptr<Moment> moment;
+};
+
+enum Place { ELSEWHERE, ON_DEVICE, PINNED };
+
+std::mutex all;
+std::map<uintptr_t, std::pair<size_t, Place>> memory;  // by its begin
+std::map<int, Stream*> defaults;
+std::set<Stream*> streams;
+Graph* recording = nullptr;
+unsigned long long graphs = 0;
+thread_local int device = 0;
+thread_local bool muted = false;
+thread_local cudaError_t last = cudaSuccess;
+thread_local cudaStreamCaptureMode allowed = cudaStreamCaptureModeGlobal;
+
+cudaError_t told(cudaError_t error) { return last = error; }
+
+Stream* of(cudaStream_t stream) {
+  if ((uintptr_t)stream > 2) return (Stream*)stream;
+  Lock lock(all);
+  Stream*& own = defaults[device];
+  if (!own) streams.insert(own = new Stream);
+  return own;
+}
+
+Place place_of(const void* pointer) {
+  Lock lock(all);
+  auto next = memory.upper_bound((uintptr_t)pointer);
+  if (next == memory.begin()) return ELSEWHERE;
+  auto& [begin, found] = *--next;
+  return (uintptr_t)pointer < begin + found.first ? found.second : ELSEWHERE;
+}
+
+// True if this breaks a recording, for which it might have to wait.
+bool breaks_recording() {
+  if (!recording || allowed == cudaStreamCaptureModeRelaxed) return false;
+  if (recording->mode == cudaStreamCaptureModeRelaxed) return false;
+  bool own = recording->owner == std::this_thread::get_id();
+  if (recording->mode == cudaStreamCaptureModeThreadLocal && !own) return false;
+  return recording->broken = true;
+}
+
+cudaError_t broken(Stream* stream, cudaError_t error) {
+  stream->graph->broken = true;
+  return told(error);
+}
+
+}  // namespace
+
+#define NOT_BESIDE_A_RECORDING \
+  if (breaks_recording()) return told(cudaErrorStreamCaptureUnsupported)
+
+extern "C" {
+
+// ---- what ops.py and nccl.cpp ask for ----
+
+// Called by the stream; what it does is not recorded as such, but called again by each play.
+void hollow_put_call(cudaStream_t stream, void (*call)(long), long number) {
+  of(stream)->put([=] { call(number); });
+}
+void hollow_put(cudaStream_t stream, Task* task) {
+  of(stream)->put([task] { (*task)(); });
+}
+void hollow_without_python(Task* task) {
+  WithoutPython free;
+  (*task)();
+}
+void hollow_wait(cudaStream_t stream) { of(stream)->wait(); }
+bool hollow_records(cudaStream_t stream) { return of(stream)->graph != nullptr; }
+// What kernels would write is muted with them: an op of torch may copy what they should have made.
+void hollow_mute(bool mute) { muted = mute; }
+
+// ---- devices ----
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = number("HOLLOW_GPUS", 1);
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* found) {
+  *found = device;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int wanted) {
+  device = wanted;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 13000;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int) {
+  *found = {};
+  std::strcpy(found->name, "NVIDIA H200");
+  found->major = 9;
+  found->multiProcessorCount = 132;
+  found->totalGlobalMem = 141ul << 30;
+  found->sharedMemPerBlock = 48 << 10;
+  found->sharedMemPerBlockOptin = 227 << 10;
+  found->sharedMemPerMultiprocessor = 228 << 10;
+  found->regsPerBlock = found->regsPerMultiprocessor = 65536;
+  found->warpSize = 32;
+  found->maxThreadsPerBlock = 1024;
+  found->maxThreadsPerMultiProcessor = 2048;
+  found->maxBlocksPerMultiProcessor = 32;
+  for (int k = 0; k < 3; k++) {
+    found->maxThreadsDim[k] = k < 2 ? 1024 : 64;
+    found->maxGridSize[k] = k ? 65535 : 2147483647;
+  }
+  found->l2CacheSize = 60 << 20;
+  found->textureAlignment = 512;
+  found->unifiedAddressing = found->concurrentKernels = found->cooperativeLaunch = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  static const std::map<int, int> known = {
+      {cudaDevAttrMultiProcessorCount, 132},
+      {cudaDevAttrMaxSharedMemoryPerBlockOptin, 227 << 10},
+      {cudaDevAttrMaxSharedMemoryPerBlock, 48 << 10},
+      {cudaDevAttrComputeCapabilityMajor, 9},
+      {cudaDevAttrComputeCapabilityMinor, 0},
+      {cudaDevAttrMaxThreadsPerBlock, 1024},
+      {cudaDevAttrMaxGridDimX, 2147483647},
+      {cudaDevAttrMaxGridDimY, 65535},
+      {cudaDevAttrMaxGridDimZ, 65535},
+      {cudaDevAttrWarpSize, 32},
+  };
+  auto found = known.find(attribute);
+  *value = found == known.end() ? 1 : found->second;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int number) {
+  std::snprintf(id, size, "0000:%02x:00.0", number);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0, *greatest = -5;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+  NOT_BESIDE_A_RECORDING;
+  std::set<Stream*> there;
+  {
+    Lock lock(all);
+    there = streams;
+  }
+  for (Stream* stream : there) stream->wait();
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() {
+  cudaError_t found = last;
+  last = cudaSuccess;
+  return found;
+}
+cudaError_t cudaPeekAtLastError() { return last; }
+const char* cudaGetErrorName(cudaError_t error) {
+  thread_local char text[64];
+  std::snprintf(text, sizeof text, "error %d of a hollow GPU", error);
+  return text;
+}
+const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
+
+// ---- memory ----
+
+cudaError_t cudaMemGetInfo(size_t* left, size_t* total) {
+  *left = *total = 141ul << 30;
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** pointer, size_t size) {
+  NOT_BESIDE_A_RECORDING;
+  const size_t page = 2 << 20, whole = (size + page - 1) / page * page;
+  int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* found = mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, how, -1, 0);
+  if (found == MAP_FAILED) return told(cudaErrorMemoryAllocation);
+  uintptr_t begin = ((uintptr_t)found + page - 1) / page * page;
+  if (size < 1ul << 28) std::memset((void*)begin, 0xff, size);  // else for the pages' sake
+  Lock lock(all);
+  memory[begin] = {whole, ON_DEVICE};
+  *pointer = (void*)begin;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* pointer) {
+  if (!pointer) return cudaSuccess;
+  NOT_BESIDE_A_RECORDING;
+  cudaDeviceSynchronize();
+  Lock lock(all);
+  munmap(pointer, memory[(uintptr_t)pointer].first);
+  memory.erase((uintptr_t)pointer);
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void* pointer, size_t size, unsigned) {
+  Lock lock(all);
+  memory[(uintptr_t)pointer] = {size, PINNED};
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* pointer) {
+  Lock lock(all);
+  memory.erase((uintptr_t)pointer);
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** pointer, size_t size, unsigned flags) {
+  NOT_BESIDE_A_RECORDING;
+  *pointer = std::aligned_alloc(4096, (size + 4095) / 4096 * 4096);
+  return cudaHostRegister(*pointer, size, flags);
+}
+cudaError_t cudaFreeHost(void* pointer) {
+  NOT_BESIDE_A_RECORDING;
+  cudaHostUnregister(pointer);
+  std::free(pointer);
+  return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* pointer) {
+  Place place = place_of(pointer);
+  *found = {};
+  found->device = place == ELSEWHERE ? -1 : 0;
+  found->type = place == ON_DEVICE ? cudaMemoryTypeDevice
+                : place == PINNED  ? cudaMemoryTypeHost
+                                   : cudaMemoryTypeUnregistered;
+  found->devicePointer = place == ELSEWHERE ? nullptr : (void*)pointer;
+  found->hostPointer = place == PINNED ? (void*)pointer : nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind,
+                            cudaStream_t s) {
+  Stream* stream = of(s);
+  Place target = place_of(to), source = place_of(from);
+  bool leaves = target == ELSEWHERE && source == ON_DEVICE;
+  bool comes = source == ELSEWHERE && target == ON_DEVICE;
+  if (stream->graph && (leaves || comes)) return broken(stream, cudaErrorStreamCaptureUnsupported);
+  if (comes) {  // what may be paged out is copied at once
+    auto bytes = std::make_shared<std::vector<char>>((const char*)from, (const char*)from + size);
+    stream->put([=] { std::memcpy(to, bytes->data(), size); });
+  } else if (!(muted && target == ON_DEVICE && source == ON_DEVICE)) {
+    stream->put([=] { std::memmove(to, from, size); });
+  }
+  if (leaves) stream->wait();
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind kind) {
+  NOT_BESIDE_A_RECORDING;
+  cudaMemcpyAsync(to, from, size, kind, nullptr);
+  of(nullptr)->wait();
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, cudaStream_t s) {
+  return cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, s);
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
+  if (!muted) of(stream)->put([=] { std::memset(to, value, size); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* to, int value, size_t size) {
+  return cudaMemsetAsync(to, value, size, nullptr);
+}
+
+// ---- streams and events ----
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* made, unsigned, int priority) {
+  Stream* stream = new Stream(priority);
+  Lock lock(all);
+  streams.insert(stream);
+  *made = (cudaStream_t)stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t* made) {
+  return cudaStreamCreateWithPriority(made, 0, 0);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }  // its thread sleeps
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  *priority = of(stream)->priority;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  NOT_BESIDE_A_RECORDING;
+  return of(stream)->idle() ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+  Stream* stream = of(s);
+  if (stream->graph) return broken(stream, cudaErrorStreamCaptureUnsupported);
+  NOT_BESIDE_A_RECORDING;
+  stream->wait();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t event, unsigned) {
+  Stream* stream = of(s);
+  auto moment = ((Event*)event)->moment;
+  if (!moment) return cudaSuccess;
+  if (moment->graph) {  // the stream joins the recording
+    stream->graph = moment->graph;
+    moment->graph->streams.insert(stream);
+    return cudaSuccess;
+  }
+  if (stream->graph) return broken(stream, cudaErrorStreamCaptureIsolation);
+  stream->put([moment] { moment->wait(); });
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* made, unsigned flags) {
+  *made = (cudaEvent_t) new Event{!(flags & cudaEventDisableTiming), nullptr};
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* made) { return cudaEventCreateWithFlags(made, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete (Event*)event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t s) {
+  Stream* stream = of(s);
+  auto moment = ((Event*)event)->moment = std::make_shared<Moment>();
+  moment->graph = stream->graph;
+  if (stream->graph) return cudaSuccess;
+  stream->put([moment] {
+    auto now = std::chrono::steady_clock::now().time_since_epoch();
+    Lock lock(moment->mutex);
+    moment->ms = std::chrono::duration<double, std::milli>(now).count();
+    moment->reached = true;
+    moment->changed.notify_all();
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+  return cudaEventRecord(event, stream);
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  NOT_BESIDE_A_RECORDING;
+  auto moment = ((Event*)event)->moment;
+  if (!moment) return cudaSuccess;
+  if (moment->graph) return told(cudaErrorCapturedEvent);
+  Lock lock(moment->mutex);
+  return moment->reached ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  NOT_BESIDE_A_RECORDING;
+  auto moment = ((Event*)event)->moment;
+  if (!moment) return cudaSuccess;
+  if (moment->graph) return told(cudaErrorCapturedEvent);
+  WithoutPython free;
+  moment->wait();
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+  Event *begin = (Event*)from, *end = (Event*)to;
+  bool known = begin->moment && end->moment && begin->timed && end->timed;
+  if (!known) return told(cudaErrorInvalidResourceHandle);
+  if (!begin->moment->reached || !end->moment->reached) return told(cudaErrorNotReady);
+  *ms = end->moment->ms - begin->moment->ms;
+  return cudaSuccess;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void* data) {
+  of(stream)->put([=] { call(data); });
+  return cudaSuccess;
+}
+cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t call, void* data, unsigned) {
+  of(s)->put([=] { call(s, cudaSuccess, data); });
+  return cudaSuccess;
+}
+
+// ---- graphs ----
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* status) {
+  Graph* graph = of(s)->graph;
+  *status = !graph          ? cudaStreamCaptureStatusNone
+            : graph->broken ? cudaStreamCaptureStatusInvalidated
+                            : cudaStreamCaptureStatusActive;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges,
+                                     size_t* count) {
+  Graph* found = of(stream)->graph;
+  cudaStreamIsCapturing(stream, status);
+  if (found && id) *id = found->id;
+  if (found && graph) *graph = (cudaGraph_t)found;
+  if (nodes) *nodes = nullptr;
+  if (edges) *edges = nullptr;
+  if (count) *count = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode) {
+  Stream* stream = of(s);
+  if ((uintptr_t)s <= 2) return told(cudaErrorStreamCaptureUnsupported);
+  if (stream->graph) return told(cudaErrorIllegalState);
+  recording = stream->graph = new Graph{{}, {stream}, mode, std::this_thread::get_id(), ++graphs};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* made) {
+  Graph* graph = of(stream)->graph;
+  if (!graph) return told(cudaErrorIllegalState);
+  for (Stream* joined : graph->streams) joined->graph = nullptr;
+  recording = nullptr;
+  *made = graph->broken ? nullptr : (cudaGraph_t)graph;
+  return graph->broken ? told(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, allowed);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t graph,
+                                          unsigned long long) {
+  *made = (cudaGraphExec_t) new std::vector<Task>(((Graph*)graph)->tasks);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
+  *count = ((Graph*)graph)->tasks.size();
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  for (const Task& task : *(std::vector<Task>*)graph) of(stream)->put(task);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
+
+// ---- kernels ----
+
+static thread_local struct {
+  dim3 grid, block;
+  size_t shared;
+  void* stream;
+} next;
+
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void* stream) {
+  next = {grid, block, shared, stream};
+  return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
+  *grid = next.grid, *block = next.block, *shared = next.shared;
+  *(void**)stream = next.stream;
+  return cudaSuccess;
+}
+void** __cudaRegisterFatBinary(void*) {
+  static void* handle[4];
+  return handle;
+}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*,
+                            void*, int*) {}
+void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+char __cudaInitModule(void**) { return 0; }
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
+  *kernel = (cudaKernel_t)function;
+  return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, const void*) {
+  *found = {};
+  found->maxThreadsPerBlock = 1024;
+  found->binaryVersion = found->ptxVersion = 90;
+  found->numRegs = 32;
+  found->maxDynamicSharedSizeBytes = 227 << 10;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaGetSymbolAddress(void** pointer, const void*) {
+  static char there[4096];
+  *pointer = there;
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, cudaMemcpyKind) {
+  return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* count, const void*, int,
+                                                                   size_t, unsigned) {
+  *count = 2;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  static void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  static auto nothing = +[]() -> int { return 0; };
+  *function = driver ? dlsym(driver, name) : nullptr;
+  if (!*function) *function = (void*)nothing;
+  if (result) *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+}

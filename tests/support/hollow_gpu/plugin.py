@@ -1,0 +1,18 @@
+"""Of pytest: tests compute on the hollow GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ops
+import pytest
+import torch
+
+torch.backends.cudnn.enabled = False
+ops.in_other_threads()
+
+
+@pytest.fixture(autouse=True)
+def _computes() -> Iterator[None]:
+    with ops.Computed():
+        yield

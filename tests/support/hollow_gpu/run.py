@@ -1,0 +1,78 @@
+"""Run a command as if this machine had GPUs, to try what only runs on CUDA.
+
+python tests/support/hollow_gpu/run.py python -m pytest tests/engine/runtime/test_cuda.py
+python tests/support/hollow_gpu/run.py --gpus 4 flowrun verify recipe=gpt_hybrid launch.device=cuda
+
+It takes torch's CUDA build, CUDA's toolkit for its headers, and g++.  Torch's own code for CUDA
+runs: its allocator, streams, NCCL's process groups, the recording of graphs, Inductor with Triton.
+What is below is replaced: streams are threads, kernels do nothing, and ops are computed by the CPU
+when their stream comes to them (ops.py).  So it shows whether results are those of the CPU, whether
+a step waits, whether ranks wait for each other; of time it shows nothing.  What Inductor made for
+the GPU runs, too, but nothing computes its kernels: losses are no numbers, and tests that compare
+them fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def build(folder: Path) -> None:
+    """libhollow.so, which comes before torch's libraries, and what is found by name."""
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    if not (toolkit / "include" / "cuda_runtime_api.h").exists():
+        sys.exit(f"no CUDA toolkit is at {toolkit}: CUDA_HOME says where")
+    nccl = Path(sysconfig.get_path("purelib")) / "nvidia" / "nccl"
+    headers = [f"-I{place}/include" for place in (toolkit, nccl)]
+    parts = {
+        "libhollow.so": ["cuda.cpp", "nccl.cpp", "libraries.cpp", "-DBLAS"],
+        "libcuda.so.1": ["libraries.cpp", "-DDRIVER", "-Wl,-soname,libcuda.so.1"],
+        "libnvidia-ml.so.1": ["libraries.cpp", "-DNVML"],
+    }
+    for name, parameters in parts.items():
+        command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility-inlines-hidden"]
+        subprocess.run(
+            [*command, *headers, *parameters, "-o", folder / name, "-ldl", "-lpthread"],
+            cwd=HERE,
+            check=True,
+        )
+    (folder / "libcuda.so").symlink_to("libcuda.so.1")  # Triton links it
+
+
+def main() -> int:
+    """The command's exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--delay-us", type=int, default=0, help="streams dawdle, at random")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder))
+        before = os.environ.get("PYTHONPATH")
+        return subprocess.run(
+            given.command,
+            env={
+                **os.environ,
+                "LD_PRELOAD": f"{folder}/libhollow.so",
+                "LD_LIBRARY_PATH": folder,
+                "TRITON_LIBCUDA_PATH": folder,
+                "PYTHONPATH": f"{HERE}:{before}" if before else str(HERE),
+                "PYTEST_PLUGINS": "plugin",
+                "HOLLOW_GPUS": str(given.gpus),
+                "HOLLOW_DELAY_US": str(given.delay_us),
+            },
+        ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
