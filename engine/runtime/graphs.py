@@ -19,7 +19,8 @@ _storage_Use_Count counts the tensors of a storage.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -75,12 +76,28 @@ class Lasting:
     def __init__(self, grapher: Grapher) -> None:
         self.grapher = grapher
         self.addresses: set[int] = set()
+        self.lent: dict[Hashable, list[torch.Tensor]] = {}  # inputs, by how they lie
 
     def twin(self, like: torch.Tensor) -> torch.Tensor:
         """A tensor there that lies as this one does."""
         own = self.grapher.outside(like)
         self.addresses.add(_address(own))
         return own
+
+    def copies(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Where inputs of one recording are copied to, right before it is played: other regions use
+        the same memory.
+        """
+        taken: Counter[Hashable] = Counter()
+        found = []
+        for value in values:
+            how = (value.dtype, value.size(), value.stride())
+            there = self.lent.setdefault(how, [])
+            if taken[how] == len(there):
+                there.append(self.twin(value))
+            found.append(there[taken[how]])
+            taken[how] += 1
+        return found
 
     def holds(self, value: torch.Tensor) -> bool:
         """True if it lies there."""
@@ -100,7 +117,6 @@ class Played:
         self.warm = warm
         self.lasting = lasting
         self.slots: list[Slot] = []
-        self.copies: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}  # by position and strides
         self.recordings: dict[Place, dict[int, Recording]] = {}  # by slot
         self.plays = 0
 
@@ -132,11 +148,13 @@ class Played:
         slot = next(free, len(self.slots))
         if slot == len(self.slots):
             self.slots.append(Slot(self.lasting))
-        copied = [
-            (k, self._copy(k, values[k]))
+        moved = [
+            k
             for k, lies in zip(self.moving, place, strict=True)
             if lies is not None and lies[0] is None
         ]
+        copies = self.lasting.copies([values[k] for k in moved])
+        copied = list(zip(moved, copies, strict=True))
         there[slot] = recorded(self.kernel, values, copied, self.lasting, self.slots[slot])
         return there[slot]
 
@@ -147,12 +165,6 @@ class Played:
             else (value.data_ptr() if self.lasting.holds(value) else None, value.stride())
             for k in self.moving
         )
-
-    def _copy(self, position: int, value: torch.Tensor) -> torch.Tensor:
-        key = (position, value.stride())
-        if key not in self.copies:
-            self.copies[key] = self.lasting.twin(value)
-        return self.copies[key]
 
 
 class Slot:

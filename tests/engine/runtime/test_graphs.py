@@ -107,7 +107,7 @@ def test_what_stays_is_read_where_it_is() -> None:
     for _ in range(3):
         for x in places:
             assert torch.equal(played([x])[0], 2 * x)
-    assert (len(played.recordings), len(played.copies), len(played.slots)) == (2, 0, 1)
+    assert (len(played.recordings), len(played.lasting.lent), len(played.slots)) == (2, 0, 1)
 
 
 def test_what_is_still_held_is_not_written_again() -> None:
@@ -187,7 +187,7 @@ def test_beyond_so_many_places_inputs_are_copied(monkeypatch: pytest.MonkeyPatch
     for _ in range(3):
         for x in places:
             assert torch.equal(played([x])[0], 2 * x)
-    assert (recordings(played), len(played.copies)) == (3, 1)
+    assert (recordings(played), len(played.lasting.lent)) == (3, 1)
 
 
 def test_elements_that_are_shown_twice_are_copied_once() -> None:
@@ -201,7 +201,23 @@ def test_elements_that_are_shown_twice_are_copied_once() -> None:
         twice, shown = played([x.expand(2, 3)])
         assert twice.tolist() == [[2 + 2 * k, 4 + 2 * k, 6 + 2 * k]] * 2
         assert shown.stride() == (0, 1) and shown.tolist() == [[2 + k, 3 + k, 4 + k]] * 4
-    assert [x.untyped_storage().nbytes() for x in played.copies.values()] == [12]
+    ((lent,),) = played.lasting.lent.values()
+    assert lent.untyped_storage().nbytes() == 12
+
+
+def test_regions_share_what_their_inputs_are_copied_to() -> None:
+    def added(values: list[Tensor]) -> tuple[Tensor, ...]:
+        one, other = values
+        return (one + other, one - other)
+
+    first = region(added, moving=(0, 1))
+    second = Played(added, (0, 1), 0, first.lasting)
+    for k in range(3):
+        held = first([torch.full((2,), float(k)), torch.ones(2)])
+        total, difference = second([torch.full((2,), 9.0), torch.full((2,), float(k))])
+        assert [x.tolist() for x in held] == [[k + 1] * 2, [k - 1] * 2]
+        assert (total.tolist(), difference.tolist()) == ([9 + k] * 2, [9 - k] * 2)
+    assert [len(lent) for lent in first.lasting.lent.values()] == [2]
 
 
 @pytest.mark.parametrize("stays", [False, True])
