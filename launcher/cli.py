@@ -30,6 +30,7 @@ import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.engine.runtime import heap
+from flowrun.launcher.garbage import uncollected
 
 COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "calibrate", "recipes")
 _STARTS_RANKS = ("run", "resume", "calibrate")  # from this process, whose heap they inherit
@@ -406,7 +407,8 @@ def _print_rows(rows: Sequence[Any]) -> None:
 
 
 def _load(overrides: list[str], config_dir: str | None) -> Any:
-    from flowrun.launcher.recipe import load
+    with uncollected():
+        from flowrun.launcher.recipe import load
 
     return load(overrides, config_dir)
 

@@ -14,19 +14,21 @@ from typing import Any
 import typer
 
 from flowrun.engine.errors import FlowrunError
+from flowrun.launcher.garbage import uncollected
 
 
 def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -> list[Any]:
     """Let Hydra compose and run one job, or many; the outcome of each: its report, or the
     FlowrunError that ended it.
     """
-    import hydra
+    with uncollected():
+        import hydra
 
-    from flowrun.launcher.errors import from_hydra
-    from flowrun.launcher.recipe import CONFIG_MODULE, CONFIG_NAME, register, schema, spell
+        from flowrun.launcher.errors import from_hydra
+        from flowrun.launcher.recipe import CONFIG_MODULE, CONFIG_NAME, register, schema, spell
 
-    register()
-    spelled = spell(overrides)
+        register()
+        spelled = spell(overrides)
     outcomes: list[Any] = []
 
     started = False
@@ -65,8 +67,9 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
 
             recipe, _ = settled(recipe)
             return _submitted(recipe, Path(HydraConfig.get().runtime.output_dir))
-        from flowrun.launcher.progress import Progress
-        from flowrun.launcher.run import run as run_recipe
+        with uncollected():
+            from flowrun.launcher.progress import Progress
+            from flowrun.launcher.run import run as run_recipe
 
         return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
     except FlowrunError as error:

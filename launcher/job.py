@@ -4,9 +4,7 @@ started here.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,6 +26,7 @@ from flowrun.launcher import build, weights
 from flowrun.launcher.beside import apart, beside
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type, gpu_name, has_gpus
+from flowrun.launcher.garbage import uncollected
 from flowrun.launcher.initial import Initial, named
 from flowrun.launcher.plan_cache import PlanCache, source_files
 from flowrun.launcher.profile import better_cpu, is_stand_in
@@ -287,17 +286,3 @@ class Job:
         """Logical tensors of the parameters."""
         graph = self.training.plan.graph
         return {v.name: graph.tensors[v.tensor] for v in graph.variables if v.kind == "parameter"}
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """A graph stays until its plan is made: to look for what is garbage among it again and again
-    would take two fifths of the time that a large plan takes.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()

@@ -1,5 +1,7 @@
 """The story: recipe -> logical graph -> plan -> rehearsal -> actors -> report.  A newcomer reads
 this file first.
+
+What few runs need, the placement search and `verify`, is imported where it is called: 0.4 s.
 """
 
 from __future__ import annotations
@@ -9,15 +11,13 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.launcher import trace, weights
-from flowrun.launcher.auto.saved import save as write
-from flowrun.launcher.auto.show import summary, table
-from flowrun.launcher.auto.story import place
 from flowrun.launcher.beside import apart
 from flowrun.launcher.checkpoint import Checkpoint, alone, prepare
 from flowrun.launcher.compiling import check_runs, kernels_of
@@ -29,8 +29,10 @@ from flowrun.launcher.record import Record
 from flowrun.launcher.report import Report
 from flowrun.launcher.schema import Recipe
 from flowrun.launcher.show import plan_report
-from flowrun.launcher.verify import Comparison, compare_layouts
 from flowrun.launcher.virtual import execute_virtual
+
+if TYPE_CHECKING:
+    from flowrun.launcher.verify import Comparison
 
 
 def run(
@@ -83,6 +85,9 @@ def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, R
     """The recipe as it will run; with its plan, where flowrun has placed it."""
     if not recipe.auto.placement:
         return recipe, None
+    from flowrun.launcher.auto.show import summary
+    from flowrun.launcher.auto.story import place
+
     placed = apart(lambda: place(recipe)) if may_use_gpus(recipe) else place(recipe)
     if progress:
         progress.console.print(summary(placed.found), highlight=False, markup=False)
@@ -101,10 +106,15 @@ def plan_text(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None =
     with console.capture() as text:
         planned = None
         if recipe.auto.placement:
+            from flowrun.launcher.auto.show import table
+            from flowrun.launcher.auto.story import place
+
             placed = place(recipe)
             recipe, planned = placed.recipe, placed.training
             console.print(table(placed.found), "")
             if save:
+                from flowrun.launcher.auto.saved import save as write
+
                 write(placed, list(overrides), save)
         console.print(plan_report(Job(recipe, values=False, planned=planned), width))
         if save and planned:
@@ -114,4 +124,6 @@ def plan_text(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None =
 
 def verify(recipe: Recipe) -> Comparison:
     """A few steps of the recipe under every layout, each beside plain torch."""
+    from flowrun.launcher.verify import compare_layouts
+
     return compare_layouts(recipe, run)

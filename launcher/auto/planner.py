@@ -24,7 +24,8 @@ from flowrun.launcher.auto.bound import LaidOut, Whole
 from flowrun.launcher.auto.captures import Captures
 from flowrun.launcher.auto.outcome import Bound, Outcome, outcome_of
 from flowrun.launcher.auto.space import Branch, Candidate, Space
-from flowrun.launcher.job import Job, uncollected
+from flowrun.launcher.garbage import uncollected
+from flowrun.launcher.job import Job
 from flowrun.launcher.profile import rank_hardware
 from flowrun.launcher.recipe import frozen, resolved, schema, to_recipe
 from flowrun.launcher.schema import Recipe, RecipeSchema, changed

@@ -23,7 +23,7 @@ from flowrun.launcher.auto.outcome import Bound, Outcome
 from flowrun.launcher.auto.outline import Outlines
 from flowrun.launcher.auto.planner import Planner, layout_of
 from flowrun.launcher.auto.space import Branch, Candidate, Space
-from flowrun.launcher.job import uncollected
+from flowrun.launcher.garbage import uncollected
 
 PLANS = 24  # of candidates, at most; auto.plans may say fewer
 STAGES = 3  # of a plan: a first, one between, a last

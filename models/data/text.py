@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,15 +32,22 @@ class Text(Windows):
 
 
 def _files(path: str | None) -> list[Path]:
-    root = Path(sysconfig.get_paths()["stdlib"] if path is None else path).expanduser()
     if path is None:
-        others = {"site-packages", "dist-packages", "__pycache__"}
-        return sorted(f for f in root.rglob("*.py") if others.isdisjoint(f.parts))
+        return sorted(_standard_library())
+    root = Path(path).expanduser()
     if root.is_dir():
         return sorted(f for f in root.rglob("*") if f.is_file())
     if not root.exists():
         raise FileNotFoundError(f"there is no file or folder {path}")
     return [root]
+
+
+def _standard_library() -> Iterator[Path]:
+    """Python's own source files, without installed packages, whose folders are not entered."""
+    others = {"site-packages", "dist-packages", "__pycache__"}
+    for folder, inner, files in os.walk(sysconfig.get_paths()["stdlib"]):
+        inner[:] = [name for name in inner if name not in others]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def _capped(files: list[Path], max_bytes: int) -> Iterator[bytes]:
