@@ -123,6 +123,26 @@ def test_another_training_differs(keys: list[str]) -> None:
     assert verdicts(compare_layouts(asked, faster)) == ["DIFFERS"] * 3
 
 
+def test_a_rate_that_is_one_in_ten_thousand_off_differs() -> None:
+    """Without a reason, rounding is all that is allowed."""
+
+    def faster(given: Recipe, folder: Path) -> Any:
+        file = Path("faster.yaml")
+        file.write_text(given.to_yaml())
+        return run(load([f"recipe={file}", f"optim.lr={given.optim.lr * 1.0001}"]), folder)
+
+    found = compare_layouts(recipe(), faster)
+    assert verdicts(found) == ["DIFFERS"] * 3
+    assert "Allowed: losses 1e-06 relative, weights 1e-05 of" in found.caption
+
+
+def test_a_recipe_that_amplifies_rounding_is_allowed_more_for_a_reason() -> None:
+    """The gradient of a bias before batch norm is rounding alone, which Adam divides by itself."""
+    found = compare_layouts(recipe("model.normed=true", "optim.eps=1e-12"), run)
+    assert verdicts(found) == ["same"] * 3, found
+    assert "(4 times what one unit in the last place of the initial weights" in found.caption
+
+
 def test_dropout_in_the_mirrored_view_has_nothing_to_be_held_beside() -> None:
     with pytest.raises(RecipeError, match="draws random numbers") as error:
         compare_layouts(recipe("view=mirrored", "model.drop=0.3"), run)
