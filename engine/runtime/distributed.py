@@ -83,7 +83,7 @@ class DistributedRank:
         self.current: Actor | None = None
         self.to_end = 0  # acts, until a step is told
         self.live_bytes = LiveBytes(self.body.variables.values())
-        self.to_meter = metered
+        self.to_meter, self.metering = metered, False
 
     def _share(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> Memory | None:
         try:
@@ -122,11 +122,13 @@ class DistributedRank:
         self.to_end = of_a_step
         try:
             metered = self._acts_metered(scheduler)
+            self.metering = bool(metered)
             while not scheduler.finished():
                 if metered:
                     with self.live_bytes:
                         self._round(scheduler)
                     metered = {k: n for k, n in metered.items() if scheduler.acts[k] < n}
+                    self.metering = bool(metered)
                 else:
                     self._round(scheduler)
                 while on_step and self.to_end <= 0 and told in self.body.results:
@@ -195,8 +197,10 @@ class DistributedRank:
 
     def _supply(self, actor: Actor, act: int) -> None:
         """Start an act of a reader in a thread."""
-        inputs = self.body.inputs(actor, act)
-        self._beside(actor, act, self.pool.submit(self.body.readers.supply, actor, act, inputs))
+        work: list[Any] = [self.body.readers.supply, actor, act, self.body.inputs(actor, act)]
+        if self.metering:
+            work.insert(0, self.live_bytes.read)
+        self._beside(actor, act, self.pool.submit(*work))
 
     def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         """Start an act of a report, and compute on."""

@@ -6,8 +6,11 @@ the order in which the bytes of one act come and go.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -187,3 +190,18 @@ def test_what_has_gone_is_not_counted() -> None:
         for _ in range(5):
             torch.zeros(100)
     assert meter.peak == 400
+
+
+def test_tensors_of_a_thread_that_reads_count_as_long_as_somebody_has_them() -> None:
+    """Those that no op makes too, and samples that are no tensors."""
+
+    def supply(fill: int) -> list[Any]:
+        torch.zeros(50)
+        return [torch.from_numpy(np.full(25, fill, np.float32)), [np.zeros(30), b"encoded"]]
+
+    with LiveBytes() as meter, ThreadPoolExecutor(1) as pool:
+        made = pool.submit(meter.read, supply, 1).result()
+        assert (meter.live, meter.peak) == (100 + 240 + 7,) * 2
+        del made
+        meter.count.drop_dead()
+        assert meter.live == 0

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -187,6 +188,33 @@ def test_a_process_prepares_in_threads_beside_compute() -> None:
         found = [result["loss"] for result in body.run(STEPS)]
     assert found == pytest.approx(plain_loop(TINY_MLP, steps=STEPS).losses, rel=1e-5)
     assert rows.threads and threading.main_thread().name not in rows.threads
+
+
+class Decoded(Rows):
+    """Whose samples are arrays of `num_bytes` each until they are augmented, and copies then."""
+
+    num_bytes = 100_000
+
+    def prepare(self, name: str, samples: list[Any] | None, *at: Any) -> list[Any]:
+        made = super().prepare(name, samples, *at)
+        if name == "augment":
+            return [{k: v.clone() for k, v in sample.items()} for sample, _ in made]
+        return (
+            made if samples else [(sample, np.zeros(self.num_bytes, np.uint8)) for sample in made]
+        )
+
+
+def test_what_threads_that_read_samples_make_is_measured() -> None:
+    """Arrays that are no tensors too: all samples of a micro-batch, of several that are ahead."""
+    made, peaks = plan(Layout()), []
+    for rows in (Rows(), Decoded()):
+        with closing(Links(0, CPU)) as links:
+            body = DistributedRank(made, 0, rows, initial(TINY_MLP), CPU, links, metered=True)
+            body.run(STEPS)
+            peaks.append(body.live_bytes.peak)
+    plain, decoded = peaks
+    a_micro_batch = TINY_MLP.micro_batch * Decoded.num_bytes
+    assert a_micro_batch <= decoded - plain <= 6 * a_micro_batch
 
 
 def test_a_step_that_fails_is_told_with_rank_and_actor() -> None:

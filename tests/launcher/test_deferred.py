@@ -263,7 +263,7 @@ class Memory(LiveBytes):
     @property
     def left(self) -> int:
         """What is still there."""
-        self._drop_dead()
+        self.count.drop_dead()
         return self.live
 
 
