@@ -16,11 +16,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from flowrun.engine.sbp import NdSbp, format_nd_sbp
+
+if TYPE_CHECKING:  # tables speak of ops
+    from flowrun.engine.ops.table import Table
 
 WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"
 WEIGHT_GRAD, UPDATE = "weight_grad", "update"
@@ -71,6 +74,7 @@ class Op:
         step itself.
     stage: which group of ranks runs it.  chunk: which of the stage's pieces of the model it is of.
     in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs` (from level "signed" on).
+    table: rows of its own, where no family of the engine has any (ops/table.py); None: none.
     moment: a number that grows through forward; a backward op has that of its forward op; -1 where
         capture does not know.
     inputs: tensors read, in order of appearance in args and kwargs; one that is read twice appears
@@ -89,6 +93,7 @@ class Op:
     in_sbp: tuple[NdSbp, ...] = ()
     out_sbp: tuple[NdSbp, ...] = ()
     chunk: int = 0
+    table: Table | None = None
     moment: int = field(default=-1, compare=False)
     inputs: tuple[str, ...] = field(init=False, compare=False, repr=False)
     makes: tuple[str, ...] = field(init=False, compare=False, repr=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.cost.hardware import Hardware
@@ -15,6 +16,7 @@ from flowrun.engine.sbp import Sbp
 
 if TYPE_CHECKING:  # the tables of ops import torch, which composing does without
     from flowrun.engine.cost.fusion import Fusion
+    from flowrun.engine.ops.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,8 @@ class Strategy:
     unprepared: fields that can be had without the rest of their samples: a stage that reads no
         other makes no samples, and has no chain of those steps.
     sample_s: of making a sample at once, foreseen: time on one core.
+    signatures: op ("my::op") -> the rows that the user gives for it.
+    kept_rows: the file in which rows that are found by experiment are kept; None: none is kept.
     shared_memory: all ranks exchange their messages there; hardware.link is that of such ranks.
     """
 
@@ -224,6 +228,8 @@ class Strategy:
     sample_s: float = 0.0
     hardware: Hardware = field(default_factory=Hardware)
     shared_memory: bool = False
+    signatures: tuple[tuple[str, Table], ...] = ()
+    kept_rows: Path | None = None
 
     @property
     def num_stages(self) -> int:

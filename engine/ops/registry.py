@@ -1,8 +1,9 @@
 """registry: the one explicit list of signature tables and local programs; rows lifted to a grid.
 
 Inference asks `signatures` for the rows of an op on one axis; a rank asks `localize` what to run in
-place of the op.  Every row is proved by tests/engine/ops/test_signatures.py, but for the few CUDA
-kernels that it names as unproved.
+place of the op.  An op that brings rows of its own (Op.table) is asked first.  Every row of RULES
+is proved by tests/engine/ops/test_signatures.py, but for the few CUDA kernels that it names as
+unproved.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ _cache: dict[Any, tuple[Signature, ...]] = {}
 
 
 def has_table(target: str) -> bool:
-    """False: the only row is all-B, and the caller warns."""
+    """True if a family of the engine has rows for it; False: its rows, if any, are op.table's."""
     return target in RULES
 
 
@@ -105,6 +106,7 @@ def signatures(
     """
     key = (
         op.target,
+        op.table,
         map_refs(op.args, _nameless),
         map_refs(op.kwargs, _nameless),
         tuple(in_shapes),
@@ -125,7 +127,7 @@ def _nameless(_: Ref) -> Ref:
 def _rows(view: OpView) -> Iterator[Signature]:
     op = view.op
     yield Signature((B,) * len(op.inputs), (B,) * len(op.outputs))
-    rule = RULES.get(op.target)
+    rule = op.table.rows if op.table is not None else RULES.get(op.target)
     if rule is None or view.parts == 1:
         return
     for row in rule(view):
@@ -176,5 +178,5 @@ def localize(view: LocalView) -> Call:
     before.
     """
     op = view.op
-    local = LOCALS.get(op.target)
+    local = op.table.localize if op.table is not None else LOCALS.get(op.target)
     return local(view) if local else Call(torch_callable(op.target), op.args, op.kwargs)

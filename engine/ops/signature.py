@@ -125,6 +125,11 @@ def _parameters(target: str) -> tuple[tuple[str, Any], ...]:
     return tuple((arg.name, arg.default_value) for arg in schema.arguments)
 
 
+def argument_names(target: str) -> tuple[str, ...]:
+    """Names of a torch op's arguments, in the order of its schema."""
+    return tuple(name for name, _ in _parameters(target))
+
+
 def bind(op: Op) -> dict[str, Any]:
     """Every argument of a torch op by its name in the operator's schema, defaults filled in."""
     parameters = _parameters(op.target)

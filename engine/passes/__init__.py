@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.passes.count_targets import count_targets
+from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
@@ -25,11 +26,13 @@ from flowrun.engine.strategy import Strategy
 Pass = Callable[[LogicalGraph, Strategy], LogicalGraph]
 
 PASSES: tuple[Pass, ...] = (
+    find_rows,  # rows of ops without a table: the user's, or by experiment
     narrow_gradients,  # accumulated and reduced in the dtype that they were computed in
     mirror,  # in the mirrored view: each rank its own batch
     split_stages,  # which group of ranks runs each op
     sum_tied_gradients,  # a weight that several stages read: its gradient in parts
     update_ops,  # accumulation, clipping and the optimizer as ops
+    find_rows,  # of what an optimizer of one's own does
     split_weight_grads,  # weight gradients may run late
     pin_activations,  # the recipe's in and out pins
     infer_sbp,  # a signature for each op of forward and backward

@@ -73,21 +73,25 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterator[str]:
-    """One note for each kind of op that has no signature table: all ranks of the axis do all of it,
-    from inputs that are gathered.
+    """One note for each kind of op that no family of the engine knows: where its rows come from, or
+    that all ranks of the axis do all of it, from inputs that are gathered.
     """
-    modules: dict[str, dict[str, None]] = {}  # target -> where it is, in order
+    modules: dict[tuple[str, str], dict[str, None]] = {}  # target, origin -> where, in order
     known = ("flow.pin", *RELABELS)
     for op in graph.ops:
         split = strategy.parts(op.stage, axis) > 1
-        if split and op.target not in known and not registry.has_table(op.target):
-            modules.setdefault(op.target, {})[op.module or "(top level)"] = None
-    for target, (first, *others) in modules.items():
+        if split and op.target not in known and (op.table or not registry.has_table(op.target)):
+            origin = op.table.origin if op.table else ""
+            modules.setdefault((op.target, origin), {})[op.module or "(top level)"] = None
+    for (target, origin), (first, *others) in modules.items():
         where = f"module {first}" + (f" and {len(others)} more" if others else "")
-        yield (
-            f"{target} in {where} has no signature table: "
-            f"all ranks of {strategy.axes[axis]} do all of it"
-        )
+        if origin:
+            yield f"{target} in {where}: its rows are {origin}"
+        else:
+            yield (
+                f"{target} in {where} has no signature table: "
+                f"all ranks of {strategy.axes[axis]} do all of it"
+            )
 
 
 def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:

@@ -1,5 +1,5 @@
-"""An op without a signature table: every rank does all of it, one note says so, the numbers are
-right.
+"""An op without a signature table: rows that hold by experiment are used; where none does every
+rank does all of it.  One note says so, and the numbers are right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.ops import registry
-from flowrun.engine.sbp import B
+from flowrun.engine.sbp import B, S
 from support.layouts import Layout, compiled, virtual_run
 from support.plain_loop import (
     TINY_MLP,
@@ -44,6 +44,12 @@ def _own_op() -> Iterator[None]:
     with torch.library._scoped_library("flowrun_test", "FRAGMENT") as library:
         library.define("ripple(Tensor x) -> Tensor")
         library.define("ripple_backward(Tensor grad, Tensor x) -> Tensor")
+        library.define("level(Tensor x) -> Tensor")
+        library.impl("level", _level, "CompositeExplicitAutograd")
+        torch.library.register_fake("flowrun_test::level", torch.empty_like, lib=library)
+        torch.library.register_autograd(
+            "flowrun_test::level", lambda ctx, grad: torch.ops.flowrun_test.level(grad), lib=library
+        )
         library.impl("ripple", _ripple, "CompositeExplicitAutograd")
         library.impl("ripple_backward", _ripple_backward, "CompositeExplicitAutograd")
         torch.library.register_fake("flowrun_test::ripple", torch.empty_like, lib=library)
@@ -65,39 +71,61 @@ def _ripple_backward(grad: Tensor, x: Tensor) -> Tensor:
     return (grad - grad.mean(-1, keepdim=True)) * (1 + x.cos())
 
 
-class Rippled(nn.Module):
-    """Two layers with the op between, twice."""
+def _level(x: Tensor) -> Tensor:
+    """By the norm of all: no split holds.  It stands for its own gradient."""
+    return x / (1 + x.norm())
 
-    def __init__(self) -> None:
+
+class Rippled(nn.Module):
+    """Two layers with an op between, twice."""
+
+    def __init__(self, op: str = "ripple") -> None:
         super().__init__()
+        self.op = op
         self.hidden = nn.Linear(64, 12)
         self.output = nn.Linear(12, 10)
 
     def forward(self, x_BI: Tensor) -> Tensor:
-        ripple = torch.ops.flowrun_test.ripple
-        y_BC: Tensor = self.output(ripple(ripple(self.hidden(x_BI))))
+        op = getattr(torch.ops.flowrun_test, self.op)
+        y_BC: Tensor = self.output(op(op(self.hidden(x_BI))))
         return y_BC
 
 
 RIPPLED: Training = replace(TINY_MLP, model=partial(seeded, Rippled))
+LEVELLED: Training = replace(
+    TINY_MLP, model=partial(seeded, partial(Rippled, "level")), micro_batches=1
+)
 
 
+@pytest.mark.parametrize("training", [RIPPLED, LEVELLED], ids=["found", "whole"])
 @pytest.mark.parametrize("layout", [Layout(data=2), Layout(tensor=2)], ids=str)
-def test_an_op_that_nobody_knows_trains_as_in_plain_torch(layout: Layout) -> None:
-    plain, found = plain_loop(RIPPLED, 0.0, STEPS), virtual_run(RIPPLED, layout, STEPS)
+def test_an_op_that_nobody_knows_trains_as_in_plain_torch(
+    layout: Layout, training: Training
+) -> None:
+    plain, found = plain_loop(training, 0.0, STEPS), virtual_run(training, layout, STEPS)
     assert loss_difference(found.losses, plain) <= 1e-5
     assert weight_difference(found.weights, plain) <= 1e-5
 
 
-@pytest.mark.parametrize("layout", [Layout(data=2), Layout(tensor=2)], ids=str)
-def test_it_is_whole_on_every_rank_and_noted_once(layout: Layout) -> None:
-    graph = compiled(RIPPLED, layout).plan.graph
+def test_rows_that_hold_are_found_and_noted_once() -> None:
+    graph = compiled(RIPPLED, Layout(data=2)).plan.graph
     ops = [op for op in graph.ops if op.target in TARGETS]
     assert len(ops) == 4
-    assert not [op for op in ops if {*op.in_sbp, *op.out_sbp} != {(B,)}]
-    notes = [note for note in graph.notes if "no signature table" in note]
+    assert {op.out_sbp[0] for op in ops} == {(S(0),)}
+    notes = [note for note in graph.notes if "found by experiment" in note]
     assert {note.split()[0] for note in notes} == TARGETS
     assert len(notes) == len(TARGETS)
+    assert not [note for note in graph.notes if "no signature table" in note]
+
+
+@pytest.mark.parametrize("layout", [Layout(data=2), Layout(tensor=2)], ids=str)
+def test_what_no_row_holds_for_is_whole_on_every_rank_and_noted_once(layout: Layout) -> None:
+    graph = compiled(LEVELLED, layout).plan.graph
+    ops = [op for op in graph.ops if op.target == "flowrun_test.level.default"]
+    assert len(ops) == 4
+    assert not [op for op in ops if {*op.in_sbp, *op.out_sbp} != {(B,)}]
+    (note,) = (note for note in graph.notes if "no signature table" in note)
+    assert note.startswith("flowrun_test.level.default")
 
 
 def test_where_no_axis_divides_it_nothing_is_noted() -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flowrun.engine.placement import Shape
+from flowrun.engine.proof.simulated_ranks import Sample, sample
 from support.sample_values import T, below, positive
-from support.simulated_ranks import Sample, sample
 
 aten = torch.ops.aten
 

@@ -15,6 +15,7 @@ import transformers.integrations.moe  # noqa: F401  (registers the grouped produ
 
 from flowrun.engine.ops.sparse import RowUpdate
 from flowrun.engine.placement import Shape
+from flowrun.engine.proof.simulated_ranks import Sample, sample
 from flowrun.models import optimizers
 from support.batch_norm_samples import batch_norm_samples
 from support.kernel_samples import kernel_samples, same_shape
@@ -29,7 +30,6 @@ from support.sample_values import (
     whole_numbers,
     with_hole,
 )
-from support.simulated_ranks import Sample, sample
 
 
 def _grouped(shapes: Sequence[Shape]) -> bool:

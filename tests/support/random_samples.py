@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from flowrun.engine.proof.simulated_ranks import Sample, sample
 from support.sample_values import T, mask
-from support.simulated_ranks import Sample, sample
 
 DRAW, SEED = torch.tensor(7), 3
 

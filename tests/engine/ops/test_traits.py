@@ -11,8 +11,8 @@ from flowrun.engine.graph import Ref, map_refs
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import torch_callable
 from flowrun.engine.ops.traits import TARGETS, Trait, has, is_engines, is_random, is_view
+from flowrun.engine.proof.simulated_ranks import OWN_FUNCTIONS, Sample
 from support.op_samples import all_samples
-from support.simulated_ranks import OWN_FUNCTIONS, Sample
 
 SAMPLES: Mapping[str, Sample] = {sample.op.target: sample for sample in all_samples()}
 BY_TARGET = pytest.mark.parametrize("target", sorted(SAMPLES))

@@ -9,6 +9,7 @@ signs and unlike each other, so nothing holds by luck.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,7 +165,8 @@ def _fingerprint(whole: torch.Tensor) -> int:
     """A seed from the values: the same run to run, and unlike for two tensors, whose noise must not
     cancel.
     """
-    return int(whole.double().nan_to_num(0, 1, -1).abs().sum() * 1e6) % 2**31
+    plain = torch.view_as_real(whole) if whole.is_complex() else whole
+    return int(plain.double().nan_to_num(0, 1, -1).abs().sum() * 1e6) % 2**31
 
 
 def put_together(pieces: Pieces, nd_sbp: NdSbp, grid: Grid, shape: Shape) -> torch.Tensor | None:
@@ -209,14 +211,21 @@ _REDUCE: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 
 def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal but for rounding: 1e-9 of the largest number in float64, 1e-5 in float32; exactly in
-    integers.
+    integers.  What is no number, or infinite, stands in the same places.
     """
     if a.shape != b.shape:
         return False
+    if a.is_complex() and b.is_complex():
+        return alike(torch.view_as_real(a), torch.view_as_real(b))
     if not a.dtype.is_floating_point or not a.numel():
         return bool(torch.equal(a, b))
     tolerance = 1e-9 if a.dtype == torch.float64 else 1e-5
-    return bool((a - b).abs().max() <= tolerance * (1 + b.abs().max()))
+    apart = float((a - b).abs().max())
+    if math.isfinite(apart):
+        return apart <= tolerance * (1 + float(b.abs().max()))
+    finite = b.isfinite()
+    same = torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num())
+    return same and torch.equal(finite, a.isfinite()) and alike(a[finite], b[finite])
 
 
 # ---- one row on a grid ---------------------------------------------------------------------------

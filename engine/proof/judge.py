@@ -17,8 +17,7 @@ from flowrun.engine.graph import Op
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Call, NdSignature, Signature
 from flowrun.engine.placement import Shape
-from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, Partial, Sbp, Split
-from support.simulated_ranks import (
+from flowrun.engine.proof.simulated_ranks import (
     FAILURES,
     Pieces,
     Sample,
@@ -30,6 +29,7 @@ from support.simulated_ranks import (
     row_holds,
     run,
 )
+from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, Partial, Sbp, Split
 
 OTHER_PARTIALS: tuple[Partial, ...] = (P_MAX, P_MIN, P_LOGSUMEXP)
 
@@ -56,7 +56,7 @@ def holding_rows(given: Sample, parts: int) -> Iterator[Signature]:
             if made is None:
                 continue
             fitting = [
-                _layouts_of(given.made[j], [rank[j] for rank in made], parts)
+                layouts_of(given.made[j], [rank[j] for rank in made], parts)
                 for j in range(len(given.made))
             ]
             for outs in itertools.product(*fitting):
@@ -141,14 +141,22 @@ def _made_by(
     return made
 
 
-def _layouts_of(value: torch.Tensor | None, pieces: list[Any], parts: int) -> list[Sbp]:
-    """SBPs under which the pieces are the whole value; B alone for an output that is not made."""
+def layouts_of(
+    value: torch.Tensor | None,
+    pieces: list[Any],
+    parts: int,
+    among: Sequence[Sbp] | None = None,
+) -> list[Sbp]:
+    """SBPs under which the pieces are the whole value; B alone for an output that is not made.
+
+    among: those to be looked at; None: all there are.
+    """
     if value is None:
         return [B]
     held: Pieces = {(k,): piece for k, piece in enumerate(pieces)}
     shape = tuple(value.shape)
     fits: list[Sbp] = []
-    for sbp in (*_sbps_of(value, parts), *OTHER_PARTIALS):
+    for sbp in (*_sbps_of(value, parts), *OTHER_PARTIALS) if among is None else among:
         if sbp in OTHER_PARTIALS and (fits or not value.dtype.is_floating_point):
             continue
         whole = put_together(held, (sbp,), (parts,), shape)

@@ -1,0 +1,197 @@
+"""CallForm: an op apart from its sizes, so that one experiment speaks for all shapes of a kind.
+
+Equal sizes of its tensors are one letter; so are those integers among its arguments that spell the
+end of a shape (`input_size` of an upsampling's backward).  Its text is the key that found rows are
+kept by: "aten.index_add.default(f[a,b], 0, i64[c], f[c,b])".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flowrun.engine.graph import Op, Ref, map_refs
+from flowrun.engine.ops.signature import argument_names
+from flowrun.engine.placement import Shape
+
+# Arguments whose integers are no sizes, though they may equal some.
+_NO_SIZES = ("dim", "stride", "dilation", "kernel", "pad", "shift", "group", "axis", "correction")
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A size that may change, by name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Dims = tuple["Letter | int", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """What is called, with letters in the place of sizes.
+
+    args, kwargs: as of the op; tensors are Ref("0"), Ref("1") … in order.
+    shapes, dtypes: of the tensors.
+    used: for each output, whether anything reads it.
+    sizes: letter -> the size in the op that the form is of; not part of the text.
+    """
+
+    target: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    shapes: tuple[Dims, ...]
+    dtypes: tuple[torch.dtype, ...]
+    used: tuple[bool, ...]
+    sizes: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        words = [self._show(arg) for arg in self.args]
+        words += [f"{name}={self._show(value)}" for name, value in self.kwargs]
+        unused = "".join("x" if used else "_" for used in self.used)
+        return f"{self.target}({', '.join(words)})" + (
+            f" -> {unused}" if not all(self.used) else ""
+        )
+
+    def _show(self, value: Any) -> str:
+        if isinstance(value, Ref):
+            at = int(value.name)
+            return f"{_kind(self.dtypes[at])}[{','.join(map(str, self.shapes[at]))}]"
+        if isinstance(value, tuple):
+            return f"[{', '.join(map(self._show, value))}]"
+        return str(value)
+
+    def op(self, sizes: Mapping[str, int]) -> Op:
+        """The op with sizes in the place of letters."""
+        args = map_refs(fill(self.args, sizes), _input)
+        kwargs = map_refs(fill(self.kwargs, sizes), _input)
+        names = tuple(f"y{k}" if used else None for k, used in enumerate(self.used))
+        return Op("op", self.target, args, kwargs, names)
+
+    def shapes_at(self, sizes: Mapping[str, int]) -> list[Shape]:
+        """Shapes of the inputs."""
+        return [tuple(fill(dims, sizes)) for dims in self.shapes]
+
+
+def _input(ref: Ref) -> Ref:
+    return Ref(f"x{ref.name}")
+
+
+def fill(value: Any, sizes: Mapping[str, int]) -> Any:
+    """The same nested tuples with numbers in the place of letters."""
+    if isinstance(value, Letter):
+        return sizes[value.name]
+    if isinstance(value, tuple):
+        return tuple(fill(item, sizes) for item in value)
+    return value
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return "f"
+    if dtype.is_complex:
+        return "c"
+    return "b" if dtype == torch.bool else str(dtype).removeprefix("torch.").replace("int", "i")
+
+
+def call_forms(
+    op: Op,
+    in_shapes: Sequence[Shape],
+    in_dtypes: Sequence[torch.dtype],
+    out_shapes: Sequence[Shape | None],
+) -> Iterator[CallForm]:
+    """The readings of an op, the likeliest first: lists of integers that spell the end of a shape
+    are sizes; so are single integers that equal one; none is.
+    """
+    seen = set()
+    for lists, singles in ((True, False), (True, True), (False, False)):
+        form = _Reading(op, in_shapes, in_dtypes, out_shapes, lists, singles).form()
+        if str(form) not in seen:
+            seen.add(str(form))
+            yield form
+
+
+class _Reading:
+    """Names sizes in the order in which the text shows them."""
+
+    def __init__(
+        self,
+        op: Op,
+        in_shapes: Sequence[Shape],
+        in_dtypes: Sequence[torch.dtype],
+        out_shapes: Sequence[Shape | None],
+        lists: bool,
+        singles: bool,
+    ) -> None:
+        self.op = op
+        self.in_shapes = in_shapes
+        self.dtypes = in_dtypes
+        self.out_shapes = out_shapes
+        self.known = [s for s in (*in_shapes, *out_shapes) if s]
+        self.lists, self.singles = lists, singles
+        self.letters: dict[int, Letter] = {}
+        self.shapes: list[Dims] = []
+
+    def form(self) -> CallForm:
+        names = argument_names(self.op.target)
+        args = tuple(
+            self._value(value, names[k] if k < len(names) else "")
+            for k, value in enumerate(self.op.args)
+        )
+        kwargs = tuple((name, self._value(value, name)) for name, value in self.op.kwargs)
+        return CallForm(
+            self.op.target,
+            args,
+            kwargs,
+            tuple(self.shapes),
+            tuple(self.dtypes),
+            tuple(name is not None for name in self.op.outputs),
+            tuple((letter.name, size) for size, letter in self.letters.items()),
+        )
+
+    def _value(self, value: Any, name: str) -> Any:
+        if isinstance(value, Ref):
+            at = len(self.shapes)
+            self.shapes.append(tuple(map(self._dim, self.in_shapes[at])))
+            return Ref(str(at))
+        if isinstance(value, tuple):
+            if self._is_size_list(value, name):
+                return tuple(map(self._dim, value))
+            return tuple(
+                self._value(item, "" if self._holds_refs(value) else "dim") for item in value
+            )
+        if self.singles and self._is_size(value, name):
+            return self._dim(value)
+        return value
+
+    def _holds_refs(self, value: tuple[Any, ...]) -> bool:
+        return any(isinstance(item, Ref) for item in value)
+
+    def _dim(self, size: int) -> Letter | int:
+        """0 and 1 are shapes of their own: of what is empty, and of what is broadcast."""
+        if size <= 1:
+            return size
+        name = _letter(len(self.letters))
+        return self.letters.setdefault(size, Letter(name))
+
+    def _is_size_list(self, value: tuple[Any, ...], name: str) -> bool:
+        if not self.lists or not value or any(word in name for word in _NO_SIZES):
+            return False
+        whole = all(type(item) is int for item in value)
+        return whole and any(shape[-len(value) :] == value for shape in self.known)
+
+    def _is_size(self, value: Any, name: str) -> bool:
+        if type(value) is not int or any(word in name for word in _NO_SIZES):
+            return False
+        return value > 1 and any(value in shape for shape in self.known)
+
+
+def _letter(k: int) -> str:
+    return chr(ord("a") + k) if k < 26 else f"a{k}"

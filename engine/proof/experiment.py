@@ -1,0 +1,366 @@
+"""experiment: an op without a table -> the rows for one axis that hold, tried on small tensors.
+
+A candidate splits dims of equal size in some inputs, or makes some inputs partial sums; each rank
+of 2 and of 3 runs the op on its pieces, and what they make says how the outputs lie.  A row is
+found if that is so for every size and every kind of numbers: sizes that do not divide, ties, zeros,
+both signs.  Integers that spell the split size are tried as they are, then replaced by the local
+length.
+
+Not tried: what draws random numbers, writes into its inputs, or makes outputs whose shape depends
+on values; what does not run on small tensors of the CPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from flowrun.engine.graph import Op
+from flowrun.engine.ops.signature import (
+    Call,
+    Signature,
+    argument_names,
+    bind,
+    rebound,
+    torch_callable,
+)
+from flowrun.engine.ops.table import FoundRow, replaced
+from flowrun.engine.placement import split_range
+from flowrun.engine.proof.call_form import CallForm, Letter
+from flowrun.engine.proof.judge import layouts_of
+from flowrun.engine.proof.simulated_ranks import alike, lay_out, run
+from flowrun.engine.proof.values import FLOATS, Draw
+from flowrun.engine.sbp import B, P, S, Sbp, Split
+
+PARTS = (2, 3)
+# Sizes that letters take, the first that the op runs with: three experiments of unlike sizes.
+PALETTES = (
+    (5, 7, 3, 4, 9, 6, 8, 12, 16, 2),
+    (3, 4, 8, 6, 7, 5, 12, 9, 16, 18),
+    (7, 5, 9, 12, 8, 6),
+)
+MOST_ELEMENTS = 1 << 16  # of a tensor that an experiment makes
+MOST_CANDIDATES = 400  # layouts of inputs
+MOST_TENSORS = 16  # inputs of an op that is tried
+MOST_LINEAR = 4  # float inputs of an op whose partial sums are tried in every combination
+
+Sizes = Mapping[str, int]
+Made = tuple[torch.Tensor | None, ...]
+
+
+def is_tried(target: str) -> bool:
+    """True if an op of this target can be tried at all."""
+    try:
+        operator = torch_callable(target)
+    except (AttributeError, RuntimeError):
+        return False
+    if not isinstance(operator, torch._ops.OpOverload):
+        return False
+    tags = set(operator.tags)
+    never = {
+        torch.Tag.nondeterministic_seeded,
+        torch.Tag.dynamic_output_shape,
+        torch.Tag.data_dependent_output,
+    }
+    return not operator._schema.is_mutable and not tags & never
+
+
+def experiment(form: CallForm) -> tuple[FoundRow, ...]:
+    """The rows that hold."""
+    if not form.shapes or len(form.shapes) > MOST_TENSORS or not is_tried(form.target):
+        return ()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trials = list(_trials(form))
+        if not trials:
+            return ()
+        found: dict[Signature, FoundRow] = {}
+        for candidate in itertools.islice(_candidates(form), MOST_CANDIDATES):
+            for row in _rows_of(form, candidate, trials):
+                found.setdefault(row.signature, row)
+    return tuple(found.values())
+
+
+# ---- trials --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The op with sizes and numbers, and what it makes of them whole."""
+
+    form: CallForm
+    sizes: Sizes
+    draw: Draw
+
+    @cached_property
+    def op(self) -> Op:
+        """With the sizes."""
+        return self.form.op(self.sizes)
+
+    @cached_property
+    def inputs(self) -> list[torch.Tensor]:
+        """Values of op.inputs."""
+        shapes = self.form.shapes_at(self.sizes)
+        return [
+            self.draw.value(shape, dtype, seed)
+            for seed, (shape, dtype) in enumerate(zip(shapes, self.form.dtypes, strict=True))
+        ]
+
+    @cached_property
+    def made(self) -> Made:
+        """Raises one of FAILURES if the op does not take the numbers."""
+        return self.call(rebound(self.op), self.inputs)
+
+    def call(self, call: Call, inputs: Sequence[torch.Tensor]) -> Made:
+        """Outputs of a call."""
+        made = run(call, dict(zip(self.op.inputs, inputs, strict=True)))
+        return tuple(value if isinstance(value, torch.Tensor) else None for value in made)
+
+    @property
+    def runs(self) -> bool:
+        """True if the op takes the numbers."""
+        try:
+            return len(self.made) == len(self.form.used)
+        except Exception:
+            return False
+
+    @property
+    def tells(self) -> bool:
+        """True if the op takes the numbers, makes the same of them twice, and numbers at that."""
+        try:
+            again = self.call(rebound(self.op), self.inputs)
+            if len(self.made) != len(self.form.used):
+                return False
+            pairs = [(a, b) for a, b in zip(self.made, again, strict=True) if a is not None]
+            alike_twice = all(b is not None and alike(a, b) for a, b in pairs)
+        except Exception:
+            return False
+        return alike_twice and all(map(_mostly_finite, (a for a, _ in pairs)))
+
+
+def _mostly_finite(value: torch.Tensor) -> bool:
+    return not value.numel() or float(value.isfinite().double().mean()) > 0.5
+
+
+def _trials(form: CallForm) -> Iterator[Trial]:
+    """Sizes times numbers.  The first has positions that lie in any piece: most wrong rows fall
+    there, before one reads beyond the end of a piece.
+    """
+    for k, sizes in enumerate(_assignments(form)):
+        least = min(sizes.values(), default=2)
+        draws = [Draw(floats, least) for floats in (FLOATS if k == 0 else ("mixed", "ties"))]
+        draws.insert(0, Draw("mixed", max(1, least // max(PARTS))))
+        yield from _telling(form, sizes, draws)
+
+
+def _telling(form: CallForm, sizes: Sizes, draws: Sequence[Draw]) -> list[Trial]:
+    """In float64, else in the op's own dtypes; where matrices must be definite, such alone."""
+    for wide in (True, False):
+        trials = [Trial(form, sizes, replace(draw, wide=wide)) for draw in draws]
+        if found := [trial for trial in trials if trial.tells]:
+            return found
+    definite = Trial(form, sizes, Draw("definite", draws[0].below))
+    return [definite] if definite.tells else []
+
+
+def _assignments(form: CallForm) -> Iterator[Sizes]:
+    """Sizes of letters: small ones that the op runs with, else those that it has."""
+    seen: list[Sizes] = []
+    for palette in PALETTES:
+        sizes = _assignment(form, palette)
+        if sizes is not None and sizes not in seen:
+            seen.append(sizes)
+            yield sizes
+
+
+def _assignment(form: CallForm, palette: Sequence[int]) -> Sizes | None:
+    """Small sizes, all unlike: at once if the op runs with them, else one letter after another."""
+    actual = dict(form.sizes)
+    at_once = dict(zip(actual, palette, strict=False))
+    if len(at_once) == len(actual) and _runs(form, at_once):
+        return at_once
+    sizes = dict(actual)
+    for letter in sizes:
+        for size in palette:
+            taken = {n for other, n in sizes.items() if other != letter}
+            if size not in taken and _runs(form, {**sizes, letter: size}):
+                sizes[letter] = size
+                break
+    return sizes if _runs(form, sizes) and _is_small(form, sizes) else None
+
+
+def _is_small(form: CallForm, sizes: Sizes) -> bool:
+    return all(math.prod(shape) <= MOST_ELEMENTS for shape in form.shapes_at(sizes))
+
+
+def _runs(form: CallForm, sizes: Sizes) -> bool:
+    """True if the op takes inputs of these sizes: small ones in earnest, large ones as shapes alone
+    (torch is slower at that).
+    """
+    if _is_small(form, sizes):
+        draws = (Draw("positive", 1), Draw("positive", 1, wide=False), Draw("definite", 1))
+        return any(Trial(form, sizes, draw).runs for draw in draws)
+    op, shapes = form.op(sizes), form.shapes_at(sizes)
+    try:
+        inputs = [
+            torch.empty(shape, dtype=dtype, device="meta")
+            for shape, dtype in zip(shapes, form.dtypes, strict=True)
+        ]
+        run(rebound(op), dict(zip(op.inputs, inputs, strict=True)))
+    except Exception:
+        return False
+    return True
+
+
+# ---- candidates ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A layout of the inputs.  sizes: integers to be replaced, as in FoundRow."""
+
+    inputs: tuple[Sbp, ...]
+    sizes: tuple[tuple[str, int], ...] = ()
+
+
+def _candidates(form: CallForm) -> Iterator[Candidate]:
+    """Splits first: of one size in as many inputs as have it, then in fewer; then partial sums."""
+    for letter in dict.fromkeys(n for dims in form.shapes for n in dims if isinstance(n, Letter)):
+        at = [[d for d, n in enumerate(dims) if n == letter] for dims in form.shapes]
+        options = [[*map(S, dims), B] for dims in at]
+        layouts = sorted(itertools.islice(itertools.product(*options), 4096), key=_preference)
+        for layout in layouts:
+            if any(isinstance(sbp, Split) for sbp in layout):
+                yield from (Candidate(layout, sizes) for sizes in _replacements(form, letter))
+    for layout in _partial_layouts(form.dtypes):
+        yield Candidate(layout)
+
+
+def _preference(layout: tuple[Sbp, ...]) -> tuple[int, int]:
+    """One dim in all inputs that have it goes first."""
+    dims = [sbp.dim for sbp in layout if isinstance(sbp, Split)]
+    return -len(dims), len(set(dims))
+
+
+def _replacements(form: CallForm, letter: Letter) -> Iterator[tuple[tuple[str, int], ...]]:
+    """None, all, or one of the integers that are this size."""
+    names = argument_names(form.target)
+    given = [*zip(names, form.args, strict=False), *form.kwargs]
+    places = []
+    for name, value in given:
+        if value == letter:
+            places.append((name, -1))
+        elif isinstance(value, tuple):
+            places += [(name, at) for at, item in enumerate(value) if item == letter]
+    yield ()
+    if places:
+        yield tuple(places)
+    if len(places) > 1:
+        yield from ((place,) for place in places)
+
+
+def _partial_layouts(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[Sbp, ...]]:
+    floats = [k for k, dtype in enumerate(dtypes) if dtype.is_floating_point or dtype.is_complex]
+    few = len(floats) <= MOST_LINEAR
+    for size in range(1, len(floats) + 1) if few else (1, len(floats)):
+        for group in itertools.combinations(floats, size):
+            yield tuple(P if k in group else B for k in range(len(dtypes)))
+
+
+# ---- a candidate on trial ------------------------------------------------------------------------
+
+
+def _rows_of(form: CallForm, candidate: Candidate, trials: Sequence[Trial]) -> list[FoundRow]:
+    """Rows with these inputs: the layouts of outputs that every trial leaves."""
+    fits: list[list[Sbp]] | None = None
+    uneven = whole = 0
+    for trial in trials:
+        for parts in _parts(candidate, trial):
+            fits = _layouts(candidate, trial, parts, fits)
+            if fits is None:
+                return []
+            if not all(kept or not used for kept, used in zip(fits, form.used, strict=True)):
+                return []
+            uneven += _is_uneven(candidate, trial, parts)
+            whole += 1
+    splits = any(isinstance(sbp, Split) for sbp in candidate.inputs)
+    if fits is None or (splits and not uneven):
+        return []
+    outs = [kept if used else [*kept, B][:1] for kept, used in zip(fits, form.used, strict=True)]
+    return [
+        FoundRow(Signature(candidate.inputs, outputs), candidate.sizes)
+        for outputs in itertools.product(*outs)
+    ]
+
+
+def _lengths(candidate: Candidate, trial: Trial) -> list[int]:
+    return [
+        value.shape[sbp.dim]
+        for value, sbp in zip(trial.inputs, candidate.inputs, strict=True)
+        if isinstance(sbp, Split)
+    ]
+
+
+def _parts(candidate: Candidate, trial: Trial) -> list[int]:
+    """Numbers of ranks that this trial can be split over, one of them unevenly if that can be."""
+    lengths = _lengths(candidate, trial)
+    if not lengths:
+        return list(PARTS)
+    least = min(lengths)
+    parts = [n for n in PARTS if n <= least]
+    if all(least % n == 0 for n in parts) and least > 3:
+        parts.append(least - 1)
+    return parts
+
+
+def _is_uneven(candidate: Candidate, trial: Trial, parts: int) -> bool:
+    return any(n % parts for n in _lengths(candidate, trial))
+
+
+def _layouts(
+    candidate: Candidate, trial: Trial, parts: int, before: list[list[Sbp]] | None
+) -> list[list[Sbp]] | None:
+    """For each output the SBPs that what the ranks make has; None if a rank fails.
+
+    before: those that earlier trials left.
+    """
+    laid = [
+        lay_out(value, (sbp,), (parts,))
+        for value, sbp in zip(trial.inputs, candidate.inputs, strict=True)
+    ]
+    made: list[Made] = []
+    for rank in range(parts):
+        try:
+            inputs = [pieces[rank,] for pieces in laid]
+            made.append(trial.call(_local(candidate, trial, parts, rank), inputs))
+        except Exception:
+            return None
+    try:
+        return [
+            layouts_of(
+                whole, [outputs[k] for outputs in made], parts, before[k] if before else None
+            )
+            for k, whole in enumerate(trial.made)
+        ]
+    except Exception:
+        return None
+
+
+def _local(candidate: Candidate, trial: Trial, parts: int, rank: int) -> Call:
+    if not candidate.sizes:
+        return rebound(trial.op)
+    row = FoundRow(Signature(candidate.inputs, ()), candidate.sizes)
+    tensor, dim = row.anchor
+    length = split_range(trial.inputs[tensor].shape[dim], parts, rank)[1]
+    given = bind(trial.op)
+    changed: dict[str, Any] = {}
+    for name, at in candidate.sizes:
+        changed[name] = replaced(changed.get(name, given[name]), at, length)
+    return rebound(trial.op, **changed)

@@ -1,0 +1,82 @@
+"""Numbers for experiments: what a wrong row must not survive by luck.
+
+Each kind is a function of a dtype and a shape.  Floats are float64 wherever the op takes it, so
+that a difference is told from a rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from flowrun.engine.placement import Shape
+
+# (shape, generator) -> float64
+Floats = Callable[[Shape, torch.Generator], torch.Tensor]
+
+
+def _mixed(shape: Shape, random: torch.Generator) -> torch.Tensor:
+    """Normal numbers."""
+    return torch.randn(shape, generator=random, dtype=torch.float64)
+
+
+def _ties(shape: Shape, random: torch.Generator) -> torch.Tensor:
+    """Whole numbers from -2 to 2: many are equal, some are zero."""
+    return torch.randint(-2, 3, shape, generator=random).double()
+
+
+def _positive(shape: Shape, random: torch.Generator) -> torch.Tensor:
+    """Between 0.05 and 0.95: probabilities, and inside the domain of logarithms and roots."""
+    return 0.05 + 0.9 * torch.rand(shape, generator=random, dtype=torch.float64)
+
+
+def _wide(shape: Shape, random: torch.Generator) -> torch.Tensor:
+    """From thousandths to thousands."""
+    return _mixed(shape, random) * 10 ** (6 * torch.rand(shape, generator=random).double() - 3)
+
+
+def _definite(shape: Shape, random: torch.Generator) -> torch.Tensor:
+    """Square matrices are symmetric and positive definite."""
+    x = _mixed(shape, random)
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        return x
+    return x @ x.mT + shape[-1] * torch.eye(shape[-1], dtype=torch.float64)
+
+
+FLOATS: Mapping[str, Floats] = {
+    "mixed": _mixed,
+    "ties": _ties,
+    "positive": _positive,
+    "wide": _wide,
+    "definite": _definite,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Values of all inputs of an op.
+
+    floats: of FLOATS.  below: integers are smaller, so that they are positions of any dim.
+    wide: floats are float64, complex numbers complex128, whatever the op has.
+    """
+
+    floats: str
+    below: int
+    wide: bool = True
+
+    def value(self, shape: Shape, dtype: torch.dtype, seed: int) -> torch.Tensor:
+        """One input's."""
+        random = torch.Generator().manual_seed(1 + seed)
+        make = FLOATS[self.floats]
+        if dtype.is_floating_point:
+            return make(shape, random).to(torch.float64 if self.wide else dtype)
+        if dtype.is_complex:
+            made = torch.complex(make(shape, random), _mixed(shape, random))
+            return made.to(torch.complex128 if self.wide else dtype)
+        if dtype == torch.bool:
+            return torch.rand(shape, generator=random) < 0.5
+        # LAPACK counts rows that it swaps from 1, in 32 bits
+        first = 1 if dtype == torch.int32 else 0
+        return torch.randint(first, max(self.below, first + 1), shape, generator=random).to(dtype)
