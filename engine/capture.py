@@ -132,7 +132,14 @@ def _captured(
         graph = _joint(task, batch, metrics, train=train, folds=False)
         graph = replace(graph, notes=(f"equal blocks are captured one by one: {unlike}",))
     graph = seed_random_ops(assign_buffers(graph), task.seed)
-    return simplify(graph, keeps_logits=task.keeps_logits)
+    return _numbered(simplify(graph, keeps_logits=task.keeps_logits))
+
+
+def _numbered(graph: LogicalGraph) -> LogicalGraph:
+    """Moments from 0 up: torch counts through a process, and a graph is to be the same in all."""
+    moments = sorted({op.moment for op in graph.ops if op.moment >= 0})
+    place = {moment: k for k, moment in enumerate(moments)} | {-1: -1}
+    return replace(graph, ops=tuple(replace(op, moment=place[op.moment]) for op in graph.ops))
 
 
 def _joint(

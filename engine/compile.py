@@ -44,7 +44,15 @@ def compile_training(task: Task, batch: Batch, strategy: Strategy) -> Rehearsed:
 
     Raises RecipeError if a rank may need more than `hardware.memory_bytes`.
     """
-    found = finished(lay_out(captured(task, batch, strategy), strategy), strategy)
+    return planned_training(captured(task, batch, strategy), strategy)
+
+
+def planned_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
+    """captured -> passes -> plan -> rehearsal.
+
+    Raises RecipeError if a rank may need more than `hardware.memory_bytes`.
+    """
+    found = finished(lay_out(graph, strategy), strategy)
     if missing_bytes(found, strategy):
         raise too_large(found, strategy)
     return found

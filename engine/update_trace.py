@@ -15,7 +15,7 @@ states, in order; nothing is changed in place.  With torch's `make_fx`
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -150,6 +150,32 @@ def rests(function: Update, settings: Settings) -> bool:
         if not all(map(torch.equal, new, (param, *states))):
             return False
     return True
+
+
+def behaviour(
+    function: Update, parameters: Iterable[tuple[Tensor, Mapping[str, float | bool]]]
+) -> tuple[Any, ...]:
+    """All that a plan takes from an update function of these parameters, as plain values: its name
+    does not tell what it does.
+
+    parameters: each with the settings of its update.  Raises RecipeError where `trace` does.
+    """
+    told: dict[tuple[Any, ...], Any] = {}
+    for tensor, given in parameters:
+        settings = tuple((key, value) for key, value in given.items() if key not in FED)
+        key = tensor.shape, tensor.dtype, settings
+        if key not in told:
+            by_rows = _updates_rows(function, settings)
+            told[key] = by_rows, trace(function, tensor.shape, tensor.dtype, settings)
+    return states_of(function), fed_to(function), told
+
+
+def _updates_rows(function: Update, settings: Settings) -> tuple[bool, bool] | None:
+    """Whether it is elementwise, and rests; None for one that does not take a matrix."""
+    try:
+        return is_elementwise(function, settings), rests(function, settings)
+    except Exception:  # whatever a user's function raises of a shape that it may never be given
+        return None
 
 
 def _read(

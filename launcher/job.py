@@ -13,9 +13,10 @@ import torch
 from flowrun.engine.capture import Task
 from flowrun.engine.compile import (
     Rehearsed,
+    captured,
     captured_evaluation,
-    compile_training,
     planned_evaluation,
+    planned_training,
 )
 from flowrun.engine.cost.hardware import CPU
 from flowrun.engine.graph import LogicalGraph, Tensor
@@ -28,7 +29,7 @@ from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type, gpu_name, has_gpus
 from flowrun.launcher.garbage import uncollected
 from flowrun.launcher.initial import Initial, named
-from flowrun.launcher.plan_cache import PlanCache, source_files
+from flowrun.launcher.plan_cache import PlanCache, inputs
 from flowrun.launcher.profile import better_cpu, is_stand_in
 from flowrun.launcher.sampler import Sampler, length
 from flowrun.launcher.schema import Recipe
@@ -99,22 +100,23 @@ class Job:
             keeps_logits=recipe.engine.keeps_logits,
         )
 
-        self.plans = PlanCache(
-            recipe.engine.cache,
-            self.task,
-            self.strategy,
-            {name: (tuple(value.shape), value.dtype) for name, value in self.example.items()},
-        )
+        self.plans = PlanCache(recipe.engine.cache)
 
     @cached_property
     def training(self) -> Rehearsed:
         """The training plan and its rehearsal: made in this process unless by `compiled`."""
-
-        def make() -> Rehearsed:
-            return self.planned or compile_training(self.task, self.example, self.strategy)
-
+        if self.planned:
+            return self.planned
         with uncollected():
-            return self.plans.get("training", make)
+            made_of = inputs(self.captured, self.strategy)
+            return self.plans.get(
+                "training", made_of, lambda: planned_training(self.captured, self.strategy)
+            )
+
+    @cached_property
+    def captured(self) -> LogicalGraph:
+        """Training, as captured."""
+        return captured(self.task, self.example, self.strategy)
 
     @property
     def evaluation(self) -> Rehearsed | None:
@@ -136,28 +138,31 @@ class Job:
         return self.training, evaluation
 
     def _compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
-        """Where both are new, evaluation is captured in another process while this one captures
-        training: 0.6 of 6 s to the first step of a GPT of 4 blocks.
+        """Evaluation is captured in another process while this one captures and plans training:
+        0.6 of 6 s to the first step of a GPT of 4 blocks.
         """
         if not self.sampler.held_out:
             return self.training, None
-        kept = self.planned or self.plans.has("training") or self.plans.has("evaluation")
-        with beside(None if kept else self._captured) as captured:
+        with beside(None if self.planned else self._captured_evaluation) as elsewhere:
             training = self.training
+            graph = elsewhere() or self._captured_evaluation()
+            return training, self._planned_evaluation(graph, training)
 
-            def make() -> Rehearsed:
-                graph, files = captured() or self._captured()
-                self.plans.elsewhere |= files
-                return planned_evaluation(graph, self.strategy, training.plan)
-
-            with uncollected():
-                return training, self.plans.get("evaluation", make)
-
-    def _captured(self) -> tuple[LogicalGraph, set[str]]:
-        """Evaluation, as captured; the source files that were imported for it."""
+    def _captured_evaluation(self) -> LogicalGraph:
         with uncollected():
-            graph = captured_evaluation(self.task, self.example, self.strategy)
-        return graph, source_files()
+            return captured_evaluation(self.task, self.example, self.strategy)
+
+    def _planned_evaluation(self, graph: LogicalGraph, training: Rehearsed) -> Rehearsed:
+        """It follows the plan of training, and so is made of what that one is made of."""
+
+        def make() -> Rehearsed:
+            return planned_evaluation(graph, self.strategy, training.plan)
+
+        with uncollected():
+            if self.planned:
+                return make()
+            made_of = graph, *inputs(self.captured, self.strategy)
+            return self.plans.get("evaluation", made_of, make)
 
     @property
     def segments(self) -> tuple[Segment, ...]:

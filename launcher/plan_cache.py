@@ -1,104 +1,109 @@
-"""Plans that were made before: the same job, code and torch need no capture and no compiler.
+"""Plans that were made before: everything behind capture is kept.
 
-A plan is a function of what `Job` hands to the compiler (its digest, with the place of this code,
-is the file's name) and of the source files of all that was imported to make it (listed in the
-file).  Nothing in it depends on the values of weights or data.  The files are pickles of our own
-types, in a folder that only the user can write: $XDG_CACHE_HOME/flowrun, or ~/.cache/flowrun.
+Capture runs each time.  The key of a plan is what the compiler is given: the captured graph, the
+strategy with the hardware, flowrun's own engine, torch and Python, all by their content
+(digest.py), so that a plan can only be found by what it was made of.  A file begins with the
+sha256 of the rest, which is looked at before anything is unpickled.  The folder,
+$XDG_CACHE_HOME/flowrun or ~/.cache/flowrun, must be the user's own: a pickle runs what its writer
+likes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
+import stat
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.strategy import Strategy
+from flowrun.engine.update_trace import behaviour
 from flowrun.launcher.digest import Undigested, digest
 
 MOST_FILES, MOST_BYTES = 100, 1 << 29  # what the folder may hold; the longest unused goes first
 _SUFFIX = ".plan"
-_ROOT = str(Path(__file__).resolve().parents[1])  # another checkout may hold other code
+_ENGINE = Path(__file__).resolve().parents[1] / "engine"
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
 
-Stamp = tuple[str, int, int]  # a source file: path, bytes, ns when it was changed
 
-
-@dataclass(frozen=True)
-class Kept:
-    """What a file holds."""
-
-    sources: tuple[Stamp, ...]
-    rehearsed: Rehearsed
+class _Unusable(Exception):
+    """Of a file or a folder: why nothing is read there."""
 
 
 class PlanCache:
-    """The plans of one job.  used: False makes each anew, and keeps none.  parts: all that they are
-    made of.  notes: what went otherwise than a user expects.  elsewhere: source files that another
-    process has imported to make them.
+    """The plans of one job.  used: False makes each anew, and keeps none.  notes: what went
+    otherwise than a user expects.
     """
 
-    def __init__(self, used: bool, *parts: Any) -> None:
+    def __init__(self, used: bool) -> None:
+        self.used = used
         self.notes: list[str] = []
-        self.elsewhere: set[str] = set()
-        self._key: str | None = None
-        if not used:
-            return
+
+    def get(self, kind: str, made_of: tuple[Any, ...], make: Callable[[], Rehearsed]) -> Rehearsed:
+        """The plan of a kind ("training", "evaluation"), from disk or made, and then kept.
+
+        made_of: all that `make` reads, as values.
+        """
+        if not self.used:
+            return make()
         try:
-            self._key = digest(
-                parts, _ROOT, torch.__version__, torch.version.git_version, sys.version
-            )
+            key = digest(kind, made_of, _made_by())
+            file = _own_folder() / f"{kind}-{key[:32]}{_SUFFIX}"
         except Undigested as error:
-            self.notes.append(f"no plan is kept: a {error} does not show what it is made of")
-
-    def get(self, kind: str, make: Callable[[], Rehearsed]) -> Rehearsed:
-        """The plan of a kind (training, evaluation), from disk or made, and then kept."""
-        file = self._file(kind)
-        return make() if file is None else self._read(file) or self._made(file, make)
-
-    def has(self, kind: str) -> bool:
-        """Whether there is a file of it, which may be broken or out of date."""
-        file = self._file(kind)
-        return file is not None and file.exists()
-
-    def _file(self, kind: str) -> Path | None:
-        """None: no plan is kept."""
-        return folder() / f"{kind}-{self._key[:32]}{_SUFFIX}" if self._key else None
-
-    def _read(self, file: Path) -> Rehearsed | None:
-        try:
-            if not file.exists():
-                return None
-            with file.open("rb") as opened:
-                kept = pickle.load(opened)
-            assert isinstance(kept, Kept)
-            changed = next((stamp for stamp in kept.sources if _stamp(stamp[0]) != stamp), None)
-            if changed is None:
-                os.utime(file)
-                return kept.rehearsed
-            self.notes.append(f"the plan is made anew: {changed[0]} has changed")
-        except Exception as error:  # whatever a pickle of another time may raise
-            self.notes.append(f"the plan is made anew: {file} is broken ({_told(error)})")
-        return None
+            self._note(f"no plan is kept: a {error} does not show what it is made of")
+            return make()
+        except (_Unusable, OSError, RuntimeError) as error:
+            self._note(f"no plan is kept: {_reason(error)}")
+            return make()
+        return self._read(file) or self._made(file, make)
 
     def _made(self, file: Path, make: Callable[[], Rehearsed]) -> Rehearsed:
         made = make()
         try:
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as opened:
-                stamps = tuple(map(_stamp, sorted(source_files() | self.elsewhere)))
-                pickle.dump(Kept(stamps, made), opened, protocol=pickle.HIGHEST_PROTOCOL)
-            os.replace(opened.name, file)
-            _tidy(file.parent)
+            _write(file, made)
         except OSError as error:
-            self.notes.append(f"no plan is kept in {file.parent}: {_told(error)}")
+            self._note(f"no plan is kept: {_reason(error)}")
         return made
+
+    def _read(self, file: Path) -> Rehearsed | None:
+        try:
+            found: Rehearsed = pickle.loads(_content(file))
+            os.utime(file)
+            return found
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # what its own classes, or the disk, may raise
+            self._note(f"the plan is made anew: {_reason(error)}")
+            return None
+
+    def _note(self, text: str) -> None:
+        """Once, though there are two plans."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def inputs(graph: LogicalGraph, strategy: Strategy) -> tuple[Any, ...]:
+    """What a plan of this graph is made of, as values: an optimizer's function by what it does."""
+    optimizer = strategy.optimizer
+    if optimizer.function is None:
+        return graph, strategy
+    parameters = [
+        (graph.tensors[v.tensor], optimizer.settings(v.name))
+        for v in graph.variables
+        if v.kind == "parameter"
+    ]
+    named = replace(strategy, optimizer=replace(optimizer, function=None))
+    return graph, named, behaviour(optimizer.function, parameters)
 
 
 def folder() -> Path:
@@ -106,26 +111,54 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowrun"
 
 
-def source_files() -> set[str]:
-    """All Python files imported so far, but for torch's and Python's own."""
-    torchs, pythons = f"{Path(torch.__file__).parent}/", sysconfig.get_path("stdlib")
-    packages = sysconfig.get_path("purelib")
-    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
-    return {
-        path
-        for path in files
-        if path.endswith(".py") and not path.startswith(torchs)
-        if path.startswith(packages) or not path.startswith(pythons)
-    }
+@cache
+def _made_by() -> tuple[str, ...]:
+    """The compiler itself: every file of flowrun's engine, torch, Python."""
+    hashed = hashlib.sha256()
+    for file in sorted(_ENGINE.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            content = file.read_bytes()
+            hashed.update(f"{file.relative_to(_ENGINE)} {len(content)}\n".encode())
+            hashed.update(content)
+    return hashed.hexdigest(), str(torch.__version__), str(torch.version.git_version), sys.version
 
 
-def _stamp(path: str) -> Stamp:
-    """Zeros if there is no such file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return path, 0, 0
-    return path, found.st_size, found.st_mtime_ns
+def _own_folder() -> Path:
+    """The folder, made if need be.  Raises _Unusable where somebody else can write into it."""
+    where = folder()
+    where.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_own(where, os.stat(where))
+    return where
+
+
+def _check_own(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid():
+        raise _Unusable(f"{path} belongs to another user (uid {found.st_uid})")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _Unusable(f"others may write to {path} (mode {stat.S_IMODE(found.st_mode):o})")
+
+
+def _content(file: Path) -> bytes:
+    """The pickle in a file.  Raises _Unusable if it is not as it was written."""
+    with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:
+        _check_own(file, os.fstat(opened.fileno()))
+        checksum, content = opened.read(_CHECKSUM_BYTES), opened.read()
+    if hashlib.sha256(content).digest() != checksum:
+        raise _Unusable(f"{file} is broken: its checksum does not fit")
+    return content
+
+
+def _write(file: Path, made: Rehearsed) -> None:
+    content = pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL)
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as opened:  # of mode 600
+        try:
+            opened.write(hashlib.sha256(content).digest() + content)
+            opened.flush()
+            os.replace(opened.name, file)
+        except OSError:
+            os.unlink(opened.name)
+            raise
+    _tidy(file.parent)
 
 
 def _tidy(where: Path) -> None:
@@ -138,5 +171,5 @@ def _tidy(where: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, _Unusable) else f"{type(error).__name__}: {error}"

@@ -276,7 +276,7 @@ class Engine:
 
     register_slots: of what readers and boxings make, 2 = one ahead.
     trace: write trace.json, what every rank did in the last 10 steps, or in so many; false: none.
-    cache: keep plans, and take one that was made before from the same recipe, code and torch.
+    cache: keep plans, and take one that was made before of the same captured model and strategy.
     overwrites: op after op, results are written over what nobody reads any more.
     keeps_logits: cross entropy keeps logits and one number a row for backward; else
     log-probabilities, as torch does.

@@ -1,89 +1,136 @@
-"""What makes a plan another plan changes the digest; values of weights do not."""
+"""Whatever differs in what a compiler is given gives another digest; what hides parts, none."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.placement import Placement
+from flowrun.engine.sbp import B, S
+from flowrun.engine.strategy import Decided, Group, LossScale, Optimizer, Pin, Preparation, Strategy
 from flowrun.launcher.digest import Undigested, digest
 
-
-class Net(nn.Module):
-    """A module with a number, a constant tensor and a parameter."""
-
-    def __init__(self, width: int = 4, scale: float = 1.0) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-        self.scale = scale
-        self.constant = torch.arange(3)
-        self.register_buffer("steps", torch.zeros(2))
-
-
-def tied() -> nn.Module:
-    """Two layers that share a weight."""
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    net[1].weight = net[0].weight
-    return net
-
-
-def with_constant(value: int) -> Net:
-    """A net whose forward might read the numbers of a tensor that is no buffer."""
-    net = Net()
-    net.constant = torch.full((3,), value)
-    return net
-
-
-def frozen() -> Net:
-    """A net with a weight that does not train."""
-    net = Net()
-    net.linear.weight.requires_grad_(False)
-    return net
-
-
-def add(x: int, y: int = 1) -> int:
-    """A function."""
-    return x + y
+GRAPH = LogicalGraph(
+    ops=(
+        Op(
+            "double",
+            "aten.mul.Tensor",
+            (Ref("x"), 2.0, (1, 2)),
+            (("dtype", torch.float32),),
+            ("double",),
+            "net.body",
+            in_sbp=((B,),),
+            out_sbp=((S(0),),),
+            moment=3,
+        ),
+    ),
+    tensors={"x": Tensor("x", (4, 2), torch.float32)},
+    variables=(Variable("w", "w", "parameter", "w'", aliases=("tied",), nd_sbp=(B,)),),
+    feeds=(Feed("x", "x", values=(0.1,)),),
+    results=(("loss", "double"),),
+    notes=("a note",),
+)
+STRATEGY = Strategy(
+    axes=("data",),
+    placements=(Placement((("data", 2),), (0, 1)),),
+    pins=(Pin("w", "variable", "data", S(0)),),
+    stage_modules=(("net.*",),),
+    decided=Decided(((("net", "aten.mm", 0), 1),), (("w", 1),)),
+    optimizer=Optimizer(arguments=(("lr", 0.1),), groups=(Group("w", (("lr", 0.2),)),)),
+    loss_scale=LossScale(),
+    preparation=(Preparation("decode", 0.1, 10),),
+    hardware=Hardware(ops={"aten.mm.default": {"fp32 8x8": 1.5}}),
+)
 
 
-def test_values_of_weights_and_buffers_do_not_count() -> None:
-    one, other = Net(), Net()
-    other.get_buffer("steps").fill_(7)
-    assert not torch.equal(one.linear.weight, other.linear.weight)
-    assert digest(one) == digest(other)
+def others(value: Any) -> Iterator[Any]:
+    """Values that differ from one in a single place, however deep."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield value + 1 if value < 1e300 else 1.0
+        yield str(value)
+    elif isinstance(value, str):
+        yield f"{value}_"
+    elif isinstance(value, torch.dtype):
+        yield torch.int8
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from ({**value, key: other} for other in others(item))
+            yield from ({other: item} for other in others(key))
+        yield {**value, "one more": 1}
+    elif isinstance(value, tuple):
+        for k, item in enumerate(value):
+            yield from ((*value[:k], other, *value[k + 1 :]) for other in others(item))
+        yield (*value, "one more")
+    elif value is None:
+        yield 1
+    elif dataclasses.is_dataclass(value):
+        for name in (field.name for field in dataclasses.fields(value) if field.init):
+            yield from (with_field(value, name, other) for other in others(getattr(value, name)))
+
+
+def with_field(value: Any, name: str, other: Any) -> Any:
+    """As `replace`, for values that a class's own checks would not let pass."""
+    made = copy.copy(value)
+    object.__setattr__(made, name, other)
+    return made
+
+
+@pytest.mark.parametrize("value", [GRAPH, STRATEGY], ids=["graph", "strategy"])
+def test_every_field_counts_however_deep(value: Any) -> None:
+    known = digest(value)
+    assert digest(copy.deepcopy(value)) == known
+    found = [digest(other) for other in others(value)]
+    assert len(found) > 60
+    assert known not in found
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (Net(), Net(width=5)),
-        (Net(), Net(scale=2.0)),
-        (Net(), Net().double()),
-        (Net(), Net().eval()),
-        (Net(), frozen()),
-        (with_constant(1), with_constant(2)),
-        (tied(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))),
-        (functools.partial(add, y=1), functools.partial(add, y=2)),
-        (add, tied),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         ((1, 2), [1, 2]),
+        (((1,), 2), ((1, 2),)),
         ("1", 1),
         (1, True),
+        (0.0, -0.0),
+        (1.0, 1),
+        ("a\nint 1", "a"),
+        (("a", "b"), ("a\nstr 'b'",)),
         (torch.float32, torch.float16),
-        ({1, 2}, {1, 3}),
+        (torch.device("cpu"), torch.device("meta")),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        (torch.zeros(2, 1), torch.zeros(1, 2)),
+        (frozenset({1, 2}), frozenset({1, 3})),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=repr,
 )
-def test_other_things_have_another_digest(one: Any, other: Any) -> None:
+def test_other_values_have_another_digest(one: Any, other: Any) -> None:
     assert digest(one) != digest(other)
     assert digest(one) == digest(copy.deepcopy(one))
 
 
-def test_what_does_not_show_its_parts_is_refused() -> None:
-    with pytest.raises(Undigested, match="lock"):
-        digest([threading.Lock()])
+def test_the_order_of_a_set_does_not_count() -> None:
+    words = [f"word {k}" for k in range(50)]
+    assert digest(frozenset(words)) == digest(frozenset(reversed(words)))
+
+
+@pytest.mark.parametrize(
+    "hides", [threading.Lock(), len, functools.partial(len), nn.Linear(2, 2), Undigested, lambda: 0]
+)
+def test_what_may_hide_something_is_refused(hides: Any) -> None:
+    with pytest.raises(Undigested):
+        digest([replace(GRAPH, notes=(hides,))])

@@ -1,21 +1,26 @@
-"""A plan that was made before: the same plan and the same numbers, or made anew with a word why."""
+"""A plan that was made before: found by what it is made of alone, or made anew with a word why."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import subprocess
+import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 
 from flowrun.engine import compile as compiler
+from flowrun.engine.compile import Rehearsed
 from flowrun.launcher import job as jobs
 from flowrun.launcher import plan_cache, weights
 from flowrun.launcher.job import Job
+from flowrun.launcher.plan_cache import PlanCache
 from flowrun.launcher.recipe import load
 from flowrun.launcher.run import run
 from support.command import Command, losses, run_folder, workplace
@@ -34,7 +39,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was compiled, not taken from the cache."""
     made: list[str] = []
-    for name in ("compile_training", "planned_evaluation"):
+    for name in ("planned_training", "planned_evaluation"):
         whole = getattr(compiler, name)
 
         def counted(*arguments: object, whole=whole, name=name) -> object:  # type: ignore[no-untyped-def]
@@ -54,7 +59,7 @@ def job(*overrides: str) -> Job:
 
 def test_a_second_job_takes_both_plans_as_they_were(place: Path, compiled: list[str]) -> None:
     first, second = job(), job()
-    assert compiled == ["compile_training", "planned_evaluation"]
+    assert compiled == ["planned_training", "planned_evaluation"]
     assert (first.training, first.evaluation) == (second.training, second.evaluation)
     assert second.plans.notes == []
 
@@ -68,77 +73,286 @@ def test_a_run_with_a_kept_plan_is_the_same_to_the_last_bit(place: Path) -> None
     assert all(torch.equal(made[name], kept[name]) for name in made)
 
 
-@pytest.mark.parametrize(
-    ("override", "again"),
-    [
-        ("train.steps=9", False),
-        ("train.save=false", False),
-        ("engine.trace=true", False),
-        ("eval.batches=1", False),
-        ("model.hidden=32", True),
-        ("train.batch_size=16", True),
-        ("train.seed=1", True),
-        ("placement.axes.tensor=4", True),
-        ("optim.lr=0.5", True),
-        ("optim.schedule={name: LinearLR, total_iters: 3}", True),
-        ("engine.register_slots=3", True),
-        ("hardware.fp32.flops=1e9", True),
-        ("engine.cache=false", True),
-    ],
-)
-def test_what_makes_another_plan_is_compiled(
-    place: Path, compiled: list[str], override: str, again: bool
+def test_what_makes_another_plan_is_compiled(place: Path, compiled: list[str]) -> None:
+    job()
+    for override, again in {
+        "train.steps=9": False,
+        "train.seed=1": False,  # nothing in the net is random
+        "engine.trace=true": False,
+        "eval.batches=1": False,
+        "model.hidden=32": True,
+        "train.batch_size=16": True,
+        "placement.axes.tensor=4": True,
+        "optim.lr=0.5": True,
+        "engine.register_slots=3": True,
+        "hardware.fp32.flops=1e9": True,
+        "engine.cache=false": True,
+    }.items():
+        compiled.clear()
+        job(override)
+        assert (override, bool(compiled)) == (override, again)
+
+
+OWN_NET = """\
+import json, os
+import torch
+
+SCALE = float(os.environ.get("SCALE", "1"))
+with open(os.path.join(os.path.dirname(__file__), "setting.json")) as opened:
+    SETTING = json.load(opened)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 4)
+
+    def forward(self, images):
+        return getattr(torch, SETTING["activation"])(self.layer(images)) * SCALE
+"""
+OWN_RECIPE = """\
+defaults: [/optim: sgd, /launch: virtual]
+model: {_target_: own_net.Net}
+task:
+  inputs: {images: images}
+  loss: {_target_: flowrun.models.losses.cross_entropy, target: labels}
+data: {_target_: samples.Samples}
+eval: {fraction: 0.25, batches: 2}
+train: {batch_size: 8, micro_batches: 2, steps: 4}
+"""
+
+
+def project(folder: Path, activation: str = "relu") -> Path:
+    """A folder with a net of its own, as a user copies them, one an experiment."""
+    folder.mkdir(exist_ok=True)
+    (folder / "own_net.py").write_text(OWN_NET)
+    (folder / "recipe.yaml").write_text(OWN_RECIPE)
+    (folder / "setting.json").write_text(json.dumps({"activation": activation}))
+    return folder
+
+
+def scale(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another number in the environment, which the module reads when it is imported."""
+    monkeypatch.setenv("SCALE", "0.5")
+    return folder
+
+
+def setting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another word in a file, which the module reads when it is imported."""
+    return project(folder, activation="tanh")
+
+
+def copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project with another forward, by the same names."""
+    other = project(folder / "copy")
+    (other / "own_net.py").write_text(OWN_NET.replace("* SCALE", "+ SCALE"))
+    return other
+
+
+def as_a_process(folder: Path, *overrides: str) -> Job:
+    """A job of the project in a folder, its module imported anew."""
+    sys.modules.pop("own_net", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        found = Job(load([f"recipe={folder / 'recipe.yaml'}", *overrides]))
+        assert found.training and found.evaluation
+    sys.modules.pop("own_net", None)
+    return found
+
+
+@pytest.mark.parametrize("change", [scale, setting, copy])
+def test_what_only_the_captured_graph_shows_makes_another_plan(
+    place: Path,
+    compiled: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path, pytest.MonkeyPatch], Path],
 ) -> None:
-    job()
+    first = as_a_process(project(place))
     compiled.clear()
-    job(override)
-    assert bool(compiled) == again
+    as_a_process(place)
+    assert compiled == []
+    folder = change(place, monkeypatch)
+    second = as_a_process(folder)
+    assert compiled == ["planned_training", "planned_evaluation"]
+    assert second.training == as_a_process(folder, "engine.cache=false").training
+    assert second.training != first.training
 
 
-def test_a_changed_source_file_makes_the_plan_anew(place: Path, compiled: list[str]) -> None:
-    job()
-    compiled.clear()
-    imported = sys.modules["samples"].__file__
-    assert imported
-    os.utime(imported, ns=(1, 1))
-    found = job()
-    assert compiled == ["compile_training", "planned_evaluation"]
-    assert "samples.py has changed" in found.plans.notes[0]
-    assert job().plans.notes == []
+UPDATE = "def update(param, grad, *, lr):\n    return param - lr * grad * {}\n"
 
 
-def test_a_broken_file_is_made_anew(
-    place: Path, compiled: list[str], no_plans_of_other_tests: Path
+def test_an_optimizer_counts_by_what_it_does(
+    place: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job()
-    for file in no_plans_of_other_tests.iterdir():
-        file.write_bytes(file.read_bytes()[:-100])
-    compiled.clear()
-    found = job()
-    assert compiled == ["compile_training", "planned_evaluation"]
-    assert "is broken" in found.plans.notes[0]
-    assert job().plans.notes == []
+    made = []
+    for factor in (1, 1, 2):
+        (place / "own_update.py").write_text(UPDATE.format(factor))
+        monkeypatch.delitem(sys.modules, "own_update", raising=False)
+        importlib.invalidate_caches()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "dont_write_bytecode", True)
+            job("optim.update={_target_: own_update.update}")
+        made.append(len(compiled))
+    assert made == [2, 2, 4]
+
+
+@dataclass
+class Maker:
+    """Stands for the compiler.  made: how often it was asked."""
+
+    made: int = 0
+
+    def __call__(self) -> Rehearsed:
+        self.made += 1
+        return cast(Rehearsed, ["a plan", 1.0])
+
+    def plan(self, *made_of: object) -> PlanCache:
+        """What a job asks of its cache."""
+        cache = PlanCache(True)
+        assert cache.get("training", made_of, self) == ["a plan", 1.0]
+        return cache
+
+
+@pytest.fixture
+def kept(no_plans_of_other_tests: Path) -> tuple[Maker, Path]:
+    """A plan was made; its file."""
+    maker = Maker()
+    assert maker.plan().notes == []
+    (file,) = no_plans_of_other_tests.iterdir()
+    return maker, file
+
+
+def test_the_engine_torch_and_what_a_plan_is_made_of_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    maker, file = Maker(), tmp_path / "passes" / "new.py"
+    file.parent.mkdir()
+    monkeypatch.setattr(plan_cache, "_ENGINE", tmp_path)
+    made = []
+    for content, torchs, value in [
+        ("x = 1", "2.13", 1),
+        ("x = 1", "2.13", 1),
+        ("x = 2", "2.13", 1),
+        ("x = 2", "2.14", 1),
+        ("x = 2", "2.14", 1.0),
+    ]:
+        file.write_text(content)
+        monkeypatch.setattr(torch, "__version__", torchs)
+        plan_cache._made_by.cache_clear()
+        maker.plan(value)
+        made.append(maker.made)
+    plan_cache._made_by.cache_clear()
+    assert made == [1, 1, 2, 3, 4]
+
+
+def test_every_flipped_bit_is_found(kept: tuple[Maker, Path]) -> None:
+    maker, file = kept
+    whole = file.read_bytes()
+    for bit in range(8 * len(whole)):
+        broken = bytearray(whole)
+        broken[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(broken)
+        with pytest.raises(plan_cache._Unusable, match="checksum"):
+            plan_cache._content(file)
+    file.write_bytes(whole)
+    maker.plan()
+    assert maker.made == 1
+
+
+@pytest.mark.parametrize("left", [0, 10, 32, -1])
+def test_a_broken_file_is_made_anew(kept: tuple[Maker, Path], left: int) -> None:
+    maker, file = kept
+    file.write_bytes(file.read_bytes()[:left])
+    assert maker.plan().notes == [
+        f"the plan is made anew: {file} is broken: its checksum does not fit"
+    ]
+    assert maker.made == 2
+    assert maker.plan().notes == []
+
+
+class Hostile:
+    """Its pickle runs what it likes."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, ("hostile",)
+
+
+def test_a_planted_pickle_does_not_run(
+    kept: tuple[Maker, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker, file = kept
+    monkeypatch.chdir(tmp_path)
+    file.write_bytes(pickle.dumps(Hostile()))
+    assert "is broken" in maker.plan().notes[0]
+    assert not (tmp_path / "hostile").exists()
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(kept: tuple[Maker, Path]) -> None:
+    maker, file = kept
+    file.parent.chmod(0o777)
+    assert maker.plan().notes == [f"no plan is kept: others may write to {file.parent} (mode 777)"]
+    file.parent.chmod(0o755)
+    assert maker.plan().notes == []
+    assert maker.made == 2
+
+
+def test_a_folder_of_another_user_is_not_used(
+    kept: tuple[Maker, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker, _ = kept
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert "belongs to another user" in maker.plan().notes[0]
+    assert maker.made == 2
+
+
+def test_a_file_that_others_may_write_to_is_made_anew(kept: tuple[Maker, Path]) -> None:
+    maker, file = kept
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o666)
+    assert f"others may write to {file}" in maker.plan().notes[0]
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert maker.made == 2
+
+
+def test_a_link_in_the_place_of_a_file_is_not_read(
+    kept: tuple[Maker, Path], tmp_path: Path
+) -> None:
+    maker, file = kept
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert "made anew" in maker.plan().notes[0]
+    assert not file.is_symlink()
 
 
 def test_a_folder_that_cannot_be_written_is_told(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "samples.py"))
-    assert "no plan is kept" in job().plans.notes[0]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "no plan is kept: NotADirectoryError" in Maker().plan().notes[0]
+
+
+def test_what_does_not_show_its_parts_has_no_kept_plan() -> None:
+    maker = Maker()
+    notes = [maker.plan(len).notes for _ in range(2)]
+    assert notes[0] == notes[1] != []
+    assert maker.made == 2
 
 
 def test_the_longest_unused_files_go(
-    place: Path, monkeypatch: pytest.MonkeyPatch, no_plans_of_other_tests: Path
+    monkeypatch: pytest.MonkeyPatch, no_plans_of_other_tests: Path
 ) -> None:
     monkeypatch.setattr(plan_cache, "MOST_FILES", 2)
-    job()
-    kept = set(no_plans_of_other_tests.iterdir())
-    for file in kept:
-        os.utime(file, ns=(1, 1))
-    job("model.hidden=32")
-    left = set(no_plans_of_other_tests.iterdir())
-    assert len(left) == 2
-    assert not left & kept
+    maker = Maker()
+    for k in range(4):
+        maker.plan(k)
+        for age, file in enumerate(sorted(no_plans_of_other_tests.iterdir())):
+            os.utime(file, ns=(age + 1, age + 1))
+        maker.plan(k)  # which is the last used
+    assert len(list(no_plans_of_other_tests.iterdir())) == 2
+    maker.plan(3)
+    assert maker.made == 4
 
 
 @pytest.mark.processes
@@ -149,23 +363,3 @@ def test_processes_train_alike_with_a_kept_plan(place: Path) -> None:
     assert losses(place / "made") == losses(place / "kept")
     reports = [json.loads((place / name / "report.json").read_text()) for name in ("made", "kept")]
     assert reports[0]["foreseen"] == reports[1]["foreseen"]
-
-
-def test_a_kept_plan_needs_neither_capture_nor_checkpoints(place: Path) -> None:
-    loaded = (
-        "import sys; import flowrun.launcher.run\n"
-        "from flowrun.launcher.job import Job; from flowrun.launcher.recipe import load\n"
-        "job = Job(load(['recipe=small', 'launch=virtual'])); job.training; job.evaluation\n"
-        "from flowrun.engine.runtime.live_bytes import LiveBytes\n"
-        "with LiveBytes(): job.model.hidden.weight + 1\n"
-        "heavy = ('torch._dynamo', 'torch.distributed.checkpoint', 'sympy')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    seen = [
-        subprocess.run(
-            [sys.executable, "-c", loaded], cwd=place, text=True, capture_output=True, check=True
-        ).stdout
-        for _ in range(2)
-    ]
-    assert "torch._dynamo" in seen[0]
-    assert seen[1] == "[]\n"

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.capture import Task
-from flowrun.engine.compile import Rehearsed, compile_training
+from flowrun.engine.compile import Rehearsed, captured, planned_training
 from flowrun.launcher import build
-from flowrun.launcher.plan_cache import PlanCache
+from flowrun.launcher.plan_cache import PlanCache, inputs
 from flowrun.launcher.schema import Recipe
 from flowrun.launcher.strategy import AUTOCAST, strategy_of
 
@@ -35,9 +35,9 @@ def planned(recipe: Recipe) -> Rehearsed:
     )
     strategy = strategy_of(recipe)
     example = batch_like(item, recipe.micro_batch_size)
-    shapes = {name: (tuple(value.shape), value.dtype) for name, value in example.items()}
-    cache = PlanCache(recipe.engine.cache, task, strategy, shapes)
-    return cache.get("foreseen", lambda: compile_training(task, example, strategy))
+    graph = captured(task, example, strategy)
+    cache = PlanCache(recipe.engine.cache)
+    return cache.get("foreseen", inputs(graph, strategy), lambda: planned_training(graph, strategy))
 
 
 def batch_like(item: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
