@@ -8,9 +8,13 @@ order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from flowrun.engine.graph import FORWARD, LogicalGraph, Op, Ref, Variable, rename_inputs
+import torch
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import FORWARD, LogicalGraph, Op, Ref, Tensor, Variable, rename_inputs
 
 WRITES = "writes/"  # a result of this name is no report, but what forward makes of a buffer
 
@@ -49,6 +53,50 @@ def assign_buffers(graph: LogicalGraph) -> LogicalGraph:
         variables=tuple(variables.values()),
         results=tuple((key, name) for key, name in graph.results if not key.startswith(WRITES)),
     )
+
+
+def with_buffers(graph: LogicalGraph, assigned: Mapping[str, torch.Tensor]) -> LogicalGraph:
+    """The graph with a variable for each buffer that forward assigns (self.running = …), whether or
+    not it reads it, and without writes that leave a buffer as it is.
+
+    Raises RecipeError if what is assigned is no buffer of the same shape and dtype.
+    """
+    if not assigned:
+        return graph
+    variables = {v.name: v for v in graph.variables}
+    tensors = dict(graph.tensors)
+    writes: dict[str, str] = {}
+    for key, made in graph.results:
+        name = key.removeprefix(WRITES)
+        if key == name or not _is_copy(graph, made, variables.get(name)):
+            writes.setdefault(key, made)
+    for name, old in assigned.items():
+        made = tensors.get(writes.get(f"{WRITES}{name}", ""))
+        if made is not None and (made.shape, made.dtype) != (tuple(old.shape), old.dtype):
+            raise RecipeError(
+                "model",
+                f"forward assigns the buffer {name}, {old.dtype} of shape {tuple(old.shape)}, a"
+                f" tensor that is {made.dtype} of shape {made.shape}.",
+                "Keep a buffer of one shape and dtype, and write its part: self.x[:n].copy_(…).",
+            )
+        if made is not None and name not in variables:
+            tensors[name] = Tensor(name, made.shape, made.dtype)
+            variables[name] = Variable(name, name, "buffer")
+    return replace(
+        graph,
+        tensors=tensors,
+        variables=tuple(variables.values()),
+        results=tuple(writes.items()),
+    )
+
+
+def _is_copy(graph: LogicalGraph, made: str, buffer: Variable | None) -> bool:
+    """True if a tensor is a copy of a buffer, or it."""
+    op = graph.producer.get(made)
+    while op is not None and op.target == "aten.clone.default":
+        made = op.inputs[0]
+        op = graph.producer.get(made)
+    return buffer is not None and made == buffer.tensor
 
 
 def _module(graph: LogicalGraph, buffer: Variable) -> str:

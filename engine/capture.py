@@ -24,13 +24,16 @@ import torch.utils._triton
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flowrun.engine.buffers import assign_buffers
+from flowrun.engine.buffers import WRITES, assign_buffers, with_buffers
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.fold import Fold, fold
+from flowrun.engine.gradient_hooks import apply_hooks
 from flowrun.engine.graph import LogicalGraph
-from flowrun.engine.joint_graph import JointGraph
+from flowrun.engine.joint_graph import LOSS, JointGraph
+from flowrun.engine.module_checks import check_modules
 from flowrun.engine.parts import UnlikeError
 from flowrun.engine.random_ops import seed_random_ops
+from flowrun.engine.side_effects import Effect, recorded
 from flowrun.engine.simplify import simplify
 from flowrun.engine.unfold import unfold
 
@@ -67,16 +70,60 @@ class Task:
     seed: int = 0
     keeps_logits: bool = True
 
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Prefix of names -> the modules whose parameters are trained: the model, and a loss that
+        is a module.
+        """
+        of_loss = {LOSS: self.loss} if isinstance(self.loss, nn.Module) else {}
+        return {"": self.model, **of_loss}
 
-class _Program(nn.Module):
-    """Model, loss and metrics as one module of positional tensors: what torch captures."""
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers, a tied one by its first name: the model's own names, and those of
+        the loss behind LOSS.
+        """
+        everything = self._all()
+        return {name: everything[name] for name in dict.fromkeys(self.first_names.values())}
 
-    def __init__(self, task: Task, fields: tuple[str, ...], metrics: Mapping[str, LossFn]) -> None:
+    def _all(self) -> dict[str, torch.Tensor]:
+        """By every name."""
+        return {
+            prefix + name: tensor
+            for kind in ("named_parameters", "named_buffers")
+            for prefix, module in self.modules.items()
+            for name, tensor in getattr(module, kind)(remove_duplicate=False)
+        }
+
+    @property
+    def first_names(self) -> dict[str, str]:
+        """Name of each parameter and buffer -> the first name of the same tensor: one where it is
+        tied, as in `named_parameters()`; torch's graph lists every name and reads an arbitrary one.
+        """
+        first: dict[int, str] = {}
+        return {name: first.setdefault(id(tensor), name) for name, tensor in self._all().items()}
+
+
+class Program(nn.Module):
+    """Model, loss and metrics as one module of positional tensors: what torch captures.
+
+    written: names of buffers whose values behind forward are returned, too.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        fields: tuple[str, ...],
+        metrics: Mapping[str, LossFn],
+        written: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.model = task.model
+        self.loss = task.loss
         self.task = task
         self.fields = fields
         self.metric_fns = tuple(metrics.values())
+        self.written = tuple((self.get_submodule(o), n) for o, n in map(_owned, written))
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.task.autocast is None:
@@ -89,15 +136,40 @@ class _Program(nn.Module):
     def _measured(self, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         batch = dict(zip(self.fields, values, strict=True))
         output = self.model(**{arg: batch[name] for arg, name in self.task.inputs.items()})
-        if self.task.loss is not None:
-            loss = self.task.loss(output, batch)
-        else:
-            loss = output if isinstance(output, torch.Tensor) else output.loss
-        return (loss, *(fn(output, batch) for fn in self.metric_fns))
+        loss = self.loss(output, batch) if self.loss is not None else own_loss(output)
+        written = (owner._buffers[name].detach().clone() for owner, name in self.written)
+        return (loss, *(fn(output, batch) for fn in self.metric_fns), *written)
+
+
+def own_loss(output: Any) -> torch.Tensor:
+    """The loss that a model makes itself: its output, or what that has of this name."""
+    if isinstance(output, torch.Tensor):
+        return output
+    loss: torch.Tensor = output["loss"] if isinstance(output, Mapping) else output.loss
+    return loss
+
+
+def _owned(name: str) -> tuple[str, str]:
+    """(path of the module in Program, its own name) of a buffer."""
+    inside = f"loss.{name.removeprefix(LOSS)}" if name.startswith(LOSS) else f"model.{name}"
+    owner, _, last = inside.rpartition(".")
+    return owner, last
 
 
 def _widened(value: torch.Tensor) -> torch.Tensor:
     return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """Forward and backward as torch captured them, before anything is rewritten.
+
+    effects: what forward changes in Python, which the graph does not; assigned buffers are results
+    of the graph and not among them.
+    """
+
+    graph: LogicalGraph
+    effects: tuple[Effect, ...] = ()
 
 
 def capture(task: Task, batch: Batch) -> LogicalGraph:
@@ -108,31 +180,46 @@ def capture(task: Task, batch: Batch) -> LogicalGraph:
     the tangent of the loss is a feed named "@tangent".  Raises RecipeError if the module cannot be
     captured.
     """
+    return rewritten(trace(task, batch), task)
+
+
+def trace(task: Task, batch: Batch) -> Traced:
+    """The first half of `capture`: what capture_check.py compares with the module itself."""
     task.model.train()
-    return _captured(task, batch, {}, train=True)
+    check_modules(task.modules, task.tensors)
+    traced = _traced(task, batch, {}, train=True)
+    return replace(traced, graph=_checked(apply_hooks(traced.graph, task.tensors), task))
+
+
+def rewritten(traced: Traced, task: Task) -> LogicalGraph:
+    """The second half of `capture`."""
+    graph = seed_random_ops(assign_buffers(traced.graph), task.seed)
+    return _numbered(simplify(graph, keeps_logits=task.keeps_logits))
 
 
 def capture_evaluation(task: Task, batch: Batch) -> LogicalGraph:
-    """The evaluation graph of one micro-batch: forward only, module in eval mode; results "loss"
+    """The evaluation graph of one micro-batch: forward only, modules in eval mode; results "loss"
     and one for each metric.
     """
-    task.model.eval()
+    modes = {module: module.training for module in task.modules.values()}
+    for module in modes:
+        module.eval()
     try:
-        return _captured(task, batch, dict(task.metrics or {}), train=False)
+        traced = _traced(task, batch, dict(task.metrics or {}), train=False)
+        return rewritten(traced, task)
     finally:
-        task.model.train()
+        for module, mode in modes.items():
+            module.train(mode or module is task.model)
 
 
-def _captured(
-    task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool
-) -> LogicalGraph:
+def _traced(task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool) -> Traced:
     try:
-        graph = _joint(task, batch, metrics, train=train, folds=True)
+        return _joint(task, batch, metrics, train=train, folds=True)
     except UnlikeError as unlike:
-        graph = _joint(task, batch, metrics, train=train, folds=False)
-        graph = replace(graph, notes=(f"equal blocks are captured one by one: {unlike}",))
-    graph = seed_random_ops(assign_buffers(graph), task.seed)
-    return _numbered(simplify(graph, keeps_logits=task.keeps_logits))
+        traced = _joint(task, batch, metrics, train=train, folds=False)
+        note = f"equal blocks are captured one by one: {unlike}"
+        graph = replace(traced.graph, notes=(*traced.graph.notes, note))
+        return replace(traced, graph=graph)
 
 
 def _numbered(graph: LogicalGraph) -> LogicalGraph:
@@ -144,15 +231,13 @@ def _numbered(graph: LogicalGraph) -> LogicalGraph:
 
 def _joint(
     task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, train: bool, folds: bool
-) -> LogicalGraph:
+) -> Traced:
     """Forward, and backward where it is training.  folds: equal blocks are captured once; raises
     UnlikeError where that cannot be.
     """
-    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-    program = _Program(task, tuple(batch), metrics)
-    values, names = tuple(batch.values()), _first_names(task.model)
+    values, tensors = tuple(batch.values()), task.tensors
     folded: tuple[Fold, ...] = ()
     grad = contextlib.nullcontext() if train else torch.no_grad()
     try:
@@ -164,10 +249,9 @@ def _joint(
             warnings.simplefilter("ignore")
             stack.enter_context(torch._dynamo.config.patch(ignore_logger_methods=_loggers()))
             stack.enter_context(_unrecorded())
-            torch._dynamo.reset()
-            traced: Any = dynamo_graph_capture_for_export(program)(*values)
+            traced, effects, written = _followed(task, batch, metrics, writes=train)
             if folds:
-                folded = fold(traced.graph, _entering(traced.graph, values, task.model, names))
+                folded = fold(traced.graph, _entering(traced.graph, values, tensors))
             joint = aot_export_joint_with_descriptors(stack, traced, values)
     except Exception as error:
         raise RecipeError(
@@ -175,20 +259,70 @@ def _joint(
             f"torch could not capture {type(task.model).__name__}: {_first_line(error)}",
             "The model must run on one micro-batch without data-dependent Python control flow.",
         ) from error
-    graph = JointGraph(tuple(batch), ("loss", *metrics), names, train).read(joint.graph_module)
+    results = ("loss", *metrics, *(f"{WRITES}{name}" for name in written))
+    graph = JointGraph(tuple(batch), results, task.first_names, train).read(joint.graph_module)
     for each in folded:
         graph = unfold(graph, each)
-    return graph
+    graph = with_buffers(graph, {name: tensors[name] for name in written})
+    return Traced(graph, effects)
+
+
+def _followed(
+    task: Task, batch: Batch, metrics: Mapping[str, LossFn], *, writes: bool
+) -> tuple[Any, tuple[Effect, ...], tuple[str, ...]]:
+    """(torch's graph before autograd; what forward changes in Python; names of the buffers that it
+    assigns, if `writes`: the graph returns these, too).
+    """
+    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+
+    written: tuple[str, ...] = ()
+    for _ in range(2):
+        torch._dynamo.reset()
+        program = Program(task, tuple(batch), metrics, written)
+        with recorded() as effects:
+            traced: Any = dynamo_graph_capture_for_export(program)(*batch.values())
+        assigned = {id(e.owner) for e in effects} & {id(m._buffers) for m in program.modules()}
+        rest = tuple(effect for effect in effects if id(effect.owner) not in assigned)
+        if written or not writes or not assigned:
+            break
+        written = tuple(
+            prefix + ".".join(part for part in (path, name) if part)
+            for prefix, module in task.modules.items()
+            for path, each in module.named_modules()
+            for name, tensor in each._buffers.items()
+            if id(each._buffers) in assigned and tensor is not None
+        )
+    return traced, rest, written
+
+
+def _checked(graph: LogicalGraph, task: Task) -> LogicalGraph:
+    """Raises RecipeError if no parameter gets a gradient; a note names those that get none."""
+    trained = [
+        n for n, t in task.tensors.items() if isinstance(t, nn.Parameter) and t.requires_grad
+    ]
+    results = dict(graph.results)
+    without = [name for name in trained if f"grad/{name}" not in results]
+    if len(without) == len(trained):
+        frozen = "" if trained else " All parameters are frozen (requires_grad is False)."
+        raise RecipeError(
+            "model" if task.loss is None else "task.loss",
+            "there is nothing to train: no parameter gets a gradient from the loss. torch's words:"
+            f" element 0 of tensors does not require grad and does not have a grad_fn.{frozen}",
+            "Look for .detach(), torch.no_grad(), .item(), argmax or rounding between the"
+            " parameters and the loss.",
+        )
+    if not without:
+        return graph
+    some = ", ".join(without[:3]) + (" …" if without[3:] else "")
+    note = f"no gradient reaches {len(without)} of {len(trained)} parameters, which stay: {some}"
+    return replace(graph, notes=(*graph.notes, note))
 
 
 def _entering(
-    graph: torch.fx.Graph, values: tuple[torch.Tensor, ...], model: nn.Module, names: dict[str, str]
+    graph: torch.fx.Graph, values: tuple[torch.Tensor, ...], tensors: Mapping[str, torch.Tensor]
 ) -> dict[torch.fx.Node, str]:
     """Placeholders of parameters and buffers, by the first name of each."""
-    named = {
-        id(tensor): names[name]
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    }
+    named = {id(tensor): name for name, tensor in tensors.items()}
     nodes = (node for node in graph.nodes if node.op == "placeholder")
     pairs = zip(nodes, graph.process_inputs(*values), strict=True)
     return {node: named[id(value)] for node, value in pairs if id(value) in named}
@@ -245,15 +379,3 @@ def _loggers() -> set[Callable[..., Any]]:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
-
-
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """Name of each parameter and buffer -> the first name of the same tensor: one where it is tied,
-    as in `named_parameters()`; torch's graph lists every name and reads an arbitrary one.
-    """
-    first: dict[int, str] = {}
-    return {
-        name: first.setdefault(id(tensor), name)
-        for named in (model.named_parameters, model.named_buffers)
-        for name, tensor in named(remove_duplicate=False)
-    }

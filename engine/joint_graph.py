@@ -26,6 +26,7 @@ from flowrun.engine.graph import (
     Variable,
 )
 
+LOSS = "task.loss."  # before the names of what a loss that is a module holds
 MOST_NUMBERS = 4096  # of a constant tensor that a plan carries
 
 
@@ -104,7 +105,8 @@ class JointGraph:
             raise RecipeError("model", f"an input of kind {kind} is not understood ({described})")
 
     def _first_name(self, described: Any) -> str:
-        name = described.target.removeprefix("model.")
+        owner, _, name = described.target.partition(".")
+        name = f"{LOSS}{name}" if owner == "loss" else name
         return self.first_names.get(name, name)
 
     def _constant(self, node: torch.fx.Node, value: torch.Tensor) -> None:
@@ -185,8 +187,10 @@ class JointGraph:
                 continue
             name = self.names[value]
             if kind == "PlainAOTOutput":
-                self._check_scalar(self.result_names[described.idx], self.tensors[name])
-                self.results.append((self.result_names[described.idx], name))
+                result = self.result_names[described.idx]
+                if not result.startswith(WRITES):
+                    self._check_scalar(result, self.tensors[name])
+                self.results.append((result, name))
             elif kind == "GradAOTOutput":
                 if type(described.grad_of).__name__ == "ParamAOTInput":
                     self.results.append((f"grad/{self._first_name(described.grad_of)}", name))
@@ -235,7 +239,7 @@ def module_of(node: torch.fx.Node) -> str:
     for path in reversed(paths):
         dotted = re.sub(r"^L\[['\"]\w+['\"]\]\.?", "", path)
         dotted = _INDEX.sub(r".\1", dotted).replace("..", ".").lstrip(".")
-        dotted = dotted.replace("_modules.", "")
+        dotted = dotted.replace("__dict__.", "").replace("_modules.", "")
         if dotted == "model":
             return ""
         if dotted.startswith("model."):

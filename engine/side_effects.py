@@ -1,0 +1,102 @@
+"""side_effects: what forward changes in Python, as Dynamo saw it while it traced.
+
+Dynamo follows every attribute, list, dict, set, global, closure and iterator that traced code
+writes to.  Capture leaves these writes undone, so they must be known: a buffer that forward assigns
+becomes an output of the graph, and the rest is looked at when the module is called twice
+(capture_check).
+
+Relied upon of torch (tests/engine/test_side_effects.py): `SideEffects.codegen_update_mutated` is
+called once all is traced; `_get_modified_vars`, `id_to_variable`, `keepalive`,
+`store_attr_mutations` and `mutation_user_stacks` say what was modified, which object it is, and
+where that was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from flowrun.engine.user_code import place
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Effect:
+    """An object that forward writes to.
+
+    owner: the object: a module, a list, a cell of a closure …  source: Dynamo's name of it, an
+    expression.  attributes: that are set; empty: what it holds changes.  place: the user's line.
+    """
+
+    owner: Any
+    source: str
+    attributes: tuple[str, ...]
+    place: str
+
+    def name(self, attribute: str = "") -> str:
+        """For a person: `steps` of module blocks.0."""
+        path, module = _path(self.source), isinstance(self.owner, nn.Module)
+        if module:
+            return f"`{attribute}` of {module_name(path)}"
+        if self.source.startswith("G["):
+            what = ".".join(part for part in (path, attribute) if part)
+            return f"the global `{what}`"
+        if path.endswith(".__closure__") or "__closure__" in path:
+            return f"a variable around {path.partition('.__closure__')[0] or 'forward'}"
+        owner, _, last = path.rpartition(".")
+        what = f"{last}.{attribute}" if attribute else last
+        return f"`{what}` of {module_name(owner)}"
+
+
+def module_name(path: str) -> str:
+    """Of a dotted path in the model."""
+    return f"module {path}" if path else "the model"
+
+
+_ITEM = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
+
+
+def _path(source: str) -> str:
+    """Dynamo's expression as a dotted path from the model."""
+    dotted = _ITEM.sub(r".\1", source.replace("._modules", "").replace("._buffers", ""))
+    dotted = re.sub(r"^(L\.self|G\.[^.]*)\.?", "", dotted.replace("..", "."))
+    return re.sub(r"^model\.?", "", dotted)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Effect]]:
+    """Within, a list that is filled when Dynamo has traced."""
+    from torch._dynamo.side_effects import SideEffects
+
+    found: list[Effect] = []
+    original = SideEffects.codegen_update_mutated
+
+    def record(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found[:] = _effects(self)
+        return original(self, *args, **kwargs)
+
+    SideEffects.codegen_update_mutated = record  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        SideEffects.codegen_update_mutated = original  # type: ignore[method-assign]
+
+
+def _effects(dynamos: Any) -> Iterator[Effect]:
+    alive = {id(each): each for each in dynamos.keepalive}
+    owners = {
+        id(variable): alive[number]
+        for number, variable in dynamos.id_to_variable.items()
+        if number in alive
+    }
+    stacks: Mapping[Any, Any] = getattr(dynamos, "mutation_user_stacks", {})
+    for variable in dynamos._get_modified_vars():
+        if id(variable) in owners and variable.source is not None:
+            frames = [frame for stack in stacks.get(variable, ()) for frame in stack]
+            attributes = tuple(map(str, dynamos.store_attr_mutations.get(variable, {})))
+            owner, name = owners[id(variable)], variable.source.name
+            yield Effect(owner, name() if callable(name) else name, attributes, place(frames))

@@ -1,0 +1,48 @@
+"""user_code: the lines of a traceback that are the user's own, as a person is shown them."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+_PACKAGES = sysconfig.get_path("purelib") + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_ENGINE = tuple(str(Path(__file__).parents[1] / name) + os.sep for name in ("engine", "launcher"))
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+
+
+def is_users(file: str) -> bool:
+    """False for torch's files, Python's own, and those of flowrun but for its models; a library of
+    models (transformers) counts as the user's.
+    """
+    if file.startswith(("<", _TORCH, *_ENGINE)):
+        return False
+    return file.startswith(_PACKAGES) or not file.startswith(_PYTHON)
+
+
+def place(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The last of the user's own frames, as "mod.py:41 in forward: return self.head(x)"; "" if
+    there is none.
+    """
+    users = [frame for frame in frames if is_users(frame.filename)]
+    if not users:
+        return ""
+    last = users[-1]
+    line = f": {last.line}" if last.line else ""
+    return f"{_relative(last.filename)}:{last.lineno} in {last.name}{line}"
+
+
+def place_of(error: BaseException) -> str:
+    """Where in the user's own code an error was raised; "" if it was not raised there."""
+    return place(traceback.extract_tb(error.__traceback__))
+
+
+def _relative(file: str) -> str:
+    """From the working directory where it lies below, else the whole path."""
+    inside = os.path.relpath(file)
+    return file if inside.startswith("..") else inside
