@@ -92,13 +92,16 @@ def counted(
 ) -> torch.Tensor:
     """start + step * k for k in [offset, offset + length).
 
+    Whole numbers are made of whole ones, as torch does whatever was written: arange(6, -6, -1.0).
     Of fractions the end lies half a step behind the last, so that rounding adds none.
     """
     if length == 0:
         return torch.empty(0, dtype=dtype)
+    whole = not dtype.is_floating_point
+    if whole:
+        start, step = int(start), int(step)
     first, last = start + step * offset, start + step * (offset + length - 1)
-    end = last + step if isinstance(step, int) and isinstance(start, int) else last + step / 2
-    return torch.arange(first, end, step, dtype=dtype)
+    return torch.arange(first, last + (step if whole else step / 2), step, dtype=dtype)
 
 
 def _number_type(*numbers: float) -> torch.dtype:

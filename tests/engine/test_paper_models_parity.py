@@ -17,7 +17,7 @@ from flowrun.engine.strategy import Pin
 from flowrun.models.insightface import MarginClasses, Scores
 from flowrun.models.losses import margin_softmax
 from support.architecture import LAYOUTS, PINNED, STEPS
-from support.architectures import unpinned
+from support.architectures import training
 from support.layouts import Layout, example, run_plan, strategy, task, virtual_run
 from support.paper_models import PAPER_MODELS
 from support.plain_loop import (
@@ -40,7 +40,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_a_model_of_the_paper_trains_as_plain_torch(name: str, layout: str) -> None:
-    given = unpinned(name)
+    given = training(name)
     found = virtual_run(given, PAPER_MODELS[name].layout(LAYOUTS[layout]), STEPS)
     assert loss_difference(found.losses, plain_loop(given, steps=STEPS)) <= BOUND
     assert [note for note in found.plan.notes if "signature" in note] == []
@@ -49,7 +49,7 @@ def test_a_model_of_the_paper_trains_as_plain_torch(name: str, layout: str) -> N
 @pytest.mark.parametrize("name", [name for name in PAPER_MODELS if not PAPER_MODELS[name].zero])
 def test_a_model_of_the_paper_trains_with_its_weights_sharded(name: str) -> None:
     """ZeRO 3."""
-    given = unpinned(name)
+    given = training(name)
     found = virtual_run(given, PAPER_MODELS[name].layout(Layout(data=2, zero=3)), STEPS)
     assert loss_difference(found.losses, plain_loop(given, steps=STEPS)) <= BOUND
 

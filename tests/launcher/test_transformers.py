@@ -23,8 +23,9 @@ from flowrun.launcher.export import export
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 from flowrun.launcher.run import run
-from support.architectures import ARCHITECTURES, LENGTH, VOCABULARY
+from support.architectures import ARCHITECTURES
 from support.command import losses
+from support.transformers_models import LENGTH, VOCABULARY
 
 DATA = f"""\
 import torch

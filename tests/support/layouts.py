@@ -11,8 +11,9 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from flowrun.engine.capture import Task
-from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_training
+from flowrun.engine.capture import Task, capture
+from flowrun.engine.compile import Rehearsed, compile_evaluation, planned_training
+from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.placement import Placement
 from flowrun.engine.plan import Plan
 from flowrun.engine.runtime.kernels import Kernels, eager_kernels
@@ -27,7 +28,7 @@ class Layout:
     """Ranks along each axis, as a recipe says it.
 
     zero: stage, on axis data.  grids: (data, tensor) of each stage, where they are unlike.
-    shared: the ranks share memory.
+    shared: the ranks share memory.  pinned: with the pins of the training, on axis tensor.
     """
 
     data: int = 1
@@ -43,6 +44,7 @@ class Layout:
     reduces_wide: bool = False
     accumulates_wide: bool = True
     shared: bool = False
+    pinned: bool = True
 
     @property
     def num_ranks(self) -> int:
@@ -121,7 +123,7 @@ def strategy(training: Training, layout: Layout) -> Strategy:
         layout.axes,
         layout.placements,
         layout.chunks,
-        pins=training.pins if "tensor" in layout.axes else (),
+        pins=training.pins if layout.pinned and "tensor" in layout.axes else (),
         zero=Zero("data", layout.zero, 64) if layout.zero else Zero(),
         recompute=layout.recompute,
         loss_scale=training.loss_scale,
@@ -150,7 +152,13 @@ def example(training: Training) -> Batch:
 @lru_cache(maxsize=256)
 def compiled(training: Training, layout: Layout) -> Rehearsed:
     """The training plan, with its rehearsal."""
-    return compile_training(task(training), example(training), strategy(training, layout))
+    return planned_training(captured(training), strategy(training, layout))
+
+
+@lru_cache(maxsize=8)
+def captured(training: Training) -> LogicalGraph:
+    """What is computed of a micro-batch: the same in every layout."""
+    return capture(task(training), example(training))
 
 
 @lru_cache(maxsize=256)

@@ -258,6 +258,7 @@ def _create() -> list[Sample]:
         sample("aten.arange.start", 2, 9),
         sample("aten.arange.start_step", 1, 12, 3),
         sample("aten.arange.start_step", 0.0, 1.0, 0.2),
+        sample("aten.arange.start_step", 6, -6, -1.0, dtype=torch.int64),
         *(sample(f"aten.{n}_like.default", T(5, 4)) for n in ("zeros", "ones")),
         sample("aten.full_like.default", T(5, 4), 3.0),
         sample("aten.fill.Scalar", T(5, 4), 3.0),

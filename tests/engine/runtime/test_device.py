@@ -23,7 +23,7 @@ from flowrun.engine.runtime.links import Links
 from flowrun.engine.runtime.rank import Rank
 from flowrun.engine.scheduler import Scheduler
 from flowrun.engine.strategy import LossScale
-from support.architectures import unpinned
+from support.architectures import training
 from support.layouts import Layout, compiled, initial
 from support.plain_loop import TINY_CONVNET, TINY_GPT, TINY_MLP, Training, plain_loop
 
@@ -34,9 +34,9 @@ TRAININGS = {
     "gpt bf16": replace(TINY_GPT, autocast=torch.bfloat16),
     "gpt fp16": replace(TINY_GPT, autocast=torch.float16, loss_scale=LossScale(2.0**10)),
     "convnet": TINY_CONVNET,
-    "llama": unpinned("llama"),
-    "bert": unpinned("bert"),
-    "t5": unpinned("t5"),
+    "llama": training("llama"),
+    "bert": training("bert"),
+    "t5": training("t5"),
 }
 
 
