@@ -11,16 +11,23 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.errors import RecipeError
 
-FOLDER, ABOUT = "checkpoints", "checkpoint.json"
+FOLDER, ABOUT, RECIPE = "checkpoints", "checkpoint.json", "recipe.yaml"
+WEIGHTS, AVERAGES = "weights.safetensors", "ema.safetensors"  # what a run ends with (weights.py)
 PARTIAL = ".partial"  # ends the name of what is not complete yet
+_STEP = re.compile(r"step_(\d{8,})")  # a user may keep copies beside: step_00000200_copy
+_LEFT = re.compile(r"(gone_)?step_\d{8,}\.partial")
 
 
 @dataclass(frozen=True)
@@ -44,11 +51,18 @@ class Checkpoint:
         """What it says of itself."""
         return About(**json.loads((self.folder / ABOUT).read_text()))
 
+    def recipe(self) -> Mapping[str, Any]:
+        """Keys of the recipe that trained it.  Raises ValueError if the file has none."""
+        found = yaml.safe_load((self.folder / RECIPE).read_text(encoding="utf-8"))
+        if not isinstance(found, Mapping):
+            raise ValueError("no mapping of keys")
+        return found
+
 
 def find_all(run_folder: Path) -> list[Checkpoint]:
     """Complete checkpoints of a run, oldest first."""
-    found = (run_folder / FOLDER).glob("step_*[0-9]")
-    every = (Checkpoint(folder, int(folder.name.removeprefix("step_"))) for folder in found)
+    found = ((_STEP.fullmatch(file.name), file) for file in (run_folder / FOLDER).glob("step_*"))
+    every = (Checkpoint(file, int(match[1])) for match, file in found if match and file.is_dir())
     return sorted(every, key=lambda checkpoint: checkpoint.step)
 
 
@@ -77,7 +91,7 @@ def alone(run_folder: Path, hosts: int) -> Iterator[None]:
 
 
 def prepare(run_folder: Path, resumed: bool) -> None:
-    """Before any rank starts: what a killed run left half written goes.
+    """Before any rank starts: what a killed run left half written goes, and nothing else.
 
     Raises RecipeError where a new run would mix its checkpoints with those of another.
     """
@@ -88,16 +102,19 @@ def prepare(run_folder: Path, resumed: bool) -> None:
             f"flowrun resume {run_folder} goes on with it; a new run needs another folder.",
         )
     for left in (run_folder / FOLDER).glob(f"*{PARTIAL}"):
-        shutil.rmtree(left, ignore_errors=True)
-    for left in run_folder.glob(f"*{PARTIAL}"):  # weights
-        left.unlink(missing_ok=True)
+        if _LEFT.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True)
+    for file in (WEIGHTS, AVERAGES):
+        left = run_folder / f"{file}{PARTIAL}"
+        if left.is_file():
+            left.unlink(missing_ok=True)
 
 
 def begin(run_folder: Path, about: About, recipe: str) -> Path:
     """A folder to be filled by all ranks, then completed."""
     folder = run_folder.absolute() / FOLDER / f"step_{about.step:08d}{PARTIAL}"
     folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(recipe)
+    (folder / RECIPE).write_text(recipe)
     (folder / ABOUT).write_text(json.dumps(asdict(about)))
     return folder
 
@@ -133,3 +150,11 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file that is whole, old or new, whenever the process ends."""
+    partial = file.with_name(f"{file.name}{PARTIAL}")
+    partial.write_text(text, encoding="utf-8")
+    sync(partial)
+    partial.replace(file)

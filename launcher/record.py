@@ -6,17 +6,21 @@ recipe.yaml, plan.txt, metrics.jsonl, TensorBoard events, report.json.
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any, TextIO
 
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.rank import Results
-from flowrun.launcher.checkpoint import find_all
+from flowrun.launcher.checkpoint import RECIPE, find_all, replace_text
+from flowrun.launcher.errors import PlacedError
 from flowrun.launcher.job import Job
+from flowrun.launcher.locate import show_path
 from flowrun.launcher.progress import Progress
 from flowrun.launcher.report import Report, StepRecord, numbers
+
+METRICS = "metrics.jsonl"
 
 
 class Record:
@@ -30,7 +34,8 @@ class Record:
         self.validation: Results = {}
         self.first = job.start.step if job.start else 0
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.yaml").write_text(job.recipe.to_yaml())
+        _lines_before(folder / METRICS, self.first)  # what is wrong there is said before the start
+        replace_text(folder / RECIPE, job.recipe.to_yaml())
         self._metrics: TextIO | None = None
         self._events: Any = None
 
@@ -111,7 +116,7 @@ class Record:
 
     def _line(self, line: dict[str, Any]) -> None:
         if self._metrics is None:
-            self._metrics = _metrics(self.folder / "metrics.jsonl", self.first)
+            self._metrics = _metrics(self.folder / METRICS, self.first)
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
 
@@ -129,17 +134,31 @@ class Record:
 
 def _metrics(file: Path, first: int) -> TextIO:
     """metrics.jsonl, open for more lines; those of step `first` and later are cut off."""
-    lines = file.read_text().splitlines() if first and file.exists() else []
-    kept = [line for line in lines if _step(line) < first]
-    rewritten = file.with_suffix(".cut")
-    rewritten.write_text("".join(f"{line}\n" for line in kept))
-    rewritten.replace(file)
+    replace_text(file, "".join(f"{line}\n" for line in _lines_before(file, first)))
     return file.open("a")
 
 
-def _step(line: str) -> float:
-    """The step of a line; a line that was being written when the run was killed has none."""
+def _lines_before(file: Path, first: int) -> list[str]:
+    """Lines of the steps before `first`.  The last line may be cut off: it was being written when
+    the run was killed.  Raises RecipeError for any other that is none of ours.
+    """
     try:
-        return int(json.loads(line)["step"])
-    except ValueError:
-        return math.inf
+        lines = file.read_text(encoding="utf-8").splitlines() if first and file.exists() else []
+    except (OSError, ValueError) as error:
+        raise _no_metrics(file, f"it cannot be read: {type(error).__name__}: {error}.") from None
+    kept = []
+    for number, line in enumerate(lines, 1):
+        try:
+            step = int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            if number < len(lines):
+                where = f"line {number} is no JSON object with a step."
+                raise _no_metrics(file, where) from None
+            continue
+        if step < first:
+            kept.append(line)
+    return kept
+
+
+def _no_metrics(file: Path, why: str) -> RecipeError:
+    return PlacedError(show_path(file), "", why, "Move the file away, or mend it.")

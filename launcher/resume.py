@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.graph import Variable
-from flowrun.engine.runtime.checkpoint import contents, read_whole
+from flowrun.engine.runtime.checkpoint import check, contents, read_whole
 from flowrun.engine.runtime.shards import name_of
-from flowrun.launcher.checkpoint import FOLDER, Checkpoint, find_all
+from flowrun.launcher.checkpoint import ABOUT, FOLDER, RECIPE, Checkpoint, find_all
 from flowrun.launcher.errors import PlacedError
 from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.locate import show_path
+from flowrun.launcher.recipe import load, schema
 from flowrun.launcher.schema import Recipe
 
 # What makes it the same training, by section of the recipe; none named: all.  The rest may change.
@@ -31,7 +33,9 @@ _COMMAND_LINE = "command line"
 
 
 def checkpoint_of(run_folder: Path, step: int | None = None) -> Checkpoint:
-    """The last complete checkpoint of a run, or that of a step.  Raises RecipeError."""
+    """The last complete checkpoint of a run, or that of a step.  Raises RecipeError, also where its
+    files are not as they were written.
+    """
     found = find_all(run_folder)
     if not found:
         raise PlacedError(
@@ -40,10 +44,10 @@ def checkpoint_of(run_folder: Path, step: int | None = None) -> Checkpoint:
             f"there is no complete checkpoint in {run_folder / FOLDER}.",
             "A run saves them with train.save_every=N, every N steps.",
         )
-    if step is None:
-        return found[-1]
+    wanted = found[-1].step if step is None else step
     for checkpoint in found:
-        if checkpoint.step == step:
+        if checkpoint.step == wanted:
+            _check_whole(run_folder, checkpoint, [c for c in found if c.step < wanted])
             return checkpoint
     steps = ", ".join(str(checkpoint.step) for checkpoint in found)
     raise PlacedError(
@@ -54,9 +58,42 @@ def checkpoint_of(run_folder: Path, step: int | None = None) -> Checkpoint:
     )
 
 
+def _check_whole(run_folder: Path, wanted: Checkpoint, before: list[Checkpoint]) -> None:
+    damage = damage_of(wanted)
+    if not damage:
+        return
+    whole = next((c for c in reversed(before) if not damage_of(c)), None)
+    raise PlacedError(
+        _COMMAND_LINE,
+        str(run_folder),
+        f"{FOLDER}/{wanted.folder.name} is not whole: {damage}",
+        f"--step {whole.step} takes the checkpoint before it, which is whole."
+        if whole
+        else "There is no whole one before it.",
+    )
+
+
+def damage_of(checkpoint: Checkpoint) -> str:
+    """What is wrong with its files; "" if all are as they were written."""
+    try:
+        check(checkpoint.folder)
+    except RunError as error:
+        return f"{Path(error.where).name}: {error.problem}"
+    for name, read in ((ABOUT, checkpoint.about), (RECIPE, checkpoint.recipe)):
+        try:
+            read()
+        except FileNotFoundError:
+            return f"{name}: it is missing."
+        except Exception as error:  # whatever bytes of any kind make of JSON or YAML
+            return f"{name}: it is damaged: {type(error).__name__}: {error}."
+    step = checkpoint.about().step
+    return "" if step == checkpoint.step else f"{ABOUT}: it is of step {step}."
+
+
 def resumed(start: Checkpoint, overrides: list[str], config_dir: str | None = None) -> Recipe:
     """The recipe of the run, with overrides.  Raises RecipeError for what cannot change."""
-    file = f"recipe={start.folder.parents[1] / 'recipe.yaml'}"
+    _check_recipe(start)
+    file = f"recipe={start.folder.parents[1] / RECIPE}"
     before, after = load([file]), load([file, *overrides], config_dir)
     if changed := _first_change(before, after):
         key, old = changed
@@ -75,12 +112,31 @@ def resumed(start: Checkpoint, overrides: list[str], config_dir: str | None = No
     return replace(after, weights="")  # the checkpoint has them
 
 
-def continued(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpoint | None]:
-    """What a run does that was put back into the queue: go on from its newest checkpoint that has
-    steps left, or begin.
+def _check_recipe(start: Checkpoint) -> None:
+    """The recipe of the run has the keys that its checkpoint has: it was not cut in the middle,
+    or they would get their defaults.  Raises RecipeError.
     """
-    left = [c for c in find_all(run_folder) if c.step < recipe.train.steps]
-    return (replace(recipe, weights=""), left[-1]) if left else (recipe, None)
+    file, copy = start.folder.parents[1] / RECIPE, start.folder / RECIPE
+    try:
+        found = set(_paths(yaml.safe_load(file.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        found, why = set(), f"it cannot be read: {type(error).__name__}."
+    else:
+        known = set(_paths(OmegaConf.to_container(schema())))
+        lost = [key for key in _paths(start.recipe()) if key in known and key not in found]
+        if not lost:
+            return
+        why = f"it has no {lost[0]}, which it had at step {start.step}."
+    raise PlacedError(show_path(file), "", why, f"cp {copy} {file} brings it back.")
+
+
+def continued(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpoint | None]:
+    """What a run does that was put back into the queue: go on from its newest checkpoint that is
+    whole and has steps left, or begin.
+    """
+    left = (c for c in reversed(find_all(run_folder)) if c.step < recipe.train.steps)
+    start = next((c for c in left if not damage_of(c)), None)
+    return (replace(recipe, weights=""), start) if start else (recipe, None)
 
 
 def restore(job: Job, start: Checkpoint) -> None:
@@ -109,7 +165,7 @@ def restore(job: Job, start: Checkpoint) -> None:
 
 def notes(job: Job, start: Checkpoint) -> Iterator[str]:
     """What a person should know who goes on: from where, and what is not as it was."""
-    old = dict(_leaves(yaml.safe_load((start.folder / "recipe.yaml").read_text())))
+    old = dict(_leaves(start.recipe()))
     new = dict(_leaves(yaml.safe_load(job.recipe.to_yaml())))
     changed = [
         f"{key} {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
@@ -117,6 +173,11 @@ def notes(job: Job, start: Checkpoint) -> Iterator[str]:
         if old.get(key) != new.get(key)
     ]
     yield f"goes on from step {start.step}" + "".join(f"; {text}" for text in changed)
+    for later in find_all(start.folder.parents[1]):
+        if later.step > start.step:
+            damage = damage_of(later)
+            why = f"it is not whole: {damage}" if damage else "the next checkpoint replaces it"
+            yield f"{later.folder.name} is left out: {why}"
     plan, there = job.training.plan, contents(start.folder)
     alone = [v for v in plan.graph.variables if v.own]
     ranks = [
@@ -136,6 +197,13 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, node
+
+
+def _paths(node: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted key of all that a tree holds, mappings too."""
+    for key, value in node.items() if isinstance(node, Mapping) else ():
+        yield f"{prefix}{key}"
+        yield from _paths(value, f"{prefix}{key}.")
 
 
 def _key_of(variable: Variable) -> str:

@@ -23,12 +23,11 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Variable
 from flowrun.engine.plan import Plan
 from flowrun.engine.runtime.shards import Shard
-from flowrun.launcher.checkpoint import About
+from flowrun.launcher.checkpoint import AVERAGES, WEIGHTS, About
 from flowrun.launcher.tensor_file import CODES, DTYPES, Contents, TensorFile, write_whole
 
-FILE = "weights.safetensors"
-AVERAGES = "ema.safetensors"
-_SHARDS = "weights.rank*.safetensors"
+FILE = WEIGHTS
+_SHARDS = "weights.rank*.safetensors"  # * is five digits
 _EMA = "ema/"
 _STEPS, _RANKS, _ABOUT, _SHARD = "steps", "num_ranks", "about", "shard/"  # metadata of a file
 
@@ -100,7 +99,7 @@ def save_shards(
 
 def shards_in(folder: Path) -> list[Path]:
     """Files of shards that nobody has joined."""
-    return sorted(folder.glob(_SHARDS))
+    return sorted(folder.glob(_SHARDS.replace("*", "[0-9]" * 5)))
 
 
 def drop_shards(folder: Path) -> None:

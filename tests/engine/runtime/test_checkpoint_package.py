@@ -75,7 +75,11 @@ def test_metadata_is_what_the_global_plan_gave(tmp_path: Path) -> None:
 
 def test_files_are_named_as_the_docs_say(tmp_path: Path) -> None:
     write(tmp_path, [whole("a", torch.ones(1))], alone=True)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [".metadata", "__0_0.distcp"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        ".metadata",
+        "__0.crc32",
+        "__0_0.distcp",
+    ]
 
 
 def test_a_failure_is_no_exception_and_tells_ranks_and_causes(tmp_path: Path) -> None:
