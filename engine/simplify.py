@@ -79,6 +79,13 @@ def _forget_running_statistics(graph: LogicalGraph) -> LogicalGraph:
     return replace(graph, ops=ops)
 
 
+_UNWRITTEN = {
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
+    "aten.empty.memory_format": "aten.zeros.default",
+}
+
+
 def _fill_by_views(graph: LogicalGraph) -> LogicalGraph:
     """What overwrites all of a tensor is a view of what it writes; memory that is not written yet
     may as well be zero.
@@ -90,8 +97,8 @@ def _fill_by_views(graph: LogicalGraph) -> LogicalGraph:
             if made.dtype == source.dtype:
                 args = (Ref(source.name), made.shape)
                 op = replace(op, target="aten.expand.default", args=args, kwargs=())
-        elif op.target == "aten.empty_like.default":
-            op = replace(op, target="aten.zeros_like.default")
+        elif op.target in _UNWRITTEN:
+            op = replace(op, target=_UNWRITTEN[op.target])
         ops.append(op)
     return replace(graph, ops=tuple(ops))
 

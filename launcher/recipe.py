@@ -35,7 +35,7 @@ _WEIGHTS = "weights"  # the one key of `model` that is no argument of it
 GROUPS = ("model", "data", "optim", "launch", "hardware")
 _SECTIONS = {"parallel": "auto"}  # of groups that are not called as what they set
 _OPEN = re.compile(
-    r"(model|data|sbp|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
+    r"(model|data|sbp|signatures|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
     r"|launch\.slurm\.extra)(\..+)?"
 )
 _PLAIN = re.compile(r"[\w./:-]*")
@@ -131,6 +131,7 @@ def frozen(tree: RecipeSchema, text: str = "") -> Recipe:
         chunks=recipe.placement.chunks,
         in_flight=parse_in_flight(recipe.placement.in_flight),
         pins=tuple(pin for pin in pins if pin.axis in axes),
+        signatures=plain(recipe.signatures),
         view=recipe.view,
         zero=zero_of(recipe),
         recompute=recipe.recompute,

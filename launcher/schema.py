@@ -311,6 +311,8 @@ class RecipeSchema:
     model: beside `_target_` and its arguments, `weights`: a file of weights, or a folder of Hugging
     Face's, that training starts from.
     sbp: pattern over parameter or module names -> axis -> SBP, or -> in, out -> axis -> SBP.
+    signatures: an op of one's own, "my::op" -> {_target_: a function of its rows, local: one of
+    what a rank runs, flops or seconds: one of its cost} (docs/signatures.md).
     view: consistent (one logical batch, the numbers of one device) or mirrored (each rank its own
     batch and its own batch norm statistics; gradients averaged; results of each rank as a list).
     """
@@ -323,6 +325,7 @@ class RecipeSchema:
     optim: Optim = field(default_factory=Optim)
     placement: PlacementSchema = field(default_factory=PlacementSchema)
     sbp: dict[str, Any] = field(default_factory=dict)
+    signatures: dict[str, Any] = field(default_factory=dict)
     view: str = VIEWS[0]
     zero: Zero = field(default_factory=Zero)
     recompute: Recompute = field(default_factory=Recompute)
@@ -367,6 +370,7 @@ class Recipe:
 
     axes: names whose size is over 1 in some stage, outermost first; every stage's placement has
     exactly these.
+    signatures: as in RecipeSchema.
     pins: the lines of `sbp`; those of other axes are left out.  text: the resolved recipe as YAML;
     empty of a candidate that is only planned.
     """
@@ -383,6 +387,7 @@ class Recipe:
     chunks: int
     in_flight: int | str
     pins: tuple[Pin, ...]
+    signatures: dict[str, Any]
     view: str
     zero: Zero
     recompute: Recompute

@@ -41,6 +41,8 @@ def op_flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | No
     Of experts each is thought to have as many tokens.
     """
     name = op.target.split(".")[1] if op.target.startswith("aten.") else ""
+    if op.table is not None and (given := op.table.flops(in_shapes, out_shapes)) is not None:
+        return given
     match name:
         case "mm" | "bmm" | "matmul":
             return 2.0 * math.prod(in_shapes[0]) * in_shapes[1][-1]
@@ -75,6 +77,8 @@ def op_seconds(
     """Foreseen seconds of the op on shapes that one rank holds.  tensors: by name, for dtypes."""
     if is_view(op.target):
         return 0.0
+    if op.table is not None and (given := op.table.seconds(in_shapes, out_shapes)) is not None:
+        return given + hardware.op_s
     sizes = [tensors[name].dtype.itemsize for name in op.inputs]
     read = [n * math.prod(shape) for n, shape in zip(sizes, in_shapes, strict=True)]
     made = [

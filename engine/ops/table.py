@@ -10,16 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
+from flowrun.engine.errors import SbpError
+from flowrun.engine.graph import Op
 from flowrun.engine.ops.signature import (
     Call,
     Local,
     LocalView,
     OpView,
-    Rule,
     Signature,
     bind,
     rebound,
     rows,
+    sizes,
+    torch_callable,
 )
 from flowrun.engine.placement import Shape
 from flowrun.engine.sbp import Broadcast, Sbp, Split
@@ -41,6 +46,11 @@ class Table(Protocol):
     def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
         """Floating-point operations on shapes that one rank holds; None: not known."""
 
+    def seconds(
+        self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
+    ) -> float | None:
+        """Of the same; None: as bytes and operations tell."""
+
 
 # ---- found ---------------------------------------------------------------------------------------
 
@@ -52,14 +62,21 @@ class FoundRow:
     sizes: (argument, position) of integers that are replaced by the local length of the dim that
     the row splits: the first input that is split says which.  Position -1: the argument is one
     integer.
+    means: outputs that are multiplied by the rank's share of that dim: each is (or divides by the
+    count of) a mean over it, and of a part it is a mean over the part.
     """
 
     signature: Signature
     sizes: tuple[tuple[str, int], ...] = ()
+    means: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         words = [name if at < 0 else f"{name}[{at}]" for name, at in self.sizes]
-        return f"{self.signature}" + (f" | local {', '.join(words)}" if words else "")
+        return (
+            f"{self.signature}"
+            + (f" | local {', '.join(words)}" if words else "")
+            + (f" | mean {', '.join(map(str, self.means))}" if self.means else "")
+        )
 
     @property
     def anchor(self) -> tuple[int, int]:
@@ -72,12 +89,50 @@ class FoundRow:
 
 def parse_found(text: str) -> FoundRow:
     """Read what str() of a FoundRow prints."""
-    row, _, words = text.partition(" | local ")
-    sizes = []
-    for word in (w.strip() for w in words.split(",") if w.strip()):
+    row, *more = text.split(" | ")
+    said = dict(word.split(" ", 1) for word in more)
+    places = []
+    for word in (w.strip() for w in said.get("local", "").split(",") if w.strip()):
         name, _, at = word.rstrip("]").partition("[")
-        sizes.append((name, int(at) if at else -1))
-    return FoundRow(rows(row)[0], tuple(sizes))
+        places.append((name, int(at) if at else -1))
+    means = tuple(int(word) for word in said.get("mean", "").split(",") if word.strip())
+    return FoundRow(rows(row)[0], tuple(places), means)
+
+
+def local_call(op: Op, found: Sequence[tuple[FoundRow, Sequence[Shape], Sequence[Shape]]]) -> Call:
+    """What a rank runs: the op on its pieces, as the row of each axis says.
+
+    found: of each axis the row, the shapes of the inputs, and those of the rank's pieces.
+    """
+    changed: dict[str, object] = {}
+    by_dim: dict[tuple[int, int, int], float] = {}  # output, input, dim: several axes may split it
+    for row, shapes, pieces in found:
+        if not (row.sizes or row.means):
+            continue
+        tensor, dim = row.anchor
+        length = pieces[tensor][dim]
+        for name, at in row.sizes:
+            changed[name] = _replaced(changed.get(name, bind(op)[name]), at, length)
+        for output in row.means:
+            by_dim[output, tensor, dim] = length / shapes[tensor][dim]
+    shares: dict[int, float] = {}
+    for (output, _, _), share in by_dim.items():
+        shares[output] = shares.get(output, 1.0) * share
+    call = rebound(op, **changed)
+    if not shares:
+        return call
+    return Call(times_shares, (op.target, tuple(shares.items()), *call.args), call.kwargs)
+
+
+def times_shares(
+    target: str, shares: tuple[tuple[int, float], ...], *args: object, **kwargs: object
+) -> object:
+    """What the op makes, with some outputs multiplied."""
+    made = torch_callable(target)(*args, **kwargs)
+    if isinstance(made, torch.Tensor):
+        return made * shares[0][1]
+    by_output = dict(shares)
+    return tuple(v * by_output[k] if k in by_output else v for k, v in enumerate(made))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +151,22 @@ class FoundTable:
         return tuple(each.signature for each in self.found)
 
     def localize(self, view: LocalView) -> Call:
-        """The op, with the integers that name a split size replaced by the local one."""
-        op = view.op
-        changed: dict[str, object] = {}
-        given = bind(op) if any(row.sizes for row in self.found) else {}
-        for inputs, outputs in _axes(op.in_sbp, op.out_sbp):
-            row = next((r for r in self.found if r.signature == Signature(inputs, outputs)), None)
-            if row is None or not row.sizes:
-                continue
-            tensor, dim = row.anchor
-            length = view.in_slices[tensor][dim][1]
-            for name, at in row.sizes:
-                changed[name] = replaced(changed.get(name, given[name]), at, length)
-        return rebound(op, **changed)
+        """The op, as the row of each axis says."""
+        by_signature = {row.signature: row for row in self.found}
+        pieces = [sizes(slices) for slices in view.in_slices]
+        axes = [
+            by_signature[Signature(inputs, outputs)]
+            for inputs, outputs in _axes(view.op.in_sbp, view.op.out_sbp)
+        ]
+        return local_call(view.op, [(row, view.in_shapes, pieces) for row in axes])
 
     def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
+        """An experiment does not tell."""
+        return None
+
+    def seconds(
+        self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
+    ) -> float | None:
         """An experiment does not tell."""
         return None
 
@@ -127,7 +183,7 @@ def _axes(
     return [row for row in found if not all(isinstance(sbp, Broadcast) for sbp in row[0])]
 
 
-def replaced(value: object, at: int, length: int) -> object:
+def _replaced(value: object, at: int, length: int) -> object:
     """An argument with one of its integers replaced; at -1 it is that integer."""
     if at < 0:
         return length
@@ -137,24 +193,26 @@ def replaced(value: object, at: int, length: int) -> object:
 
 # ---- given ---------------------------------------------------------------------------------------
 
-Flops = Callable[[Sequence[Shape], Sequence["Shape | None"]], float]
+Measure = Callable[[Sequence[Shape], Sequence["Shape | None"]], float]
+RowsOf = Callable[[OpView], "Sequence[Signature | str]"]
 
 
 @dataclass(frozen=True, slots=True)
 class GivenTable:
     """Rows that a user gives for an op of his own.
 
-    rule: view -> rows, the one that is all B left out.
+    rule: view -> rows, as text or Signatures; the one that is all B may be left out.
     local: view -> what a rank runs; None: the op itself, on the pieces.
-    cost: (shapes of inputs, shapes of outputs) on one rank -> floating-point operations; None: the
-        op is foreseen to take the time of its bytes.
+    cost_flops, cost_seconds: (shapes of inputs, shapes of outputs) on one rank -> floating-point
+    operations, or seconds; None: the op is foreseen to take the time of its bytes.
     name: where it was given, for notes.
     """
 
-    rule: Rule
+    rule: RowsOf
     local: Local | None = None
-    cost: Flops | None = None
-    name: str = ""
+    cost_flops: Measure | None = None
+    cost_seconds: Measure | None = None
+    name: str = "the user"
 
     @property
     def origin(self) -> str:
@@ -162,13 +220,37 @@ class GivenTable:
         return f"given by {self.name}"
 
     def rows(self, view: OpView) -> tuple[Signature, ...]:
-        """As the user's rule says."""
-        return tuple(self.rule(view))
+        """As the user's rule says.  Raises SbpError for what is no row of this op."""
+        given = self.rule(view)
+        return tuple(self._row(each, view) for each in given)
+
+    def _row(self, given: Signature | str, view: OpView) -> Signature:
+        op = view.op
+        try:
+            row = rows(given)[0] if isinstance(given, str) else given
+        except ValueError as error:
+            raise SbpError(self.name, f"{given!r} is no row: {error}") from None
+        if (len(row.inputs), len(row.outputs)) != (len(op.inputs), len(op.outputs)):
+            raise SbpError(
+                self.name,
+                f"row {row} has {len(row.inputs)} inputs and {len(row.outputs)} outputs; "
+                f"{op.target} reads {len(op.inputs)} tensors and makes {len(op.outputs)}.",
+                "Write an SBP for each, as in 'S(0), B -> S(0)'.",
+            )
+        return row
 
     def localize(self, view: LocalView) -> Call:
         """The user's local program, or the op itself."""
         return self.local(view) if self.local else rebound(view.op)
 
     def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
-        """As the user's cost says."""
-        return None if self.cost is None else float(self.cost(in_shapes, out_shapes))
+        """As the user says."""
+        return None if self.cost_flops is None else float(self.cost_flops(in_shapes, out_shapes))
+
+    def seconds(
+        self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
+    ) -> float | None:
+        """As the user says."""
+        if self.cost_seconds is None:
+            return None
+        return float(self.cost_seconds(in_shapes, out_shapes))

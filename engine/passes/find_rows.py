@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from flowrun.engine.graph import LogicalGraph, Op
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.table import Table
 from flowrun.engine.ops.traits import is_engines
-from flowrun.engine.proof.kept_rows import KeptRows, kept_rows
+from flowrun.engine.proof.call_form import MOST_READINGS, CallForm, call_forms
+from flowrun.engine.proof.experiment import is_tried
+from flowrun.engine.proof.kept_rows import kept_rows
 from flowrun.engine.strategy import Strategy
 
 ANNOUNCED_S = 1.0  # experiments that take longer are noted
@@ -26,25 +27,37 @@ def find_rows(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     given = dict(strategy.signatures)
     kept = kept_rows(strategy.kept_rows)
     before = kept.seconds
-    ops = tuple(_with_table(op, graph, given.get(_name(op.target)), kept) for op in graph.ops)
+    readings = {
+        op.name: _readings(op, graph)
+        for op in graph.ops
+        if _name(op.target) not in given and _is_unknown(op)
+    }
+    for level in range(MOST_READINGS):
+        kept.learn(
+            forms[level]
+            for forms in readings.values()
+            if len(forms) > level and not any(map(kept.decides, forms[:level]))
+        )
+    tables = {name: kept.table(forms) for name, forms in readings.items()}
+    ops = tuple(
+        replace(op, table=given.get(_name(op.target)) or tables.get(op.name) or op.table)
+        for op in graph.ops
+    )
     took = kept.seconds - before
     notes = (f"trying ops without a table took {took:.1f} s, once",) if took > ANNOUNCED_S else ()
     return replace(graph, ops=ops, notes=(*graph.notes, *notes))
 
 
-def _with_table(op: Op, graph: LogicalGraph, given: Table | None, kept: KeptRows) -> Op:
-    if given is not None:
-        return replace(op, table=given)
-    if op.table is not None or is_engines(op.target) or registry.has_table(op.target):
-        return op
+def _is_unknown(op: Op) -> bool:
+    known = op.table is not None or is_engines(op.target) or registry.has_table(op.target)
+    return not known and bool(op.inputs) and is_tried(op.target)
+
+
+def _readings(op: Op, graph: LogicalGraph) -> list[CallForm]:
     tensors = graph.tensors
-    found = kept.table(
-        op,
-        [tensors[name].shape for name in op.inputs],
-        [tensors[name].dtype for name in op.inputs],
-        [None if name is None else tensors[name].shape for name in op.outputs],
-    )
-    return op if found is None else replace(op, table=found)
+    made = [None if name is None else tensors[name].shape for name in op.outputs]
+    read = [tensors[name] for name in op.inputs]
+    return list(call_forms(op, [t.shape for t in read], [t.dtype for t in read], made))
 
 
 def _name(target: str) -> str:

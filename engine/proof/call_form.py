@@ -2,11 +2,12 @@
 
 Equal sizes of its tensors are one letter; so are those integers among its arguments that spell the
 end of a shape (`input_size` of an upsampling's backward).  Its text is the key that found rows are
-kept by: "aten.index_add.default(f[a,b], 0, i64[c], f[c,b])".
+kept by: "aten.index_add.default(float[a,b], 0, int64[c], float[c,b])".
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 
 from flowrun.engine.graph import Op, Ref, map_refs
-from flowrun.engine.ops.signature import argument_names
+from flowrun.engine.ops.signature import argument_names, torch_callable
 from flowrun.engine.placement import Shape
 
+MOST_READINGS = 3  # of one op: see call_forms
 # Arguments whose integers are no sizes, though they may equal some.
 _NO_SIZES = ("dim", "stride", "dilation", "kernel", "pad", "shift", "group", "axis", "correction")
 
@@ -63,10 +65,11 @@ class CallForm:
     def _show(self, value: Any) -> str:
         if isinstance(value, Ref):
             at = int(value.name)
-            return f"{_kind(self.dtypes[at])}[{','.join(map(str, self.shapes[at]))}]"
+            dims = ",".join(map(str, self.shapes[at])) or "()"
+            return f"{_kind(self.dtypes[at])}[{dims}]"
         if isinstance(value, tuple):
             return f"[{', '.join(map(self._show, value))}]"
-        return str(value)
+        return str(value) if isinstance(value, (Letter, torch.dtype)) else repr(value)
 
     def op(self, sizes: Mapping[str, int]) -> Op:
         """The op with sizes in the place of letters."""
@@ -94,11 +97,57 @@ def fill(value: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _kind(dtype: torch.dtype) -> str:
+    """All floats are one kind, and so are all complex numbers."""
     if dtype.is_floating_point:
-        return "f"
-    if dtype.is_complex:
-        return "c"
-    return "b" if dtype == torch.bool else str(dtype).removeprefix("torch.").replace("int", "i")
+        return "float"
+    return "complex" if dtype.is_complex else str(dtype).removeprefix("torch.")
+
+
+def parse_form(text: str, sizes: Mapping[str, int]) -> CallForm:
+    """Read what str() of a CallForm prints.  sizes: those that it was of."""
+    called, _, unused = text.partition(" -> ")
+    call = ast.parse(called, mode="eval").body
+    assert isinstance(call, ast.Call), text
+    reader = _Reader()
+    args = tuple(map(reader.value, call.args))
+    kwargs = tuple((str(word.arg), reader.value(word.value)) for word in call.keywords)
+    target = ast.unparse(call.func)
+    count = len(torch_callable(target)._schema.returns)
+    used = tuple(mark == "x" for mark in unused) if unused else (True,) * count
+    shapes, dtypes = zip(*reader.tensors, strict=True)
+    return CallForm(target, args, kwargs, shapes, dtypes, used, tuple(sizes.items()))
+
+
+class _Reader:
+    """Values of a form's text, in order."""
+
+    def __init__(self) -> None:
+        self.tensors: list[tuple[Dims, torch.dtype]] = []
+
+    def value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Subscript(value=ast.Name(id=kind), slice=inside):
+                self.tensors.append((self._dims(inside), getattr(torch, _WIDTHS.get(kind, kind))))
+                return Ref(str(len(self.tensors) - 1))
+            case ast.List(elts=items):
+                return tuple(map(self.value, items))
+            case ast.Attribute(attr=name):
+                return getattr(torch, name)
+            case ast.Name(id="inf" | "nan" as name):
+                return float(name)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.value(operand)
+            case ast.Name(id=name):
+                return Letter(name)
+            case _:
+                return ast.literal_eval(node)
+
+    def _dims(self, node: ast.expr) -> Dims:
+        items = node.elts if isinstance(node, ast.Tuple) else [node]
+        return tuple(map(self.value, items))
+
+
+_WIDTHS = {"float": "float32", "complex": "complex64"}
 
 
 def call_forms(

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -27,12 +26,11 @@ from flowrun.engine.ops.signature import (
     Call,
     Signature,
     argument_names,
-    bind,
     rebound,
     torch_callable,
 )
-from flowrun.engine.ops.table import FoundRow, replaced
-from flowrun.engine.placement import split_range
+from flowrun.engine.ops.table import FoundRow, local_call
+from flowrun.engine.placement import Shape, split_range
 from flowrun.engine.proof.call_form import CallForm, Letter
 from flowrun.engine.proof.judge import layouts_of
 from flowrun.engine.proof.simulated_ranks import alike, lay_out, run
@@ -72,20 +70,24 @@ def is_tried(target: str) -> bool:
     return not operator._schema.is_mutable and not tags & never
 
 
-def experiment(form: CallForm) -> tuple[FoundRow, ...]:
-    """The rows that hold."""
+def experiment(form: CallForm, behind: int = 0) -> Iterator[int | FoundRow]:
+    """The number of each candidate before it is tried, and the rows that hold behind it.
+
+    behind: candidates that were tried before; number 0 is the op whole.
+    """
     if not form.shapes or len(form.shapes) > MOST_TENSORS or not is_tried(form.target):
-        return ()
+        return
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield 0
         trials = list(_trials(form))
         if not trials:
-            return ()
-        found: dict[Signature, FoundRow] = {}
-        for candidate in itertools.islice(_candidates(form), MOST_CANDIDATES):
-            for row in _rows_of(form, candidate, trials):
-                found.setdefault(row.signature, row)
-    return tuple(found.values())
+            return
+        candidates = enumerate(itertools.islice(_candidates(form), MOST_CANDIDATES), start=1)
+        for number, candidate in candidates:
+            if number >= behind:
+                yield number
+                yield from _rows_of(form, candidate, trials)
 
 
 # ---- trials --------------------------------------------------------------------------------------
@@ -276,27 +278,35 @@ def _partial_layouts(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[Sbp, ...]]
 
 # ---- a candidate on trial ------------------------------------------------------------------------
 
+Fit = tuple[Sbp, bool]  # of an output: its SBP; whether it is multiplied by the rank's share
+
 
 def _rows_of(form: CallForm, candidate: Candidate, trials: Sequence[Trial]) -> list[FoundRow]:
     """Rows with these inputs: the layouts of outputs that every trial leaves."""
-    fits: list[list[Sbp]] | None = None
-    uneven = whole = 0
+    fits: list[list[Fit]] | None = None
+    is_uneven = False
     for trial in trials:
         for parts in _parts(candidate, trial):
-            fits = _layouts(candidate, trial, parts, fits)
-            if fits is None:
+            fits = _fits(candidate, trial, parts, fits)
+            if fits is None or not all(
+                each or not used for each, used in zip(fits, form.used, strict=True)
+            ):
                 return []
-            if not all(kept or not used for kept, used in zip(fits, form.used, strict=True)):
-                return []
-            uneven += _is_uneven(candidate, trial, parts)
-            whole += 1
+            is_uneven |= any(n % parts for n in _lengths(candidate, trial))
     splits = any(isinstance(sbp, Split) for sbp in candidate.inputs)
-    if fits is None or (splits and not uneven):
+    if fits is None or (splits and not is_uneven):
         return []
-    outs = [kept if used else [*kept, B][:1] for kept, used in zip(fits, form.used, strict=True)]
+    unused: list[Fit] = [(B, False)]
+    options = [
+        each if used else (each or unused)[:1] for each, used in zip(fits, form.used, strict=True)
+    ]
     return [
-        FoundRow(Signature(candidate.inputs, outputs), candidate.sizes)
-        for outputs in itertools.product(*outs)
+        FoundRow(
+            Signature(candidate.inputs, tuple(sbp for sbp, _ in outputs)),
+            candidate.sizes,
+            tuple(k for k, (_, mean) in enumerate(outputs) if mean),
+        )
+        for outputs in itertools.product(*options)
     ]
 
 
@@ -320,47 +330,57 @@ def _parts(candidate: Candidate, trial: Trial) -> list[int]:
     return parts
 
 
-def _is_uneven(candidate: Candidate, trial: Trial, parts: int) -> bool:
-    return any(n % parts for n in _lengths(candidate, trial))
+def _fits(
+    candidate: Candidate, trial: Trial, parts: int, before: list[list[Fit]] | None
+) -> list[list[Fit]] | None:
+    """For each output how what the ranks make lies; None if a rank fails.
 
-
-def _layouts(
-    candidate: Candidate, trial: Trial, parts: int, before: list[list[Sbp]] | None
-) -> list[list[Sbp]] | None:
-    """For each output the SBPs that what the ranks make has; None if a rank fails.
-
-    before: those that earlier trials left.
+    before: what earlier trials left.
     """
+    row = FoundRow(Signature(candidate.inputs, ()), candidate.sizes)
     laid = [
         lay_out(value, (sbp,), (parts,))
         for value, sbp in zip(trial.inputs, candidate.inputs, strict=True)
     ]
+    shapes = [tuple(value.shape) for value in trial.inputs]
     made: list[Made] = []
-    for rank in range(parts):
-        try:
-            inputs = [pieces[rank,] for pieces in laid]
-            made.append(trial.call(_local(candidate, trial, parts, rank), inputs))
-        except Exception:
-            return None
     try:
+        for rank in range(parts):
+            inputs = [pieces[rank,] for pieces in laid]
+            local = local_call(trial.op, [(row, shapes, [tuple(x.shape) for x in inputs])])
+            made.append(trial.call(local, inputs))
+        shares = _shares(row, shapes, parts)
         return [
-            layouts_of(
-                whole, [outputs[k] for outputs in made], parts, before[k] if before else None
-            )
+            _output_fits(whole, [outputs[k] for outputs in made], shares, before and before[k])
             for k, whole in enumerate(trial.made)
         ]
     except Exception:
         return None
 
 
-def _local(candidate: Candidate, trial: Trial, parts: int, rank: int) -> Call:
-    if not candidate.sizes:
-        return rebound(trial.op)
-    row = FoundRow(Signature(candidate.inputs, ()), candidate.sizes)
+def _shares(row: FoundRow, shapes: Sequence[Shape], parts: int) -> list[float]:
+    """Of each rank, of the dim that is split; none where nothing is."""
+    if not any(isinstance(sbp, Split) for sbp in row.signature.inputs):
+        return []
     tensor, dim = row.anchor
-    length = split_range(trial.inputs[tensor].shape[dim], parts, rank)[1]
-    given = bind(trial.op)
-    changed: dict[str, Any] = {}
-    for name, at in candidate.sizes:
-        changed[name] = replaced(changed.get(name, given[name]), at, length)
-    return rebound(trial.op, **changed)
+    size = shapes[tensor][dim]
+    return [split_range(size, parts, rank)[1] / size for rank in range(parts)]
+
+
+def _output_fits(
+    whole: torch.Tensor | None,
+    pieces: Sequence[torch.Tensor | None],
+    shares: Sequence[float],
+    before: list[Fit] | None,
+) -> list[Fit]:
+    """As it is, or else times the share."""
+    among = [[sbp for sbp, mean in before if mean == way] for way in (0, 1)] if before else None
+    parts = len(pieces)
+    if among is None or among[0]:
+        plain = layouts_of(whole, list(pieces), parts, among and among[0])
+        if plain or among:
+            return [(sbp, False) for sbp in plain]
+    if not shares or whole is None or not whole.is_floating_point():
+        return []
+    scaled = [None if p is None else p * s for p, s in zip(pieces, shares, strict=True)]
+    return [(sbp, True) for sbp in layouts_of(whole, scaled, parts, among and among[1])]

@@ -10,28 +10,45 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from flowrun.engine.graph import Op
+from flowrun.engine.ops.signature import Signature
 from flowrun.engine.ops.table import FoundRow, FoundTable, parse_found
-from flowrun.engine.placement import Shape
-from flowrun.engine.proof.call_form import CallForm, call_forms
-from flowrun.engine.proof.experiment import experiment, is_tried
+from flowrun.engine.proof.call_form import CallForm
+from flowrun.engine.proof.in_child import experiments
 from flowrun.engine.sbp import Split
 
 SHIPPED = Path(__file__).with_name("found_rows.json")
 TORCH = ".".join(torch.__version__.split(".")[:2])
 
-Rows = Mapping[str, tuple[FoundRow, ...]]
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of a form.  sizes: letter -> the size that it had when it was tried."""
+
+    sizes: Mapping[str, int]
+    rows: tuple[FoundRow, ...]
+
+    def texts(self) -> list[str]:
+        """The sizes, then a row each."""
+        return [" ".join(f"{k}={n}" for k, n in self.sizes.items()), *map(str, self.rows)]
 
 
-def read_rows(file: Path) -> dict[str, tuple[FoundRow, ...]]:
-    """Rows of a file, by form; none if it is missing or of another release of torch.
+def _entry(texts: Sequence[str]) -> Entry:
+    sizes = (word.split("=") for word in texts[0].split())
+    return Entry({k: int(n) for k, n in sizes}, tuple(map(parse_found, texts[1:])))
+
+
+Entries = Mapping[str, Entry]  # by the text of the form
+
+
+def read_rows(file: Path) -> dict[str, Entry]:
+    """Entries of a file; none if it is missing or of another release of torch.
 
     Raises ValueError if it is broken.
     """
@@ -40,15 +57,13 @@ def read_rows(file: Path) -> dict[str, tuple[FoundRow, ...]]:
     read = json.loads(file.read_text())
     if read.get("torch") != TORCH:
         return {}
-    return {key: tuple(map(parse_found, texts)) for key, texts in read["rows"].items()}
+    return {key: _entry(texts) for key, texts in read["rows"].items()}
 
 
-def write_rows(file: Path, rows: Rows) -> None:
-    """A file that a person can read: one form a line, its rows behind it."""
-    lines = [
-        f"{json.dumps(key)}: {json.dumps([str(r) for r in rows[key]])}" for key in sorted(rows)
-    ]
-    inside = ",\n".join(f"  {line}" for line in lines)
+def write_rows(file: Path, entries: Entries) -> None:
+    """A file that a person can read: one form a line, its sizes and rows behind it."""
+    lines = (f"  {json.dumps(k)}: {json.dumps(entries[k].texts())}" for k in sorted(entries))
+    inside = ",\n".join(lines)
     text = f'{{"torch": "{TORCH}", "rows": {{\n{inside}\n}}}}\n'
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as opened:
@@ -57,7 +72,7 @@ def write_rows(file: Path, rows: Rows) -> None:
 
 
 @cache
-def shipped_rows() -> Rows:
+def shipped_rows() -> Entries:
     """Those of the project."""
     return read_rows(SHIPPED)
 
@@ -71,7 +86,7 @@ class KeptRows:
     """
 
     file: Path | None = None
-    own: dict[str, tuple[FoundRow, ...]] = field(default_factory=dict)
+    own: dict[str, Entry] = field(default_factory=dict)
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -81,34 +96,36 @@ class KeptRows:
             except (ValueError, KeyError, OSError):
                 self.own.clear()  # written anew with the next experiment
 
-    def table(
-        self,
-        op: Op,
-        in_shapes: Sequence[Shape],
-        in_dtypes: Sequence[torch.dtype],
-        out_shapes: Sequence[Shape | None],
-    ) -> FoundTable | None:
-        """What is found of an op; None if it has no row but the one that is all B."""
-        if not op.inputs or not is_tried(op.target):
-            return None
-        found: dict[object, FoundRow] = {}
-        for form in call_forms(op, in_shapes, in_dtypes, out_shapes):
-            rows = self._rows(form)
-            for row in rows:
-                found.setdefault(row.signature, row)
-            if any(isinstance(sbp, Split) for row in rows for sbp in row.signature.inputs):
-                break
-        return FoundTable(tuple(found.values())) if found else None
+    def learn(self, forms: Iterable[CallForm]) -> None:
+        """Try those that are not known."""
+        new = {str(form): form for form in forms if self._known(form) is None}
+        if not new:
+            return
+        began = time.perf_counter()
+        found = experiments(list(new.values()))
+        for (key, form), rows in zip(new.items(), found, strict=True):
+            unique = {row.signature: row for row in reversed(rows)}
+            self.own[key] = Entry(dict(form.sizes), tuple(reversed(unique.values())))
+        self.seconds += time.perf_counter() - began
+        self._write()
 
-    def _rows(self, form: CallForm) -> tuple[FoundRow, ...]:
+    def table(self, forms: Iterable[CallForm]) -> FoundTable | None:
+        """What is known of an op by its readings; None if that is no row."""
+        rows: dict[Signature, FoundRow] = {}
+        for form in forms:
+            for row in self._known(form) or ():
+                rows.setdefault(row.signature, row)
+        return FoundTable(tuple(rows.values())) if rows else None
+
+    def decides(self, form: CallForm) -> bool:
+        """True if a split is known of this reading, so that no other is asked for."""
+        rows = self._known(form) or ()
+        return any(isinstance(sbp, Split) for row in rows for sbp in row.signature.inputs)
+
+    def _known(self, form: CallForm) -> tuple[FoundRow, ...] | None:
         key = str(form)
-        known = shipped_rows().get(key, self.own.get(key))
-        if known is None:
-            began = time.perf_counter()
-            known = self.own[key] = experiment(form)
-            self.seconds += time.perf_counter() - began
-            self._write()
-        return known
+        entry = shipped_rows().get(key, self.own.get(key))
+        return None if entry is None else entry.rows
 
     def _write(self) -> None:
         if self.file is not None:

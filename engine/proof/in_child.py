@@ -1,0 +1,117 @@
+"""in_child: experiments in a process of their own, for a kernel that does not check what it is
+given may read beyond its end, and take the process with it.
+
+A candidate that ends the child is refuted; the next child goes on behind it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import struct
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flowrun.engine.ops.table import FoundRow
+from flowrun.engine.proof.call_form import CallForm
+from flowrun.engine.proof.experiment import experiment
+
+MOST_SILENT_S = 20.0  # of one candidate
+MOST_CRASHES = 8  # of one form: what crashes more often is not tried on
+
+_SIZE = struct.Struct("<I")
+
+
+@dataclass
+class _Progress:
+    """How far a form has come: candidates that are behind, rows that held."""
+
+    behind: int = 0
+    rows: list[FoundRow] = field(default_factory=list)
+    crashes: int = 0
+    done: bool = False
+
+
+def experiments(forms: Sequence[CallForm]) -> list[tuple[FoundRow, ...]]:
+    """The rows that hold, of each form."""
+    progress = [_Progress() for _ in forms]
+    while left := [k for k, each in enumerate(progress) if not each.done]:
+        first = progress[left[0]]
+        ended = False
+        for k, event in _child([(k, forms[k], progress[k].behind) for k in left]):
+            each = progress[k]
+            match event:
+                case int():
+                    each.behind = event + 1
+                case FoundRow():
+                    each.rows.append(event)
+                case None:
+                    each.done = True
+            ended = k == left[-1] and each.done
+        if not ended:
+            crashed = next((e for e in progress if not e.done), first)
+            crashed.crashes += 1
+            crashed.behind = max(crashed.behind, 1)
+            crashed.done = crashed.crashes >= MOST_CRASHES
+    return [tuple(each.rows) for each in progress]
+
+
+def _child(work: Sequence[tuple[int, CallForm, int]]) -> Iterator[tuple[int, Any]]:
+    """(number of the form, a candidate that is tried now, a row, or None at the end), in order."""
+    reads, writes = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads: the child uses none
+        pid = os.fork()
+    if pid == 0:
+        os.close(reads)
+        _try_all(work, writes)
+    os.close(writes)
+    try:
+        yield from _events(reads)
+    finally:
+        os.close(reads)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _try_all(work: Sequence[tuple[int, CallForm, int]], writes: int) -> None:
+    """In the child, which ends here."""
+    try:
+        faulthandler.disable()  # what a crashing kernel says concerns nobody
+        for number in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        torch.set_num_threads(1)  # a fork has none of the pool's threads
+        for k, form, behind in work:
+            for event in experiment(form, behind):
+                _send(writes, (k, event))
+            _send(writes, (k, None))
+    finally:
+        os._exit(0)
+
+
+def _send(writes: int, event: Any) -> None:
+    text = pickle.dumps(event)
+    os.write(writes, _SIZE.pack(len(text)) + text)
+
+
+def _events(reads: int) -> Iterator[tuple[int, Any]]:
+    held = b""
+    while select.select([reads], [], [], MOST_SILENT_S)[0]:
+        got = os.read(reads, 1 << 16)
+        if not got:
+            return
+        held += got
+        while len(held) >= _SIZE.size:
+            (size,) = _SIZE.unpack(held[: _SIZE.size])
+            if len(held) < _SIZE.size + size:
+                break
+            yield pickle.loads(held[_SIZE.size : _SIZE.size + size])
+            held = held[_SIZE.size + size :]
