@@ -30,6 +30,7 @@ from flowrun.engine.fold import Fold, fold
 from flowrun.engine.gradient_hooks import apply_hooks
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.joint_graph import LOSS, JointGraph
+from flowrun.engine.lookups import make_gradients_dense
 from flowrun.engine.module_checks import check_modules
 from flowrun.engine.parts import UnlikeError
 from flowrun.engine.random_ops import seed_random_ops
@@ -58,6 +59,8 @@ class Task:
     seed: of what the module draws at random.
     keeps_logits: what cross entropy keeps for backward are logits (losses.py); else, as torch and
         OneFlow do, probabilities.
+    checks: asserts of the model on tensors run, and whatever else makes nothing; else they are left
+        out.
     """
 
     model: nn.Module
@@ -69,6 +72,7 @@ class Task:
     narrows_attention: bool = False
     seed: int = 0
     keeps_logits: bool = True
+    checks: bool = False
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -247,9 +251,11 @@ def _joint(
             if task.narrows_attention:
                 stack.enter_context(_narrow_attention())
             warnings.simplefilter("ignore")
-            stack.enter_context(torch._dynamo.config.patch(ignore_logger_methods=_loggers()))
+            stack.enter_context(torch._dynamo.config.patch(_dynamo_settings()))
             stack.enter_context(_unrecorded())
+            stack.enter_context(_leaves_within_forward())
             traced, effects, written = _followed(task, batch, metrics, writes=train)
+            make_gradients_dense(traced)
             if folds:
                 folded = fold(traced.graph, _entering(traced.graph, values, tensors))
             joint = aot_export_joint_with_descriptors(stack, traced, values)
@@ -260,7 +266,8 @@ def _joint(
             "The model must run on one micro-batch without data-dependent Python control flow.",
         ) from error
     results = ("loss", *metrics, *(f"{WRITES}{name}" for name in written))
-    graph = JointGraph(tuple(batch), results, task.first_names, train).read(joint.graph_module)
+    reader = JointGraph(tuple(batch), results, task.first_names, train, task.checks)
+    graph = reader.read(joint.graph_module)
     for each in folded:
         graph = unfold(graph, each)
     graph = with_buffers(graph, {name: tensors[name] for name in written})
@@ -365,6 +372,34 @@ def _narrow_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
+
+
+@contextlib.contextmanager
+def _leaves_within_forward() -> Iterator[None]:
+    """A loss may come of a tensor for which forward calls requires_grad_().  Dynamo refuses that,
+    for compiled code would return a tensor that does not know of it; here nothing is returned.
+    """
+    owner, name = (
+        torch._dynamo.output_graph.OutputGraph,
+        "_check_requires_grad_intermediate_outputs",
+    )
+    before = getattr(owner, name, None)
+    if before is None:
+        yield
+        return
+    setattr(owner, name, lambda *_: None)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _dynamo_settings() -> dict[str, Any]:
+    """Recurrent layers and torch.autograd.grad in forward are captured as all else is (torch 2.11
+    knows no key for the second).
+    """
+    wanted = {"ignore_logger_methods": _loggers(), "allow_rnn": True, "trace_autograd_ops": True}
+    return {key: value for key, value in wanted.items() if hasattr(torch._dynamo.config, key)}
 
 
 def _loggers() -> set[Callable[..., Any]]:

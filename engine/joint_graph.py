@@ -1,14 +1,16 @@
 """joint_graph: torch's joint graph of forward and backward, in FX -> LogicalGraph.
 
 Relied upon (tests/engine/test_capture.py names each fact): placeholders and outputs carry
-descriptors (`meta["desc"]`), nodes `partitioner_tag`, `nn_module_stack` (forward),
-`fwd_nn_module_stack` (backward), `seq_nr` and `val` (a fake tensor).
+descriptors (`meta["desc"]`), nodes `nn_module_stack` (forward), `fwd_nn_module_stack` (backward),
+`seq_nr` and `val` (a fake tensor); joint_nodes.py has the rest.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +27,16 @@ from flowrun.engine.graph import (
     Tensor,
     Variable,
 )
+from flowrun.engine.joint_nodes import (
+    backward_of,
+    check_readable,
+    drop_tokens,
+    is_getitem,
+    is_tagged_backward,
+    makes_tensors,
+    place_of,
+    user_line,
+)
 
 LOSS = "task.loss."  # before the names of what a loss that is a module holds
 MOST_NUMBERS = 4096  # of a constant tensor that a plan carries
@@ -34,7 +46,8 @@ class JointGraph:
     """Reads one; detach and getitem disappear.
 
     fields: of the batch, in order.  results: names of what forward returns.  first_names: any name
-    of a parameter or buffer -> the one that counts.  train: forward writes into buffers.
+    of a parameter or buffer -> the one that counts.  train: forward writes into buffers.  checks:
+    ops without a result run too (flow.check); else they are left out, and a note says so.
     """
 
     def __init__(
@@ -43,6 +56,7 @@ class JointGraph:
         results: tuple[str, ...],
         first_names: Mapping[str, str],
         train: bool,
+        checks: bool = False,
     ) -> None:
         self.first_names = first_names
         self.other_names: dict[str, list[str]] = {}
@@ -58,23 +72,32 @@ class JointGraph:
         self.variables: list[Variable] = []
         self.feeds: list[Feed] = []
         self.results: list[tuple[str, str]] = []
+        self.checks: list[str] | None = [] if checks else None  # what each makes
+        self.left_out: dict[tuple[str, str], None] = {}  # (op, module)
+        self.backward: Collection[torch.fx.Node] = ()
 
     def read(self, module: torch.fx.GraphModule) -> LogicalGraph:
+        drop_tokens(module.graph)
+        self.backward = backward_of(module.graph)
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "get_attr":
-                self._constant(node, getattr(module, str(node.target)))
+                value = operator.attrgetter(str(node.target))(module)
+                if isinstance(value, torch.Tensor):  # else a function that an op is given
+                    self._constant(node, value)
             elif node.op == "output":
                 self._outputs(node)
+        self._run_checks()
         return LogicalGraph(
             tuple(self.ops),
             self.tensors,
             tuple(self.variables),
             tuple(self.feeds),
             tuple(self.results),
+            notes=tuple(_left_out(*each) for each in self.left_out),
         )
 
     def _tensor(self, node: torch.fx.Node, name: str, value: Any) -> str:
@@ -123,14 +146,18 @@ class JointGraph:
         alike = len(set(numbers)) == 1
         target = "aten.full.default" if alike else "flow.constant"
         args = (shape, numbers[0]) if alike else (numbers, shape)
-        self.ops.append(Op(name, target, args, dtype, (name,), module_of(node), _phase_of(node)))
+        self.ops.append(Op(name, target, args, dtype, (name,), module_of(node), self._phase(node)))
 
     def _call(self, node: torch.fx.Node) -> None:
-        target = str(node.target)
-        if target == "<built-in function getitem>":
+        if is_getitem(node):
             return  # read together with the op that makes the tuple
+        check_readable(node)
+        target = str(node.target)
         if target in ("aten.detach.default", "aten.alias.default"):
             self.names[node] = self.names[node.args[0]]
+            return
+        if not makes_tensors(node):
+            self._check(node)
             return
         self.ops.append(
             Op(
@@ -144,10 +171,50 @@ class JointGraph:
                 ),
                 outputs=self._made(node),
                 module=module_of(node),
-                phase=_phase_of(node),
-                moment=_moment_of(node),
+                phase=self._phase(node),
+                moment=self._moment(node),
             )
         )
+
+    def _check(self, node: torch.fx.Node) -> None:
+        """An op that is run for what it does, such as an assert: nothing reads a result of it."""
+        if self.checks is None:
+            self.left_out[str(node.target), module_of(node)] = None
+            return
+        name = node.name
+        self.tensors[name] = Tensor(name, (), torch.bool)
+        args = (self._argument(node.args), str(node.target), user_line(node))
+        kwargs = tuple((key, self._argument(arg)) for key, arg in node.kwargs.items())
+        where = (module_of(node), self._phase(node))
+        self.ops.append(Op(name, "flow.check", args, kwargs, (name,), *where))
+        self.checks.append(name)
+
+    def _run_checks(self) -> None:
+        """The loss waits for the checks: what nothing reads is dropped."""
+        if self.checks:
+            loss = dict(self.results)["loss"]
+            name = "loss/checked"
+            self.tensors[name] = replace(self.tensors[loss], name=name)
+            refs = tuple(map(Ref, (loss, *self.checks)))
+            self.ops.append(Op(name, "flow.after", refs, (), (name,), "loss", FORWARD))
+            self.results = [(k, name if k == "loss" else made) for k, made in self.results]
+
+    def _phase(self, node: torch.fx.Node) -> str:
+        return BACKWARD if node in self.backward else FORWARD
+
+    def _moment(self, node: torch.fx.Node) -> int:
+        """torch's number of the autograd node that a forward op made, or that a backward op runs;
+        -1 where it does not tell.
+
+        A sum of gradients belongs to none: it has no module and carries the number of what ran
+        before; so do ops of the backward of a user's own autograd.Function.
+        """
+        tagged = is_tagged_backward(node)
+        if tagged != (node in self.backward):
+            return -1
+        if tagged and module_of(node) == "" and not node.meta.get("fwd_nn_module_stack"):
+            return -1
+        return int(node.meta.get("seq_nr", -1))
 
     def _made(self, node: torch.fx.Node) -> tuple[str | None, ...]:
         value = node.meta["val"]
@@ -181,7 +248,8 @@ class JointGraph:
 
     def _outputs(self, node: torch.fx.Node) -> None:
         values: Any = node.args[0]
-        for value, described in zip(values, node.meta["desc"], strict=True):
+        pairs = list(zip(values, node.meta["desc"], strict=True))
+        for value, described in sorted(pairs, key=lambda pair: _is_written(pair[1])):
             kind = type(described).__name__
             if value is None:
                 continue
@@ -195,40 +263,48 @@ class JointGraph:
                 if type(described.grad_of).__name__ == "ParamAOTInput":
                     self.results.append((f"grad/{self._first_name(described.grad_of)}", name))
             elif kind == "InputMutationAOTOutput":
-                self._written(described.mutated_input, name)
+                self._written(value, described.mutated_input)
             else:
                 raise RecipeError(
                     "model", f"an output of kind {kind} is not understood ({described})"
                 )
 
-    def _written(self, described: Any, made: str) -> None:
-        """Forward writes into a buffer: in evaluation that is left undone."""
-        if type(described).__name__ != "BufferAOTInput":
+    def _written(self, node: torch.fx.Node, described: Any) -> None:
+        """Forward writes into a buffer, or a parameter that is not trained: in evaluation that is
+        left undone.  A field of the batch is a copy, which nobody reads after the step.
+        """
+        if type(described).__name__ == "PlainAOTInput":
+            return
+        name = self._first_name(described)
+        if any(key == f"grad/{name}" for key, _ in self.results):
             raise RecipeError(
                 "model",
-                f"forward writes into {described}.",
-                "Only buffers of the model may change in forward.",
+                f"forward writes into the parameter {name}, which is trained{place_of(node)}.",
+                _INSTEAD_OF_RENORM if "renorm" in str(node.target) else _INSTEAD_OF_WRITING,
             )
         if self.train:
-            self.results.append((f"{WRITES}{self._first_name(described)}", made))
+            self.variables = [
+                replace(v, kind="buffer") if v.name == name else v for v in self.variables
+            ]
+            self.results.append((f"{WRITES}{name}", self.names[node]))
+
+
+_INSTEAD_OF_WRITING = (
+    "Compute with a changed copy (weight.clamp(…)), or freeze it (requires_grad=False)."
+)
+_INSTEAD_OF_RENORM = "Leave max_norm out, or look up in a table that forward makes narrower itself."
+
+
+def _is_written(described: Any) -> bool:
+    return type(described).__name__ == "InputMutationAOTOutput"
+
+
+def _left_out(target: str, module: str) -> str:
+    name, where = target.removesuffix(".default"), module or "the model"
+    return f"{name} in {where} makes nothing and is left out; engine.check=true runs it"
 
 
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
-
-
-def _moment_of(node: torch.fx.Node) -> int:
-    """torch's number of the autograd node that a forward op made, or that a backward op runs.
-
-    A sum of gradients belongs to none: it has no module and carries the number of what ran before.
-    """
-    backward = node.meta.get("partitioner_tag") == "is_backward"
-    if backward and module_of(node) == "" and not node.meta.get("fwd_nn_module_stack"):
-        return -1
-    return int(node.meta.get("seq_nr", -1))
-
-
-def _phase_of(node: torch.fx.Node) -> str:
-    return BACKWARD if node.meta.get("partitioner_tag") == "is_backward" else FORWARD
 
 
 def module_of(node: torch.fx.Node) -> str:

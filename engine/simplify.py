@@ -1,8 +1,8 @@
 """simplify: a captured graph -> a smaller one of the same values, by pure rewrites.
 
-Mean losses become sum / count, cross entropies are made of logits (losses.py), double transposes
-and idle views go, products keep their batch dims (batched.py), duplicates are merged, dead ops
-dropped.
+Assignments under masks become choices (masked.py), mean losses sum / count, cross entropies are
+made of logits (losses.py), double transposes and idle views go, products keep their batch dims
+(batched.py), duplicates are merged, dead ops dropped.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from flowrun.engine.batched import keep_batches
 from flowrun.engine.graph import LogicalGraph, Op, Ref, rename_inputs
 from flowrun.engine.losses import keep_logits
+from flowrun.engine.masked import choose_under_masks
 from flowrun.engine.ops.traits import Trait, has
 
 
@@ -24,6 +25,7 @@ def simplify(graph: LogicalGraph, *, keeps_logits: bool = True) -> LogicalGraph:
     mean).
     """
     rewrites = (
+        choose_under_masks,
         _split_mean_losses,
         *((keep_logits,) if keeps_logits else ()),
         _fill_by_views,

@@ -98,6 +98,7 @@ class Job:
             narrows_attention=self.device_type != "cpu",
             seed=train.seed,
             keeps_logits=recipe.engine.keeps_logits,
+            checks=recipe.engine.check,
         )
 
         self.plans = PlanCache(recipe.engine.cache)

@@ -287,6 +287,8 @@ class Engine:
     and Megatron-LM (cost/fusion.py), to plan with alone.
     cuda_graphs: each region of training is one launch; what regions make keeps its memory between
     steps.
+    check: the model's own asserts on tensors run with every micro-batch, F.one_hot's and
+    torch.linalg's among them; else they are left out, and a note of the plan names them.
     """
 
     register_slots: int = 2
@@ -297,6 +299,7 @@ class Engine:
     cuda_graphs: bool = False
     cache: bool = True
     trace: bool | int = False
+    check: bool = False
 
     @property
     def traced_steps(self) -> int:

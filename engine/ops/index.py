@@ -12,7 +12,10 @@ import torch
 
 from flowrun.engine.graph import Op
 from flowrun.engine.ops.signature import (
+    Call,
     Labels,
+    Local,
+    LocalView,
     OpView,
     Rule,
     Signature,
@@ -143,6 +146,20 @@ def _aligned(shape: Shape, positions: Shape) -> Labels:
     )
 
 
+def put_under_mask(view: OpView) -> tuple[Signature, ...]:
+    """A value of its own for each place of a mask, in order: all-B only, for which rank has which
+    value is known when the mask is.
+    """
+    return ()
+
+
+def local_put(view: LocalView) -> Call:
+    """torch's own op."""
+    return Call(torch.ops.aten.index_put.default, view.op.args, view.op.kwargs)
+
+
+PUT_UNDER_MASK = "flow.put_under_mask"
+
 RULES: Mapping[str, Rule] = {
     "aten.gather.default": gather,
     "aten.scatter_add.default": scatter_add,
@@ -150,4 +167,7 @@ RULES: Mapping[str, Rule] = {
     "aten.index.Tensor": index,
     "aten.index_put.default": index_put,
     "aten.scatter.src": scatter_src,
+    PUT_UNDER_MASK: put_under_mask,
 }
+
+LOCALS: Mapping[str, Local] = {PUT_UNDER_MASK: local_put}

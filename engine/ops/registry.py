@@ -15,6 +15,7 @@ from flowrun.engine.graph import Op, Ref, map_refs
 from flowrun.engine.ops import (
     attention,
     batch_norm,
+    check,
     conv,
     create,
     cross_entropy,
@@ -67,6 +68,7 @@ RULES: Mapping[str, Rule] = {
     **update.RULES,
     **scaling.RULES,
     **sparse.RULES,
+    **check.RULES,
 }
 
 LOCALS: Mapping[str, Local] = {
@@ -74,6 +76,7 @@ LOCALS: Mapping[str, Local] = {
     **reduce.LOCALS,
     **shape.LOCALS,
     **pieces.LOCALS,
+    **index.LOCALS,
     **norm.LOCALS,
     **embedding.LOCALS,
     **conv.LOCALS,
@@ -85,6 +88,7 @@ LOCALS: Mapping[str, Local] = {
     **update.LOCALS,
     **scaling.LOCALS,
     **sparse.LOCALS,
+    **check.LOCALS,
 }
 
 _TENSOR = Ref("")

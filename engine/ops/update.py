@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.adamw import adamw as plain_adamw
+from torch.optim.sgd import sgd as plain_sgd
 
 from flowrun.engine.graph import refs
 from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
@@ -44,7 +46,7 @@ def accumulate(x: Tensor, before: Tensor | None = None, *, own: bool = False) ->
 
 def sumsq(x: Tensor) -> Tensor:
     """Sum of squares, fp32 scalar."""
-    flat = x.reshape(-1).float()
+    flat = _real(x).reshape(-1).float()
     return torch.dot(flat, flat)
 
 
@@ -105,7 +107,25 @@ def adamw_of_many(
             found_inf=None if skip is None else skip.float(),
         )
 
-    _in_place(fused, each, coefficient)
+    def plain(changed: Sequence[Tensor], gradient: Tensor) -> None:
+        param, *averages = changed
+        plain_adamw(
+            [param],
+            [gradient],
+            *([x] for x in averages),  # type: ignore[arg-type]
+            [],
+            [step - 1],
+            foreach=False,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=float(lr),
+            weight_decay=weight_decay,
+            eps=eps,
+            maximize=False,
+        )
+
+    _in_place(fused, plain, each, coefficient, skip)
 
 
 def sgd(param: Tensor, grad: Tensor, *momentum_buffer: Tensor, **numbers: Any) -> Changed:
@@ -145,7 +165,22 @@ def sgd_of_many(
             found_inf=None if skip is None else skip.float(),
         )
 
-    _in_place(fused, each, coefficient)
+    def plain(changed: Sequence[Tensor], gradient: Tensor) -> None:
+        param, *buffer = changed
+        plain_sgd(
+            [param],
+            [gradient],
+            [*buffer] or [None],
+            foreach=False,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            lr=float(lr),
+            dampening=0.0,
+            nesterov=nesterov,
+            maximize=False,
+        )
+
+    _in_place(fused, plain, each, coefficient, skip)
 
 
 def assign(
@@ -176,13 +211,22 @@ def ema(average: Tensor, param: Tensor, *, decay: float, skip: Tensor | None = N
 
 def _in_place(
     fused: Callable[[Sequence[list[Tensor]], list[Tensor]], None],
+    plain: Callable[[Sequence[Tensor], Tensor], None],
     each: Sequence[Sequence[Tensor]],
     coefficient: Tensor | None,
+    skip: Tensor | None,
 ) -> None:
     """Fused kernels take memory as it lies: what is strided is updated in a copy, one at a time.
 
-    fused: of weights and each of their states, and of gradients.
+    fused: of weights and each of their states, and of gradients.  plain: of one weight, as torch's
+    optimizers run by default: of narrow weights on a CPU, where torch's fused kernel of SGD is
+    wrong, and that of Adam rounds less often.  A complex number is updated as its two parts.
     """
+    each = [[*map(_real, tensors)] for tensors in each]
+    narrow = [tensors for tensors in each if _is_narrow(tensors[0])]
+    for param, grad, *states in narrow if skip is None or not skip else ():
+        plain((param, *states), _scaled(grad, coefficient, param))
+    each = [tensors for tensors in each if not _is_narrow(tensors[0])]
     few: list[tuple[tuple[Tensor, ...], Tensor]] = []
     many: list[tuple[tuple[Tensor, ...], Tensor]] = []
     for param, grad, *states in each:
@@ -209,6 +253,14 @@ def _in_place(
 def one_or_all(changed: Sequence[Tensor]) -> Changed:
     """What an op returns: one tensor by itself, several as a tuple."""
     return tuple(changed) if len(changed) > 1 else changed[0]
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def _is_narrow(param: Tensor) -> bool:
+    return param.device.type == "cpu" and param.dtype in (torch.bfloat16, torch.float16)
 
 
 def _scaled(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:

@@ -56,10 +56,12 @@ def by_rows(
 
     Raises RecipeError for optim.sparse=lazy with an optimizer that mixes rows.
     """
+    if not lookups:
+        return False, ""
     optimizer = strategy.optimizer
     table, rows = _rows_of_a_step(graph, variable, lookups, strategy)
     lazy = optimizer.sparse == "lazy"
-    if optimizer.sparse == "off" or not lookups or (rows >= table and not lazy):
+    if optimizer.sparse == "off" or (rows >= table and not lazy):
         return False, ""
     if lazy:
         _check_lazy(optimizer, variable)
@@ -88,13 +90,15 @@ def is_made_of_rows(
     They are not split where the table is, but by samples: so there are to be fewer of them than of
     the rows that a rank may hold of the table.
     """
+    if len(lookups) != 1:
+        return False
     table, rows = _rows_of_a_step(graph, variable, lookups, strategy)
     parts = math.prod(
         strategy.parts(variable.stage, axis)
         for axis, name in enumerate(strategy.axes)
         if name not in BATCH_AXES
     )
-    return len(lookups) == 1 and rows < table // parts
+    return rows < table // parts
 
 
 def _rows_of_a_step(

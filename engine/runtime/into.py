@@ -1,8 +1,12 @@
 """Ops that write their result into memory that is there: over one of their arguments
 (engine/overwrite.py says which may), or into rows of a larger tensor (engine/tile.py).
 
+A result has the strides that the op itself would give it, or those of a contiguous tensor, which
+every op takes: to a view or a kernel behind it, others may be an error.
+
 Relied on of torch: an overload that a device has a kernel of its own for writes where it is told;
-others (relu.out) make a new tensor and copy it.
+others (relu.out) make a new tensor and copy it.  Elementwise ops give a result the strides that all
+tensors of its shape that they read have, if their elements lie side by side.
 """
 
 from __future__ import annotations
@@ -20,18 +24,44 @@ aten = torch.ops.aten
 
 
 def into(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """The function as one that is given a tensor, then its arguments: it fills and returns it."""
+    """The function as one that is given a tensor, then its arguments: it fills and returns it.  One
+    that is not contiguous and does not lie as the result would is left alone: the result is new.
+    """
     written = _OUT.get(function)
 
-    def copied(made: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return made.copy_(function(*args, **kwargs))
+    def write(made: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not made.is_contiguous() and not _lies_as_made(made, function, args):
+            return function(*args, **kwargs)  # type: ignore[no-any-return]
+        return written(made, *args, **kwargs) if written else made.copy_(function(*args, **kwargs))
 
-    return written or copied
+    return write
 
 
 def can_write(function: Callable[..., Any]) -> bool:
     """True if it needs no memory of its own for that."""
     return function in _OUT
+
+
+def _lies_as_made(made: Tensor, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """True if the function, elementwise, would lay its result out as `made` lies."""
+    if function in _ALONG_ROWS:
+        return False
+    alike = (x for x in args if isinstance(x, Tensor) and x.shape == made.shape)
+    return all(_strides(x) == _strides(made) for x in alike) and _lies_dense(made)
+
+
+def _strides(x: Tensor) -> list[int]:
+    return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+
+
+def _lies_dense(x: Tensor) -> bool:
+    """True if the elements lie side by side, each by itself, in whatever order of dims."""
+    step = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def _out(overload: Callable[..., Tensor], name: str = "out") -> Callable[..., Tensor]:
@@ -91,3 +121,10 @@ _OUT: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     ),
     gradient_of_logits: _out(gradient_of_logits),
 }
+# they may make a contiguous result of one that is not
+_ALONG_ROWS = (
+    aten._softmax.default,
+    aten._log_softmax.default,
+    aten._softmax_backward_data.default,
+    aten._log_softmax_backward_data.default,
+)

@@ -480,9 +480,21 @@ class _Writes(nn.Module):
         self.fc = nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc(x.clone())
-        x.add_(1)
+        with torch.no_grad():
+            self.fc.weight.clamp_(-0.1, 0.1)
+        y: Tensor = self.fc(x)
         return y.sum()
+
+
+class _Chooses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        chosen: Tensor = torch.cond(y.mean() > 0, torch.relu, torch.tanh, (y,))
+        return chosen.sum()
 
 
 class _Constant(nn.Module):
@@ -500,7 +512,11 @@ class _Constant(nn.Module):
 
 REFUSED = {
     "a branch on values": (_Branches(), "torch could not capture _Branches"),
-    "a batch that forward changes": (_Writes(), "forward writes into PlainAOTInput"),
+    "a trained weight that forward changes": (
+        _Writes(),
+        r"forward writes into the parameter fc.weight, which is trained \(test_capture.py:\d+\)",
+    ),
+    "torch.cond": (_Chooses(), r"torch.cond is not supported \(test_capture.py:\d+\)"),
     "a long constant tensor": (
         _Constant(MOST_NUMBERS + 1),
         "a constant tensor of 4,097 numbers is made inside forward",

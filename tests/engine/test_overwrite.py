@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from flowrun.engine.lower import lower
 from flowrun.engine.ops import cross_entropy
@@ -119,11 +122,30 @@ def test_it_takes_no_memory_for_that(target: str) -> None:
     assert not max(event.self_cpu_memory_usage for event in profile.events())
 
 
-def test_rows_that_do_not_lie_one_behind_the_other_are_made_elsewhere_first() -> None:
-    x = torch.randn(8, 6).t()
-    expected = x.log_softmax(1)
-    made = into(torch.ops.aten._log_softmax.default)(x, x, 1, False)
-    assert made is x and torch.equal(made, expected)
+LIES = {
+    "transposed": lambda x: x.transpose(0, 2).contiguous().transpose(0, 2),
+    "expanded": lambda x: x[:, :1].expand(x.shape),
+    "with gaps": lambda x: x.repeat(1, 1, 2)[:, :, ::2],
+}
+
+
+@pytest.mark.parametrize("lies", LIES)
+@pytest.mark.parametrize("which", ["all", "the argument"])
+@pytest.mark.parametrize("target", [name for name in OVER if name.startswith("aten.")])
+def test_a_result_lies_as_the_op_would_lay_it_or_is_contiguous(
+    target: str, which: str, lies: str
+) -> None:
+    """Such as a view or a kernel behind it takes."""
+    function = torch_callable(target)
+    for argument in OVER[target]:
+        given: list[Any] = [
+            LIES[lies](x) if isinstance(x, Tensor) and (which == "all" or k == argument) else x
+            for k, x in enumerate(_arguments(target))
+        ]
+        expected = function(*given)
+        made = into(function)(given[argument], *given)
+        assert torch.equal(made, expected)
+        assert made.is_contiguous() or made.stride() == expected.stride()
 
 
 def test_a_reader_that_comes_before_is_no_reader_any_more() -> None:

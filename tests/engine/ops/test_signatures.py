@@ -30,6 +30,7 @@ BY_PARTS = pytest.mark.parametrize("parts", [2, 3])
 
 # Kernels of CUDA: the same mathematics as the CPU's, but not proved on a machine without it.
 UNPROVED = {"aten._fused_rms_norm_backward.default"}
+WHOLE = {"flow.check", "flow.after", "flow.put_under_mask"}  # no rank has a part of them
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +204,7 @@ def test_every_row_that_holds_is_listed_or_has_a_reason(given: Sample, parts: in
 
 
 def test_every_table_has_a_sample() -> None:
-    assert set(registry.RULES) - {s.op.target for s in SAMPLES} == UNPROVED
+    assert set(registry.RULES) - {s.op.target for s in SAMPLES} == UNPROVED | WHOLE
 
 
 def test_every_local_program_belongs_to_a_table() -> None:

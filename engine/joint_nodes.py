@@ -1,0 +1,164 @@
+"""joint_nodes: what joint_graph.py asks of the nodes of torch's joint graph before it reads them:
+which are backward, which are there for what they do and not for a result, which cannot be read, and
+where in the user's code each came from.
+
+Relied upon (tests/engine/test_joint_nodes.py names each fact): nodes that autograd made have the
+`partitioner_tag` "is_backward", and what a user's autograd.Function computes in its backward has
+none; `with_effects(token, op, *arguments)` makes a token, then what the op makes; `stack_trace` is
+Python's, innermost frame last.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from flowrun.engine.errors import RecipeError
+
+_TORCH = str(Path(torch.__file__).parent)
+
+# a function of torch that takes functions -> what to write instead
+_INSTEAD: Mapping[str, str] = {
+    "cond": "Write torch.where over both results, or choose by an attribute of the module.",
+    "while_loop": "Write a Python loop with a number of rounds that the module knows.",
+    "scan": "Write a Python loop over the steps, or torch.cumsum and its like.",
+    "associative_scan": "Write a Python loop over the steps, or torch.cumsum and its like.",
+    "map": "Write a Python loop over the rows, or torch.vmap.",
+    "map_impl": "Write a Python loop over the rows, or torch.vmap.",
+    "flex_attention": "Write F.scaled_dot_product_attention with a mask (attn_mask).",
+    "auto_functionalized": "Let the custom op return what it makes, and change no argument.",
+    "auto_functionalized_v2": "Let the custom op return what it makes, and change no argument.",
+    "triton_kernel_wrapper_functional": "Wrap the kernel by torch.library.custom_op.",
+}
+
+
+def is_tagged_backward(node: fx.Node) -> bool:
+    """True if torch says that autograd made the node."""
+    return str(node.meta.get("partitioner_tag", "")).endswith("backward")
+
+
+def backward_of(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The nodes of backward: those that autograd made, and all from the first on that reads the
+    gradient of the loss, for a user's autograd.Function carries no tag.  What forward's own results
+    are made of is none of them, though torch.autograd.grad in forward made it.
+    """
+    forward = _behind_forward(graph)
+    found: set[fx.Node] = set()
+    begun = False
+    for node in graph.nodes:
+        begun = begun or any(_described(read) == "TangentAOTInput" for read in node.all_input_nodes)
+        if node not in forward and (begun or is_tagged_backward(node)):
+            found.add(node)
+    return frozenset(found)
+
+
+def _behind_forward(graph: fx.Graph) -> set[fx.Node]:
+    """What the results of forward, and what it writes, are made of."""
+    output = graph.output_node()
+    pairs = zip(_values(output.args[0]), output.meta["desc"], strict=True)
+    forward = ("PlainAOTOutput", "InputMutationAOTOutput")
+    left = [value for value, desc in pairs if value and type(desc).__name__ in forward]
+    found = {output}
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left.extend(node.all_input_nodes)
+    return found
+
+
+def _values(values: Any) -> Iterable[Any]:
+    return values  # type: ignore[no-any-return]  # of the output node: a list of nodes and None
+
+
+def _described(node: fx.Node) -> str:
+    return type(node.meta.get("desc")).__name__
+
+
+def drop_tokens(graph: fx.Graph) -> None:
+    """torch orders ops that act on the world by tokens, each made by one and read by the next.  The
+    ops stay, as any other, and the tokens go.
+    """
+    for node in list(graph.nodes):
+        if str(node.target) == "with_effects":
+            _drop_token(graph, node)
+    output = graph.output_node()
+    pairs = zip(_values(output.args[0]), output.meta["desc"], strict=True)
+    kept = [(value, desc) for value, desc in pairs if not _is_token(desc)]
+    output.args = ([value for value, _ in kept],)
+    output.meta["desc"] = [desc for _, desc in kept]
+    for node in reversed(graph.nodes):
+        if node.op == "placeholder" and _is_token(node.meta["desc"]):
+            graph.erase_node(node)
+
+
+def _is_token(desc: Any) -> bool:
+    return "Token" in type(desc).__name__
+
+
+def _drop_token(graph: fx.Graph, node: fx.Node) -> None:
+    token, target, *args = node.args
+    assert isinstance(target, OpOverload)
+    made = node.meta["val"][1:]
+    single = len(target._schema.returns) < 2
+    with graph.inserting_before(node):
+        op = graph.call_function(target, tuple(args), node.kwargs)
+    op.meta = {**node.meta, "val": made[0] if single else made}
+    for user in list(node.users):
+        place: Any = user.args[1]
+        if place == 0:
+            user.replace_all_uses_with(token)  # type: ignore[arg-type]  # a node
+        elif single:
+            user.replace_all_uses_with(op)
+        else:
+            user.args = (op, place - 1)
+            continue
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def makes_tensors(node: fx.Node) -> bool:
+    """False if the op is run for what it does, such as an assert."""
+    return node.meta.get("val") not in (None, (), [])
+
+
+def check_readable(node: fx.Node) -> None:
+    """Raises RecipeError for a call that is no op of tensors."""
+    if not isinstance(node.target, HigherOrderOperator):
+        return
+    name = str(node.target).removesuffix("_backward")
+    shown = name.removesuffix("_impl")
+    if name.startswith("auto_functionalized"):
+        shown = f"the op {node.args[0]}, which writes into its arguments,"
+    elif not name.startswith("triton"):
+        shown = f"torch.{shown}"
+    raise RecipeError(
+        "model",
+        f"{shown} is not supported{place_of(node)}.",
+        _INSTEAD.get(name, "Write it as ops of tensors."),
+    )
+
+
+def place_of(node: fx.Node) -> str:
+    """For a person: " (my_models.py:12)", or nothing where torch does not tell."""
+    line = user_line(node)
+    return f" ({line})" if line else ""
+
+
+def user_line(node: fx.Node) -> str:
+    """file:line of the innermost frame that is not torch's; "" where torch does not tell."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [f"{Path(file).name}:{line}" for file, line in frames if not file.startswith(_TORCH)]
+    return own[-1] if own else ""
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """True if the node takes one of the results of an op."""
+    return node.target is operator.getitem

@@ -1,0 +1,52 @@
+"""flow.check: an op of torch's that makes nothing and is run for what it does, such as an assert.
+
+It is there with `engine.check` alone (joint_graph.py).  The loss waits for it, by flow.after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flowrun.engine.ops.signature import (
+    Call,
+    Local,
+    LocalView,
+    OpView,
+    Rule,
+    Signature,
+    torch_callable,
+)
+
+
+def check(
+    args: tuple[Any, ...], target: str, module: str, line: str, **kwargs: Any
+) -> torch.Tensor:
+    """Run `target`; a number that stands for it having passed.
+
+    Raises AssertionError with torch's message, the module and the user's line.
+    """
+    try:
+        torch_callable(target)(*args, **kwargs)
+    except RuntimeError as error:
+        where = f"module {module}" if module else "the model"
+        said = str(error).splitlines()[0]
+        raise AssertionError(f"{said} ({where}{f', {line}' if line else ''})") from error
+    return torch.ones((), dtype=torch.bool)
+
+
+def whole(view: OpView) -> tuple[Signature, ...]:
+    """All-B only: what is asserted is of the whole tensor, and the loss waits with every rank."""
+    return ()
+
+
+def local_check(view: LocalView) -> Call:
+    """The function, with what says where it stands."""
+    args, target, line = view.op.args
+    return Call(check, (args, target, view.op.module, line), view.op.kwargs)
+
+
+RULES: Mapping[str, Rule] = {"flow.check": whole, "flow.after": whole}
+LOCALS: Mapping[str, Local] = {"flow.check": local_check}
