@@ -169,11 +169,13 @@ class Traced:
     """Forward and backward as torch captured them, before anything is rewritten.
 
     effects: what forward changes in Python, which the graph does not; assigned buffers are results
-    of the graph and not among them.
+    of the graph and not among them.  outside: tensors that the graph reads beside parameters,
+    buffers and the batch: it holds their numbers.
     """
 
     graph: LogicalGraph
     effects: tuple[Effect, ...] = ()
+    outside: tuple[torch.Tensor, ...] = ()
 
 
 def capture(task: Task, batch: Batch) -> LogicalGraph:
@@ -256,8 +258,10 @@ def _joint(
             stack.enter_context(_leaves_within_forward())
             traced, effects, written = _followed(task, batch, metrics, writes=train)
             make_gradients_dense(traced)
+            entering = _entering(traced.graph, values, tensors)
+            outside = _outside(traced.graph, values, entering)
             if folds:
-                folded = fold(traced.graph, _entering(traced.graph, values, tensors))
+                folded = fold(traced.graph, entering)
             joint = aot_export_joint_with_descriptors(stack, traced, values)
     except Exception as error:
         raise RecipeError(
@@ -271,7 +275,7 @@ def _joint(
     for each in folded:
         graph = unfold(graph, each)
     graph = with_buffers(graph, {name: tensors[name] for name in written})
-    return Traced(graph, effects)
+    return Traced(graph, effects, outside)
 
 
 def _followed(
@@ -333,6 +337,20 @@ def _entering(
     nodes = (node for node in graph.nodes if node.op == "placeholder")
     pairs = zip(nodes, graph.process_inputs(*values), strict=True)
     return {node: named[id(value)] for node, value in pairs if id(value) in named}
+
+
+def _outside(
+    graph: torch.fx.Graph, values: tuple[torch.Tensor, ...], entering: Mapping[torch.fx.Node, str]
+) -> tuple[torch.Tensor, ...]:
+    """Tensors that enter beside parameters, buffers and the batch."""
+    nodes = (node for node in graph.nodes if node.op == "placeholder")
+    pairs = zip(nodes, graph.process_inputs(*values), strict=True)  # type: ignore[operator]
+    batch = {id(value) for value in values}
+    return tuple(
+        value
+        for node, value in pairs
+        if node not in entering and id(value) not in batch and isinstance(value, torch.Tensor)
+    )
 
 
 @contextlib.contextmanager

@@ -6,7 +6,14 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cache
 
-from flowrun.engine.capture import Batch, Task, capture, capture_evaluation
+from flowrun.engine.capture import (
+    Batch,
+    Task,
+    Traced,
+    capture_evaluation,
+    rewritten,
+    trace,
+)
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import LogicalGraph, Variable
 from flowrun.engine.lower import lower
@@ -60,7 +67,12 @@ def planned_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 
 def captured(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
     """What a rank, or all ranks together in the consistent view, compute of a micro-batch."""
-    return capture(task, rows_of_a_rank(batch, strategy))
+    return rewritten(traced(task, batch, strategy), task)
+
+
+def traced(task: Task, batch: Batch, strategy: Strategy) -> Traced:
+    """The same, as torch captured it."""
+    return trace(task, rows_of_a_rank(batch, strategy))
 
 
 def finished(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:

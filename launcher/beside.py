@@ -1,5 +1,5 @@
-"""beside, apart: what a process forked from this one makes, while this one makes something else,
-or so that this one stays as it was.
+"""beside, started, apart: what a process forked from this one makes, while this one makes
+something else, or so that this one stays as it was.
 """
 
 from __future__ import annotations
@@ -37,6 +37,27 @@ def beside(make: Callable[[], Made] | None) -> Iterator[Callable[[], Made | None
         def result() -> Made | None:
             made, error = told()
             return None if error else made
+
+        yield result
+
+
+@contextmanager
+def started(make: Callable[[], Made]) -> Iterator[Callable[[], Made]]:
+    """Within, what waits for the result of `make`, and raises what `make` raises.
+
+    make: it is called in a fork of this process: at once, or, where a fork beside this one gains
+    nothing or is not safe, when somebody waits.
+    """
+    if not _may_fork():
+        yield lambda: apart(make)
+        return
+    with _forked(make, daemon=True) as told:
+
+        def result() -> Made:
+            made, error = told()
+            if error:
+                raise error
+            return made  # type: ignore[return-value]
 
         yield result
 

@@ -4,27 +4,30 @@ started here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from flowrun.engine.capture import Task
+from flowrun.engine.capture import Batch, Task, Traced, rewritten
+from flowrun.engine.capture_check.check import check_capture
 from flowrun.engine.compile import (
     Rehearsed,
-    captured,
     captured_evaluation,
     planned_evaluation,
     planned_training,
+    traced,
 )
 from flowrun.engine.cost.hardware import CPU
 from flowrun.engine.graph import LogicalGraph, Tensor
-from flowrun.engine.passes.mirror import BY_RANK
+from flowrun.engine.passes.mirror import BY_RANK, rows_of_a_rank
 from flowrun.engine.placement import Shape
 from flowrun.engine.runtime.rank import Results
 from flowrun.launcher import build, weights
-from flowrun.launcher.beside import apart, beside
+from flowrun.launcher.beside import apart, beside, started
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type, gpu_name, has_gpus
 from flowrun.launcher.garbage import uncollected
@@ -47,6 +50,14 @@ class Work:
     def speed(self, step_s: float) -> float:
         """Units a second."""
         return self.per_step / step_s if step_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How long the comparison of what was captured with the model took; why there was none."""
+
+    seconds: float
+    why_none: str
 
 
 class Job:
@@ -102,6 +113,8 @@ class Job:
         )
 
         self.plans = PlanCache(recipe.engine.cache)
+        self.checks = values and recipe.engine.check_capture
+        self.check: Check | None = None
 
     @cached_property
     def training(self) -> Rehearsed:
@@ -115,9 +128,14 @@ class Job:
             )
 
     @cached_property
+    def traced(self) -> Traced:
+        """Training, as torch captured it."""
+        return traced(self.task, self.example, self.strategy)
+
+    @cached_property
     def captured(self) -> LogicalGraph:
         """Training, as captured."""
-        return captured(self.task, self.example, self.strategy)
+        return rewritten(self.traced, self.task)
 
     @property
     def evaluation(self) -> Rehearsed | None:
@@ -127,27 +145,66 @@ class Job:
     @cached_property
     def compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
         """The plans of training and evaluation; where ranks may be forked that use CUDA, made in
-        another process.
+        another process.  Raises RecipeError if what was captured is not what the model computes.
         """
         if not has_gpus():
             return self._compiled()
 
-        def make() -> tuple[Rehearsed, Rehearsed | None, list[str]]:
-            return *self._compiled(), self.plans.notes
+        def make() -> tuple[Rehearsed, Rehearsed | None, list[str], Check | None]:
+            return *self._compiled(), self.plans.notes, self.check
 
-        self.training, evaluation, self.plans.notes = apart(make)
+        with self._checking():  # no fork of a process that has captured can run autograd
+            self.training, evaluation, self.plans.notes, self.check = apart(make)
         return self.training, evaluation
 
     def _compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
         """Evaluation is captured in another process while this one captures and plans training:
-        0.6 of 6 s to the first step of a GPT of 4 blocks.
+        0.6 of 6 s to the first step of a GPT of 4 blocks.  A third compares what was captured with
+        the model itself.
         """
-        if not self.sampler.held_out:
-            return self.training, None
-        with beside(None if self.planned else self._captured_evaluation) as elsewhere:
+        evaluates = bool(self.sampler.held_out)
+        new = evaluates and not self.planned
+        with (
+            beside(self._captured_evaluation if new else None) as elsewhere,
+            nullcontext() if has_gpus() else self._checking(),
+        ):
             training = self.training
+            if not evaluates:
+                return training, None
             graph = elsewhere() or self._captured_evaluation()
             return training, self._planned_evaluation(graph, training)
+
+    @contextmanager
+    def _checking(self) -> Iterator[None]:
+        """Within, another process looks whether the captured step is what the model computes; at
+        the end its answer is waited for.
+        """
+        if not self.checks:
+            yield
+            return
+        if not (self.planned or has_gpus()):
+            _ = self.traced  # the other process has it, too
+        with started(self._checked) as check:
+            yield
+            self.check = check()
+
+    def _checked(self) -> Check:
+        """Compare; raises RecipeError."""
+        start = time.perf_counter()
+        batches = [self.example, self._second_example()]
+        batches = [rows_of_a_rank(batch, self.strategy) for batch in batches]
+        why = check_capture(self.task, batches, self.traced, self.initial)
+        return Check(time.perf_counter() - start, why)
+
+    def _second_example(self) -> Batch:
+        """The second micro-batch; the first again, if a sample of it cannot be read: the rank that
+        reads it will tell.
+        """
+        rows, parts = slice(0, self.recipe.micro_batch_size), self.recipe.train.micro_batches
+        try:
+            return self.sampler(0, 1, rows) if parts > 1 else self.sampler(1, 0, rows)
+        except Exception:  # whatever a data set may raise
+            return self.example
 
     def _captured_evaluation(self) -> LogicalGraph:
         with uncollected():
@@ -194,7 +251,17 @@ class Job:
         """What went otherwise than a user expects."""
         zero, idle = self.recipe.zero, self.recipe.zero.stage > self.strategy.zero.stage
         told = f"zero.stage={zero.stage} shards nothing: its axis, {zero.axis}, has one rank."
-        return (*self._notes, *self._of_hardware, *self.plans.notes, *([told] if idle else []))
+        unchecked = self.check.why_none if self.check else ""
+        return (
+            *self._notes,
+            *self._of_hardware,
+            *self.plans.notes,
+            *([told] if idle else []),
+            *(
+                [f"what was captured was not compared with the model: {unchecked}"]
+                * bool(unchecked)
+            ),
+        )
 
     @property
     def _of_hardware(self) -> tuple[str, ...]:

@@ -72,8 +72,9 @@ class Report:
     are no sequences of tokens.  skipped_updates: by loss scaling, since training began.
     step_times: where a step went, by rank (engine.trace, processes only).  model_flops: of a step,
     all ranks together; where the profile is of the machine, foreseen and measured also have
-    utilisation, what share that is of its peak.  advice: where the profile is one that comes with
-    flowrun, and far from this machine.
+    utilisation, what share that is of its peak.  capture_check_s: seconds of the comparison of what
+    was captured with the model, beside compiling (engine.check_capture).  advice: where the profile
+    is one that comes with flowrun, and far from this machine.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Report:
     step_times: tuple[StepTime, ...] = ()
     model_flops: float = 0.0
     advice: str = ""
+    capture_check_s: float | None = None
 
     @staticmethod
     def of(job: Job, training: Rehearsed, log: Log) -> Report:
@@ -137,6 +139,7 @@ class Report:
             step_times(plan, log.notes),
             model_flops(plan),
             advice,
+            job.check.seconds if job.check else None,
         )
 
     def to_json(self) -> str:

@@ -275,6 +275,8 @@ class Engine:
     """How the plan is made and run.
 
     register_slots: of what readers and boxings make, 2 = one ahead.
+    check_capture: before the first step what was captured is compared with the model itself, which
+    plain torch calls on two micro-batches; a large model is not.
     trace: write trace.json, what every rank did in the last 10 steps, or in so many; false: none.
     cache: keep plans, and take one that was made before of the same captured model and strategy.
     overwrites: op after op, results are written over what nobody reads any more.
@@ -298,6 +300,7 @@ class Engine:
     compiler: str = EAGER
     cuda_graphs: bool = False
     cache: bool = True
+    check_capture: bool = True
     trace: bool | int = False
     check: bool = False
 

@@ -15,7 +15,7 @@ import torch
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher import beside as module
-from flowrun.launcher.beside import apart, beside
+from flowrun.launcher.beside import apart, beside, started
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 from support.command import workplace
@@ -77,8 +77,10 @@ def test_the_plan_of_an_evaluation_captured_there_is_the_same(
     monkeypatch.syspath_prepend(workplace(tmp_path))
     recipe = load(["recipe=small", "launch=virtual", "engine.cache=false"])
     here: list[Job] = []  # those that captured evaluation in this process
-    captured = Job._captured
-    monkeypatch.setattr(Job, "_captured", lambda job: (here.append(job), captured(job))[1])
+    captured = Job._captured_evaluation
+    monkeypatch.setattr(
+        Job, "_captured_evaluation", lambda job: (here.append(job), captured(job))[1]
+    )
     there = Job(recipe).compiled
     assert not here
     monkeypatch.setattr(module, "_may_fork", lambda: False)
@@ -86,7 +88,23 @@ def test_the_plan_of_an_evaluation_captured_there_is_the_same(
     assert len(here) == 1
 
 
-# ---- apart ---------------------------------------------------------------------------------------
+# ---- started, apart ------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("may_fork", [True, False])
+def test_an_error_of_what_was_started_is_an_error_here(
+    monkeypatch: pytest.MonkeyPatch, may_fork: bool
+) -> None:
+    monkeypatch.setattr(module, "_may_fork", lambda: may_fork)
+
+    def fail() -> None:
+        raise RecipeError("model", "it has no layers.")
+
+    with started(os.getpid) as result:
+        assert result() != os.getpid()
+    with started(fail) as result, pytest.raises(RecipeError, match="it has no layers"):
+        result()
 
 
 @pytest.mark.processes

@@ -1,0 +1,99 @@
+"""draws: random ops whose numbers depend on the order of the draws alone.
+
+A module draws as it is written, a captured graph by other ops (`bernoulli_` on a tensor of any
+strides, `native_dropout`).  Within `Draws` both get the same numbers at the same logical places:
+each draw takes a seed from torch's generator, so that who restores the generator's state, as
+`torch.utils.checkpoint` does, draws the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ATEN = torch.ops.aten
+
+
+class Draws(TorchDispatchMode):
+    """See above."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        draw = _DRAWS.get(func)
+        if draw is None:
+            torch.manual_seed(seed)
+            return func(*args, **kwargs)
+        return draw(torch.Generator().manual_seed(seed), *args, **kwargs)
+
+
+def _uniform(x: Tensor, low: float, high: float, generator: torch.Generator) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype).uniform_(low, high, generator=generator)
+
+
+def _below(x: Tensor, p: float | Tensor, generator: torch.Generator) -> Tensor:
+    """True with probability p."""
+    return torch.empty(x.shape).uniform_(generator=generator) < p
+
+
+def _native_dropout(g: torch.Generator, x: Tensor, p: float, train: bool | None) -> Any:
+    if train is False or p == 0.0:
+        return x.clone(), torch.ones(x.shape, dtype=torch.bool)
+    mask = _below(x, 1 - p, g)
+    return (x * mask).mul_(0.0 if p == 1.0 else 1 / (1 - p)), mask
+
+
+def _bernoulli_(g: torch.Generator, x: Tensor, p: Any = 0.5, generator: Any = None) -> Tensor:
+    return x.copy_(_below(x, p, g))
+
+
+def _bernoulli(g: torch.Generator, x: Tensor, p: Any = None, generator: Any = None) -> Tensor:
+    return _below(x, x if p is None else p, g).to(x.dtype)
+
+
+def _uniform_(
+    g: torch.Generator, x: Tensor, low: float = 0, high: float = 1, generator: Any = None
+) -> Tensor:
+    return x.copy_(_uniform(x, low, high, g))
+
+
+def _uniform_made(
+    g: torch.Generator, x: Tensor, low: float = 0, high: float = 1, generator: Any = None
+) -> Tensor:
+    return _uniform(x, low, high, g)
+
+
+def _normal_(
+    g: torch.Generator, x: Tensor, mean: float = 0, std: float = 1, generator: Any = None
+) -> Tensor:
+    return x.copy_(_normal_made(g, x, mean, std))
+
+
+def _normal_made(
+    g: torch.Generator, x: Tensor, mean: float = 0, std: float = 1, generator: Any = None
+) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype).normal_(mean, std, generator=g)
+
+
+_DRAWS: Mapping[Any, Callable[..., Any]] = {
+    _ATEN.native_dropout.default: _native_dropout,
+    _ATEN.bernoulli_.float: _bernoulli_,
+    _ATEN.bernoulli_.Tensor: _bernoulli_,
+    _ATEN.bernoulli.default: _bernoulli,
+    _ATEN.bernoulli.p: _bernoulli,
+    _ATEN.bernoulli.Tensor: _bernoulli,
+    _ATEN.uniform_.default: _uniform_,
+    _ATEN.uniform.default: _uniform_made,
+    _ATEN.normal_.default: _normal_,
+    _ATEN.normal_functional.default: _normal_made,
+}

@@ -1,0 +1,379 @@
+"""capture_check: what was captured is compared with the module; what differs is refused by name."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from flowrun.engine.capture import Task, Traced, trace
+from flowrun.engine.capture_check import check
+from flowrun.engine.capture_check.check import check_capture
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.graph import LogicalGraph, Op
+
+Forward = Callable[[Any, Tensor], Tensor]
+BATCHES = [
+    {
+        "x": torch.randn(6, 8, generator=torch.Generator().manual_seed(k)),
+        "y": torch.arange(6) % 4,
+    }
+    for k in range(2)
+]
+
+
+class Net(nn.Module):
+    """Two layers, a norm, a buffer and Python state of many kinds."""
+
+    average: Tensor
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.a, self.h, self.norm = nn.Linear(8, 8), nn.Linear(8, 4), nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.3)
+        self.register_buffer("average", torch.zeros(8))
+        self.steps, self.ready, self.table, self.queue = 0, False, {"n": 0}, deque(maxlen=2)
+        self.mask: Tensor | None = None
+        self.last, self.count = torch.zeros(8), torch.zeros(())
+        self.made = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.made(self, x)
+
+
+def cross_entropy(output: Tensor, batch: Any) -> Tensor:
+    return functional.cross_entropy(output, batch["y"])
+
+
+def checked(forward: Forward, prepare: Callable[[Any], None] = lambda net: None) -> str:
+    """What the check says of a net."""
+    return compared(*traced(forward, prepare))
+
+
+def traced(
+    forward: Forward, prepare: Callable[[Any], None] = lambda net: None
+) -> tuple[Task, Traced]:
+    """A net, and what was captured of it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Net(forward)
+    prepare(net)
+    task = Task(net, {"x": "x"}, cross_entropy)
+    return task, trace(task, BATCHES[0])
+
+
+def compared(task: Task, found: Traced) -> str:
+    """What the check says."""
+    values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}
+    return check_capture(task, BATCHES, found, values)
+
+
+# ---- what is right -------------------------------------------------------------------------------
+
+
+def plain(net: Any, x: Tensor) -> Tensor:
+    out: Tensor = net.h(torch.relu(net.a(x)))
+    return out
+
+
+def norm(net: Any, x: Tensor) -> Tensor:
+    out: Tensor = net.h(net.norm(net.a(x)))  # the gradient of a.bias cancels out
+    return out
+
+
+def dropout(net: Any, x: Tensor) -> Tensor:
+    out: Tensor = net.h(net.drop(net.a(x).t()).t())
+    return out
+
+
+def draws(net: Any, x: Tensor) -> Tensor:
+    noise = torch.randn_like(x) + torch.rand(8) + torch.bernoulli(torch.full((8,), 0.4))
+    noise = noise + torch.randint(0, 3, (8,)) + torch.empty(8).exponential_()
+    out: Tensor = net.h(functional.alpha_dropout(net.a(x) + noise, 0.2, training=True))
+    return out
+
+
+def attention(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x).view(1, -1, 2, 4).transpose(1, 2)
+    y = functional.scaled_dot_product_attention(y, y, y, dropout_p=0.1)
+    out: Tensor = net.h(y.transpose(1, 2).reshape(x.shape))
+    return out
+
+
+def checkpointed(net: Any, x: Tensor) -> Tensor:
+    y = checkpoint(lambda z: net.drop(torch.relu(net.a(z))), x, use_reentrant=False)
+    out: Tensor = net.h(y)
+    return out
+
+
+def writes_what_nobody_reads(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    net.seen, net.last = y.detach(), y.mean()
+    out: Tensor = net.h(y) + net.last
+    return out
+
+
+def lazy_mask(net: Any, x: Tensor) -> Tensor:
+    if net.mask is None or len(net.mask) != len(x):
+        net.mask = 2 * torch.ones(len(x), 1)
+    out: Tensor = net.h(net.a(x)) * net.mask
+    return out
+
+
+def lazy_flag(net: Any, x: Tensor) -> Tensor:
+    if not net.ready:
+        net.ready = True
+    net.table[tuple(x.shape)] = 1
+    return plain(net, x)
+
+
+def assigns(net: Any, x: Tensor) -> Tensor:
+    net.average = 0.9 * net.average + 0.1 * x.mean(0)
+    return plain(net, x + net.average)
+
+
+def another_mode_for_a_while(net: Any, x: Tensor) -> Tensor:
+    net.norm.eval()
+    y = net.norm(net.a(x))
+    net.norm.train()
+    out: Tensor = net.h(y)
+    return out
+
+
+RIGHT = (
+    plain,
+    norm,
+    dropout,
+    draws,
+    attention,
+    checkpointed,
+    writes_what_nobody_reads,
+    lazy_mask,
+    lazy_flag,
+    assigns,
+    another_mode_for_a_while,
+)
+
+
+@pytest.mark.parametrize("forward", RIGHT, ids=lambda forward: str(forward.__name__))
+def test_a_module_that_is_captured_right_passes(forward: Forward) -> None:
+    assert checked(forward) == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda net: nn.utils.spectral_norm(net.a),
+        lambda net: nn.utils.weight_norm(net.a),
+        lambda net: nn.utils.parametrizations.spectral_norm(net.a),
+        lambda net: nn.utils.parametrizations.weight_norm(net.a),
+        lambda net: nn.utils.parametrizations.orthogonal(net.a, "weight", "householder"),
+        lambda net: net.a.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01)),
+        lambda net: net.a.register_forward_hook(lambda module, given, made: 2 * made),
+    ],
+    ids=["spectral", "weight", "spectral, new", "weight, new", "orthogonal", "hook", "forward"],
+)
+def test_parametrizations_and_hooks_pass(prepare: Callable[[Any], Any]) -> None:
+    assert checked(plain, prepare) == ""
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def counter(net: Any, x: Tensor) -> Tensor:
+    net.steps += 1
+    return plain(net, x) * (2 if net.steps > 1000 else 1)
+
+
+def table(net: Any, x: Tensor) -> Tensor:
+    net.table["n"] += 1
+    return plain(net, x)
+
+
+def queue(net: Any, x: Tensor) -> Tensor:
+    net.queue.append(len(net.queue))
+    return plain(net, x)
+
+
+def counter_of_a_tensor(net: Any, x: Tensor) -> Tensor:
+    net.count = net.count + 1
+    return plain(net, x) * torch.where(net.count > 1000, 2.0, 1.0)
+
+
+def stays_in_eval(net: Any, x: Tensor) -> Tensor:
+    out = net.h(net.drop(net.a(x)))
+    net.drop.eval()
+    return out  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("forward", "named"),
+    [
+        (counter, "`steps` of the model"),
+        (table, "`table` of the model"),
+        (queue, "`queue` of the model"),
+        (counter_of_a_tensor, "`count` of the model"),
+    ],
+)
+def test_python_state_that_changes_with_every_call_is_refused_by_name(
+    forward: Forward, named: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"forward changes {named}") as error:
+        checked(forward)
+    assert f"test_check.py:{forward.__code__.co_firstlineno + 1} in" in error.value.problem
+    assert "torch.where" in error.value.instead
+
+
+def test_a_mode_that_forward_flips_is_refused_by_name() -> None:
+    with pytest.raises(RecipeError, match=r"`training` of module drop .* runs in another mode"):
+        checked(stays_in_eval)
+
+
+def memory(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x) + (0.0 if net.mask is None else net.mask)
+    net.mask = y.detach().mean(0)
+    out: Tensor = net.h(y)
+    return out
+
+
+def made_of_weights_once(net: Any, x: Tensor) -> Tensor:
+    if net.mask is None:
+        net.mask = 2 * net.a.weight.detach()
+    out: Tensor = net.h(functional.linear(x, net.mask) + net.a(x))
+    return out
+
+
+def first_call_alone(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    if not net.ready:
+        net.average, net.ready = y.detach().mean(0), True
+    out: Tensor = net.h(y - net.average)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("forward", "named"),
+    [(memory, "mask"), (made_of_weights_once, "mask"), (first_call_alone, "ready")],
+)
+def test_what_a_call_leaves_for_the_next_is_refused_by_name(forward: Forward, named: str) -> None:
+    with pytest.raises(RecipeError, match=f"Forward writes to `{named}` of the model"):
+        checked(forward)
+
+
+def test_a_graph_that_is_kept_from_call_to_call_is_refused_in_torchs_words() -> None:
+    def keeps(net: Any, x: Tensor) -> Tensor:
+        y = net.a(x) + net.last
+        net.last = torch.tanh(y).mean(0)
+        out: Tensor = net.h(y)
+        return out
+
+    with pytest.raises(RecipeError, match="backward through the graph a second time"):
+        checked(keeps)
+
+
+def test_a_hook_with_a_memory_is_refused_by_name() -> None:
+    calls = [0]
+
+    def hook(gradient: Tensor) -> Tensor:
+        calls[0] += 1
+        return gradient * calls[0]
+
+    with pytest.raises(RecipeError, match=r"the hook on the gradient of a.weight \(test_check.py"):
+        checked(plain, lambda net: net.a.weight.register_hook(hook))
+
+
+# ---- planted faults ------------------------------------------------------------------------------
+
+Fault = Callable[[LogicalGraph], LogicalGraph]
+
+
+def with_op(target: str, change: Callable[[Op], Op]) -> Fault:
+    """Change the first op of a target."""
+
+    def fault(graph: LogicalGraph) -> LogicalGraph:
+        at = next(k for k, op in enumerate(graph.ops) if op.target == target)
+        ops = list(graph.ops)
+        ops[at] = change(ops[at])
+        return replace(graph, ops=tuple(ops))
+
+    return fault
+
+
+def without_result(key: str) -> Fault:
+    """Drop a result."""
+    return lambda graph: replace(
+        graph, results=tuple((k, name) for k, name in graph.results if k != key)
+    )
+
+
+def swapped(one: str, other: str) -> Fault:
+    """Exchange two results."""
+
+    def fault(graph: LogicalGraph) -> LogicalGraph:
+        names = dict(graph.results)
+        names[one], names[other] = names[other], names[one]
+        return replace(graph, results=tuple(names.items()))
+
+    return fault
+
+
+SIGMOID = with_op("aten.relu.default", lambda op: replace(op, target="aten.sigmoid.default"))
+FACTOR = with_op("aten.mul.Tensor", lambda op: replace(op, args=(op.args[0], 0.8)))
+DROPOUT = with_op(
+    "aten.native_dropout.default", lambda op: replace(op, args=(op.args[0], 0.2, True))
+)
+FAULTS = {
+    "another op": (SIGMOID, plain),
+    "another factor": (FACTOR, assigns),
+    "a lost write": (without_result("writes/average"), assigns),
+    "a lost statistic": (without_result("writes/norm.running_var"), norm),
+    "a lost gradient": (without_result("grad/a.weight"), plain),
+    "exchanged gradients": (swapped("grad/norm.weight", "grad/norm.bias"), norm),
+    "another dropout": (DROPOUT, dropout),
+}
+
+
+@pytest.mark.parametrize(("fault", "forward"), list(FAULTS.values()), ids=list(FAULTS))
+def test_a_fault_of_the_captured_graph_is_found(fault: Fault, forward: Forward) -> None:
+    task, found = traced(forward)
+    with pytest.raises(RecipeError, match="is not what the model computes"):
+        compared(task, replace(found, graph=fault(found.graph)))
+
+
+# ---- what is too large ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be compared on it."""
+    monkeypatch.setattr(check, "MOST_FLOPS", 0.0)
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_a_large_model_is_not_compared_and_says_so() -> None:
+    assert "a micro-batch takes" in checked(plain)
+    assert "a micro-batch takes" in checked(lazy_mask)
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_python_state_of_a_large_model_is_looked_at_without_values() -> None:
+    with pytest.raises(RecipeError, match="`steps` of the model"):
+        checked(counter)
+
+
+def test_what_plain_torch_cannot_do_either_is_left_to_the_step() -> None:
+    def out_of_range(output: Tensor, batch: Any) -> Tensor:
+        return functional.cross_entropy(output, batch["y"] + 4)
+
+    task, _ = traced(plain)
+    task = replace(task, loss=functools.partial(out_of_range))
+    assert "Target 4 is out of bounds" in compared(task, trace(task, BATCHES[0]))
