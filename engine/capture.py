@@ -36,6 +36,7 @@ from flowrun.engine.parts import UnlikeError
 from flowrun.engine.random_ops import seed_random_ops
 from flowrun.engine.side_effects import Effect, recorded
 from flowrun.engine.simplify import simplify
+from flowrun.engine.strided import view_elements
 from flowrun.engine.unfold import unfold
 
 Batch = Mapping[str, torch.Tensor]
@@ -263,6 +264,9 @@ def _joint(
             if folds:
                 folded = fold(traced.graph, entering)
             joint = aot_export_joint_with_descriptors(stack, traced, values)
+            view_elements(joint.graph_module.graph)
+    except RecipeError:
+        raise
     except Exception as error:
         raise RecipeError(
             "model",

@@ -33,6 +33,7 @@ from flowrun.engine.ops import (
     scaling,
     shape,
     sparse,
+    strided,
     update,
 )
 from flowrun.engine.ops.signature import (
@@ -69,6 +70,7 @@ RULES: Mapping[str, Rule] = {
     **scaling.RULES,
     **sparse.RULES,
     **check.RULES,
+    **strided.RULES,
 }
 
 LOCALS: Mapping[str, Local] = {
@@ -89,6 +91,7 @@ LOCALS: Mapping[str, Local] = {
     **scaling.LOCALS,
     **sparse.LOCALS,
     **check.LOCALS,
+    **strided.LOCALS,
 }
 
 _TENSOR = Ref("")
