@@ -34,6 +34,7 @@ from flowrun.engine.lookups import make_gradients_dense
 from flowrun.engine.module_checks import check_modules
 from flowrun.engine.parts import UnlikeError
 from flowrun.engine.random_ops import seed_random_ops
+from flowrun.engine.recurrent import decomposed_for_training
 from flowrun.engine.side_effects import Effect, recorded
 from flowrun.engine.simplify import simplify
 from flowrun.engine.strided import view_elements
@@ -257,6 +258,7 @@ def _joint(
             stack.enter_context(torch._dynamo.config.patch(_dynamo_settings()))
             stack.enter_context(_unrecorded())
             stack.enter_context(_leaves_within_forward())
+            stack.enter_context(decomposed_for_training())
             traced, effects, written = _followed(task, batch, metrics, writes=train)
             make_gradients_dense(traced)
             entering = _entering(traced.graph, values, tensors)

@@ -1,0 +1,39 @@
+"""recurrent: layers of LSTM, GRU and RNN drop between one another, as torch's ops do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._decomp import decompositions
+
+from flowrun.engine.capture import Task, trace
+from flowrun.engine.capture_check.check import check_capture
+from flowrun.engine.ops.traits import is_random
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_layers_on_a_batch_and_dropout_between_them_are_captured(kind: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = getattr(nn, kind)(4, 4, 3, dropout=0.5, bidirectional=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.cells(x)[0]
+            return out.square().mean()
+
+    task: Any = Task(Net(), {"x": "x"})
+    batches = [{"x": torch.randn(3, 2, 4)} for _ in range(2)]
+    found = trace(task, batches[0])
+    assert sum(is_random(op.target) for op in found.graph.ops) == 2
+    values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}
+    assert check_capture(task, batches, found, values) == ""
+
+
+def test_torch_is_left_as_it_was() -> None:
+    before = decompositions._rnn_helper, decompositions.select_one_layer_lstm_function
+    test_layers_on_a_batch_and_dropout_between_them_are_captured("RNN")
+    assert before == (decompositions._rnn_helper, decompositions.select_one_layer_lstm_function)
