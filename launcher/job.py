@@ -248,20 +248,8 @@ class Job:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What went otherwise than a user expects."""
-        zero, idle = self.recipe.zero, self.recipe.zero.stage > self.strategy.zero.stage
-        told = f"zero.stage={zero.stage} shards nothing: its axis, {zero.axis}, has one rank."
-        unchecked = self.check.why_none if self.check else ""
-        return (
-            *self._notes,
-            *self._of_hardware,
-            *self.plans.notes,
-            *([told] if idle else []),
-            *(
-                [f"what was captured was not compared with the model: {unchecked}"]
-                * bool(unchecked)
-            ),
-        )
+        """What went otherwise than a user expects, known without a plan; notes.py has the rest."""
+        return (*self._notes, *self._of_hardware, *self.plans.notes)
 
     @property
     def _of_hardware(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -44,11 +45,14 @@ class Record:
         self.folder = self.folder / f"host{host}"
         self.folder.mkdir(exist_ok=True)
 
-    def planned(self, training: Rehearsed) -> None:
-        """The plan stands: write it, show it."""
-        (self.folder / "plan.txt").write_text(f"{training.plan}\n")
+    def planned(self, training: Rehearsed, notes: Sequence[str] = ()) -> None:
+        """The plan stands: write it, show it, with what a person should know beside it."""
+        lines = (str(training.plan), *(f"note: {note}" for note in notes))
+        (self.folder / "plan.txt").write_text("\n".join(lines) + "\n")
         if self.progress:
             self.progress.planned(self.job, training)
+        for note in notes:
+            self.note(note)
 
     def step(self, step: int, results: Results, seconds: float) -> None:
         """A step has ended."""

@@ -24,6 +24,7 @@ from flowrun.launcher.compiling import check_runs, kernels_of
 from flowrun.launcher.device import may_use_gpus
 from flowrun.launcher.elastic import execute_local
 from flowrun.launcher.job import Job
+from flowrun.launcher.notes import notes
 from flowrun.launcher.progress import Progress
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Report
@@ -56,9 +57,7 @@ def run(
         prepare(folder, resumed=start is not None)
         resumed = _resumed(job, start) if start else ()
         record = Record(folder, job, progress)
-        record.planned(training)
-        for text in (*job.notes, *resumed):
-            record.note(text)
+        record.planned(training, (*notes(job), *resumed))
         execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
         try:
             kernels = kernels_of(job, training, record)  # op after op, or compiled
@@ -75,10 +74,10 @@ def run(
 
 def _resumed(job: Job, start: Checkpoint) -> tuple[str, ...]:
     """Put the job where the checkpoint left it; what a person should know."""
-    from flowrun.launcher.resume import notes, restore  # imports what few runs need: 0.8 s
+    from flowrun.launcher import resume  # imports what few runs need: 0.8 s
 
-    restore(job, start)
-    return tuple(notes(job, start))
+    resume.restore(job, start)
+    return tuple(resume.notes(job, start))
 
 
 def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Rehearsed | None]:

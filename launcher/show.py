@@ -18,6 +18,7 @@ from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, Tra
 from flowrun.launcher.alike import FEW, alike, extent, one_of_each, some, spans
 from flowrun.launcher.compiling import compiled_regions, summary
 from flowrun.launcher.job import Job
+from flowrun.launcher.notes import notes
 from flowrun.launcher.progress import layout, stage_table
 from flowrun.launcher.quantities import seconds, size
 from flowrun.launcher.schema import INDUCTOR
@@ -57,8 +58,8 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
         timeline(training, width),
     ]
     stages = len(training.plan.placements)
-    notes = one_of_each((*training.plan.notes, *job.notes), stages)
-    parts += [Text(f"note: {note}", style="yellow") for note in notes]
+    told = one_of_each((*training.plan.notes, *notes(job)), stages)
+    parts += [Text(f"note: {note}", style="yellow") for note in told]
     return Group(*parts)
 
 

@@ -1,0 +1,213 @@
+"""What a person is told before a run starts: ranks that do the same, readers that bound the step,
+keys that change nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from flowrun.launcher import notes as module
+from flowrun.launcher.console import wide_console
+from flowrun.launcher.job import Job
+from flowrun.launcher.notes import notes
+from flowrun.launcher.recipe import load
+from flowrun.launcher.run import run
+from flowrun.launcher.show import plan_report
+
+MLP = "recipe=mlp_data_parallel"  # data 2, no pins
+UNPINNED = "axis other divides nothing: its 2 ranks do the same work; pin with sbp"
+
+
+@cache
+def job(*changes: str) -> Job:
+    return Job(load([*changes, "launch=virtual"]), values=False)
+
+
+def about(words: str, *changes: str) -> list[str]:
+    """The notes that have these words."""
+    return [note for note in notes(job(*changes)) if words in note]
+
+
+# ---- axes ----------------------------------------------------------------------------------------
+
+
+def test_an_axis_that_divides_nothing_is_noted() -> None:
+    (note,) = about("divides nothing", MLP, "placement.axes.other=2")
+    assert note.startswith(UNPINNED)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["view=mirrored"],
+        ["placement.axes={other: 2}", "sbp.hidden.weight.other=S0"],
+        ["placement.axes={other: 2}", "zero={axis: other, stage: 1}"],
+        ["placement.axes.other=1"],
+    ],
+    ids=["mirrored", "pinned", "ZeRO", "one rank"],
+)
+def test_an_axis_that_divides_samples_weights_or_their_state_is_not(changes: list[str]) -> None:
+    assert not about("divides nothing", MLP, *changes)
+
+
+def test_an_axis_that_a_search_leaves_whole_says_so() -> None:
+    (note, *_) = about("divides nothing", MLP, "parallel=auto", "train.batch_size=2")
+    assert "do the same work, which parallel=auto foresees to be fastest" in note
+
+
+def test_an_axis_that_divides_some_stages_names_the_others() -> None:
+    axes = ["placement.axes={data: 1, other: 2}", "sbp.output.weight.other=S0"]
+    stages = "placement.stages=[{modules: [hidden]}, {modules: [output]}]"
+    (note,) = about("divides nothing", MLP, *axes, stages)
+    assert note.startswith("axis other divides nothing on stage 0: its 2 ranks")
+
+
+def test_notes_are_in_the_plan_and_in_the_runs_folder(tmp_path: Path) -> None:
+    changes = ["placement.axes.other=2", "train.steps=1", "eval.batches=0"]
+    recipe = load([MLP, *changes, "launch=virtual"])
+    run(recipe, tmp_path / "out")
+    assert f"\nnote: {UNPINNED}" in (tmp_path / "out" / "plan.txt").read_text()
+    console = wide_console()
+    with console.capture() as shown:
+        console.print(plan_report(job(MLP, "placement.axes.other=2")))
+    assert f"note: {UNPINNED}" in " ".join(shown.get().split())
+
+
+# ---- cores ---------------------------------------------------------------------------------------
+
+
+def test_more_ranks_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
+    words = "share 2 cores of this host"
+
+    def found(*changes: str) -> list[str]:
+        made = Job(load([MLP, *changes]), values=False)
+        return [note for note in notes(made) if words in note]
+
+    assert found("placement.axes.data=4") == [f"4 ranks {words}"]
+    assert found("launch.threads=2") == [f"2 ranks of 2 threads {words}"]
+    assert not found()
+    assert not found("placement.axes.data=4", "launch=virtual")
+    assert not found("placement.axes.data=4", "hardware=dgx_a100")
+
+
+# ---- samples -------------------------------------------------------------------------------------
+
+SLOW = """
+from flowrun.models.data.digits import Digits
+from flowrun.models.data.steps import Step, StepwiseDataset
+
+class AtOnce(Digits):
+    sample_seconds = 0.1
+
+class InSteps(StepwiseDataset):
+    def __init__(self):
+        self.digits = Digits()
+        self.steps = (Step("read", 1e-6), Step("decode", 0.1))
+
+    def __len__(self):
+        return len(self.digits)
+
+    def read(self, index):
+        return index
+
+    def decode(self, index):
+        return self.digits[index]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("AtOnce", "Reading"), ("InSteps", "The step 'decode' of the data set")],
+)
+def test_samples_that_bound_the_step_are_noted(
+    name: str, what: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two ranks with 16 samples each."""
+    (workplace / "slow_samples.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(str(workplace))
+    slow = f"data={{_target_: slow_samples.{name}}}"
+    (note,) = about("samples bound the step", MLP, "hardware=h100", "train.batch_size=32", slow)
+    assert note.startswith("samples bound the step: 1.60 s, ")
+    assert f"{what} takes a rank 1.60 s of one core" in note
+    assert "cut this into several steps" in note
+
+
+def test_samples_that_are_ready_in_time_are_not_noted() -> None:
+    assert not about("samples bound", MLP)
+
+
+def test_samples_too_few_to_hold_any_out_are_noted() -> None:
+    (note,) = about("no validation", MLP, "eval.fraction=0.0001")
+    assert note == "no validation: 0% of 1797 samples are none (eval.fraction)"
+    assert not about("no validation", MLP, "eval.batches=0")
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+LION = "{_target_: flowrun.models.optimizers.lion, beta1: 0.9, beta2: 0.99, weight_decay: 0.1}"
+NO_EFFECT = {
+    "optim.momentum": (["optim=adamw", "optim.momentum=0.5"], "adamw does not read it"),
+    "optim.betas": (["optim=sgd", "optim.betas=[0.9, 0.999]"], "sgd does not read it"),
+    "optim.eps": (["optim=lion", "optim.eps=1e-3"], "lion does not read it"),
+    "optim.weight_decay": (
+        [f"optim.update={LION}", "optim.weight_decay=0.3"],
+        "optim.update, flowrun.models.optimizers.lion, has its numbers beside it",
+    ),
+    "optim.sparse": (["optim.sparse=lazy"], "no table is updated by rows"),
+    "optim.ema_eval": (["optim.ema_eval=false"], "optim.ema is off"),
+    "zero.axis, zero.min_size": (["zero.axis=data", "zero.min_size=1"], "stage is 0"),
+    "recompute.whole": (["recompute.whole=true"], "no modules"),
+    "precision.reduce_dtype": (["precision.reduce_dtype=fp32"], "everything is computed in fp32"),
+    "precision.accumulate_dtype": (["precision.accumulate_dtype=null"], "everything is computed"),
+    "eval.every": (["eval.batches=0", "eval.every=3"], "no samples are held out"),
+    "auto.trunk, auto.memory": (["auto.trunk=false", "auto.memory=off"], "auto.enabled is false"),
+    "auto.plans": (["auto.plans=7"], "auto.placement is false"),
+    "auto.enabled": (["placement.axes.data=1", "parallel=auto"], "no axis has two ranks"),
+    "train.keep": (["train.keep=5"], "save_every is 0"),
+    "launch.threads": (["launch.threads=3"], "launch=virtual is one process"),
+    "launch.rdzv_endpoint": (["launch.rdzv_endpoint='a:1'"], "there is one host"),
+    "engine.blocking": (
+        ["placement.axes.other=2", "engine.blocking=[data, other]"],
+        "there are no collectives over other",
+    ),
+    "engine.overwrites": (
+        ["engine.overwrites=false", "engine.compiler=inductor"],
+        "compiled code sees to that",
+    ),
+}
+
+
+@pytest.mark.parametrize(("keys", "asked"), list(NO_EFFECT.items()), ids=list(NO_EFFECT))
+def test_a_key_that_changes_nothing_is_noted(keys: str, asked: tuple[list[str], str]) -> None:
+    changes, why = asked
+    (note,) = module._without_effect(job(MLP, *changes))
+    assert note.startswith(f"{keys} has no effect: {why}")
+
+
+EFFECT = {
+    "a message order": ["launch.message_order_seed=3"],
+    "bf16": ["precision.dtype=bf16", "precision.reduce_dtype=fp32"],
+    "momentum": ["optim=sgd", "optim.momentum=0.5", "optim.nesterov=true"],
+    "the group's own numbers": ["optim=lion"],
+    "a function, with the group that is filled in": ["optim=adamw", f"optim.update={LION}"],
+    "ZeRO": ["zero={axis: data, stage: 2, min_size: 1}"],
+    "auto": ["parallel=auto", "auto.trunk=false"],
+    "checkpoints": ["train.save_every=2", "train.keep=5"],
+    "blocking": ["engine.blocking=[data]"],
+}
+
+
+@pytest.mark.parametrize("changes", list(EFFECT.values()), ids=list(EFFECT))
+def test_a_key_that_changes_something_is_not(changes: list[str]) -> None:
+    assert not list(module._without_effect(job(MLP, *changes)))
+
+
+def test_a_recipe_that_asks_for_nothing_is_told_nothing() -> None:
+    """Every row names keys of the schema, too."""
+    recipe = load([MLP])
+    for row in module.NO_EFFECT:
+        assert not any(module._is_asked(recipe, row.section, key) for key in row.keys.split())
