@@ -33,7 +33,8 @@ def export(run_folder: Path, step: int | None = None, to: Path | None = None) ->
     if not ended.exists() and not found:
         raise PlacedError("command line", str(run_folder), *_why_nothing(run_folder))
     checkpoint = checkpoint_of(run_folder, step)
-    names, contents = checkpoint.about().names, disk.contents(checkpoint.folder)
+    names = weights.of_model(checkpoint.about().names)
+    contents = disk.contents(checkpoint.folder)
     to = to or run_folder / f"weights_step_{checkpoint.step:08d}.safetensors"
     to.parent.mkdir(parents=True, exist_ok=True)
     file = weights.file_of(to, contents, names, checkpoint.step)

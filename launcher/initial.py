@@ -74,6 +74,12 @@ def initial_of(model: nn.Module) -> Initial:
     return Initial({name: (tensor, tensor.dtype) for name, tensor in named(model).items()})
 
 
+def with_values(initial: Initial, tensors: Mapping[str, Tensor]) -> Initial:
+    """With the values of other tensors, which have them: those of a loss."""
+    others = {name: tensor for name, tensor in tensors.items() if name not in initial}
+    return Initial({**initial.sources, **{n: (t, t.dtype) for n, t in others.items()}})
+
+
 def named(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, a tied one by its first name."""
     return dict((*model.named_parameters(), *model.named_buffers()))

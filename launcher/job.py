@@ -31,7 +31,7 @@ from flowrun.launcher.beside import apart, beside, started
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type, gpu_name, has_gpus
 from flowrun.launcher.garbage import uncollected
-from flowrun.launcher.initial import Initial, named
+from flowrun.launcher.initial import Initial, with_values
 from flowrun.launcher.plan_cache import PlanCache, inputs
 from flowrun.launcher.profile import better_cpu, is_stand_in
 from flowrun.launcher.sampler import Sampler, length
@@ -112,6 +112,8 @@ class Job:
             checks=recipe.engine.check,
         )
 
+        if values:
+            self.initial = with_values(self.initial, self.task.tensors)
         self.plans = PlanCache(recipe.engine.cache)
         self.checks = values and recipe.engine.check_capture
         self.check: Check | None = None
@@ -307,14 +309,14 @@ class Job:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Names of the model's state_dict -> the tensor of the training that each is: tied weights
-        have several names and are one tensor.
+        """Names of the model's state_dict, and of the loss's behind LOSS -> the tensor of the
+        training that each is: tied weights have several names and are one tensor.
         """
-        known = {id(tensor): name for name, tensor in named(self.model).items()}
-        state = self.model.state_dict(keep_vars=True)
+        known = {id(tensor): name for name, tensor in self.task.tensors.items()}
         return {
-            name: known[id(tensor)]
-            for name, tensor in state.items()
+            prefix + name: known[id(tensor)]
+            for prefix, module in self.task.modules.items()
+            for name, tensor in module.state_dict(keep_vars=True).items()
             if isinstance(tensor, torch.Tensor)
         }
 

@@ -21,12 +21,14 @@ from safetensors.torch import load_file, save_file
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import Variable
+from flowrun.engine.joint_graph import LOSS
 from flowrun.engine.plan import Plan
 from flowrun.engine.runtime.shards import Shard
 from flowrun.launcher.checkpoint import AVERAGES, WEIGHTS, About
 from flowrun.launcher.tensor_file import CODES, DTYPES, Contents, TensorFile, write_whole
 
 FILE = WEIGHTS
+LOSS_FILE = "loss.safetensors"  # of a loss that is a module with parameters or buffers
 _SHARDS = "weights.rank*.safetensors"  # * is five digits
 _EMA = "ema/"
 _STEPS, _RANKS, _ABOUT, _SHARD = "steps", "num_ranks", "about", "shard/"  # metadata of a file
@@ -45,15 +47,24 @@ def check(contents: Contents, names: Mapping[str, str]) -> None:
 
 
 def files(folder: Path, contents: Contents, about: About) -> list[TensorFile]:
-    """What a run leaves, by the names of the model's state_dict; averages are those named ema/…"""
-    out = [file_of(folder / FILE, contents, about.names, about.step)]
+    """What a run leaves, by the names of the model's state_dict, and of the loss's if that has one;
+    averages are those named ema/…
+    """
+    out = [file_of(folder / FILE, contents, of_model(about.names), about.step)]
+    if of_loss := {n.removeprefix(LOSS): t for n, t in about.names.items() if n.startswith(LOSS)}:
+        out.append(file_of(folder / LOSS_FILE, contents, of_loss, about.step))
     if any(name.startswith(_EMA) for name in contents):
         averaged = {
             name: _EMA + tensor if _EMA + tensor in contents else tensor
-            for name, tensor in about.names.items()
+            for name, tensor in of_model(about.names).items()
         }
         out.append(file_of(folder / AVERAGES, contents, averaged, about.step))
     return out
+
+
+def of_model(names: Mapping[str, str]) -> dict[str, str]:
+    """Without what the loss holds."""
+    return {name: tensor for name, tensor in names.items() if not name.startswith(LOSS)}
 
 
 def file_of(path: Path, contents: Contents, names: Mapping[str, str], steps: int) -> TensorFile:
