@@ -38,6 +38,7 @@ from flowrun.engine.recurrent import decomposed_for_training
 from flowrun.engine.side_effects import Effect, recorded
 from flowrun.engine.simplify import simplify
 from flowrun.engine.strided import view_elements
+from flowrun.engine.substitutes import substituted
 from flowrun.engine.unfold import unfold
 
 Batch = Mapping[str, torch.Tensor]
@@ -259,6 +260,7 @@ def _joint(
             stack.enter_context(_unrecorded())
             stack.enter_context(_leaves_within_forward())
             stack.enter_context(decomposed_for_training())
+            stack.enter_context(substituted())
             traced, effects, written = _followed(task, batch, metrics, writes=train)
             make_gradients_dense(traced)
             entering = _entering(traced.graph, values, tensors)

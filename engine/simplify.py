@@ -81,7 +81,9 @@ def _forget_running_statistics(graph: LogicalGraph) -> LogicalGraph:
     return replace(graph, ops=ops)
 
 
-_UNWRITTEN = {
+_INSTEAD = {
+    "aten._conj.default": "aten._conj_physical.default",  # no rank asks whether it holds a view
+    "aten._neg_view.default": "aten.neg.default",
     "aten.empty_like.default": "aten.zeros_like.default",
     "aten.new_empty.default": "aten.new_zeros.default",
     "aten.empty.memory_format": "aten.zeros.default",
@@ -90,7 +92,7 @@ _UNWRITTEN = {
 
 def _fill_by_views(graph: LogicalGraph) -> LogicalGraph:
     """What overwrites all of a tensor is a view of what it writes; memory that is not written yet
-    may as well be zero.
+    may as well be zero; conjugates are computed.
     """
     ops: list[Op] = []
     for op in graph.ops:
@@ -99,8 +101,8 @@ def _fill_by_views(graph: LogicalGraph) -> LogicalGraph:
             if made.dtype == source.dtype:
                 args = (Ref(source.name), made.shape)
                 op = replace(op, target="aten.expand.default", args=args, kwargs=())
-        elif op.target in _UNWRITTEN:
-            op = replace(op, target=_UNWRITTEN[op.target])
+        elif op.target in _INSTEAD:
+            op = replace(op, target=_INSTEAD[op.target])
         ops.append(op)
     return replace(graph, ops=tuple(ops))
 

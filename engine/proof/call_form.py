@@ -71,6 +71,15 @@ class CallForm:
             return f"[{', '.join(map(self._show, value))}]"
         return str(value) if isinstance(value, (Letter, torch.dtype)) else repr(value)
 
+    @property
+    def has_positions(self) -> bool:
+        """True if it reads integers."""
+        kinds = (dtype.is_floating_point or dtype.is_complex for dtype in self.dtypes)
+        return any(
+            not number and dtype != torch.bool
+            for number, dtype in zip(kinds, self.dtypes, strict=True)
+        )
+
     def op(self, sizes: Mapping[str, int]) -> Op:
         """The op with sizes in the place of letters."""
         args = map_refs(fill(self.args, sizes), _input)
@@ -157,7 +166,7 @@ def call_forms(
     out_shapes: Sequence[Shape | None],
 ) -> Iterator[CallForm]:
     """The readings of an op, the likeliest first: lists of integers that spell the end of a shape
-    are sizes; so are single integers that equal one; none is.
+    are sizes; so are all integers that equal one; none is.
     """
     seen = set()
     for lists, singles in ((True, False), (True, True), (False, False)):
@@ -213,15 +222,10 @@ class _Reading:
         if isinstance(value, tuple):
             if self._is_size_list(value, name):
                 return tuple(map(self._dim, value))
-            return tuple(
-                self._value(item, "" if self._holds_refs(value) else "dim") for item in value
-            )
+            return tuple(self._value(item, name) for item in value)
         if self.singles and self._is_size(value, name):
             return self._dim(value)
         return value
-
-    def _holds_refs(self, value: tuple[Any, ...]) -> bool:
-        return any(isinstance(item, Ref) for item in value)
 
     def _dim(self, size: int) -> Letter | int:
         """0 and 1 are shapes of their own: of what is empty, and of what is broadcast."""

@@ -81,8 +81,9 @@ def experiment(form: CallForm, behind: int = 0) -> Iterator[int | FoundRow]:
         warnings.simplefilter("ignore")
         yield 0
         trials = list(_trials(form))
-        if not trials:
-            return
+        told = [trial.draw.below > 1 for trial in trials]
+        if not any(told) if form.has_positions else not told:
+            return  # positions that are all 0 prove nothing
         candidates = enumerate(itertools.islice(_candidates(form), MOST_CANDIDATES), start=1)
         for number, candidate in candidates:
             if number >= behind:
@@ -159,6 +160,8 @@ def _trials(form: CallForm) -> Iterator[Trial]:
         least = min(sizes.values(), default=2)
         draws = [Draw(floats, least) for floats in (FLOATS if k == 0 else ("mixed", "ties"))]
         draws.insert(0, Draw("mixed", max(1, least // max(PARTS))))
+        if form.has_positions:
+            draws.append(Draw("mixed", least, ordered=True))
         yield from _telling(form, sizes, draws)
 
 

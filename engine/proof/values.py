@@ -58,13 +58,15 @@ FLOATS: Mapping[str, Floats] = {
 class Draw:
     """Values of all inputs of an op.
 
-    floats: of FLOATS.  below: integers are smaller, so that they are positions of any dim.
+    floats: of FLOATS.  below: integers are smaller, so that they are positions of any dim; ordered:
+    they rise from 0 in even steps, as offsets do.
     wide: floats are float64, complex numbers complex128, whatever the op has.
     """
 
     floats: str
     below: int
     wide: bool = True
+    ordered: bool = False
 
     def value(self, shape: Shape, dtype: torch.dtype, seed: int) -> torch.Tensor:
         """One input's."""
@@ -79,4 +81,7 @@ class Draw:
             return torch.rand(shape, generator=random) < 0.5
         # LAPACK counts rows that it swaps from 1, in 32 bits
         first = 1 if dtype == torch.int32 else 0
+        if self.ordered:
+            steps = torch.linspace(first, max(self.below - 1, first), max(*shape[-1:], 1))
+            return steps.long().expand(shape or (1,)).reshape(shape).to(dtype)
         return torch.randint(first, max(self.below, first + 1), shape, generator=random).to(dtype)

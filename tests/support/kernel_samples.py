@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from flowrun.engine import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
 from flowrun.engine.placement import Shape
 from flowrun.engine.proof.simulated_ranks import Sample, sample
 from support.sample_values import T, below, positive
@@ -339,7 +340,35 @@ def _loss() -> list[Sample]:
     return made
 
 
+def _ctc_sound(shapes: Sequence[Shape]) -> bool:
+    """Of equally many samples, all else whole: shapes follow from log_probs (6, n, 4)."""
+    at = next(k for k, shape in enumerate(shapes) if len(shape) == 3)
+    n = shapes[at][1]
+    whole = [(6, n, 4), (n, 2), (n,), (n,), (n,), (n, 6, 5)]
+    return list(shapes) == [(n,)] * at + whole[: len(shapes) - at]
+
+
+def _ctc() -> list[Sample]:
+    log_probs, targets = T(6, 5, 4).log_softmax(-1), 1 + below(3, 5, 2)
+    lengths, labels = torch.tensor([6, 5, 6, 4, 6]), torch.tensor([2, 1, 2, 2, 1])
+    given = (log_probs, targets, lengths, labels)
+    loss, alpha = torch.ops.flowrun.ctc_loss(*given, 0, False)
+    return [
+        sample("flowrun.ctc_loss.default", *given, 0, False, sound=_ctc_sound),
+        sample(
+            "flowrun.ctc_loss_backward.default",
+            T(5),
+            *given,
+            loss,
+            alpha,
+            0,
+            False,
+            sound=_ctc_sound,
+        ),
+    ]
+
+
 def kernel_samples() -> list[Sample]:
     """Every sample of this file."""
-    families = (_norm, _attention_samples, _embedding, _conv, _loss)
+    families = (_norm, _attention_samples, _embedding, _conv, _loss, _ctc)
     return [made for family in families for made in family()]

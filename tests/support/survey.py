@@ -87,8 +87,8 @@ def _one_number(out: Any) -> Tensor:
             v for v in out if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())
         ]
         return sum((_one_number(v) for v in parts), torch.zeros(()))
-    out = torch.view_as_real(out) if out.is_complex() else out
-    return out if not out.ndim else out.float().tanh().mean()
+    out = torch.view_as_real(out.resolve_conj()) if out.is_complex() else out
+    return out if not out.ndim else 1 + out.float().tanh().mean()
 
 
 def _loss(output: Tensor, batch: Batch) -> Tensor:
@@ -423,7 +423,6 @@ _FUNCTIONS: Mapping[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
     ),
     "F.gumbel_softmax (eval of softmax)": (lambda x: F.softmax(x / 0.5, -1), VECTOR),
     "F.pad (reflect)": (lambda x: F.pad(x, (1, 2), mode="reflect"), SEQUENCE),
-    "F.pdist of a sample": (lambda x: torch.vmap(lambda one: F.pdist(one))(x), SEQUENCE),
     "F.one_hot": (lambda x: x * F.one_hot(x.argmax(-1), x.shape[-1]), VECTOR),
     "torch.cumsum": (lambda x: x.cumsum(-1), SEQUENCE),
     "torch.cumprod": (lambda x: x.cumprod(-1), SEQUENCE),

@@ -1,0 +1,198 @@
+"""substitutes: functions of torch.nn.functional, written otherwise while a model is captured.
+
+Each computes what torch's does, in ops that are independent of each other along the batch:
+
+    embedding_bag   bags of equal length: look-ups and a reduction, not offsets into one long list
+    ctc_loss        lengths as tensors: torch's op would make a tensor whose size depends on them
+
+Relied upon of torch (tests/engine/test_substitutes.py): modules call these functions by their names
+in torch.nn.functional.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_embedding_bag, _ctc_loss = F.embedding_bag, F.ctc_loss
+
+
+@contextlib.contextmanager
+def substituted() -> Iterator[None]:
+    """Within, torch.nn.functional has these in the place of its own."""
+    F.embedding_bag, F.ctc_loss = embedding_bag, ctc_loss
+    try:
+        yield
+    finally:
+        F.embedding_bag, F.ctc_loss = _embedding_bag, _ctc_loss
+
+
+# ---- bags ----------------------------------------------------------------------------------------
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """torch.nn.functional.embedding_bag.  input: (bags, ids of each)."""
+    unlike = offsets is not None or max_norm is not None or scale_grad_by_freq or sparse
+    if input.dim() != 2 or unlike:
+        return _embedding_bag(
+            input,
+            weight,
+            offsets,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            per_sample_weights,
+            include_last_offset,
+            padding_idx,
+        )
+    rows = F.embedding(input, weight, padding_idx)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if padding_idx is None:
+        if mode == "max":
+            return rows.max(1).values
+        return rows.mean(1) if mode == "mean" else rows.sum(1)
+    padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
+    if mode == "max":
+        most = rows.masked_fill(padding, -torch.inf).max(1).values
+        return most.masked_fill(padding.all(1), 0)
+    total = rows.masked_fill(padding, 0).sum(1)
+    return total / (~padding).sum(1).clamp(min=1) if mode == "mean" else total
+
+
+# ---- connectionist temporal classification -------------------------------------------------------
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """torch.nn.functional.ctc_loss.  log_probs: (time, samples, classes); targets: (samples, most
+    labels).
+    """
+    if log_probs.dim() != 3 or targets.dim() != 2:
+        return _ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
+        )
+    lengths, labels = (
+        torch.as_tensor(each, dtype=torch.int64) for each in (input_lengths, target_lengths)
+    )
+    made = torch.ops.flowrun.ctc_loss(
+        log_probs, targets.long(), lengths, labels, blank, zero_infinity
+    )
+    loss: Tensor = made[0]
+    if zero_infinity:
+        loss = torch.where(loss == torch.inf, 0, loss)
+    if reduction == "mean":
+        return (loss / labels.clamp(min=1)).mean()
+    return loss.sum() if reduction == "sum" else loss
+
+
+def _define() -> torch.library.Library:
+    """The op: (loss of each sample, its forward variables), with room for all labels, whatever the
+    lengths.
+    """
+    library = torch.library.Library("flowrun", "FRAGMENT")
+    tensors = "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths"
+    rest = "int blank, bool zero_infinity"
+    library.define(f"ctc_loss({tensors}, {rest}) -> (Tensor, Tensor)")
+    library.define(
+        f"ctc_loss_backward(Tensor grad, {tensors}, Tensor loss, Tensor log_alpha, {rest})"
+        " -> Tensor"
+    )
+    library.impl("ctc_loss", _forward, "CompositeExplicitAutograd")
+    library.impl("ctc_loss_backward", _backward, "CompositeExplicitAutograd")
+    torch.library.register_fake("flowrun::ctc_loss", _shapes, lib=library)
+    torch.library.register_fake("flowrun::ctc_loss_backward", _shape, lib=library)
+    torch.library.register_autograd(
+        "flowrun::ctc_loss", _gradient, setup_context=_save, lib=library
+    )
+    return library
+
+
+def _forward(
+    log_probs: Tensor, targets: Tensor, lengths: Tensor, labels: Tensor, blank: int, zero: bool
+) -> tuple[Tensor, Tensor]:
+    loss, alpha = torch.ops.aten._ctc_loss.default(
+        log_probs, targets, lengths.tolist(), labels.tolist(), blank, zero
+    )
+    alpha = F.pad(alpha, (0, 2 * targets.shape[1] + 1 - alpha.shape[-1]))
+    late = torch.arange(alpha.shape[1]) >= lengths[:, None]
+    unused = torch.arange(alpha.shape[2]) > 2 * labels[:, None]
+    # torch leaves there what it finds in memory
+    return loss, alpha.masked_fill_(late[:, :, None] | unused[:, None], -torch.inf)
+
+
+def _shapes(
+    log_probs: Tensor, targets: Tensor, lengths: Tensor, labels: Tensor, blank: int, zero: bool
+) -> tuple[Tensor, Tensor]:
+    time, samples, _ = log_probs.shape
+    alpha = log_probs.new_empty((samples, time, 2 * targets.shape[1] + 1))
+    return log_probs.new_empty(samples), alpha
+
+
+def _shape(grad: Tensor, log_probs: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(log_probs)
+
+
+def _backward(
+    grad: Tensor,
+    log_probs: Tensor,
+    targets: Tensor,
+    lengths: Tensor,
+    labels: Tensor,
+    loss: Tensor,
+    alpha: Tensor,
+    blank: int,
+    zero: bool,
+) -> Tensor:
+    used = 2 * int(labels.max()) + 1
+    gradient: Tensor = torch.ops.aten._ctc_loss_backward.default(
+        grad,
+        log_probs,
+        targets,
+        lengths.tolist(),
+        labels.tolist(),
+        loss,
+        alpha[..., :used].contiguous(),
+        blank,
+        zero,
+    )
+    return gradient
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.blank, ctx.zero = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    made = torch.ops.flowrun.ctc_loss_backward(grad, *ctx.saved_tensors, ctx.blank, ctx.zero)
+    return made, None, None, None, None, None
+
+
+LIBRARY = _define()
