@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowrun.engine.buffers import WRITES, assign_buffers, with_buffers
+from flowrun.engine.capture_errors import no_loss, not_captured
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.fold import Fold, fold
 from flowrun.engine.gradient_hooks import apply_hooks
@@ -152,7 +153,11 @@ def own_loss(output: Any) -> torch.Tensor:
     """The loss that a model makes itself: its output, or what that has of this name."""
     if isinstance(output, torch.Tensor):
         return output
-    loss: torch.Tensor = output["loss"] if isinstance(output, Mapping) else output.loss
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, dict):
+        loss = output.get("loss")
+    if not isinstance(loss, torch.Tensor):
+        raise no_loss(output)
     return loss
 
 
@@ -257,7 +262,7 @@ def _joint(
                 stack.enter_context(_narrow_attention())
             warnings.simplefilter("ignore")
             stack.enter_context(torch._dynamo.config.patch(_dynamo_settings()))
-            stack.enter_context(_unrecorded())
+            stack.enter_context(_quiet())
             stack.enter_context(_leaves_within_forward())
             stack.enter_context(decomposed_for_training())
             stack.enter_context(substituted())
@@ -272,11 +277,10 @@ def _joint(
     except RecipeError:
         raise
     except Exception as error:
-        raise RecipeError(
-            "model",
-            f"torch could not capture {type(task.model).__name__}: {_first_line(error)}",
-            "The model must run on one micro-batch without data-dependent Python control flow.",
-        ) from error
+        program = Program(task, tuple(batch), metrics)
+        with _quiet():
+            refused = not_captured(error, program, values, type(task.model).__name__)
+        raise refused from error
     results = ("loss", *metrics, *(f"{WRITES}{name}" for name in written))
     reader = JointGraph(tuple(batch), results, task.first_names, train, task.checks)
     graph = reader.read(joint.graph_module)
@@ -362,16 +366,14 @@ def _outside(
 
 
 @contextlib.contextmanager
-def _unrecorded() -> Iterator[None]:
-    """Torch 2.11 and 2.12 would write down how Dynamo was set, and complain of the loggers there,
-    which they cannot sort.
-    """
-    log = logging.getLogger("torch._dynamo.metrics_context")
-    before, log.disabled = log.disabled, True
+def _quiet() -> Iterator[None]:
+    """What torch logs while it captures is for its own developers; what failed is an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        log.disabled = before
+        logging.disable(before)
 
 
 @contextlib.contextmanager
@@ -434,9 +436,5 @@ def _loggers() -> set[Callable[..., Any]]:
     """
     words = ("debug", "info", "warn", "error", "exception", "critical", "fatal", "log")
     methods = vars(logging.Logger).items()
-    return {method for name, method in methods if name.startswith(words) and callable(method)}
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    found = {method for name, method in methods if name.startswith(words) and callable(method)}
+    return found | {print, warnings.warn}

@@ -1,0 +1,154 @@
+"""capture_errors: what cannot be captured is refused in the user's own words."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine.capture import Task, capture, capture_evaluation
+from flowrun.engine.errors import RecipeError
+
+NEVER = ("AOTInput", "AOTOutput", "INTERNAL ASSERT", "Observed exception", "Traceback")
+Forward = Callable[[Any, Tensor], Any]
+
+
+class Net(nn.Module):
+    """A layer, and a forward of any kind."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.a, self.made = nn.Linear(4, 3), forward
+        self.count, self.plain = itertools.cycle([1, 2]), torch.zeros(4)
+        self.register_buffer("running", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.made(self, x)
+
+
+def mean(output: Tensor, batch: Any) -> Tensor:
+    return output.mean()
+
+
+def refusal(forward: Forward, loss: Any = mean) -> RecipeError:
+    """Of a net that cannot be captured."""
+    with pytest.raises(RecipeError) as error:
+        capture(Task(Net(forward), {"x": "x"}, loss), {"x": torch.ones(3, 4)})
+    assert not [word for word in NEVER if word in str(error.value)]
+    return error.value
+
+
+def shapes(net: Any, x: Tensor) -> Tensor:
+    return x @ net.a.weight
+
+
+def typo(net: Any, x: Tensor) -> Any:
+    return net.b(x)
+
+
+def raises(net: Any, x: Tensor) -> Tensor:
+    raise ValueError(f"expected 17 features, got {x.shape[1]}")
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (shapes, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x4 and 3x4)"),
+        (typo, "AttributeError: 'Net' object has no attribute 'b'"),
+        (raises, "ValueError: expected 17 features, got 4"),
+    ],
+)
+def test_a_mistake_is_told_in_torchs_words_with_the_users_line(forward: Forward, said: str) -> None:
+    error = refusal(forward)
+    assert error.where == "model"
+    line = forward.__code__.co_firstlineno + 1
+    assert f"{said} (tests/engine/test_capture_errors.py:{line} in" in error.problem
+
+
+def test_a_mistake_of_the_loss_is_told_at_its_key() -> None:
+    error = refusal(lambda net, x: net.a(x), lambda output, batch: (output - batch["x"]).mean())
+    assert error.where == "task.loss"
+    assert "must match" in error.problem
+
+
+def test_a_mistake_of_a_metric_is_told_at_its_key() -> None:
+    def wrong(output: Tensor, batch: Any) -> Tensor:
+        return output.nothing  # type: ignore[attr-defined,no-any-return]
+
+    task = Task(Net(lambda net, x: net.a(x)), {"x": "x"}, mean, {"wrong": wrong})
+    with pytest.raises(RecipeError, match="no attribute 'nothing'") as error:
+        capture_evaluation(task, {"x": torch.ones(3, 4)})
+    assert error.value.where == "task.metrics"
+
+
+def branches(net: Any, x: Tensor) -> Any:
+    return net.a(x) if x.sum() > 0 else net.a(-x)
+
+
+def items(net: Any, x: Tensor) -> Any:
+    return net.a(x) * net.a.weight.sum().item()
+
+
+def iterates(net: Any, x: Tensor) -> Any:
+    return net.a(x) * next(net.count)
+
+
+def draws(net: Any, x: Tensor) -> Any:
+    return net.a(x) if random.random() < 2 else x
+
+
+def writes_data(net: Any, x: Tensor) -> Any:
+    net.running.data = x.mean(0)
+    return net.a(x + net.running)
+
+
+def writes_a_tensor(net: Any, x: Tensor) -> Any:
+    net.plain += 1
+    return net.a(x + net.plain)
+
+
+@pytest.mark.parametrize(
+    ("forward", "instead"),
+    [
+        (branches, "torch.where"),
+        (items, ".item()"),
+        (iterates, "Count in a buffer"),
+        (draws, "Draw with torch"),
+        (writes_data, "Write into a buffer"),
+        (writes_a_tensor, "register_buffer"),
+    ],
+)
+def test_what_dynamo_cannot_follow_is_told_with_what_to_write(
+    forward: Forward, instead: str
+) -> None:
+    error = refusal(forward)
+    assert instead in error.instead
+    assert error.problem.startswith("torch could not capture Net")
+
+
+@pytest.mark.parametrize("made", [lambda y: {"logits": y}, lambda y: (y,), lambda y: None])
+def test_a_model_without_a_loss_is_asked_for_one(made: Callable[[Tensor], Any]) -> None:
+    error = refusal(lambda net, x: made(net.a(x)), None)
+    assert (error.where, "Name task.loss" in error.instead) == ("task.loss", True)
+
+
+def test_a_dict_with_a_loss_trains() -> None:
+    net = Net(lambda net, x: {"loss": net.a(x).mean(), "logits": x})
+    assert dict(capture(Task(net, {"x": "x"}), {"x": torch.ones(3, 4)}).results)["loss"]
+
+
+def test_what_a_module_prints_and_warns_is_left_out() -> None:
+    def talks(net: Any, x: Tensor) -> Any:
+        print("shape", x.shape)
+        warnings.warn("careful", stacklevel=1)
+        return net.a(x)
+
+    made = capture(Task(Net(talks), {"x": "x"}, mean), {"x": torch.ones(3, 4)})
+    plain = capture(Task(Net(lambda n, x: n.a(x)), {"x": "x"}, mean), {"x": torch.ones(3, 4)})
+    assert [op.target for op in made.ops] == [op.target for op in plain.ops]
