@@ -15,6 +15,7 @@ import torch
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import FORWARD, LogicalGraph, Op, Ref, Tensor, Variable, rename_inputs
+from flowrun.engine.names import tensor_of_variable
 
 WRITES = "writes/"  # a result of this name is no report, but what forward makes of a buffer
 
@@ -28,13 +29,13 @@ def assign_buffers(graph: LogicalGraph) -> LogicalGraph:
         return graph
     tensors = dict(graph.tensors)
     variables = {v.name: v for v in graph.variables}
-    before = {variables[name].tensor: f"{name}/before" for name in changed}
+    before = {variables[name].tensor: f"{variables[name].tensor}/before" for name in changed}
     copies: list[Op] = []
     assigns: dict[str | None, list[Op]] = {}  # tensor -> ops behind the one that makes it
     for name, made in changed.items():
         old = variables[name]
         module = _module(graph, old)
-        copy, new = before[old.tensor], f"{name}'"
+        copy, new = before[old.tensor], f"{old.tensor}'"
         tensors |= {n: replace(tensors[old.tensor], name=n) for n in (copy, new)}
         read = (Ref(old.tensor),)
         copies.append(Op(copy, "flow.snapshot", read, (), (copy,), module, FORWARD))
@@ -80,8 +81,9 @@ def with_buffers(graph: LogicalGraph, assigned: Mapping[str, torch.Tensor]) -> L
                 "Keep a buffer of one shape and dtype, and write its part: self.x[:n].copy_(…).",
             )
         if made is not None and name not in variables:
-            tensors[name] = Tensor(name, made.shape, made.dtype)
-            variables[name] = Variable(name, name, "buffer")
+            tensor = tensor_of_variable(name)
+            tensors[tensor] = Tensor(tensor, made.shape, made.dtype)
+            variables[name] = Variable(name, tensor, "buffer")
     return replace(
         graph,
         tensors=tensors,

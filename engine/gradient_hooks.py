@@ -20,6 +20,7 @@ from torch import nn
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import BACKWARD, LogicalGraph, Op, Ref, Tensor, Variable
 from flowrun.engine.module_checks import place_of_function
+from flowrun.engine.names import tensor_of_variable
 
 MOST_NUMBERS = 4096  # of a tensor from outside that a plan carries
 _AS = ("device", "pin_memory", "layout")
@@ -153,10 +154,11 @@ class _Hooked:
             if variable.name == name:
                 return variable.tensor
         value = self.named[name]
-        self.tensors[name] = Tensor(name, tuple(value.shape), value.dtype)
+        tensor = tensor_of_variable(name)
+        self.tensors[tensor] = Tensor(tensor, tuple(value.shape), value.dtype)
         kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
-        self.variables.append(Variable(name, name, kind))
-        return name
+        self.variables.append(Variable(name, tensor, kind))
+        return tensor
 
     def _call(self, node: torch.fx.Node) -> None:
         if "getitem" in str(node.target):
@@ -180,7 +182,7 @@ class _Hooked:
         self.ops.append(Op(self._name(node), target, args, kwargs, outputs, self.module, BACKWARD))
 
     def _name(self, node: torch.fx.Node) -> str:
-        return f"{self.parameter}/hook/{node.name}"
+        return f"{tensor_of_variable(self.parameter)}/hook/{node.name}"
 
     def _add(self, node: torch.fx.Node, name: str, value: torch.Tensor) -> str:
         self.tensors[name] = Tensor(name, tuple(int(n) for n in value.shape), value.dtype)

@@ -130,7 +130,7 @@ class Variable:
     """A tensor that lives from step to step.
 
     name: the model's own ("blocks.0.attn.qkv.weight"), or a state's ("exp_avg/blocks.0…").
-    tensor: its name in the graph.
+    tensor: its name in the graph, which no other tensor has (names.py).
     kind: parameter, buffer or state.
     new: the tensor that it becomes after the step (a buffer: after the micro-batch), or None.
     of: for a state, the parameter it belongs to ("" for one of the step itself).
@@ -283,8 +283,8 @@ def _show(value: Any) -> str:
 
 
 def gradient_of(tensor: str) -> str:
-    """The parameter whose accumulated gradient a tensor is ("grad/w", or a stage's part of it,
-    "grad@1/w"); "" for any other tensor.
+    """The tensor of the parameter whose accumulated gradient a tensor is ("grad/w", or a stage's
+    part of it, "grad@1/w"); "" for any other tensor.
     """
     kind, _, parameter = tensor.partition("/")
     return parameter if kind.partition("@")[0] == "grad" else ""

@@ -37,8 +37,10 @@ from flowrun.engine.joint_nodes import (
     place_of,
     user_line,
 )
+from flowrun.engine.names import tensor_of_field, tensor_of_node, tensor_of_variable
 
 LOSS = "task.loss."  # before the names of what a loss that is a module holds
+
 MOST_NUMBERS = 4096  # of a constant tensor that a plan carries
 
 
@@ -112,16 +114,17 @@ class JointGraph:
         kind = type(described).__name__
         if kind in ("ParamAOTInput", "BufferAOTInput"):
             name = self._first_name(described)
-            if name in self.tensors:  # tied: torch lists every name
-                self.names[node] = name
+            tensor = tensor_of_variable(name)
+            if tensor in self.tensors:  # tied: torch lists every name
+                self.names[node] = tensor
                 return
-            tensor = self._tensor(node, name, value)
+            self._tensor(node, tensor, value)
             role = "parameter" if kind == "ParamAOTInput" else "buffer"
             others = tuple(self.other_names.get(name, ()))
             self.variables.append(Variable(name, tensor, role, aliases=others))
         elif kind == "PlainAOTInput":
             field = self.fields[described.idx]
-            self.feeds.append(Feed(field, self._tensor(node, f"batch.{field}", value)))
+            self.feeds.append(Feed(field, self._tensor(node, tensor_of_field(field), value)))
         elif kind == "TangentAOTInput":
             self.feeds.append(Feed("@tangent", self._tensor(node, "tangent", value)))
         else:
@@ -134,7 +137,8 @@ class JointGraph:
 
     def _constant(self, node: torch.fx.Node, value: torch.Tensor) -> None:
         """A tensor made of numbers inside forward: an op of the graph that holds the numbers."""
-        name, numbers = self._tensor(node, node.name, value), tuple(value.flatten().tolist())
+        name = self._tensor(node, tensor_of_node(node.name), value)
+        numbers = tuple(value.flatten().tolist())
         if len(numbers) > MOST_NUMBERS:
             raise RecipeError(
                 "model",
@@ -161,7 +165,7 @@ class JointGraph:
             return
         self.ops.append(
             Op(
-                name=node.name,
+                name=tensor_of_node(node.name),
                 target=target,
                 args=tuple(self._argument(arg) for arg in node.args),
                 kwargs=tuple(
@@ -181,7 +185,7 @@ class JointGraph:
         if self.checks is None:
             self.left_out[str(node.target), module_of(node)] = None
             return
-        name = node.name
+        name = tensor_of_node(node.name)
         self.tensors[name] = Tensor(name, (), torch.bool)
         args = (self._argument(node.args), str(node.target), user_line(node))
         kwargs = tuple((key, self._argument(arg)) for key, arg in node.kwargs.items())
@@ -219,12 +223,14 @@ class JointGraph:
     def _made(self, node: torch.fx.Node) -> tuple[str | None, ...]:
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
-            return (self._tensor(node, node.name, value),)
+            return (self._tensor(node, tensor_of_node(node.name), value),)
         made: list[str | None] = [None] * len(value)
         for user in node.users:
             index: Any = user.args[1]
             if made[index] is None and user.users:
-                made[index] = self._tensor(user, f"{node.name}.{index}", value[index])
+                made[index] = self._tensor(
+                    user, f"{tensor_of_node(node.name)}.{index}", value[index]
+                )
             elif made[index] is not None:
                 self.names[user] = str(made[index])
         return tuple(made)

@@ -85,7 +85,7 @@ def saved(plan: Plan) -> list[Variable]:
 
 def averages(plan: Plan) -> dict[str, str]:
     """Parameter -> its moving average, for those that have one."""
-    return {v.of: v.name for v in plan.graph.variables if v.name.startswith(_EMA)}
+    return {v.of: v.name for v in plan.graph.variables if v.of and v.name.startswith(_EMA)}
 
 
 def load(folder: Path) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ def clip_by_value(
     """Every element within [-limit, limit] (torch.nn.utils.clip_grad_value_)."""
     for v in variables:
         gradients[v.name] = builder.one(
-            f"clipped/{v.name}",
+            f"clipped/{v.tensor}",
             "aten.clamp.default",
             (Ref(gradients[v.name]), -limit, limit),
             like=builder.tensors[gradients[v.name]],
@@ -62,7 +62,7 @@ def total(
     for at in sorted({v.stage for v in variables}):
         parts = [
             builder.one(
-                f"{name}/{v.name}",
+                f"{name}/{v.tensor}",
                 target,
                 (Ref(gradients[v.name]),),
                 module=v.name.rpartition(".")[0],

@@ -38,6 +38,13 @@ class GraphBuilder:
         self.tensors[name] = Tensor(name, shape, dtype)
         return name
 
+    def free_name(self, name: str) -> str:
+        """The name of a state, which no parameter and no buffer of the model has."""
+        own = {v.name for v in self.base.variables}
+        while name in own:
+            name += "~"
+        return name
+
     def op(
         self,
         name: str,

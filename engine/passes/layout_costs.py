@@ -48,7 +48,6 @@ class Costs:
         self.axis = axis
         self.forms = forms
         self.links = tuple(strategy.hardware.links(p)[axis] for p in strategy.placements)
-        self.variables = {v.name: v.tensor for v in layout.base.variables}
         self.divides_batch = strategy.axes[axis] in BATCH_AXES
         self._works: dict[tuple[object, ...], float] = {}
 
@@ -102,8 +101,8 @@ class Costs:
         cost.
         """
         name = op.outputs[0] or ""
-        weight = self.variables.get(gradient_of(name))
-        if weight is None or weight not in self.forms:
+        weight = gradient_of(name)
+        if weight not in self.forms:
             return 0.0
         home = next(iter(self.forms[weight]))[1]
         num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)

@@ -55,7 +55,7 @@ def update(
         by["by"] = RowUpdate(optimizer.name, optimizer.function or FUNCTIONS[target])
         target, gradients = "flow.update_rows", [ids, gradient]
     builder.op(
-        f"update/{variable.name}",
+        f"update/{variable.tensor}",
         target,
         (Ref(param), *map(Ref, gradients), *map(Ref, rest)),
         (*by.items(), *((k, Ref(v)) for k, v in numbers.items()), *settings.items()),
@@ -69,10 +69,9 @@ def average(
     builder: GraphBuilder, variable: Variable, decay: float, skip: str | None = None
 ) -> None:
     """The moving average of a weight that has just been updated; as it was where `skip` is true."""
-    name = f"ema/{variable.name}"
-    state = _state(builder, variable, name, None)
+    state = _state(builder, variable, "ema", None)
     builder.op(
-        f"average/{variable.name}",
+        f"average/{variable.tensor}",
         "flow.ema",
         (Ref(state.tensor), Ref(builder.variables[variable.name].new or "")),
         (("decay", decay), *((("skip", Ref(skip)),) if skip else ())),
@@ -102,10 +101,11 @@ def _rate(builder: GraphBuilder, optimizer: Optimizer, lr: float, stage: int) ->
     return builder.number(field, stage, dict(optimizer.rates).get(lr, (lr,)))
 
 
-def _state(builder: GraphBuilder, variable: Variable, name: str, start: float | None) -> Variable:
+def _state(builder: GraphBuilder, variable: Variable, kind: str, start: float | None) -> Variable:
     """A new state of a parameter: shaped as it is, living where it lives."""
     param = builder.tensors[variable.tensor]
-    tensor, new = builder.tensor(name, param), builder.tensor(f"{name}'", param)
+    tensor = builder.tensor(f"{kind}/{variable.tensor}", param)
+    new, name = builder.tensor(f"{tensor}'", param), builder.free_name(f"{kind}/{variable.name}")
     made = Variable(name, tensor, "state", new, variable.name, variable.stage, start=start)
     builder.variables[name] = made
     return made
@@ -117,7 +117,7 @@ def _changed(
     """Tensors of the parameter and its states, and what they become."""
     new = builder.tensor(f"{variable.tensor}'", builder.tensors[variable.tensor])
     builder.variables[variable.name] = replace(variable, new=new)
-    made = [_state(builder, variable, f"{kind}/{variable.name}", start) for kind, start in states]
+    made = [_state(builder, variable, kind, start) for kind, start in states]
     return (variable.tensor, *(s.tensor for s in made)), (new, *(s.new or "" for s in made))
 
 
@@ -151,7 +151,7 @@ def _traced(
     for line in program.lines:
         swap = lambda ref: Ref(names[ref.name])  # noqa: E731
         names[line.made] = builder.one(
-            f"update.{line.made}/{variable.name}",
+            f"update.{line.made}/{variable.tensor}",
             line.target,
             map_refs(line.args, swap),
             map_refs(line.kwargs, swap),
@@ -159,7 +159,7 @@ def _traced(
             **where,
         )
     builder.op(
-        f"update/{variable.name}",
+        f"update/{variable.tensor}",
         "flow.assign",
         (tuple(map(Ref, changed)), tuple(Ref(names[result]) for result in program.results)),
         (("skip", Ref(skip)),) if skip else (),
@@ -179,7 +179,7 @@ def _prepared(
     """The gradient times the coefficient, in the parameter's dtype."""
     if coefficient is not None:
         gradient = builder.one(
-            f"scaled/{variable.name}",
+            f"scaled/{variable.tensor}",
             "aten.mul.Tensor",
             (Ref(gradient), Ref(coefficient)),
             like=builder.tensors[gradient],
@@ -187,7 +187,7 @@ def _prepared(
         )
     if builder.tensors[gradient].dtype != param.dtype:
         gradient = builder.one(
-            f"cast/{variable.name}",
+            f"cast/{variable.tensor}",
             "aten._to_copy.default",
             (Ref(gradient),),
             (("dtype", param.dtype),),

@@ -65,14 +65,14 @@ def check_gradients(
     loss_scale: LossScale,
 ) -> Scaled:
     """Whether all scaled gradients are finite, and what follows from it."""
-    scale = builder.variables["loss_scale"]
+    scale = builder.variables[builder.free_name("loss_scale")]
     stage = scale.stage
     good = _state(builder, "good_steps", stage, 0.0)
     skipped = _state(builder, "skipped_updates", stage, 0.0)
     squares = total(builder, "flow.sumsq", "scaled_sumsq", variables, gradients, stage)
     dynamic = loss_scale.dynamic
-    new = tuple(builder.variables[name].new or "" for name in (scale.name, good, skipped))
-    told = tuple(builder.tensor(f"{name}/told") for name in (scale.name, skipped))
+    new = tuple(f"{tensor}'" for tensor in (scale.tensor, good, skipped))
+    told = tuple(builder.tensor(f"{tensor}/told") for tensor in (scale.tensor, skipped))
     skip = builder.tensor("skip", Tensor("skip", (), torch.bool))
     builder.op(
         "next_scale",
@@ -103,7 +103,7 @@ def unscale(
     """Every gradient divided by the scale."""
     for v in variables:
         gradients[v.name] = builder.one(
-            f"unscaled/{v.name}",
+            f"unscaled/{v.tensor}",
             "aten.mul.Tensor",
             (Ref(gradients[v.name]), Ref(inverse)),
             like=builder.tensors[gradients[v.name]],
@@ -116,5 +116,6 @@ def _state(builder: GraphBuilder, name: str, stage: int, start: float) -> str:
     """A scalar of the step itself that lives from step to step; its tensor."""
     made = builder.tensor(name)
     new = builder.tensor(f"{name}'")
+    name = builder.free_name(name)
     builder.variables[name] = Variable(name, made, "state", new, "", stage, start=start)
     return made

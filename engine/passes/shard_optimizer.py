@@ -52,7 +52,8 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         note += f", {len(tables)} tables stay where they are, for they are updated by rows"
     ops = graph.ops
     if strategy.zero.stage >= 2:
-        ops = tuple(_sharded_accumulator(op, homes, axis) for op in ops)
+        of_tensors = {v.tensor: homes[v.name] for v in graph.variables if v.name in homes}
+        ops = tuple(_sharded_accumulator(op, of_tensors, axis) for op in ops)
     return replace(graph, ops=ops, variables=variables, notes=(*graph.notes, note))
 
 

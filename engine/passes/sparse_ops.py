@@ -147,16 +147,16 @@ def collect_rows(
     ids: list[str] = []
     grads: list[str] = []
     for k, op in enumerate(lookups):
-        made = _collect(builder, op, f"{k}/{variable.name}", table.dtype, micro_batches)
+        made = _collect(builder, op, f"{k}/{variable.tensor}", table.dtype, micro_batches)
         ids.append(made[0])
         grads.append(made[1])
     builder.drop_dead([op.name for op in lookups])
     total = sum(int(builder.tensors[name].shape[0]) for name in ids)
     dtypes = builder.tensors[ids[0]].dtype, builder.tensors[grads[0]].dtype
-    unique = builder.tensor(f"ids'/{variable.name}", Tensor("", (total,), dtypes[0]))
-    sums = builder.tensor(f"sums/{variable.name}", Tensor("", (total, table.shape[1]), dtypes[1]))
+    unique = builder.tensor(f"ids'/{variable.tensor}", Tensor("", (total,), dtypes[0]))
+    sums = builder.tensor(f"sums/{variable.tensor}", Tensor("", (total, table.shape[1]), dtypes[1]))
     builder.op(
-        f"coalesce/{variable.name}",
+        f"coalesce/{variable.tensor}",
         "flow.coalesce",
         (tuple(map(Ref, ids)), tuple(map(Ref, grads)), tuple(_padding(op) for op in lookups)),
         (),
@@ -170,10 +170,10 @@ def collect_rows(
 def dense_of_rows(builder: GraphBuilder, variable: Variable, lookup: Op, micro_batches: int) -> str:
     """Ops that leave the dense gradient of a table, made of the rows of all micro-batches."""
     table = builder.tensors[variable.tensor]
-    ids, rows = _collect(builder, lookup, f"/{variable.name}", table.dtype, micro_batches)
+    ids, rows = _collect(builder, lookup, f"/{variable.tensor}", table.dtype, micro_batches)
     builder.drop_dead([lookup.name])
     return builder.one(
-        f"grad/{variable.name}",
+        f"grad/{variable.tensor}",
         LOOKED_UP,
         (Ref(rows), Ref(ids), table.shape[0], _padding(lookup), False),
         like=table,

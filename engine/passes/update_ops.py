@@ -119,7 +119,7 @@ def _accumulate(builder: GraphBuilder, parts: list[str], variable: Variable) -> 
     if builder.tensors[total].dtype == own.dtype:
         return total
     return builder.one(
-        f"wide/{variable.name}",
+        f"wide/{variable.tensor}",
         CAST,
         (Ref(total),),
         (("dtype", own.dtype),),
@@ -130,11 +130,11 @@ def _accumulate(builder: GraphBuilder, parts: list[str], variable: Variable) -> 
 
 
 def _accumulated(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:
-    name = f"grad/{variable.name}"
+    name = f"grad/{variable.tensor}"
     if len(parts) == 1:
         return _sum(builder, parts[0], name)
     sums = [
-        _sum(builder, part, f"grad@{builder.base.producer[part].stage}/{variable.name}")
+        _sum(builder, part, f"grad@{builder.base.producer[part].stage}/{variable.tensor}")
         for part in parts
     ]
     return builder.one(

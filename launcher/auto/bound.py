@@ -167,7 +167,7 @@ class LaidOut:
     def _held(self, v: Variable, by_name: Mapping[str, Variable], zero: int) -> int:
         """Bytes of a variable; of a state that is not as large as its weight none are counted."""
         tensor, grid = self.graph.tensors[v.tensor], self.strategy.placements[v.stage].shape
-        home = by_name.get(v.name.partition("/")[2], v) if v.kind == "state" else v
+        home = by_name.get(v.of, v) if v.kind == "state" else v
         same = self.graph.tensors[home.tensor].shape == tensor.shape
         same = same and len(home.nd_sbp) == len(grid)
         held = math.prod(largest_shape(tensor.shape, home.nd_sbp, grid)) if same else 0

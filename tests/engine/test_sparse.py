@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture import Batch
+from flowrun.engine.compile import compile_training
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import UPDATE, LogicalGraph
 from flowrun.engine.ops import sparse
@@ -26,7 +27,6 @@ from flowrun.models.losses import binary_cross_entropy
 from flowrun.models.wide_deep import WideDeep
 from support.layouts import (
     Layout,
-    compile_training,
     example,
     initial,
     logical_weights,
