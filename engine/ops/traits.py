@@ -81,6 +81,15 @@ def is_view(target: str) -> bool:
 
 
 @cache
+def makes_list(target: str) -> bool:
+    """True if the op makes a list of tensors, though it be one (torch.split, unbind)."""
+    if is_engines(target):
+        return False
+    returns = torch_callable(target)._schema.returns
+    return len(returns) == 1 and str(returns[0].type).startswith("List")
+
+
+@cache
 def is_random(target: str) -> bool:
     """True if torch draws random numbers for it."""
     if is_engines(target):

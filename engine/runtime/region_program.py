@@ -12,7 +12,7 @@ from flowrun.engine.graph import Op, Ref, map_refs
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.rowwise import on_matrix
 from flowrun.engine.ops.signature import Call, LocalView
-from flowrun.engine.ops.traits import Trait, has, is_view
+from flowrun.engine.ops.traits import Trait, has, is_view, makes_list
 from flowrun.engine.ops.update import accumulate
 from flowrun.engine.placement import Shape, Slices, local_slices
 from flowrun.engine.plan import Plan, RegionWork
@@ -140,7 +140,8 @@ class _Writer:
                 made.append(None)
             else:
                 made.append(self._new(name))
-        single, plain = len(op.outputs) == 1, has(op.target, Trait.PLAIN)
+        single = len(op.outputs) == 1 and not makes_list(op.target)
+        plain = has(op.target, Trait.PLAIN)
         loose = op.name in self.loose
         self.lines.append(Line(call, tuple(made), single, tuple(changes), plain, into, loose))
 
