@@ -12,6 +12,7 @@ from flowrun.engine.strategy import Auto, LossScale, Preparation, Recompute, Str
 from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.profile import rank_hardware, shares_memory
 from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, Recipe
+from flowrun.launcher.signatures import tables_of
 from flowrun.models.data.steps import preparation, sample_seconds, unprepared
 
 _FUSIONS = {EAGER: None, INDUCTOR: fusion.COMPILED, HANDWRITTEN: fusion.HANDWRITTEN}
@@ -54,6 +55,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         fuses=_FUSIONS[recipe.engine.compiler],
         hardware=rank_hardware(recipe),
         shared_memory=shares_memory(recipe),
+        signatures=tables_of(recipe.signatures),
     )
 
 

@@ -58,9 +58,8 @@ class CallForm:
         words = [self._show(arg) for arg in self.args]
         words += [f"{name}={self._show(value)}" for name, value in self.kwargs]
         unused = "".join("x" if used else "_" for used in self.used)
-        return f"{self.target}({', '.join(words)})" + (
-            f" -> {unused}" if not all(self.used) else ""
-        )
+        usual = all(self.used) and len(self.used) == num_returns(self.target)
+        return f"{self.target}({', '.join(words)})" + ("" if usual else f" -> {unused}")
 
     def _show(self, value: Any) -> str:
         if isinstance(value, Ref):
@@ -92,6 +91,11 @@ class CallForm:
         return [tuple(fill(dims, sizes)) for dims in self.shapes]
 
 
+def num_returns(target: str) -> int:
+    """Outputs by the schema; a list of tensors counts once, however many it has."""
+    return len(torch_callable(target)._schema.returns)
+
+
 def _input(ref: Ref) -> Ref:
     return Ref(f"x{ref.name}")
 
@@ -121,8 +125,7 @@ def parse_form(text: str, sizes: Mapping[str, int]) -> CallForm:
     args = tuple(map(reader.value, call.args))
     kwargs = tuple((str(word.arg), reader.value(word.value)) for word in call.keywords)
     target = ast.unparse(call.func)
-    count = len(torch_callable(target)._schema.returns)
-    used = tuple(mark == "x" for mark in unused) if unused else (True,) * count
+    used = tuple(mark == "x" for mark in unused) if unused else (True,) * num_returns(target)
     shapes, dtypes = zip(*reader.tensors, strict=True)
     return CallForm(target, args, kwargs, shapes, dtypes, used, tuple(sizes.items()))
 

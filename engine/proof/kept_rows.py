@@ -136,6 +136,6 @@ class KeptRows:
 
 
 @cache
-def kept_rows(file: Path | None = None) -> KeptRows:
+def kept_rows(file: Path | None) -> KeptRows:
     """One for each file: what a process has tried it does not try again."""
     return KeptRows(file)

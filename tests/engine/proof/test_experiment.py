@@ -97,6 +97,13 @@ def test_what_cannot_be_tried_is_whole(form: CallForm) -> None:
     assert bool(found(form)) == (form.target == "aten.div.Tensor")
 
 
+def test_splits_into_unlike_numbers_are_unlike_forms() -> None:
+    three = first_form("aten.unsafe_split.Tensor", R(6, 12), 4, 1)
+    four = first_form("aten.unsafe_split.Tensor", R(6, 16), 4, 1)
+    assert str(three) != str(four)
+    assert parse_form(str(four), dict(four.sizes)) == four
+
+
 def test_a_kernel_that_ends_its_process_is_refuted_alone() -> None:
     """This one does not look at the shapes that it is given."""
     x = R(6, 2, 4, 6, 6)
