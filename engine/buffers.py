@@ -72,17 +72,17 @@ def with_buffers(graph: LogicalGraph, assigned: Mapping[str, torch.Tensor]) -> L
         if key == name or not _is_copy(graph, made, variables.get(name)):
             writes.setdefault(key, made)
     for name, old in assigned.items():
-        made = tensors.get(writes.get(f"{WRITES}{name}", ""))
-        if made is not None and (made.shape, made.dtype) != (tuple(old.shape), old.dtype):
+        now = tensors.get(writes.get(f"{WRITES}{name}", ""))
+        if now is not None and (now.shape, now.dtype) != (tuple(old.shape), old.dtype):
             raise RecipeError(
                 "model",
                 f"forward assigns the buffer {name}, {old.dtype} of shape {tuple(old.shape)}, a"
-                f" tensor that is {made.dtype} of shape {made.shape}.",
+                f" tensor that is {now.dtype} of shape {now.shape}.",
                 "Keep a buffer of one shape and dtype, and write its part: self.x[:n].copy_(…).",
             )
-        if made is not None and name not in variables:
+        if now is not None and name not in variables:
             tensor = tensor_of_variable(name)
-            tensors[tensor] = Tensor(tensor, made.shape, made.dtype)
+            tensors[tensor] = Tensor(tensor, now.shape, now.dtype)
             variables[name] = Variable(name, tensor, "buffer")
     return replace(
         graph,

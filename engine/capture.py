@@ -145,7 +145,8 @@ class Program(nn.Module):
         batch = dict(zip(self.fields, values, strict=True))
         output = self.model(**{arg: batch[name] for arg, name in self.task.inputs.items()})
         loss = self.loss(output, batch) if self.loss is not None else own_loss(output)
-        written = (owner._buffers[name].detach().clone() for owner, name in self.written)
+        buffers = (owner._buffers[name] for owner, name in self.written)
+        written = (value.detach().clone() for value in buffers if value is not None)
         return (loss, *(fn(output, batch) for fn in self.metric_fns), *written)
 
 

@@ -113,7 +113,7 @@ class _Hooked:
             what = f"it makes {made.dtype} of shape {made.shape} of a gradient that is"
             hooks = self.named[self.parameter]._backward_hooks
             raise self._refused(
-                next(iter(hooks.values())), f"{what} {asked.dtype} of shape {asked.shape}."
+                next(iter((hooks or {}).values())), f"{what} {asked.dtype} of shape {asked.shape}."
             )
 
     def _refused(self, hook: Any, problem: str) -> RecipeError:
@@ -138,7 +138,7 @@ class _Hooked:
         if value.numel() > MOST_NUMBERS:
             hooks = self.named[self.parameter]._backward_hooks
             raise self._refused(
-                next(iter(hooks.values())),
+                next(iter((hooks or {}).values())),
                 f"it reads a tensor of {value.numel():,} numbers from around it; at most"
                 f" {MOST_NUMBERS:,} are carried along. Register it as a buffer of the module.",
             )

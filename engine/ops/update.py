@@ -108,11 +108,12 @@ def adamw_of_many(
         )
 
     def plain(changed: Sequence[Tensor], gradient: Tensor) -> None:
-        param, *averages = changed
+        param, average, square = changed
         plain_adamw(
             [param],
             [gradient],
-            *([x] for x in averages),  # type: ignore[arg-type]
+            [average],
+            [square],
             [],
             [step - 1],
             foreach=False,
