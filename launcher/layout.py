@@ -6,12 +6,14 @@ consecutive ranks in order.
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.placement import Placement
+from flowrun.engine.placement import BATCH_AXES, Placement
 from flowrun.engine.sbp import parse_sbp
 from flowrun.engine.strategy import Pin
 from flowrun.launcher.errors import did_you_mean, one_of
@@ -45,6 +47,26 @@ def parse_stages(placement: PlacementSchema) -> tuple[tuple[str, ...], tuple[Sta
     _check_modules(stages)
     _check_chunks(placement.chunks, len(stages))
     return tuple(names[k] for k in kept), stages
+
+
+def check_axis_names(axes: Iterable[str], sbp: Any, others: Iterable[str]) -> None:
+    """Refuse an axis that nothing else names and that is spelled almost like one that is known: the
+    ranks along a misspelled axis would all do the same.
+
+    sbp: of the recipe; the axes of its pins are known.  others: further names that are.
+    """
+    known = {path[-1] for path, _ in _leaves(sbp, ()) if path} - set(SIDES)
+    known |= {*USUAL_AXES, *BATCH_AXES, *others}
+    for name in axes:
+        numbered = re.sub(r"_?\d+$", "", name)  # tensor2, data_1: names of their own
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
+        if name not in known and numbered not in known and near:
+            raise RecipeError(
+                f"placement.axes.{name}",
+                f"no pin, no zero.axis and no batch knows an axis {name!r}.",
+                f"Did you mean {near[0]!r}? An axis that is called so: +placement.axes.{name}=… on"
+                " the command line, or a pin of sbp that names it.",
+            )
 
 
 def _check_axes(axes: Mapping[str, int]) -> None:

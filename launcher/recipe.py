@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from flowrun.launcher import hydra_source
 from flowrun.launcher.checks import CHECKS, zero_of
 from flowrun.launcher.errors import from_hydra, unknown_key
-from flowrun.launcher.layout import parse_in_flight, parse_pins, parse_stages
+from flowrun.launcher.layout import check_axis_names, parse_in_flight, parse_pins, parse_stages
 from flowrun.launcher.schema import (
     Recipe,
     RecipeSchema,
@@ -38,6 +38,7 @@ _OPEN = re.compile(
     r"(model|data|sbp|signatures|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
     r"|launch\.slurm\.extra)(\..+)?"
 )
+_MEANT_AXIS = re.compile(r"\+placement\.axes\.(\w+)=")  # Hydra's own sign for a new key
 _PLAIN = re.compile(r"[\w./:-]*")
 _SPLIT = re.compile(r"\bS\((\d+)\)")
 
@@ -58,7 +59,14 @@ def regrouped(cfg: DictConfig, overrides: list[str], config_dir: str | None = No
     """
     chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, "").strip("'"))
-    if file is None or not hydra_source.is_resolved(file, GROUPS):
+    resolved_file = file is not None and hydra_source.is_resolved(file, GROUPS)
+    meant = [m[1] for text in overrides if (m := _MEANT_AXIS.match(text))]
+    if resolved_file:  # its names were checked when it was composed
+        meant += list(OmegaConf.load(file).placement.axes)  # type: ignore[arg-type]
+    meant += [str(cfg.zero.axis)] if cfg.zero.axis else []
+    sbp = OmegaConf.to_container(cfg.sbp)
+    check_axis_names(map(str, cfg.placement.axes), sbp, meant)
+    if not resolved_file:
         return cfg
     for group in (g for g in (*GROUPS, *_SECTIONS) if chosen.get(g, "{")[:1] != "{"):
         section = _SECTIONS.get(group, group)
@@ -194,6 +202,8 @@ def _spell(override: str) -> str:
     if bare == hydra_source.GROUP and not _PLAIN.fullmatch(value) and Path(value).is_file():
         return f"{key}='{value}'"  # a folder may be called lr=0.1,wd=0
     if not equals or key.startswith("~") or not _OPEN.fullmatch(bare):
+        return override
+    if _MEANT_AXIS.match(override):
         return override
     if not bare.startswith("sbp"):
         return f"++{bare}={value}" if "." in bare or value.startswith("{") else override

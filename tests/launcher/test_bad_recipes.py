@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from flowrun.engine.errors import RecipeError
 from flowrun.launcher.cli import main
+from flowrun.launcher.recipe import load
 
 MLP = "defaults: [/model: mlp, /data: digits]\n"
 
@@ -440,3 +442,28 @@ def test_the_real_command_ends_with_status_2_and_no_traceback(workplace: Path) -
     assert re.fullmatch(
         r"command line  zero\.axis = dat\n  .*\n  Did you mean 'data'\?\n", ended.stderr
     )
+
+
+@pytest.mark.parametrize(("name", "near"), [("tensr", "tensor"), ("dta", "data"), ("Data", "data")])
+def test_an_axis_that_is_misspelled_is_refused(name: str, near: str) -> None:
+    with pytest.raises(RecipeError, match=f"Did you mean '{near}'") as error:
+        load(["recipe=gpt_hybrid", f"placement.axes.{name}=4"])
+    assert error.value.where == f"placement.axes.{name}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["+placement.axes.tensr=4"],
+        ["placement.axes.tensr=4", "sbp.head.weight.tensr=S0"],
+        ["placement.axes.datum=4", "zero={axis: datum, stage: 1}"],
+        ["placement.axes.tensor2=4"],
+        ["placement.axes.expert=4"],
+    ],
+    ids=["plus", "pinned", "ZeRO", "numbered", "unlike"],
+)
+def test_an_axis_that_is_meant_is_taken(changes: list[str], workplace: Path) -> None:
+    recipe = load(["recipe=gpt_hybrid", *changes])
+    assert recipe.num_ranks == 16
+    (workplace / "again.yaml").write_text(recipe.to_yaml())
+    assert load(["recipe=again.yaml"]).axes == recipe.axes
