@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowrun.engine.buffers import WRITES, assign_buffers, with_buffers
 from flowrun.engine.capture_errors import no_loss, not_captured
+from flowrun.engine.check_ranges import check_ranges
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.fold import Fold, fold
 from flowrun.engine.gradient_hooks import apply_hooks
@@ -209,7 +210,7 @@ def trace(task: Task, batch: Batch) -> Traced:
 def rewritten(traced: Traced, task: Task) -> LogicalGraph:
     """The second half of `capture`."""
     graph = seed_random_ops(assign_buffers(traced.graph), task.seed)
-    return _numbered(simplify(graph, keeps_logits=task.keeps_logits))
+    return _numbered(check_ranges(simplify(graph, keeps_logits=task.keeps_logits)))
 
 
 def capture_evaluation(task: Task, batch: Batch) -> LogicalGraph:

@@ -18,6 +18,7 @@ from flowrun.engine.cost.live import Live
 from flowrun.engine.crowd import Crowd
 from flowrun.engine.deadlock import deadlock
 from flowrun.engine.flights import Flights
+from flowrun.engine.graph import COUNT
 from flowrun.engine.period import Period, steady
 from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan, TransferWork
 from flowrun.engine.scheduler import Scheduler
@@ -75,7 +76,9 @@ class Clock:
         self.steps = steps
         self.round = len(plan.placements) if plan.chunks > 1 else 1  # micro-batches, see Turns
         self.observed = observed
-        last = steps + (_AHEAD if observed else 0)
+        # what reads a step ahead would idle in the last
+        self.endless = observed or any(actor.phase == COUNT for actor in plan.actors)
+        last = steps + (_AHEAD if self.endless else 0)
         self.ranks = [Scheduler(plan, stage, last) for stage in range(len(plan.placements))]
         self.now = 0.0
         self.computing = [False] * len(self.ranks)
@@ -112,7 +115,7 @@ class Clock:
                 whole |= self._end(actor)
             self._start(sorted({self.stage_of[actor] for actor in actors}))
             self._share()
-            if whole and self.observed and not self.left[self.steps - 1]:
+            if whole and self.endless and not self.left[self.steps - 1]:
                 return
             if period is None:
                 continue

@@ -20,6 +20,7 @@ from flowrun.engine.lower import lower
 from flowrun.engine.overwrite import overwrite
 from flowrun.engine.passes import finish, lay_out
 from flowrun.engine.passes.chosen_stages import decided
+from flowrun.engine.passes.count_step import count_step
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
@@ -35,6 +36,16 @@ from flowrun.engine.schedules import held_micro_batches
 from flowrun.engine.strategy import Optimizer, Pin, Strategy, Zero
 from flowrun.engine.tile import tile
 
+EVALUATION = (
+    find_rows,
+    mirror,
+    split_stages,
+    update_ops,
+    count_step,
+    with_pins,
+    infer_sbp,
+    infer_update,
+)  # passes of forward alone, up to the layout
 NEARLY = 0.01  # so much slower is as good, of what is foreseen
 
 
@@ -147,15 +158,7 @@ def captured_evaluation(task: Task, batch: Batch, strategy: Strategy) -> Logical
 def planned_evaluation(graph: LogicalGraph, strategy: Strategy, training: Plan) -> Rehearsed:
     """captured -> passes -> plan -> rehearsal, by the layout that training has."""
     follow = _following(strategy, training)
-    for rewrite in (
-        find_rows,
-        mirror,
-        split_stages,
-        update_ops,
-        with_pins,
-        infer_sbp,
-        infer_update,
-    ):
+    for rewrite in EVALUATION:
         graph = rewrite(graph, follow)
     homes = {v.name: v.nd_sbp for v in training.graph.variables}
     variables = tuple(replace(v, nd_sbp=homes.get(v.name, v.nd_sbp)) for v in graph.variables)

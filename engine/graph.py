@@ -25,9 +25,10 @@ from flowrun.engine.sbp import NdSbp, format_nd_sbp
 if TYPE_CHECKING:  # tables speak of ops
     from flowrun.engine.ops.table import Table
 
+COUNT = "count"
 WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"
 WEIGHT_GRAD, UPDATE = "weight_grad", "update"
-PHASES = (WEIGHTS, FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)
+PHASES = (COUNT, WEIGHTS, FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from flowrun.engine.boxing import Step, by_size
 from flowrun.engine.cost.actor_cost import ActorCost
 from flowrun.engine.draft import Draft
 from flowrun.engine.graph import (
+    COUNT,
     FORWARD,
     PHASES,
     UPDATE,
@@ -121,10 +122,10 @@ class _Lowering:
     def _readers(self) -> None:
         for stage in range(self.strategy.num_stages):
             for per_step in (False, True):
-                feeds = tuple(
+                found = tuple(
                     f for f in self.graph.feeds if f.stage == stage and f.per_step == per_step
                 )
-                if feeds:
+                for feeds in self._together(found):
                     made = tuple(f.tensor for f in feeds)
                     name = "step" if per_step else "batch"
                     phase = UPDATE if per_step else FORWARD
@@ -135,6 +136,21 @@ class _Lowering:
                     reads = (source,) if source else ()
                     work = FeedWork(feeds, source, unprepared)
                     self._add(Draft(name, READER, stage, phase, per_step, work, reads, made))
+
+    def _together(self, feeds: tuple[Feed, ...]) -> list[tuple[Feed, ...]]:
+        """Feeds that one reader supplies.  Counts of a step read it ahead: they have a reader of
+        their own where their fields can be had without the rest of their samples.
+        """
+        counted = tuple(
+            feed
+            for feed in feeds
+            if any(op.phase == COUNT for op in self.graph.consumers.get(feed.tensor, ()))
+        )
+        alone = {feed.field for feed in counted} <= set(self.strategy.unprepared)
+        parts = (
+            (counted, tuple(feed for feed in feeds if feed not in counted)) if alone else (feeds,)
+        )
+        return [part for part in parts if part]
 
     def _prepared(self, stage: int, feeds: tuple[Feed, ...]) -> str | None:
         """A chain of actors, one for each step that makes a sample; what the last of them makes.

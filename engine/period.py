@@ -69,6 +69,7 @@ class Period:
         self.clock = clock
         self.often = [k for k, n in enumerate(clock.acts) if n > 1]
         self.anchor = self.often[-1] if self.often else -1
+        self.steps: list[int] = []
         self.before: deque[_Moment] = deque(maxlen=max(LONGEST, clock.round))
 
     def look(self) -> None:
@@ -76,14 +77,19 @@ class Period:
         clock, m = self.clock, self.clock.plan.micro_batches
         whole = m - m % clock.round  # a round that is not full has turns of its own
         acts = [clock.ranks[clock.stage_of[k]].acts[k] for k in self.often]
-        if max(acts) // m != min(acts) // m or not min(acts) % m:
-            self.before.clear()  # some actor is in another step, or at the beginning
+        steps = [count // m for count in acts]
+        if steps != self.steps:
+            self.before.clear()  # some actor has begun another step
+        self.steps = steps
+        within = [count % m for count in acts]
+        if not min(within):
+            self.before.clear()  # or is about to
             return
         moment = self._moment(clock.ranks[clock.stage_of[self.anchor]].acts[self.anchor])
         for earlier in reversed(self.before):
             if earlier.found == moment.found:
                 length = moment.act - earlier.act
-                room = (whole - 1 - max(acts) % m) // length
+                room = (whole - 1 - max(within)) // length
                 times = min(self._same_turns(earlier, moment), room)
                 if times > 0:
                     self._forward(earlier, moment, times)
@@ -150,7 +156,8 @@ class Period:
             (c, act + (more if actor in often else 0)): actor
             for (c, act), actor in clock.posted.items()
         }
-        clock.left[moment.act // clock.plan.micro_batches] -= more * len(self.often)
+        for step in self.steps:
+            clock.left[step] -= more
         for rank, before, now in zip(clock.ranks, earlier.turns, moment.turns, strict=True):
             turns = {axis: times * (now[axis] - before[axis]) for axis in now}
             rank.forward(more, turns)

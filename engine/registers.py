@@ -13,7 +13,7 @@ from functools import cached_property
 from flowrun.engine.cost.actor_cost import ActorCost
 from flowrun.engine.draft import Draft
 from flowrun.engine.errors import PlanError
-from flowrun.engine.graph import BACKWARD, PHASES, UPDATE, WEIGHT_GRAD, LogicalGraph
+from flowrun.engine.graph import BACKWARD, COUNT, PHASES, UPDATE, WEIGHT_GRAD, LogicalGraph
 from flowrun.engine.plan import BOX, READER, Register
 from flowrun.engine.schedules import held_micro_batches
 from flowrun.engine.strategy import Strategy
@@ -118,6 +118,8 @@ class _Connector:
         )
         if producer is not None and self.drafts[producer].kind == READER:
             slots = max(slots, 2)
+            if self._is_counted(producer):  # all of a step is read before its first forward
+                slots = max(slots, self.strategy.micro_batches + self.strategy.register_slots)
         label = self.drafts[producer].name if producer is not None else "constant"
         self._check_rates(label, per_step, readers, names)
         return Register(
@@ -155,6 +157,11 @@ class _Connector:
             and made_in < PHASES.index(UPDATE)
             and max(later) <= PHASES.index(WEIGHT_GRAD)
         )
+
+    def _is_counted(self, producer: int) -> bool:
+        """True for a reader of fields that are counted over the step."""
+        readers = (k for name in self.drafts[producer].makes for k in self.readers.get(name, ()))
+        return any(self.drafts[k].phase == COUNT for k in readers)
 
     def _chunks(self, producer: int | None, readers: Iterable[int]) -> tuple[int, bool]:
         """(the first chunk that has to do with a register, it waits for another chunk's turn).

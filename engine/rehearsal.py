@@ -62,7 +62,8 @@ def rehearse(
     warm = Clock(replace(plan, order=order), cost, steps=STEPS, shortly=shortly, observed=True)
     warm.run()
     busy = [0.0] * len(plan.placements)
-    for event in cold.events:
+    first = tuple(e for e in cold.events if e.act < plan.acts_per_step(plan.actors[e.actor]))
+    for event in first:
         if computes(plan.actors[event.actor]):
             busy[event.stage] += event.end - event.start
     sent = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
@@ -74,6 +75,6 @@ def rehearse(
         tuple(memory.peak for memory in warm.memory),
         tuple(memory.bound for memory in warm.memory),
         sent,
-        tuple(cold.events),
+        first,
         order,
     )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS
+from flowrun.engine.graph import BACKWARD, COUNT, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.plan import BOX, RECEIVE, SEND, Actor, Plan, RegionWork
 from flowrun.engine.protocol import (
     ActorSpec,
@@ -35,7 +35,7 @@ from flowrun.engine.protocol import (
 )
 from flowrun.engine.schedules import Turns
 
-PRIORITY = {WEIGHTS: 0, UPDATE: 0, BACKWARD: 0, FORWARD: 1, WEIGHT_GRAD: 2}
+PRIORITY = {COUNT: 0, WEIGHTS: 0, UPDATE: 0, BACKWARD: 0, FORWARD: 1, WEIGHT_GRAD: 2}
 COMMUNICATION = (BOX, SEND, RECEIVE)
 
 

@@ -42,11 +42,14 @@ def simplify(graph: LogicalGraph, *, keeps_logits: bool = True) -> LogicalGraph:
     return graph
 
 
+_NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
+
+
 def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
     ops: list[Op] = []
     tensors = dict(graph.tensors)
     for op in graph.ops:
-        if op.target != "aten.nll_loss_forward.default" or op.args[3] != 1:
+        if op.target not in _NLL or op.args[3] != 1:
             ops.append(op)
             continue
         loss, count = op.outputs

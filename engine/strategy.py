@@ -183,6 +183,8 @@ class Strategy:
     decided: stages of another graph of the same model, by training for evaluation; wins over both.
     mirrored: each rank its own batch (one stage, axes that divide the batch); else one logical
         batch.
+    counts_step: what a loss is divided by is counted over the step (passes/count_step.py); else by
+        each micro-batch for itself.
     in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
         "zero_bubble", or "auto", the fewest that are as good as what memory allows, up to zero
         bubble (compile.py).
@@ -218,6 +220,7 @@ class Strategy:
     accumulates_wide: bool = True
     micro_batches: int = 1
     mirrored: bool = False
+    counts_step: bool = True
     in_flight: int | str = "auto"
     register_slots: int = 2
     overwrites: bool = True

@@ -21,8 +21,10 @@ from flowrun.launcher.schema import (
     KEEPABLE,
     KEPT,
     LAUNCHERS,
+    LOSS_MEANS,
     MEMORY_MODES,
     MIRRORED,
+    ON_NONFINITE,
     OPTIMIZERS,
     PRECISIONS,
     SPARSE,
@@ -87,6 +89,10 @@ def _check_train(recipe: RecipeSchema) -> None:
     for name in ("save_every", "keep"):
         value = getattr(train, name)
         _require(value >= 0, f"train.{name}", f"{name} is 0 or more, not {value}.")
+    for name, words in (("loss_mean", LOSS_MEANS), ("on_nonfinite", ON_NONFINITE)):
+        value = getattr(train, name)
+        what = f"train.{name} is {' or '.join(words)}, not {value!r}."
+        _require(value in words, f"train.{name}", what)
     _require(train.seed >= 0, "train.seed", f"a seed is 0 or more, not {train.seed}.")
     near = [n for n in range(1, train.batch_size + 1) if train.batch_size % n == 0]
     _require(

@@ -33,7 +33,8 @@ def described(error: BaseException, rank: int | None = None) -> tuple[str, str, 
     if isinstance(error, LostPeer):
         return error.where, _GLOO.sub("", error.problem), story
     lines = user_lines(error.__cause__.__traceback__) if error.__cause__ else []
-    return error.where, "\n".join([error.problem, *lines]), story
+    said = [error.problem, *lines, *error.instead.splitlines()]
+    return error.where, "\n".join(said), story
 
 
 def _named(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,11 +33,18 @@ class Trained:
     skipped: frozenset[int] = frozenset()
 
 
-def plain_loop(recipe: Recipe, replicas: int = 1, skipped: frozenset[int] = frozenset()) -> Trained:
+def plain_loop(
+    recipe: Recipe,
+    replicas: int = 1,
+    skipped: frozenset[int] = frozenset(),
+    *,
+    whole: bool = False,
+) -> Trained:
     """Train the recipe, micro-batch by micro-batch.
 
-    replicas: of the mirrored view: each has its own part of a micro-batch and its own buffers;
-    their gradients are averaged.  skipped: steps that shall have no update.
+    whole: each step's batch in one piece.  replicas: of the mirrored view: each has its own part of
+    a micro-batch and its own buffers; their gradients are averaged.  skipped: steps that shall have
+    no update.
     """
     job = Job(recipe, values=False)
     parts = build.build(recipe)
@@ -45,18 +52,20 @@ def plain_loop(recipe: Recipe, replicas: int = 1, skipped: frozenset[int] = froz
     models = [model, *(_replica(model) for _ in range(replicas - 1))]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     update = _Update(job.strategy.optimizer, job.strategy.loss_scale, model)
-    train, rows = recipe.train, recipe.micro_batch_size // replicas
+    train, parts = recipe.train, 1 if whole else recipe.train.micro_batches
+    sampler = replace(job.sampler, micro_batches=parts)
+    rows = train.batch_size // parts // replicas
     dtype = AUTOCAST[recipe.precision.dtype]
     losses = []
     for step in range(train.steps):
         model.zero_grad()
         total = 0.0
-        for micro_batch in range(train.micro_batches):
+        for micro_batch in range(parts):
             for rank, each in enumerate(models):
-                batch = job.sampler(step, micro_batch, slice(rank * rows, (rank + 1) * rows))
+                batch = sampler(step, micro_batch, slice(rank * rows, (rank + 1) * rows))
                 with torch.autocast("cpu", dtype, enabled=dtype is not None):
                     loss = _loss(parts, each, batch).float()
-                loss = loss / (train.micro_batches * replicas)
+                loss = loss / (parts * replicas)
                 update.backward(loss)
                 total += loss.item()
         if step not in skipped and not update.step(step):

@@ -6,6 +6,7 @@ recipe.yaml, plan.txt, metrics.jsonl, TensorBoard events, report.json.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,13 @@ from flowrun.launcher.errors import PlacedError
 from flowrun.launcher.job import Job
 from flowrun.launcher.locate import show_path
 from flowrun.launcher.progress import Progress
-from flowrun.launcher.report import Report, StepRecord, numbers
+from flowrun.launcher.report import Report, StepRecord, numbers, strict
+from flowrun.launcher.schema import STOP
+
+_NO_TARGET = (
+    "step {step} has no target: its loss is no number (null in metrics.jsonl), and its gradients"
+    " are 0, as in plain torch"
+)
 
 METRICS = "metrics.jsonl"
 
@@ -33,6 +40,9 @@ class Record:
         self.progress = progress
         self.steps: list[StepRecord] = []
         self.validation: Results = {}
+        self.no_target = False  # a step had a loss that is no number
+        of_others = job.recipe.train.on_nonfinite == STOP and job.recipe.precision.dtype != "fp16"
+        self.stops = of_others  # of any other loss that is no number finite.py ends the run
         self.first = job.start.step if job.start else 0
         folder.mkdir(parents=True, exist_ok=True)
         _lines_before(folder / METRICS, self.first)  # what is wrong there is said before the start
@@ -61,6 +71,9 @@ class Record:
         skipped = int(results.get("skipped_updates", 0))
         record = StepRecord(step, results["loss"], seconds, speed, skipped)
         self.steps.append(record)
+        if math.isnan(record.loss) and not self.no_target and self.stops:
+            self.no_target = True
+            self.note(_NO_TARGET.format(step=step))
         rate = self.job.rate(step)
         line = {
             "step": step,
@@ -121,7 +134,7 @@ class Record:
     def _line(self, line: dict[str, Any]) -> None:
         if self._metrics is None:
             self._metrics = _metrics(self.folder / METRICS, self.first)
-        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.write(json.dumps(strict(line)) + "\n")
         self._metrics.flush()
 
     def _writer(self) -> Any:

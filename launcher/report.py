@@ -5,6 +5,7 @@ table for a person.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,17 @@ from flowrun.engine.trace import Note
 from flowrun.launcher.job import Job
 
 FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit
+
+
+def strict(value: Any) -> Any:
+    """The same for JSON, which has no number that is not finite: null stands for each."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: strict(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(each) for each in value]
+    return value
 
 
 def numbers(validation: Results) -> dict[str, float]:
@@ -144,7 +156,14 @@ class Report:
 
     def to_json(self) -> str:
         """As written to report.json."""
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps(strict(asdict(self)), indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """What to_json wrote."""
+        found = json.loads(text)
+        losses = {k: math.nan for k in ("first_loss", "last_loss") if found[k] is None}
+        return Report(**found | losses)
 
 
 def advice_on(profile: str, foreseen_s: float, measured_s: float) -> str:

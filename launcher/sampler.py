@@ -74,6 +74,10 @@ class Sampler:
         first = step * self.batch_size + micro_batch * size
         return range(first + rows.start, first + rows.stop)
 
+    def index(self, step: int, micro_batch: int, row: int) -> int:
+        """The number in the data set of a sample of a micro-batch."""
+        return int(self._chosen(step, micro_batch, slice(row, row + 1))[0])
+
     def _chosen(self, step: int, micro_batch: int, rows: slice) -> torch.Tensor:
         """Data set indices of some samples."""
         numbers, total = self._numbers(step, micro_batch, rows), length(self.data)

@@ -27,6 +27,10 @@ TRANSPORTS = ("auto", "shared", "gloo")
 KEPT = ("matmul", "boxing")
 MIRRORED = "mirrored"
 VIEWS = ("consistent", MIRRORED)
+STEP, MICRO_BATCH = "step", "micro_batch"
+LOSS_MEANS = (STEP, MICRO_BATCH)
+STOP, IGNORE = "stop", "ignore"
+ON_NONFINITE = (STOP, IGNORE)
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
 COMPILERS = (EAGER, INDUCTOR, HANDWRITTEN)
@@ -209,7 +213,11 @@ class Train:
     batch_size: samples of one step, over all ranks and micro-batches.  seed: of weights, of
     sampling and of dropout.  save: write the trained weights to the run's folder.  save_every:
     steps from one checkpoint to the next (and one at the end), 0 = none.  keep: the newest that
-    stay, 0 = all.
+    stay, 0 = all.  loss_mean: step: the loss of a step is that of its whole batch, whatever
+    the number of micro-batches (docs/training.md); micro_batch: the mean of the losses of
+    micro-batches, as loops that accumulate gradients have it, and as the mirrored view always has.
+    on_nonfinite: stop: a loss or a gradient that is not finite ends the run before it is saved;
+    ignore: it goes on.
     """
 
     batch_size: int = 32
@@ -219,6 +227,8 @@ class Train:
     save: bool = True
     save_every: int = 0
     keep: int = 2
+    loss_mean: str = "step"
+    on_nonfinite: str = "stop"
 
 
 @dataclass(frozen=True)

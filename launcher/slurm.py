@@ -7,7 +7,6 @@ from its last checkpoint.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ class Submitted:
             said = [line.strip() for line in str(error).splitlines() if line.strip()]
             log = f"The log of its first host: {self.job.paths.stderr}"
             raise RunError(f"job {self.job.job_id}", " ".join(said[-1:]), log) from error
-        return Report(**json.loads((self.folder / "report.json").read_text()))
+        return Report.from_json((self.folder / "report.json").read_text())
 
 
 def submit(recipe: Recipe, folder: Path) -> Submitted:

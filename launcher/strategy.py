@@ -11,7 +11,7 @@ from flowrun.engine.cost import fusion
 from flowrun.engine.strategy import Auto, LossScale, Preparation, Recompute, Strategy, Zero
 from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.profile import rank_hardware, shares_memory
-from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, Recipe
+from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, STEP, Recipe
 from flowrun.launcher.signatures import tables_of
 from flowrun.models.data.steps import preparation, sample_seconds, unprepared
 
@@ -48,6 +48,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         accumulates_wide=recipe.precision.accumulate_dtype == "fp32",
         micro_batches=recipe.train.micro_batches,
         mirrored=recipe.view == MIRRORED,
+        counts_step=recipe.train.loss_mean == STEP,
         in_flight=recipe.in_flight,
         register_slots=recipe.engine.register_slots,
         blocking=tuple(axis for axis in recipe.axes if axis in recipe.engine.blocking),

@@ -1,9 +1,10 @@
 """`flowrun verify`: does a recipe train alike under every layout?
 
 Each layout trains the recipe for a few steps; its losses and final weights are held beside a plain
-torch loop (launcher/plain_loop.py).  Where that would train something else, since a recipe draws
-random numbers or updates some rows of a table alone, they are held beside flowrun's own run on one
-rank.
+torch loop (launcher/plain_loop.py), which sees each step's batch in one piece; by micro-batches
+where the recipe asks for their mean, or the model itself depends on its batch.  Where a plain loop
+would train something else, since a recipe draws random numbers or updates some rows of a table
+alone, they are held beside flowrun's own run on one rank.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from flowrun.launcher.device import may_use_gpus
 from flowrun.launcher.job import Job
 from flowrun.launcher.plain_loop import Trained, plain_loop
 from flowrun.launcher.recipe import load
-from flowrun.launcher.schema import MIRRORED, Recipe
+from flowrun.launcher.schema import MIRRORED, STEP, Recipe
 from flowrun.launcher.strategy import AUTOCAST
 
 # float32 sums in another order.  Losses: relative; weights: of the way that training moved them.
@@ -138,8 +139,8 @@ class Allowed:
 class _Layouts:
     """The layouts of one recipe, and what they are held beside.
 
-    why_single: why that is not plain torch; empty if it is.  before: the weights that all start
-    from.
+    why_single: why that is not plain torch; empty if it is.  whole: the loop sees each step's batch
+    in one piece.  before: the weights that all start from.
     """
 
     def __init__(self, recipe: Recipe, run: Run, scratch: Path) -> None:
@@ -151,7 +152,8 @@ class _Layouts:
         self.always = [f"train.steps={steps}", "eval.batches=0", "train.save=true"]
         self.single = dict(layouts(recipe))[SINGLE]
         self.job = job = Job(self._load([]))
-        self.why_single = self._apart(lambda: _why_single(job))
+        self.why_single, self.whole = self._apart(lambda: (_why_single(job), _sees_whole(job)))
+        self.by_parts = False  # some layout trained as a loop over micro-batches does
         self.before = {name: job.initial[name] for name, _ in job.model.named_parameters()}
         if self.why_single and recipe.view == MIRRORED:
             raise RecipeError(
@@ -189,14 +191,25 @@ class _Layouts:
         if not self.most.holds(*found):
             self.most = self.allowed(replicas)
         verdict = "same" if self.most.holds(*found) else "DIFFERS"
+        if verdict != "same" and self.whole and not self.why_single:
+            by_parts = _distance(self._trained(folder), self.reference(replicas, whole=False))
+            if self.most.holds(*by_parts):
+                self.by_parts, found, verdict = True, by_parts, "same by micro-batches"
         sent = round(report.measured["sent_bytes"])
         return Difference(name, report.ranks, *found, sent, verdict)
 
-    def _reference(self, replicas: int, dtype: str | None = None, nudged: bool = False) -> Trained:
+    def _reference(
+        self,
+        replicas: int,
+        dtype: str | None = None,
+        nudged: bool = False,
+        whole: bool = True,
+    ) -> Trained:
         """What the layouts are held beside.
 
-        dtype: another precision than the recipe's, with the updates that the recipe's has.
-        nudged: from initial weights that are one unit in the last place off.
+        whole: a step's batch in one piece, where the recipe allows it.  dtype: another precision
+        than the recipe's, with the updates that the recipe's has.  nudged: from initial weights
+        that are one unit in the last place off.
         """
         changes = [*self.single] if self.why_single else []
         if nudged:
@@ -206,7 +219,8 @@ class _Layouts:
         recipe = self._load(changes)
         if not self.why_single:
             skipped = self.reference(replicas).skipped if dtype else frozenset()
-            return self._apart(lambda: plain_loop(recipe, replicas, skipped))
+            seen = whole and self.whole
+            return self._apart(lambda: plain_loop(recipe, replicas, skipped, whole=seen))
         folder = self.scratch / f"reference_{dtype}_{nudged}"
         self.run(recipe, folder)
         return self._trained(folder)
@@ -214,7 +228,8 @@ class _Layouts:
     def _trained(self, folder: Path) -> Trained:
         """What a run left in its folder."""
         lines = (folder / "metrics.jsonl").read_text().splitlines()
-        losses = tuple(float(json.loads(line)["loss"]) for line in lines)
+        found = (json.loads(line)["loss"] for line in lines)
+        losses = tuple(math.nan if loss is None else float(loss) for loss in found)
         return Trained(losses, self.before, weights.load(folder))
 
     def _allowed(self, replicas: int) -> Allowed:
@@ -247,6 +262,13 @@ class _Layouts:
 
     def _caption(self) -> str:
         beside = "a plain torch loop"
+        if self.whole:
+            beside += " that sees each step's batch in one piece"
+        if self.by_parts:
+            beside += (
+                ' ("same by micro-batches": beside one that sees micro-batch after micro-batch, for'
+                " the model depends on its batch, or the loss is a sum)"
+            )
         if self.recipe.view == MIRRORED:
             beside += " over as many replicas"
         if self.why_single:
@@ -266,6 +288,15 @@ def _why_single(job: Job) -> str:
     return ""
 
 
+def _sees_whole(job: Job) -> bool:
+    """Whether the loop may see a step's batch in one piece, whatever the number of micro-batches:
+    not where forward changes buffers, as a batch norm does.
+    """
+    recipe = job.recipe
+    of_step = recipe.view != MIRRORED and recipe.train.loss_mean == STEP
+    return of_step and recipe.train.micro_batches > 1 and not job.training.plan.graph.running
+
+
 def _distance(found: Trained, reference: Trained) -> tuple[float, float]:
     """Largest difference of (losses, weights), as Difference has them."""
     loss = max(map(_relative, found.losses, reference.losses))
@@ -277,5 +308,7 @@ def _distance(found: Trained, reference: Trained) -> tuple[float, float]:
 
 
 def _relative(a: float, b: float) -> float:
-    """Relative difference; infinite if either is no number."""
+    """Relative difference; infinite if one is no number and the other is."""
+    if math.isnan(a) and math.isnan(b):
+        return 0.0  # of a step without a target
     return abs(a - b) / (abs(b) or 1.0) if math.isfinite(a) and math.isfinite(b) else math.inf

@@ -19,6 +19,7 @@ from flowrun.engine.runtime.virtual import VirtualCluster
 from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
 from flowrun.launcher.failure import described
+from flowrun.launcher.finite import check_step, check_weights
 from flowrun.launcher.job import Job
 from flowrun.launcher.record import Record
 from flowrun.launcher.report import Log
@@ -51,6 +52,7 @@ def execute_virtual(
     def on_step(step: int, results: Results) -> None:
         nonlocal before
         now = time.perf_counter()
+        check_step(job, step, results, cluster.ranks.values())
         record.step(step, results, now - before)
         before = now
 
@@ -58,6 +60,8 @@ def execute_virtual(
         for segment in job.segments:
             before = time.perf_counter()
             cluster.run(segment.last, on_step, segment.first)
+            for body in cluster.ranks.values():
+                check_weights(job, segment.last, body)
             if segment.evaluate and evaluator:
                 results = evaluator.run(job.eval_steps)
                 record.evaluated(segment.last - 1, job.validation(results))

@@ -29,11 +29,13 @@ from flowrun.engine.runtime.core import keep_to_a_core
 from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.kernels import Kernels
 from flowrun.engine.runtime.links import Links
+from flowrun.engine.runtime.rank import Results
 from flowrun.engine.runtime.recorder import RecordedRank
 from flowrun.engine.runtime.shards import Shard, to_write, whole
 from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
 from flowrun.launcher.failure import described
+from flowrun.launcher.finite import check_step, check_weights
 from flowrun.launcher.hosts import Teller
 from flowrun.launcher.job import Job
 from flowrun.launcher.rank_memory import RankMemory
@@ -109,9 +111,15 @@ class Worker:
 
             checkpoint.restore(self.job.start.folder, plan, rank, body.body.variables)
         evaluation: DistributedRank | None = None
+
+        def on_step(step: int, results: Results, seconds: float) -> None:
+            check_step(self.job, step, results, [body.body])
+            tell.step(step, results, seconds)
+
         for segment in self.job.segments:
             with memory.of_training(body):
-                body.run(segment.last, tell.step if body.reports else None, segment.first)
+                body.run(segment.last, on_step if body.reports else None, segment.first)
+            check_weights(self.job, segment.last, body.body)
             if segment.evaluate and self.evaluation:
                 evaluation = evaluation or self._evaluator(rank, body, device)
                 results = evaluation.run(self.job.eval_steps)

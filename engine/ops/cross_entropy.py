@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.graph import Op, Ref
-from flowrun.engine.ops.loss import NONE, SUM, of_mine, reduced_loss, weights_of
+from flowrun.engine.ops.loss import NONE, SUM, divisor, of_mine, reduced_loss, weights_of
 from flowrun.engine.ops.reduce import LOG2_E
 from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
 from flowrun.engine.sbp import B, P, S, Sbp
@@ -113,7 +113,7 @@ def gradient_of_logits(
     """
     here, mine = of_mine(target, start, x.shape[1], ignored)
     each = (grad * weights_of(lse, target, weight, ignored)).unsqueeze(1)
-    each = each if total is None else each / total
+    each = each if total is None else each / divisor(total)
     if out is None and not x.is_cpu:
         return compared(x, lse, here, mine, each)
     made = torch.sub(x.to(lse.dtype), lse, out=out)

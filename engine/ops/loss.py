@@ -160,6 +160,13 @@ def reduced_loss(
     return (loss / total if reduction == MEAN else loss), total
 
 
+def divisor(total: torch.Tensor) -> torch.Tensor:
+    """What gradients of a mean are divided by.  Where every target is ignored there is nothing to
+    divide: each gradient is 0, as torch's kernels leave it, not 0 / 0.
+    """
+    return torch.where(total == 0, 1, total)
+
+
 def nll_gradient_of_classes(
     grad: torch.Tensor,
     log_p: torch.Tensor,
@@ -174,7 +181,7 @@ def nll_gradient_of_classes(
     here, mine = of_mine(target, start, log_p.shape[-1], ignored)
     value = -grad * weights_of(log_p, target, weight, ignored) * mine
     if reduction == MEAN:
-        value = value / total
+        value = value / divisor(total)
     return torch.zeros_like(log_p).scatter_(-1, here.unsqueeze(-1), value.unsqueeze(-1))
 
 

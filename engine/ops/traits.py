@@ -31,7 +31,7 @@ class Trait(Enum):
 
 TARGETS: Mapping[Trait, tuple[str, ...]] = {
     Trait.IDENTITY: ("flow.after", "flow.pin", "flow.own", "flow.share"),
-    Trait.VIEW: ("aten._unsafe_view.default",),
+    Trait.VIEW: ("aten._unsafe_view.default", "flow.check_range"),
     Trait.RESHAPE: (
         "aten.view.default",
         "aten._unsafe_view.default",
@@ -43,6 +43,7 @@ TARGETS: Mapping[Trait, tuple[str, ...]] = {
     Trait.FUSED: ("flow.adamw", "flow.sgd"),
     Trait.PLAIN: (
         "flow.accumulate",
+        "flow.check_range",
         "flow.adamw",
         "flow.sgd",
         "flow.update_rows",

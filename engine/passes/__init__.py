@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes.count_step import count_step
 from flowrun.engine.passes.count_targets import count_targets
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.passes.hoist_weights import hoist_weights
@@ -33,6 +34,7 @@ PASSES: tuple[Pass, ...] = (
     sum_tied_gradients,  # a weight that several stages read: its gradient in parts
     update_ops,  # accumulation, clipping and the optimizer as ops
     find_rows,  # of what an optimizer of one's own does
+    count_step,  # what losses are divided by, over the micro-batches of the step
     split_weight_grads,  # weight gradients may run late
     pin_activations,  # the recipe's in and out pins
     infer_sbp,  # a signature for each op of forward and backward

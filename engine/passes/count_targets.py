@@ -3,12 +3,14 @@
 Torch counts the targets where it makes their losses.  Of a split batch the count is a partial sum,
 for whose all-reduce backward waits: in mid-step, for whichever rank is last to make its logits.
 Targets alone are needed for it, so an op of its own makes it, and its all-reduce ends long before.
+Where a step has several micro-batches, count_step.py has done so for all of them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from flowrun.engine.graph import LogicalGraph, Op, Ref
 from flowrun.engine.ops import cross_entropy
@@ -29,11 +31,14 @@ def count_targets(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         if op.target == cross_entropy.FORWARD and len(op.makes) == 2
         if any(isinstance(sbp, Partial) for sbp in op.out_sbp[1])
     }
-    if not split:
-        return graph
     counted = {op.name for op in split.values()}
     ops = [new for op in graph.ops for new in (_apart(graph, op) if op.name in counted else [op])]
-    return replace(graph, ops=tuple(_behind(op, split.get(_total(op))) for op in ops))
+    losses = {
+        _of_logits(op): op
+        for op in graph.ops
+        if op.target == cross_entropy.FORWARD and (op.name in counted or op.outputs[1] is None)
+    }
+    return replace(graph, ops=tuple(_behind(op, losses) for op in ops))
 
 
 def _apart(graph: LogicalGraph, op: Op) -> Iterator[Op]:
@@ -54,14 +59,16 @@ def _apart(graph: LogicalGraph, op: Op) -> Iterator[Op]:
     yield replace(op, outputs=(loss, None))
 
 
-def _total(op: Op) -> str:
-    """The count that a gradient is divided by."""
-    total = cross_entropy.given(op)["total"] if op.target == cross_entropy.BACKWARD else None
-    return total.name if isinstance(total, Ref) else ""
+def _of_logits(op: Op) -> tuple[Any, ...]:
+    """The logits, and what is kept of their rows, of a loss or of its gradient."""
+    given = cross_entropy.given(op)
+    return given["x"], given["lse"]
 
 
-def _behind(op: Op, forward: Op | None) -> Op:
-    """The gradient of a loss, made when that is there: no count comes from it any more."""
+def _behind(op: Op, losses: Mapping[tuple[Any, ...], Op]) -> Op:
+    """The gradient of a mean, made when the loss is there: no count comes from it any more."""
+    mean = op.target == cross_entropy.BACKWARD and cross_entropy.given(op)["total"] is not None
+    forward = losses.get(_of_logits(op)) if mean else None
     if forward is None:
         return op
     args = (*op.args[:-1], Ref(forward.makes[0]))

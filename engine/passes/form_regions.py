@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrun.engine.graph import PHASES, LogicalGraph, Op
+from flowrun.engine.graph import COUNT, PHASES, WEIGHTS, LogicalGraph, Op
 from flowrun.engine.module_path import unit_of
 from flowrun.engine.ops.traits import is_view
 
@@ -37,15 +37,25 @@ def moves(op: Op) -> bool:
 
 def form_regions(graph: LogicalGraph) -> tuple[Region, ...]:
     """All regions, in topological order."""
-    runs = _runs(graph)
-    depths = _sink(graph, runs, _depths(graph))
+    runs, counts = _runs(graph), of_counts(graph)
+    depths = _sink(graph, runs, _depths(graph, counts))
     members: dict[Key, list[Op]] = {}
     for op in graph.ops:
         if not moves(op):
             key = (op.stage, PHASES.index(op.phase), runs[op.name], depths[op.name])
             members.setdefault(key, []).append(op)
-    regions = (Region(key, _unit(ops), tuple(ops)) for key, ops in members.items())
-    return tuple(sorted(regions, key=lambda r: (r.key[3], r.key[1], r.key[2], r.key[0])))
+    regions = tuple(Region(key, _unit(ops), tuple(ops)) for key, ops in members.items())
+    late = {r.key: counts.isdisjoint(n for op in r.ops for n in op.makes) for r in regions}
+    return tuple(sorted(regions, key=lambda r: (late[r.key], r.key[3], *r.key[1:3], r.key[0])))
+
+
+def of_counts(graph: LogicalGraph) -> frozenset[str]:
+    """What is made of counts before the first forward of a step (passes/count_step.py)."""
+    found: set[str] = set()
+    for op in graph.ops:
+        if op.phase == COUNT or (op.phase == WEIGHTS and not found.isdisjoint(op.inputs)):
+            found.update(op.makes)
+    return frozenset(found)
 
 
 def _unit(ops: list[Op]) -> str:
@@ -77,11 +87,14 @@ def _runs(graph: LogicalGraph) -> dict[str, int]:
     return runs
 
 
-def _depths(graph: LogicalGraph) -> dict[str, int]:
+def _depths(graph: LogicalGraph, counts: frozenset[str]) -> dict[str, int]:
+    """Of each op; to what reads them with every micro-batch, counts of the step are there."""
     depth_of: dict[str, int] = {}
     depths: dict[str, int] = {}
     for op in graph.ops:
-        depth = max((depth_of.get(name, 0) for name in op.inputs), default=0)
+        early = op.phase in (COUNT, WEIGHTS)
+        behind = (name for name in op.inputs if early or name not in counts)
+        depth = max((depth_of.get(name, 0) for name in behind), default=0)
         depths[op.name] = depth
         for name in op.makes:
             depth_of[name] = depth + moves(op)

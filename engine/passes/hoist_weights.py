@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flowrun.engine.graph import (
+    COUNT,
     FORWARD,
     UPDATE,
     WEIGHTS,
@@ -86,7 +87,7 @@ class _Hoister:
 
     def _of_weights(self, op: Op) -> bool:
         weights = self.base.of_weights
-        return bool(op.makes) and op.phase != UPDATE and weights.issuperset(op.makes)
+        return bool(op.makes) and op.phase not in (COUNT, UPDATE) and weights.issuperset(op.makes)
 
     def _settle(self, op: Op) -> None:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
@@ -128,7 +129,7 @@ class _Hoister:
 
     def _widens(self, op: Op) -> bool:
         """A cast of a gradient to the wider dtype of its accumulator."""
-        if op.target != CAST or op.phase in (FORWARD, UPDATE, WEIGHTS):
+        if op.target != CAST or op.phase in (COUNT, FORWARD, UPDATE, WEIGHTS):
             return False
         (source,), (made,) = op.inputs, op.makes
         wider = self.tensors[made].dtype.itemsize > self.tensors[source].dtype.itemsize

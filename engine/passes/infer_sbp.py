@@ -2,9 +2,9 @@
 rows of least boxing time.
 
 Axis after axis, outermost first, on the shapes that the axes before left over.  For each axis
-chunks are decided in order, each exactly (layout_search.py): forward; backward, given forward; what
-is written into buffers, where they live; update, given the weights' homes. shard_optimizer runs
-before the last: it is why the update chunk is a pass of its own.
+chunks are decided in order, each exactly (layout_search.py): counts; forward; backward, given
+forward; what is written into buffers, where they live; update, given the weights' homes.
+shard_optimizer runs before the last: it is why the update chunk is a pass of its own.
 
 What a batch field and a weight start as is layout_homes.py; seconds are layout_costs.py.
 """
@@ -16,8 +16,12 @@ from dataclasses import replace
 
 from flowrun.engine.errors import SbpError
 from flowrun.engine.graph import (
+    BACKWARD,
+    COUNT,
     FORWARD,
     UPDATE,
+    WEIGHT_GRAD,
+    WEIGHTS,
     Feed,
     LogicalGraph,
     Op,
@@ -58,10 +62,11 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     notes: list[str] = list(graph.notes)
     for axis in range(len(strategy.axes)):
         axis_view = _Axis(layout, strategy, axis)
+        counts = [op for op in graph.ops if op.phase in (COUNT, WEIGHTS)]
         forward = [op for op in graph.ops if op.phase == FORWARD and op.target != ASSIGN]
-        backward = [op for op in graph.ops if op.phase not in (FORWARD, UPDATE)]
+        backward = [op for op in graph.ops if op.phase in (BACKWARD, WEIGHT_GRAD)]
         assigned = [op for op in graph.ops if op.target == ASSIGN and op.phase == FORWARD]
-        for chunk in (forward, backward, assigned):
+        for chunk in (counts, forward, backward, assigned):
             solution = axis_view.decide(chunk)
             if not solution.exact:
                 notes.append(

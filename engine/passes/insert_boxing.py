@@ -19,6 +19,7 @@ from flowrun.engine.boxing import Step, path, path_seconds
 from flowrun.engine.crossing import transfer_sbps
 from flowrun.engine.graph import (
     BACKWARD,
+    COUNT,
     FORWARD,
     UPDATE,
     WEIGHT_GRAD,
@@ -238,13 +239,13 @@ class _Boxer:
         if name in self.weights:
             return ("", WEIGHTS) if hoisted else (_scope(phase), _scope(phase))
         if name in self.per_step:
-            return "", UPDATE
-        return "", phase
+            return "", WEIGHTS if phase == WEIGHTS else UPDATE
+        return (COUNT, COUNT) if phase == COUNT else ("", phase)
 
 
 def _scope(phase: str) -> str:
     """Forward readers share, and so do the readers of backward and weight_grad."""
-    return phase if phase in (WEIGHTS, FORWARD, UPDATE) else BACKWARD
+    return phase if phase in (COUNT, WEIGHTS, FORWARD, UPDATE) else BACKWARD
 
 
 def _along(

@@ -9,7 +9,8 @@ of it if nothing starts later for it:
 - neither is one of several equal regions, as blocks of a model make: equal programs are compiled
   once.
 
-Weights, and what is cast from them once a step, are taken as there: updates act before forward.
+Weights, what is cast from them once a step, and counts of the step are taken as there: they act
+before forward.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import replace
 from graphlib import TopologicalSorter
 
 from flowrun.engine.graph import BACKWARD, FORWARD, PHASES, WEIGHT_GRAD, WEIGHTS, LogicalGraph
-from flowrun.engine.passes.form_regions import Region, moves
+from flowrun.engine.passes.form_regions import Region, moves, of_counts
 
 Node = int | str  # a region's number, or the name of a moving op or of a stage's batch
 
@@ -124,12 +125,12 @@ def _program(graph: LogicalGraph, region: Region) -> tuple[object, ...]:
 
 
 def _made_of_weights(graph: LogicalGraph) -> frozenset[str]:
-    """Tensors that a rank makes of its own weights alone, once a step."""
+    """Tensors that a rank makes of its own weights alone, once a step; and counts of the step."""
     there = set(graph.variable_of) | {f.tensor for f in graph.feeds if f.per_step}
     for op in graph.ops:
         if op.phase == WEIGHTS and not moves(op) and there.issuperset(op.inputs):
             there.update(op.makes)
-    return frozenset(there)
+    return of_counts(graph) | there
 
 
 def _waiting(graph: LogicalGraph) -> frozenset[int]:

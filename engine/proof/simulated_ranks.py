@@ -23,6 +23,7 @@ from flowrun.engine.ops import (
     expansions,
     loss,
     random,
+    ranges,
     registry,
     scaling,
     sparse,
@@ -109,6 +110,7 @@ OWN_FUNCTIONS = {
     **random.FUNCTIONS,
     **cross_entropy.FUNCTIONS,
     **loss.FUNCTIONS,
+    **ranges.FUNCTIONS,
     "flow.constant": create.constant,
 }
 

@@ -138,7 +138,10 @@ class DistributedRank:
                     self.to_end += of_a_step
             self.links.rest({rank for ranks in self.plan.placements for rank in ranks.ranks})
         except Exception as error:
-            raise self._failure(error) from error
+            failure = self._failure(error)
+            if failure is error:
+                raise
+            raise failure from error
         return [self.body.results[k] for k in range(first, steps) if k in self.body.results]
 
     def _acts_metered(self, scheduler: Scheduler) -> dict[int, int]:
@@ -152,6 +155,8 @@ class DistributedRank:
         }
 
     def _failure(self, error: Exception) -> RunError:
+        if isinstance(error, RunError):
+            return error
         where = f"rank {self.rank}, actor {self.current.name if self.current else '?'}"
         if isinstance(error, PeerGone):
             return LostPeer(where, f"lost another rank, which says why: {error}")

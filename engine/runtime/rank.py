@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flowrun.engine.errors import RunError
 from flowrun.engine.graph import Variable
+from flowrun.engine.ops.ranges import OutOfRange
 from flowrun.engine.placement import Slices, local_slices
 from flowrun.engine.plan import (
     Actor,
@@ -29,6 +31,10 @@ from flowrun.engine.runtime.told import Told
 from flowrun.engine.runtime.transport import Layout, Layouts, layout_of
 from flowrun.engine.sums import only_sent
 
+_OUT_OF_RANGE = (
+    "As in plain torch. Give the data set labels and ids that the model has; a label that shall"
+    " count for nothing is the loss's ignore_index (-100)."
+)
 Results = dict[str, Any]  # of a step, by name: a number, or a list with one of each rank
 
 
@@ -184,7 +190,12 @@ class Rank:
             for _, ring, position, every in self.sums[actor.id]
         ]
         self.give_up(actor, act)
-        made = self.kernels[actor.id](inputs)
+        try:
+            made = self.kernels[actor.id](inputs)
+        except OutOfRange as error:
+            found = self.readers.located(error, act) or str(error)
+            where = f"rank {self.rank}, actor {actor.name}"
+            raise RunError(where, found, _OUT_OF_RANGE) from None  # no line of ours
         if work.updates:
             for (variable, _), new in zip(work.updates, made[len(work.makes) :], strict=True):
                 if new is not self.variables[variable]:

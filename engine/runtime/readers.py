@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from flowrun.engine.graph import Feed
+from flowrun.engine.ops.ranges import OutOfRange
 from flowrun.engine.placement import Slices, local_slices
 from flowrun.engine.plan import Actor, FeedWork, Plan, PrepareWork
 from flowrun.engine.runtime.told import number, on_device
@@ -62,6 +63,32 @@ class Readers:
                     for feed in feeds
                 ]
         raise AssertionError(actor.work)
+
+    def located(self, error: OutOfRange, act: int) -> str:
+        """The error with the sample that it is of, found by reading the micro-batch again; "" where
+        no field has such a value.
+        """
+        step, micro_batch = divmod(act, self.plan.micro_batches)
+        for feed in self.plan.graph.feeds:
+            if feed.field not in error.fields or feed.stage != self.stage or feed.per_step:
+                continue
+            rows = self._rows([feed])
+            value = self.batches(step, micro_batch, rows)[feed.field]
+            at = (
+                (value == error.value).flatten(1).any(1)
+                if value.dim() > 1
+                else value == error.value
+            )
+            if at.any():
+                row = rows.start + int(at.nonzero()[0])
+                number = getattr(self.batches, "index", None)
+                sample = (
+                    f"sample {number(step, micro_batch, row)}"
+                    if number
+                    else f"row {row} of micro-batch {micro_batch}, step {step}"
+                )
+                return f"{sample}: {error.describe((feed.field,))}"
+        return ""
 
     @property
     def _samples(self) -> Samples:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from flowrun.engine.graph import Op, Ref, map_refs
 from flowrun.engine.ops import registry
+from flowrun.engine.ops.ranges import CHECK
 from flowrun.engine.ops.rowwise import on_matrix
 from flowrun.engine.ops.signature import Call, LocalView
 from flowrun.engine.ops.traits import Trait, has, is_view, makes_list
@@ -76,6 +77,10 @@ class _Writer:
         call = self._added(op) if op.makes and op.makes[0] in self.sums else self.rank.call(op)
         if call is None:
             self.numbers[op.makes[0]] = self.numbers[op.inputs[0]]
+            return
+        if op.target == CHECK:  # readers read what it looks at: they wait for nothing more
+            self.numbers[op.makes[0]] = self.numbers[op.inputs[0]]
+            self._line(replace(op, outputs=(None,)), call, None)
             return
         into = None
         if op.makes and op.makes[0] in self.over and can_write(call.function):

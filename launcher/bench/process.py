@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import re
 import signal
@@ -127,7 +128,10 @@ def _module(name: str) -> list[str]:
     return [sys.executable, "-m", name]
 
 
-def _mean(loss: float | list[float]) -> float:
+def _mean(loss: float | list[float] | None) -> float:
+    """null: a step without a loss."""
+    if loss is None:
+        return math.nan
     return sum(loss) / len(loss) if isinstance(loss, list) else loss
 
 

@@ -17,7 +17,7 @@ import torch
 from flowrun.engine.compile import Rehearsed, as_good_as, compile_training
 from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.plan import BOX, SEND, Actor, BoxWork
+from flowrun.engine.plan import BOX, READER, SEND, Actor, BoxWork, Plan
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.live_bytes import LiveBytes
 from flowrun.engine.strategy import Recompute
@@ -94,6 +94,14 @@ def test_a_rank_ahead_of_the_others_gathers_gradients_of_few_blocks() -> None:
     assert more(blocks=4) == more(blocks=2)
 
 
+def stash_slots(plan: Plan) -> set[int]:
+    """Of all registers that wait for backward, but for what readers supply: targets are counted
+    before the first forward of a step.
+    """
+    stashes = [r for r in plan.registers if r.stash and r.producer is not None]
+    return {r.slots for r in stashes if plan.actors[r.producer].kind != READER}
+
+
 def limited(memory_bytes: int, in_flight: int | str) -> Rehearsed:
     """Two stages of ranks that have so much memory."""
     plan = strategy(DEEP, Layout(stages=2, in_flight=in_flight))
@@ -116,20 +124,19 @@ def test_what_libraries_keep_is_not_for_tensors() -> None:
 
 
 def test_without_a_schedule_as_much_is_in_flight_as_fits() -> None:
-    bounds = {n: max(limited(0, n).rehearsal.bound_bytes) for n in (2, 3, 4)}
+    bounds = {n: max(limited(0, n).rehearsal.bound_bytes) for n in (2, 4)}  # 3 are no faster
     for most in bounds:
-        stashes = [r.slots for r in limited(bounds[most], "auto").plan.registers if r.stash]
-        assert max(stashes) == most
+        assert max(stash_slots(limited(bounds[most], "auto").plan)) == most
 
 
-@pytest.mark.parametrize(("micro_batches", "held"), [(4, 4), (8, 3)])
+@pytest.mark.parametrize(("micro_batches", "held"), [(4, 4), (8, 4)])
 def test_without_a_schedule_no_more_is_in_flight_than_pays(micro_batches: int, held: int) -> None:
     training = mlp(micro_batches=micro_batches)
     every = [compiled(training, Layout(stages=2, in_flight=n)) for n in range(1, 5)]
     limit = as_good_as(every[-1].rehearsal.step_s)
     assert held == 1 + [found.rehearsal.step_s <= limit for found in every].index(True)
     found = compiled(training, Layout(stages=2, in_flight="auto"))
-    assert {r.slots for r in found.plan.registers if r.stash} == {held}
+    assert stash_slots(found.plan) == {held}
 
 
 # ---- what a profile knows of kernels and messages ------------------------------------------------

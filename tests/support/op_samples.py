@@ -277,6 +277,15 @@ def _update() -> list[Sample]:
     sgd: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
     return [
         sample("flow.snapshot", T(5, 4)),
+        sample(
+            "flow.check_range",
+            torch.arange(20).reshape(5, 4),
+            1000,  # parts of a sum are in range, too
+            None,
+            True,
+            ("id", "rows"),
+            ("tokens",),
+        ),
         sample("flow.accumulate", T(5, 4)),
         sample("flow.sumsq", T(5, 4)),
         sample("flow.sumsq", T()),

@@ -1,4 +1,7 @@
-"""count_targets: no rank waits in mid-step for the count of another one's targets."""
+"""count_targets: no rank waits in mid-step for the count of another one's targets.
+
+Of steps with one micro-batch: count_step has counted those of more.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from flowrun.engine.graph import LogicalGraph, Op
 from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.loss import COUNT
 from support.layouts import Layout, compiled
-from support.plain_loop import TINY_GPT
+from support.plain_loop import gpt
+
+GPT = gpt(blocks=1, width=16, micro_batches=1)
 
 
 def graph(layout: Layout) -> LogicalGraph:
-    return compiled(TINY_GPT, layout).plan.graph
+    return compiled(GPT, layout).plan.graph
 
 
 def made_of(graph: LogicalGraph, name: str) -> set[str]:

@@ -1,0 +1,464 @@
+"""count_step: trained -> trained.  What a loss is divided by is counted over the whole step.
+
+The loss of a step is that of its whole batch.  Of a mean over targets that are not ignored, over a
+mask or over weights of classes, a micro-batch knows only its own part of the denominator; the mean
+of such means is another number.  So that micro-batches change none:
+
+    a sum over the samples of batch fields and constants alone is a count.  It is summed over the
+    micro-batches of the step before its first forward (phase count), and what is made of counts is
+    made of these sums, once a step (phase weights);
+    where forward or backward reads such a value, it reads a micro-batch's share of it: the value
+    times 1 / micro_batches to the power of its degree (1 for a sum, 0 for a mean or a comparison).
+
+A micro-batch's loss then is what its samples add to the step's loss, times micro_batches, and the
+mean over micro-batches is the loss of the whole batch, wherever the loss is linear in the quotient.
+Where it is not, and where a denominator is made in a way that is not known here, it stays that of
+the micro-batch, and a note says so.
+
+Micro-batches are one more axis along which the batch is split, in time: which op keeps its samples
+apart, and which sums them, is asked of the tables of signatures (S(0) -> S(d), S(0) -> P).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowrun.engine.graph import (
+    BACKWARD,
+    COUNT,
+    FORWARD,
+    WEIGHTS,
+    LogicalGraph,
+    Op,
+    Ref,
+    Tensor,
+    rename_inputs,
+)
+from flowrun.engine.ops import cross_entropy, loss, ranges, registry
+from flowrun.engine.ops.signature import bind
+from flowrun.engine.ops.traits import Trait, has, is_engines, is_random, is_view
+from flowrun.engine.sbp import B, P, S, Sbp
+from flowrun.engine.strategy import Strategy
+
+# what a batch-only tensor is to the micro-batches of a step
+CONSTANT = "constant"  # the same in all of them
+SAMPLES = "samples"  # dim `dim` goes over samples
+COUNTED = "counted"  # a sum over samples: those of the micro-batches add up to the step's
+STEP = "step"  # made of counts: known once a step
+LATE = "late"  # of samples, and of what is known once a step
+UNKNOWN = "unknown"  # of the batch alone, in a way that is not known here
+
+_SUMS: Mapping[str, int] = {  # -> degree
+    "aten.sum.default": 1,
+    "aten.sum.dim_IntList": 1,
+    loss.COUNT: 1,
+    "aten.mean.default": 0,
+    "aten.mean.dim": 0,
+}
+_LOSSES: Mapping[str, tuple[str, str]] = {  # -> (target, weight)
+    cross_entropy.FORWARD: ("target", "weight"),
+    "aten.nll_loss_forward.default": ("target", "weight"),
+    "aten.nll_loss2d_forward.default": ("target", "weight"),
+}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in text.split())
+
+
+_SAME_DEGREE = _names("""
+    _to_copy.default clone.default detach.default alias.default neg.default abs.default
+    clamp.default clamp_min.default clamp_max.default relu.default add.Scalar sub.Scalar
+    mul.Scalar div.Scalar expand.default squeeze.default squeeze.dim squeeze.dims unsqueeze.default
+""")
+_ALIKE = _names("add.Tensor sub.Tensor maximum.default minimum.default clamp_min.Tensor")
+_COMPARED = _names("""
+    eq.Scalar ne.Scalar gt.Scalar ge.Scalar lt.Scalar le.Scalar eq.Tensor ne.Tensor gt.Tensor
+    ge.Tensor lt.Tensor le.Tensor logical_not.default logical_and.default logical_or.default
+    bitwise_not.default
+""")
+_LINEAR = _names("""
+    add.Tensor sub.Tensor rsub.Scalar add.Scalar sub.Scalar mul.Tensor mul.Scalar div.Tensor
+    div.Scalar neg.default sum.default sum.dim_IntList mean.default mean.dim expand.default
+    permute.default transpose.int t.default clone.default detach.default alias.default
+    _to_copy.default where.self masked_fill.Scalar masked_fill.Tensor select.int slice.Tensor
+    cat.default stack.default squeeze.default squeeze.dim squeeze.dims unsqueeze.default mm.default
+    mv.default dot.default bmm.default flip.default
+""")
+
+
+def count_step(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Denominators of losses as sums over the step's micro-batches; the graph itself where there
+    are none, or one micro-batch.
+    """
+    if strategy.micro_batches == 1 or strategy.mirrored or not strategy.counts_step:
+        return graph
+    return _Rewriting(_counts_apart(graph), strategy.micro_batches).graph() or graph
+
+
+def _counts_apart(graph: LogicalGraph) -> LogicalGraph:
+    """The weight of a loss's targets by an op of its own, which reads no logits."""
+    ops: list[Op] = []
+    for op in graph.ops:
+        if op.target in _LOSSES and op.phase == FORWARD and op.outputs[1] is not None:
+            given = cross_entropy.given(op) if is_engines(op.target) else bind(op)
+            ignored = given["ignored" if is_engines(op.target) else "ignore_index"]
+            count, target = op.outputs[1], given["target"]
+            if given["weight"] is None and isinstance(target, Ref):  # nothing is looked up
+                made = graph.producer.get(target.name)
+                target = made.args[0] if made and made.target == ranges.CHECK else target
+            ops.append(
+                replace(
+                    op,
+                    name=f"{op.name}_count",
+                    target=loss.COUNT,
+                    table=None,
+                    args=(target, given["weight"], ignored),
+                    kwargs=(("dtype", graph.tensors[count].dtype),),
+                    outputs=(count,),
+                )
+            )
+            op = replace(op, outputs=(op.outputs[0], None))
+        ops.append(op)
+    return replace(graph, ops=tuple(ops))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A batch-only tensor.  dim: of samples.  degree: with m times the samples a sum is m to this
+    power as large.
+    """
+
+    kind: str
+    dim: int = 0
+    degree: float = 0.0
+
+    @property
+    def once(self) -> bool:
+        """Known once a step."""
+        return self.kind in (COUNTED, STEP)
+
+
+class _Rewriting:
+    """What is known of the tensors that are made of the batch alone, and the ops in their place."""
+
+    def __init__(self, graph: LogicalGraph, micro_batches: int) -> None:
+        self.base = graph
+        self.micro_batches = micro_batches
+        self.tensors = dict(graph.tensors)
+        self.known: dict[str, _Known] = {
+            v.tensor: _Known(CONSTANT) for v in graph.variables if v.new is None
+        }
+        for feed in graph.feeds:
+            if not feed.is_own and not feed.per_step:
+                of_samples = bool(graph.tensors[feed.tensor].shape)
+                self.known[feed.tensor] = _Known(SAMPLES if of_samples else UNKNOWN)
+        for op in graph.ops:
+            if op.phase in (FORWARD, BACKWARD):
+                self._learn(op)
+        self.counting: list[Op] = []  # phase count
+        self.stepping: list[Op] = []  # phase weights
+        self.counted: dict[str, str] = {}  # tensor -> its copy in phase count
+        self.stepped: dict[str, str] = {}  # tensor -> its value for the step
+        self.notes: list[str] = []
+
+    def graph(self) -> LogicalGraph | None:
+        """The graph; None if no denominator is a count."""
+        shares = {name: self._share(name) for name in self._wanted()}
+        notes = (*self.base.notes, *self._notes())
+        if not shares:
+            return replace(self.base, notes=notes) if self.notes else None
+        ops = [
+            op if op.target == "flow.accumulate" else rename_inputs(op, shares)
+            for op in self.base.ops
+        ]
+        kept = self._alive([*self.counting, *self.stepping, *ops])
+        return replace(self.base, ops=kept, tensors=self.tensors, notes=notes)
+
+    def _alive(self, ops: list[Op]) -> tuple[Op, ...]:
+        """Without counts of a micro-batch that nobody reads any more."""
+        read = {tensor for _, tensor in self.base.results}
+        out: list[Op] = []
+        for op in reversed(ops):
+            if read.isdisjoint(op.makes) and self._is_known(op):
+                for name in op.makes:
+                    self.tensors.pop(name, None)
+                continue
+            read.update(op.inputs)
+            out.append(op)
+        return tuple(reversed(out))
+
+    def _is_known(self, op: Op) -> bool:
+        return bool(op.makes) and all(name in self.known for name in op.makes)
+
+    # ------------------------------------------------------------------ what is known
+
+    def _learn(self, op: Op) -> None:
+        """Of an op that reads nothing but what is made of the batch."""
+        if any(name not in self.known for name in op.inputs) or not op.makes:
+            return
+        draws = is_random(op.target) if not is_engines(op.target) else not _is_constant(op)
+        if not op.inputs and draws:
+            return
+        found = self._of(op, [self.known[name] for name in op.inputs])
+        self.known.update(dict.fromkeys(op.makes, found))
+
+    def _of(self, op: Op, states: list[_Known]) -> _Known:
+        kinds = {state.kind for state in states}
+        if kinds <= {CONSTANT}:
+            return _Known(CONSTANT)
+        if UNKNOWN in kinds:
+            return _Known(UNKNOWN)
+        if SAMPLES in kinds and kinds <= {SAMPLES, CONSTANT}:
+            return self._by_row(op, states)
+        if not kinds <= {COUNTED, STEP, CONSTANT}:
+            return _Known(LATE)
+        degree = _degree(op, states)
+        return _Known(UNKNOWN) if degree is None else _Known(STEP, degree=degree)
+
+    def _by_row(self, op: Op, states: list[_Known]) -> _Known:
+        """By the row of the op's table for a batch in two pieces."""
+        if len(op.outputs) != 1:
+            return _Known(UNKNOWN)
+        ins = [
+            self._twice(name, state.dim if state.kind == SAMPLES else None)
+            for name, state in zip(op.inputs, states, strict=True)
+        ]
+        read = tuple(S(state.dim) if state.kind == SAMPLES else B for state in states)
+        made = op.makes[0]
+        for dim in range(len(self.tensors[made].shape)):
+            if self._has_row(op, ins, self._twice(made, dim), read, S(dim)):
+                return _Known(SAMPLES, dim)
+        if op.target in _SUMS and self._has_row(op, ins, self._twice(made, None), read, P):
+            return _Known(COUNTED, degree=_SUMS[op.target])
+        return _Known(UNKNOWN)
+
+    def _twice(self, name: str, dim: int | None) -> tuple[int, ...]:
+        """The shape with twice as many samples."""
+        shape = self.tensors[name].shape
+        return tuple(2 * n if d == dim else n for d, n in enumerate(shape))
+
+    def _has_row(
+        self,
+        op: Op,
+        ins: list[tuple[int, ...]],
+        out: tuple[int, ...],
+        read: tuple[Sbp, ...],
+        made: Sbp,
+    ) -> bool:
+        try:
+            rows = registry.signatures(op, ins, [out], 2)
+        except (AssertionError, IndexError, RuntimeError, ValueError):
+            return False  # shapes that do not fit one another
+        return any(row.inputs == read and row.outputs == (made,) for row in rows)
+
+    # ------------------------------------------------------------------ who reads it
+
+    def _wanted(self) -> list[str]:
+        """What is known once a step and read with every micro-batch, where all of its readers in
+        forward hand it on linearly.
+        """
+        linear = self._linear()
+        readers: dict[str, list[Op]] = {}
+        for op in self.base.ops:
+            if op.phase in (FORWARD, BACKWARD) and not has(op.target, Trait.SUM):
+                for name in dict.fromkeys(op.inputs):
+                    state = self.known.get(name)
+                    if state and state.once and not self._is_once(op):
+                        readers.setdefault(name, []).append(op)
+        wanted = []
+        for name, ops in readers.items():
+            refused = [op for op in ops if op.phase == FORWARD and not self._admits(op, linear)]
+            if not refused:
+                wanted.append(name)
+            elif any(op.target == "aten.div.Tensor" for op in refused):
+                self._note(refused[0])
+        return wanted
+
+    def _is_once(self, op: Op) -> bool:
+        return self._is_known(op) and all(self.known[name].once for name in op.makes)
+
+    def _linear(self) -> frozenset[str]:
+        """Tensors of forward in which all results are linear."""
+        bad: set[str] = set()
+        for op in reversed(self.base.ops):
+            if op.phase != FORWARD or has(op.target, Trait.SUM):
+                continue
+            lost = not bad.isdisjoint(op.makes)
+            for name in op.inputs:
+                if lost or not self._is_linear(op, name):
+                    bad.add(name)
+        return frozenset(self.tensors) - bad
+
+    def _is_linear(self, op: Op, name: str) -> bool:
+        """True if what the op makes is linear in a tensor that it reads."""
+        if op.target not in _LINEAR and not is_view(op.target):
+            return False
+        if op.inputs.count(name) > 1 and op.target != "aten.add.Tensor":
+            return False
+        others = {"aten.div.Tensor": 1, "aten.where.self": 0, "aten.masked_fill.Scalar": 1}
+        if op.target not in others:
+            return True
+        other = op.args[others[op.target]]
+        return not isinstance(other, Ref) or other.name in self.known
+
+    def _admits(self, op: Op, linear: frozenset[str]) -> bool:
+        """True if a reader of what is known once a step may read a share of it."""
+        if self._is_known(op) and UNKNOWN in {self.known[name].kind for name in op.makes}:
+            return False
+        rest = [name for name in op.inputs if name not in self.known]
+        return linear.issuperset(op.makes) and all(self._is_linear(op, name) for name in rest)
+
+    def _note(self, op: Op) -> None:
+        where = f"module {op.module}" if op.module not in ("", "loss") else "the loss"
+        self.notes.append(
+            f"{where} divides by a number that each micro-batch counts for itself, and the loss is"
+            " not linear in the quotient: micro-batches are averaged as means there"
+        )
+
+    def _notes(self) -> Iterator[str]:
+        """What could not be counted."""
+        for op in self.base.ops:
+            if op.target == loss.COUNT and op.makes[0] not in self.known:
+                self.notes.append(
+                    "the targets of a loss are made by the model, and counted by each micro-batch:"
+                    " micro-batches are averaged as means there"
+                )
+            if op.target == "aten.div.Tensor" and op.phase == FORWARD and op.module == "loss":
+                divisor = op.args[1]
+                state = self.known.get(divisor.name) if isinstance(divisor, Ref) else None
+                one = state and self.tensors[divisor.name].num_elements == 1
+                if one and state and state.kind == UNKNOWN and op.args[0].name not in self.known:
+                    self.notes.append(
+                        f"the loss divides by {divisor.name}, of which it is not known how to count"
+                        " it over the step: micro-batches are averaged as means there"
+                    )
+        yield from dict.fromkeys(self.notes)
+
+    # ------------------------------------------------------------------ ops in their place
+
+    def _share(self, name: str) -> str:
+        """What a micro-batch reads of a value that is known once a step."""
+        whole, degree = self._step(name), self.known[name].degree
+        if not degree:
+            return whole
+        maker, own = self.base.producer[name], self.tensors[name].dtype
+        dtype = own if own.is_floating_point else torch.float32
+        share = self._one(
+            maker,
+            f"{name}/share",
+            "aten.mul.Tensor",
+            (Ref(whole), float(self.micro_batches) ** -degree),
+            dtype,
+        )
+        wanted = self._read_as(name)
+        if own.is_floating_point or wanted == dtype:
+            return share
+        cast, kwargs = "aten._to_copy.default", (("dtype", wanted),)
+        return self._one(maker, f"{name}/share/narrow", cast, (Ref(share),), wanted, kwargs)
+
+    def _read_as(self, name: str) -> torch.dtype:
+        """The type of what is made with an integer: it does not widen what it divides."""
+        made = {
+            self.tensors[out].dtype
+            for op in self.base.consumers[name]
+            if not self._is_once(op)
+            for out in op.makes
+        }
+        return made.pop() if len(made) == 1 else torch.float32
+
+    def _step(self, name: str) -> str:
+        """The value of a step."""
+        state = self.known[name]
+        if state.kind == CONSTANT and name in self.base.variable_of:
+            return name
+        if name not in self.stepped:
+            maker = self.base.producer[name]
+            self.stepped[name] = (
+                self._sum(name, maker) if state.kind == COUNTED else self._copy(name, maker)
+            )
+        return self.stepped[name]
+
+    def _copy(self, name: str, maker: Op) -> str:
+        """The op that makes a value, of those of the step."""
+        read = {each: self._step(each) for each in maker.inputs}
+        made = f"{name}/step"
+        self.tensors[made] = replace(self.tensors[name], name=made)
+        op = rename_inputs(maker, read)
+        self.stepping.append(replace(op, name=made, phase=WEIGHTS, outputs=(made,)))
+        return made
+
+    def _sum(self, name: str, maker: Op) -> str:
+        """A count, summed over the micro-batches of the step."""
+        made, like = f"{name}/step", self.tensors[name]
+        self.tensors[made] = replace(like, name=made)
+        counted = Ref(self._count(name))
+        target, table = "flow.accumulate", None
+        op = replace(maker, name=made, target=target, phase=COUNT, outputs=(made,), table=table)
+        self.counting.append(replace(op, args=(counted,), kwargs=()))
+        if self.known[name].degree:
+            return made
+        share = (Ref(made), 1.0 / self.micro_batches)
+        return self._one(maker, f"{made}/mean", "aten.mul.Tensor", share, like.dtype)
+
+    def _count(self, name: str) -> str:
+        """A copy in phase count of a tensor that is made of the batch."""
+        maker = self.base.producer.get(name)
+        if maker is None:
+            return name
+        if name not in self.counted:
+            op = rename_inputs(maker, {each: self._count(each) for each in maker.inputs})
+            made = tuple(each and f"{each}/counted" for each in maker.outputs)
+            for each in maker.makes:
+                copy = self.counted[each] = f"{each}/counted"
+                self.tensors[copy] = replace(self.tensors[each], name=copy)
+            new = replace(op, name=f"{maker.name}/counted", phase=COUNT, outputs=made)
+            self.counting.append(new)
+        return self.counted[name]
+
+    def _one(
+        self,
+        maker: Op,
+        made: str,
+        target: str,
+        args: tuple[object, ...],
+        dtype: torch.dtype,
+        kwargs: tuple[tuple[str, object], ...] = (),
+    ) -> str:
+        """One op of the step, of the stage and shape of what `maker` makes."""
+        self.tensors[made] = Tensor(made, self.tensors[maker.makes[0]].shape, dtype)
+        op = replace(maker, name=made, target=target, phase=WEIGHTS, outputs=(made,), table=None)
+        self.stepping.append(replace(op, args=args, kwargs=kwargs))
+        return made
+
+
+def _is_constant(op: Op) -> bool:
+    return has(op.target, Trait.CONSTANT)
+
+
+def _degree(op: Op, states: list[_Known]) -> float | None:
+    """Of what an op makes of counts and constants; None where that is no power."""
+    degrees = {state.degree for state in states if state.kind != CONSTANT}
+    if op.target in _COMPARED:
+        return 0.0
+    if op.target in _SAME_DEGREE or is_view(op.target):
+        return states[0].degree
+    if op.target in _ALIKE:  # a constant beside a sum is that of the step: clamp(min=1), + eps
+        return degrees.pop() if len(degrees) == 1 else None
+    if op.target == "aten.where.self":
+        values = {state.degree for state in states[1:] if state.kind != CONSTANT}
+        return values.pop() if len(values) == 1 else None if values else 0.0
+    if op.target == "aten.reciprocal.default":
+        return -states[0].degree
+    if op.target in ("aten.sqrt.default", "aten.rsqrt.default"):
+        return states[0].degree * (0.5 if op.target == "aten.sqrt.default" else -0.5)
+    if op.target in ("aten.mul.Tensor", "aten.div.Tensor"):
+        sign = 1 if op.target == "aten.mul.Tensor" else -1
+        parts = [s.degree if s.kind != CONSTANT else 0.0 for s in states]
+        if len(parts) == 2:
+            return parts[0] + sign * parts[1]
+        return parts[0] if isinstance(op.args[0], Ref) else sign * parts[0]
+    return None

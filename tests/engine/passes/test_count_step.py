@@ -1,0 +1,248 @@
+"""The loss of a step is that of its whole batch: what losses are divided by is counted over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flowrun.engine.graph import COUNT, FORWARD, WEIGHTS
+from flowrun.engine.plan import READER
+from support.layouts import Layout, compiled, virtual_run
+from support.plain_loop import (
+    MOMENTUM,
+    Batch,
+    Training,
+    loss_difference,
+    pins,
+    plain_loop,
+    seeded,
+    weight_difference,
+)
+
+CLASSES, LENGTH, SAMPLES, STEPS, IGNORED = 8, 6, 16, 3, -100
+
+
+class Tagger(nn.Module):
+    """A class for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 16)
+        self.hidden = nn.Linear(16, 16)
+        self.head = nn.Linear(16, CLASSES)
+        self.register_buffer("of_class", torch.rand(CLASSES) + 0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.hidden(self.embed(tokens))))
+
+
+def padded(count: int, pattern: str) -> tuple[Batch, ...]:
+    """Samples of unlike lengths; in some patterns whole micro-batches are padding."""
+    generator = torch.Generator().manual_seed(3)
+    out = []
+    for _ in range(count):
+        targets = torch.randint(CLASSES, (SAMPLES, LENGTH), generator=generator)
+        lengths = torch.randint(LENGTH + 1, (SAMPLES, 1), generator=generator)
+        if pattern == "last empty":
+            lengths[SAMPLES // 2 :] = 0
+        if pattern == "one target":
+            lengths.zero_()
+            lengths[5] = 1
+        targets[torch.arange(LENGTH) >= lengths] = IGNORED
+        tokens = torch.randint(12, (SAMPLES, LENGTH), generator=generator)
+        mask = (targets != IGNORED).float()
+        out.append({"tokens": tokens, "targets": targets, "mask": mask, "scores": mask * 0.5})
+    return tuple(out)
+
+
+def mean(output: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), batch["targets"].flatten())
+
+
+def transposed(output: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(output.transpose(1, 2), batch["targets"])
+
+
+def smoothed(output: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(output.view(-1, CLASSES), batch["targets"].view(-1), label_smoothing=0.1)
+
+
+def of_classes(output: Tensor, batch: Batch) -> Tensor:
+    weight = torch.linspace(0.5, 2.0, CLASSES)
+    return F.cross_entropy(output.flatten(0, 1), batch["targets"].flatten(), weight)
+
+
+def shifted(output: Tensor, batch: Batch) -> Tensor:
+    """As transformers does it."""
+    targets = F.pad(batch["targets"], (0, 1), value=IGNORED)[..., 1:].contiguous()
+    return F.cross_entropy(output.view(-1, CLASSES), targets.view(-1))
+
+
+def each(output: Tensor, batch: Batch) -> Tensor:
+    targets = batch["targets"]
+    losses = F.cross_entropy(output.flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.view(targets.shape)
+
+
+def masked(output: Tensor, batch: Batch) -> Tensor:
+    return (each(output, batch) * batch["mask"]).sum() / batch["mask"].sum()
+
+
+def clamped(output: Tensor, batch: Batch) -> Tensor:
+    return each(output, batch).sum() / batch["targets"].ne(IGNORED).sum().clamp(min=1)
+
+
+def weighted(output: Tensor, batch: Batch) -> Tensor:
+    weights = batch["mask"] / (batch["mask"].sum() + 1e-6)
+    return (each(output, batch) * weights).sum()
+
+
+def of_means(output: Tensor, batch: Batch) -> Tensor:
+    return (each(output, batch) * batch["mask"]).mean() / batch["mask"].mean()
+
+
+def reciprocal(output: Tensor, batch: Batch) -> Tensor:
+    return each(output, batch).sum() * (1.0 / batch["mask"].sum())
+
+
+def guarded(output: Tensor, batch: Batch) -> Tensor:
+    count = batch["mask"].sum()
+    return torch.where(count > 0, (each(output, batch) * batch["mask"]).sum() / count, 0.0)
+
+
+def several(output: Tensor, batch: Batch) -> Tensor:
+    """Two denominators, a mean and a term of the weights' scale."""
+    weights = batch["scores"].sum()
+    other = (output.square().mean(-1) * batch["scores"]).sum() / weights
+    return mean(output, batch) + 0.3 * other + 0.01 * output.abs().mean()
+
+
+def per_sample(output: Tensor, batch: Batch) -> Tensor:
+    """A mean of means over each sample's own targets: no count of the step."""
+    mask = batch["mask"]
+    own = (each(output, batch) * mask).sum(1) / mask.sum(1, keepdim=True).clamp(min=1).squeeze(1)
+    return own.mean()
+
+
+def likelihood(output: Tensor, batch: Batch) -> Tensor:
+    return F.nll_loss(F.log_softmax(output, -1).flatten(0, 1), batch["targets"].flatten())
+
+
+LOSSES: tuple[Callable[[Tensor, Batch], Tensor], ...] = (
+    mean,
+    transposed,
+    smoothed,
+    of_classes,
+    shifted,
+    masked,
+    clamped,
+    weighted,
+    of_means,
+    reciprocal,
+    guarded,
+    several,
+    per_sample,
+    likelihood,
+)
+
+
+def training(
+    loss: Callable[[Tensor, Batch], Tensor] = mean,
+    micro_batches: int = 4,
+    pattern: str = "lengths",
+) -> Training:
+    return Training(
+        partial(seeded, Tagger),
+        {"tokens": "tokens"},
+        loss,
+        padded(STEPS, pattern),
+        MOMENTUM,
+        micro_batches,
+        pins({"head.weight": 0, "head.bias": 0}),
+    )
+
+
+def check(given: Training, layout: Layout) -> None:
+    plain = plain_loop(given, 0.0, STEPS)
+    found = virtual_run(given, layout, STEPS)
+    assert loss_difference(found.losses, plain) < 1e-6
+    weights = {name: value for name, value in found.weights.items() if name in plain.after}
+    assert weight_difference(weights, plain) < 1e-5
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_a_loss_is_that_of_the_whole_batch(loss: Callable[[Tensor, Batch], Tensor]) -> None:
+    check(training(loss), Layout())
+
+
+@pytest.mark.parametrize("pattern", ["lengths", "last empty", "one target"])
+@pytest.mark.parametrize("micro_batches", [1, 2, 8, 16])
+def test_micro_batches_change_no_number(micro_batches: int, pattern: str) -> None:
+    check(training(mean, micro_batches, pattern), Layout())
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(data=2),
+        Layout(tensor=2),
+        Layout(stages=2),
+        Layout(stages=2, in_flight="gpipe"),
+        Layout(stages=2, in_flight="1f1b", register_slots=1),
+        Layout(stages=2, chunks=2, in_flight="1f1b"),
+        Layout(data=2, tensor=2, stages=2),
+        Layout(data=2, zero=2),
+        Layout(data=2, tensor=2, zero=3),
+        Layout(data=2, zero=3, in_flight="1f1b"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("loss", [mean, several], ids=lambda loss: loss.__name__)
+def test_so_it_is_in_every_layout(loss: Callable[[Tensor, Batch], Tensor], layout: Layout) -> None:
+    check(training(loss, 4, "last empty"), layout)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("layout", [Layout(), Layout(data=2), Layout(tensor=2)], ids=str)
+def test_a_step_without_a_target_leaves_the_weights(layout: Layout, micro_batches: int) -> None:
+    given = training(mean, micro_batches)
+    nothing = {**given.batches[0], "targets": torch.full((SAMPLES, LENGTH), IGNORED)}
+    given = replace(given, batches=(given.batches[0], nothing, given.batches[2]))
+    plain, found = plain_loop(given, 0.0, STEPS), virtual_run(given, layout, STEPS)
+    assert [loss != loss for loss in found.losses] == [False, True, False]
+    weights = {name: value for name, value in found.weights.items() if name in plain.after}
+    assert weight_difference(weights, plain) < 1e-5
+
+
+def test_counts_are_summed_once_a_step_before_forward() -> None:
+    plan = compiled(training(), Layout(data=2)).plan
+    phases = [actor.phase for actor in plan.actors if actor.name.startswith("loss")]
+    assert phases[:2] == [COUNT, WEIGHTS]
+    boxes = [a for a in plan.actors if a.kind == "box" and a.phase in (FORWARD, WEIGHTS)]
+    assert [a.per_step for a in boxes] == [True]  # the count's sum over ranks
+    readers = [r for r in plan.registers if r.producer is not None]
+    slots = {r.slots for r in readers if plan.actors[r.producer].kind == READER and not r.per_step}
+    assert slots == {plan.micro_batches + 2}
+
+
+def test_what_is_not_divided_by_a_count_has_the_plan_that_it_had() -> None:
+    def plain_mean(output: Tensor, batch: Batch) -> Tensor:
+        return output.square().mean()
+
+    given = training(plain_mean)
+    assert COUNT not in {actor.phase for actor in compiled(given, Layout(data=2)).plan.actors}
+
+
+def test_a_quotient_that_the_loss_is_not_linear_in_is_noted() -> None:
+    def squared(output: Tensor, batch: Batch) -> Tensor:
+        return mean(output, batch).square()
+
+    plan = compiled(training(squared), Layout()).plan
+    assert COUNT not in {actor.phase for actor in plan.actors}
+    assert any("averaged as means" in note for note in plan.notes)
