@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -238,9 +238,7 @@ def _is_asked(recipe: Recipe, section: str, key: str) -> bool:
 
 def _default(section: str, key: str) -> Any:
     """What the schema says."""
-    kinds = {f.name: f.default_factory for f in fields(RecipeSchema)}
-    (found,) = (f for f in fields(kinds[section]) if f.name == key)  # type: ignore[arg-type]
-    return found.default_factory() if found.default is MISSING else found.default
+    return attrgetter(f"{section}.{key}")(RecipeSchema())
 
 
 def _of_groups(recipe: Recipe, section: str, key: str) -> Iterator[Any]:
@@ -254,4 +252,4 @@ def _of_groups(recipe: Recipe, section: str, key: str) -> Iterator[Any]:
 def _group(section: str, name: str) -> dict[str, Any]:
     file = Path(__file__).resolve().parent.parent / "conf" / section / f"{name}.yaml"
     found: Any = OmegaConf.to_container(OmegaConf.load(file))
-    return found
+    return dict(found)

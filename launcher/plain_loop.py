@@ -47,8 +47,8 @@ def plain_loop(
     no update.
     """
     job = Job(recipe, values=False)
-    parts = build.build(recipe)
-    model = parts.model.train()
+    made = build.build(recipe)
+    model = made.model.train()
     models = [model, *(_replica(model) for _ in range(replicas - 1))]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     update = _Update(job.strategy.optimizer, job.strategy.loss_scale, model)
@@ -64,7 +64,7 @@ def plain_loop(
             for rank, each in enumerate(models):
                 batch = sampler(step, micro_batch, slice(rank * rows, (rank + 1) * rows))
                 with torch.autocast("cpu", dtype, enabled=dtype is not None):
-                    loss = _loss(parts, each, batch).float()
+                    loss = _loss(made, each, batch).float()
                 loss = loss / (parts * replicas)
                 update.backward(loss)
                 total += loss.item()

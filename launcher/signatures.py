@@ -10,7 +10,8 @@ from flowrun.engine.ops.table import GivenTable, Table
 from flowrun.launcher.build import find
 from flowrun.launcher.errors import did_you_mean
 
-KEYS = ("_target_", "local", "flops", "seconds")
+# key of the recipe -> field of GivenTable
+FIELDS = {"_target_": "rule", "local": "local", "flops": "cost_flops", "seconds": "cost_seconds"}
 
 
 def tables_of(signatures: Mapping[str, Any]) -> tuple[tuple[str, Table], ...]:
@@ -27,9 +28,11 @@ def _table(name: str, given: Any) -> GivenTable:
             "Write the dotted path of a function of an OpView that returns rows.",
         )
     for key in given:
-        if key not in KEYS:
-            raise RecipeError(f"{where}.{key}", f"there is no {key!r}.", did_you_mean(key, KEYS))
-    rule, *rest = (
-        find(str(given[key]), f"{where}.{key}") if given.get(key) else None for key in KEYS
-    )
-    return GivenTable(rule, *rest, name=f"{where} ({given['_target_']})")
+        if key not in FIELDS:
+            raise RecipeError(f"{where}.{key}", f"there is no {key!r}.", did_you_mean(key, FIELDS))
+    found: dict[str, Any] = {
+        field: find(str(given[key]), f"{where}.{key}")
+        for key, field in FIELDS.items()
+        if given.get(key)
+    }
+    return GivenTable(**found, name=f"{where} ({given['_target_']})")

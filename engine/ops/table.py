@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -104,7 +104,7 @@ def local_call(op: Op, found: Sequence[tuple[FoundRow, Sequence[Shape], Sequence
 
     found: of each axis the row, the shapes of the inputs, and those of the rank's pieces.
     """
-    changed: dict[str, object] = {}
+    changed: dict[str, Any] = {}
     by_dim: dict[tuple[int, int, int], float] = {}  # output, input, dim: several axes may split it
     for row, shapes, pieces in found:
         if not (row.sizes or row.means):

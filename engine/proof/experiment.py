@@ -239,7 +239,7 @@ def _candidates(form: CallForm) -> Iterator[Candidate]:
     """Splits first: of one size in as many inputs as have it, then in fewer; then partial sums."""
     for letter in dict.fromkeys(n for dims in form.shapes for n in dims if isinstance(n, Letter)):
         at = [[d for d, n in enumerate(dims) if n == letter] for dims in form.shapes]
-        options = [[*map(S, dims), B] for dims in at]
+        options: list[list[Sbp]] = [[*map(S, dims), B] for dims in at]
         layouts = sorted(itertools.islice(itertools.product(*options), 4096), key=_preference)
         for layout in layouts:
             if any(isinstance(sbp, Split) for sbp in layout):
@@ -354,7 +354,9 @@ def _fits(
             made.append(trial.call(local, inputs))
         shares = _shares(row, shapes, parts)
         return [
-            _output_fits(whole, [outputs[k] for outputs in made], shares, before and before[k])
+            _output_fits(
+                whole, [outputs[k] for outputs in made], shares, before[k] if before else None
+            )
             for k, whole in enumerate(trial.made)
         ]
     except Exception:
@@ -380,10 +382,10 @@ def _output_fits(
     among = [[sbp for sbp, mean in before if mean == way] for way in (0, 1)] if before else None
     parts = len(pieces)
     if among is None or among[0]:
-        plain = layouts_of(whole, list(pieces), parts, among and among[0])
+        plain = layouts_of(whole, list(pieces), parts, among[0] if among else None)
         if plain or among:
             return [(sbp, False) for sbp in plain]
     if not shares or whole is None or not whole.is_floating_point():
         return []
     scaled = [None if p is None else p * s for p, s in zip(pieces, shares, strict=True)]
-    return [(sbp, True) for sbp in layouts_of(whole, scaled, parts, among and among[1])]
+    return [(sbp, True) for sbp in layouts_of(whole, scaled, parts, among[1] if among else None)]

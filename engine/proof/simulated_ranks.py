@@ -91,7 +91,7 @@ def sample(
         return value
 
     op = Op("op", target, named(args), tuple((k, named(v)) for k, v in kwargs.items()))
-    function = OWN_FUNCTIONS.get(target) or torch_callable(target)
+    function: Any = OWN_FUNCTIONS.get(target) or torch_callable(target)
     made = run(Call(function, op.args, op.kwargs), values)
     names = tuple(None if value is None else f"y{k}" for k, value in enumerate(made))
     shapes = "; ".join("x".join(map(str, v.shape)) or "scalar" for v in values.values())
