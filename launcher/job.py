@@ -124,7 +124,7 @@ class Job:
         if self.planned:
             return self.planned
         with uncollected():
-            made_of = inputs(self.captured, self.strategy)
+            made_of = inputs(self.strategy, self.captured)
             return self.plans.get(
                 "training", made_of, lambda: planned_training(self.captured, self.strategy)
             )
@@ -221,7 +221,7 @@ class Job:
         with uncollected():
             if self.planned:
                 return make()
-            made_of = graph, *inputs(self.captured, self.strategy)
+            made_of = inputs(self.strategy, self.captured, graph)
             return self.plans.get("evaluation", made_of, make)
 
     @property

@@ -26,6 +26,7 @@ import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.update_trace import behaviour
 from flowrun.launcher.digest import Undigested, digest
@@ -71,7 +72,7 @@ class PlanCache:
         made = make()
         try:
             _write(file, made)
-        except OSError as error:
+        except Exception as error:  # of the disk, or of a function that cannot be pickled
             self._note(f"no plan is kept: {_reason(error)}")
         return made
 
@@ -92,18 +93,22 @@ class PlanCache:
             self.notes.append(text)
 
 
-def inputs(graph: LogicalGraph, strategy: Strategy) -> tuple[Any, ...]:
-    """What a plan of this graph is made of, as values: an optimizer's function by what it does."""
+def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[Any, ...]:
+    """What a plan of captured graphs is made of, as values: rows of ops as they are known now, and
+    an optimizer's function by what it does.
+    """
+    known = tuple(find_rows(graph, strategy) for graph in graphs)
     optimizer = strategy.optimizer
+    bare = replace(strategy, kept_rows=None, optimizer=replace(optimizer, function=None))
     if optimizer.function is None:
-        return graph, strategy
+        return known, bare
     parameters = [
         (graph.tensors[v.tensor], optimizer.settings(v.name))
+        for graph in graphs
         for v in graph.variables
         if v.kind == "parameter"
     ]
-    named = replace(strategy, optimizer=replace(optimizer, function=None))
-    return graph, named, behaviour(optimizer.function, parameters)
+    return known, bare, behaviour(optimizer.function, parameters)
 
 
 def folder() -> Path:

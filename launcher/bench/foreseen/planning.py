@@ -37,7 +37,7 @@ def planned(recipe: Recipe) -> Rehearsed:
     example = batch_like(item, recipe.micro_batch_size)
     graph = captured(task, example, strategy)
     cache = PlanCache(recipe.engine.cache)
-    return cache.get("foreseen", inputs(graph, strategy), lambda: planned_training(graph, strategy))
+    return cache.get("foreseen", inputs(strategy, graph), lambda: planned_training(graph, strategy))
 
 
 def batch_like(item: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
