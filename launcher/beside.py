@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from flowrun.engine.errors import RunError
+from flowrun.launcher.own_files import reopen_files
 
 Made = TypeVar("Made")
 
@@ -128,6 +129,7 @@ def _tell(make: Callable[[], Any], reader: Connection, writer: Connection) -> No
     import torch  # which who asks has imported
 
     reader.close()
+    reopen_files()
     # A fork's pool of threads is renewed at the next call that sets their number, and two threads
     # that do so at once (autograd's, of which a build with CUDA has one more) find none.
     torch.set_num_threads(torch.get_num_threads())

@@ -26,7 +26,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.deferred import LEAST_BYTES, deferred
 from flowrun.launcher.errors import did_you_mean
 from flowrun.launcher.initial import Initial, initial_of, named
-from flowrun.launcher.items import check_items
+from flowrun.launcher.items import check_items, check_kind
 from flowrun.launcher.pretrained import weights_of
 from flowrun.launcher.schema import Recipe, Target
 
@@ -125,18 +125,7 @@ def _make_model(recipe: Recipe) -> nn.Module:
 def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
     """The data set: map-style, items are dicts of tensors."""
     data = _make(recipe.data, "data")
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise RecipeError(
-            "data._target_",
-            f"a {type(data).__name__} has no length or cannot be indexed.",
-            "Name a map-style torch Dataset.",
-        )
-    if len(data) < 2:
-        raise RecipeError(
-            "data",
-            f"the data set has {len(data)} items.",
-            "Some are held out: at least 2 are needed.",
-        )
+    check_kind(data)
     check_items(data)
     return data  # type: ignore[no-any-return]
 

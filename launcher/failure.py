@@ -13,6 +13,7 @@ import torch
 
 from flowrun.engine.errors import FlowrunError
 from flowrun.engine.runtime.distributed import LostPeer
+from flowrun.models.data.collate import ItemError
 
 _OURS = tuple(  # flowrun, torch, and what hands on the error of a reader's thread
     str(folder) + os.sep
@@ -32,13 +33,16 @@ def described(error: BaseException, rank: int | None = None) -> tuple[str, str, 
         return f"rank {rank}", "\n".join([_named(error), *user_lines(error.__traceback__)]), story
     if isinstance(error, LostPeer):
         return error.where, _GLOO.sub("", error.problem), story
-    lines = user_lines(error.__cause__.__traceback__) if error.__cause__ else []
+    cause = error.__cause__
+    lines: list[str] = []
+    if cause and not isinstance(cause, ItemError):  # which says all that there is
+        lines = [*getattr(cause, "__notes__", []), *user_lines(cause.__traceback__)]
     said = [error.problem, *lines, *error.instead.splitlines()]
     return error.where, "\n".join(said), story
 
 
 def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
 def user_lines(trace: TracebackType | None) -> list[str]:

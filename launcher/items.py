@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, IterableDataset
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import FlowrunError, RecipeError
+from flowrun.engine.user_code import place_of
+from flowrun.models.data.collate import ItemError, collated, item_of, unlike
 from flowrun.models.data.stacked import batch_of, many_at_once
 from flowrun.models.data.steps import preparation, unprepared
 
@@ -19,23 +22,74 @@ _WRITE = {
 }
 
 
-def check_items(data: Any) -> None:
-    """Of a map-style data set with two items or more.  Raises RecipeError."""
-    item = data[0]
-    if not _is_dict_of_tensors(item):
+def check_kind(data: Any) -> None:
+    """It has a length and items by number.  Raises RecipeError."""
+    name = type(data).__name__
+    if isinstance(data, IterableDataset):
         raise RecipeError(
             "data._target_",
-            f"items are {type(item).__name__}, not dicts of tensors.",
-            "__getitem__ returns {field: tensor}.",
+            f"{name} is an IterableDataset: it has no items by number, and each rank reads the "
+            "samples of its own numbers.",
+            "Write a map-style Dataset: __len__ and __getitem__.",
         )
+    if isinstance(data, DataLoader):
+        raise RecipeError(
+            "data._target_",
+            f"{name} makes batches; flowrun makes its own, of items.",
+            "Name the Dataset that it reads.",
+        )
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise RecipeError(
+            "data._target_",
+            f"a {name} has no length or cannot be indexed.",
+            "Name a map-style torch Dataset.",
+        )
+    with data_errors():
+        found = len(data)
+    if found < 2:
+        raise RecipeError(
+            "data",
+            f"the data set has {found} items.",
+            "Some are held out: at least 2 are needed.",
+        )
+
+
+def check_items(data: Any) -> None:
+    """Of a map-style data set with two items or more.  Raises RecipeError."""
+    with data_errors():
+        items = [item_of(data, number) for number in (0, 1)]
+        expected = collated(items, (0, 1))
     method = many_at_once(data)
     if method and not preparation(data):
-        wrong = _wrong(data, default_collate([item, data[1]]))
+        wrong = _wrong(data, expected)
         if wrong:
             called = f"{type(data).__name__}.{method}, given the indices 0 and 1,"
             raise RecipeError("data._target_", f"{called} {wrong}", _WRITE[method])
     for field, name in unprepared(data).items():
-        _check_alone(data, item, field, name)
+        _check_alone(data, items[0], field, name)
+
+
+@contextmanager
+def data_errors() -> Iterator[None]:
+    """What a data set raises becomes a RecipeError with the item and the user's own line."""
+    try:
+        yield
+    except FlowrunError:
+        raise
+    except ItemError as error:
+        raise RecipeError("data._target_", f"{error}.") from error
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".strip(": ")
+        told = [*getattr(error, "__notes__", []), place_of(error)]
+        lines = "\n".join(line for line in [what, *told] if line)
+        raise RecipeError("data._target_", lines) from error
+
+
+def random_fields(data: Any) -> list[str]:
+    """Fields that `data[0]` makes anew each time."""
+    with data_errors():
+        one, other = (collated([item_of(data, 0)], (0,)) for _ in range(2))
+    return unlike(one, other)
 
 
 def _check_alone(data: Any, item: Mapping[str, Tensor], field: str, name: str) -> None:
@@ -43,7 +97,7 @@ def _check_alone(data: Any, item: Mapping[str, Tensor], field: str, name: str) -
     try:
         alone = getattr(data, name)(0)
         fact = f"makes {alone!r}; the item's {field!r} is {item.get(field)!r}."
-        right = field in item and torch.equal(alone, item[field])
+        right = field in item and torch.equal(alone, torch.as_tensor(item[field]))
     except Exception as error:
         fact, right = f"failed: {type(error).__name__}: {error}.", False
     if not right:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -32,9 +32,10 @@ from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type, gpu_name, has_gpus
 from flowrun.launcher.garbage import uncollected
 from flowrun.launcher.initial import Initial, with_values
+from flowrun.launcher.items import data_errors, random_fields
 from flowrun.launcher.plan_cache import PlanCache, inputs
 from flowrun.launcher.profile import better_cpu, is_stand_in
-from flowrun.launcher.sampler import Sampler, length
+from flowrun.launcher.sampler import Sampler, forms_of, length
 from flowrun.launcher.schema import Recipe
 from flowrun.launcher.segments import Segment, segments
 from flowrun.launcher.strategy import AUTOCAST, reading, strategy_of
@@ -99,7 +100,11 @@ class Job:
             self.data, train.seed, train.batch_size, train.micro_batches, held_out, True
         )
         self.strategy = reading(strategy_of(recipe), self.data)
-        self.example = self.sampler(0, 0, slice(0, recipe.micro_batch_size))
+        with data_errors():
+            self.example = self.sampler(0, 0, slice(0, recipe.micro_batch_size))
+        forms = forms_of(self.example)
+        self.sampler = replace(self.sampler, forms=forms)
+        self.evaluation_sampler = replace(self.evaluation_sampler, forms=forms)
         self.task = Task(
             self.model,
             build.task_inputs(recipe, self.model, self.example),
@@ -251,7 +256,19 @@ class Job:
     @property
     def notes(self) -> tuple[str, ...]:
         """What went otherwise than a user expects, known without a plan; notes.py has the rest."""
-        return (*self._notes, *self._of_hardware, *self.plans.notes)
+        return (*self._notes, *self._of_data, *self._of_hardware, *self.plans.notes)
+
+    @cached_property
+    def _of_data(self) -> tuple[str, ...]:
+        """Ranks that read one sample each for themselves must find the same in it."""
+        drawn = random_fields(self.data) if self.recipe.num_ranks > 1 else []
+        if not drawn:
+            return ()
+        what = f"the field{'s' * (len(drawn) > 1)} {', '.join(drawn)} of an item"
+        return (
+            f"data: {what} change with each call of __getitem__: ranks that share a sample "
+            "may compute on unlike ones; draw from a generator that the index seeds.",
+        )
 
     @property
     def _of_hardware(self) -> tuple[str, ...]:

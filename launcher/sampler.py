@@ -10,11 +10,14 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.errors import RecipeError
+from flowrun.models.data.collate import ItemError, collated
 from flowrun.models.data.stacked import batch_of
 from flowrun.models.data.steps import apply, preparation, unprepared
 from flowrun.models.sampling import held_out_indices, sample_indices
 
 Batch = Mapping[str, torch.Tensor]
+Form = tuple[tuple[int, ...], torch.dtype]
+Forms = Mapping[str, Form]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Sampler:
     """Which samples a step reads, of a data set whose last `held_out` samples are for evaluation.
 
     Called with (step, micro-batch, rows of the micro-batch); a step counts from 0.  evaluation: the
-    held-out samples, in order.
+    held-out samples, in order.  forms: (shape, dtype) of each field of one sample, if all are to
+    have them: what comes later is as the plan was made for.
     """
 
     data: Dataset[Any]
@@ -31,14 +35,17 @@ class Sampler:
     micro_batches: int
     held_out: int
     evaluation: bool = False
+    forms: Forms | None = None
 
     def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
         samples: list[Any] | None = None
         for each in preparation(self.data):
             samples = self.prepare(each.name, samples, step, micro_batch, rows)
         if samples is not None:
-            return self.collate(samples)
-        made = batch_of(self.data, self._chosen(step, micro_batch, rows))
+            return self.collate(samples, step, micro_batch, rows)
+        chosen = self._chosen(step, micro_batch, rows)
+        made = batch_of(self.data, chosen)
+        self._check(made, chosen)
         return {field: values.contiguous() for field, values in made.items()}
 
     def prepare(
@@ -51,10 +58,16 @@ class Sampler:
         if samples is None:
             samples = self._chosen(step, micro_batch, rows).tolist()
         first = self._numbers(step, micro_batch, rows).start
-        return [
-            apply(self.data, name, sample, None if self.evaluation else (self.seed, first + k))
-            for k, sample in enumerate(samples)
-        ]
+        made = []
+        for k, sample in enumerate(samples):
+            try:
+                seed = None if self.evaluation else (self.seed, first + k)
+                made.append(apply(self.data, name, sample, seed))
+            except Exception as error:
+                item = self._chosen(step, micro_batch, rows)[k]
+                error.add_note(f"item {item} of the data set, in its step {name}")
+                raise
+        return made
 
     def at_once(self, step: int, micro_batch: int, rows: slice) -> Batch:
         """The fields that can be had without the rest of their samples."""
@@ -64,9 +77,28 @@ class Sampler:
             for field, method in unprepared(self.data).items()
         }
 
-    def collate(self, samples: list[Any]) -> Batch:
+    def collate(self, samples: list[Any], step: int, micro_batch: int, rows: slice) -> Batch:
         """Samples, made, as one batch."""
-        return default_collate(samples)  # type: ignore[no-any-return]
+        chosen = self._chosen(step, micro_batch, rows)
+        made = collated(samples, chosen.tolist())
+        self._check(made, chosen)
+        return made
+
+    def _check(self, made: Batch, chosen: torch.Tensor) -> None:
+        """Raises ItemError for a batch that has not the fields, shapes and types of the first."""
+        for field, form in (self.forms or {}).items():
+            if field not in made or _form(made[field]) != form:
+                raise ItemError(self._unlike(field, form, chosen.tolist()))
+
+    def _unlike(self, field: str, form: Form, chosen: list[int]) -> str:
+        """Which of some items is not as the first were: they are made again, one by one."""
+        for index in chosen:
+            batch = batch_of(self.data, torch.tensor([index]))
+            if field not in batch:
+                return f"item {index} has no field {field!r}, which the first items have"
+            if (found := _form(batch[field])) != form:
+                return f"field {field!r} of item {index} is {_shown(found)}; so far {_shown(form)}"
+        return f"field {field!r} of items {chosen} is not {_shown(form)}, as it was so far"
 
     def _numbers(self, step: int, micro_batch: int, rows: slice) -> range:
         """Numbers in the run of some samples."""
@@ -90,6 +122,19 @@ class Sampler:
         `most`.
         """
         return min(most, max(1, self.held_out // self.batch_size)) if self.held_out else 0
+
+
+def forms_of(batch: Batch) -> Forms:
+    """Of the samples of a batch."""
+    return {field: _form(value) for field, value in batch.items()}
+
+
+def _form(value: torch.Tensor) -> Form:
+    return tuple(value.shape[1:]), value.dtype
+
+
+def _shown(form: Form) -> str:
+    return f"{str(form[1]).removeprefix('torch.')} of shape {form[0]}"
 
 
 def length(data: Dataset[Any]) -> int:

@@ -38,6 +38,7 @@ from flowrun.launcher.failure import described
 from flowrun.launcher.finite import check_step, check_weights
 from flowrun.launcher.hosts import Teller
 from flowrun.launcher.job import Job
+from flowrun.launcher.own_files import reopen_files
 from flowrun.launcher.rank_memory import RankMemory
 from flowrun.launcher.tensor_file import write
 from flowrun.launcher.virtual import acts_by_name, most_stashed
@@ -66,6 +67,7 @@ class Worker:
     def live(self) -> None:
         """From fork to exit."""
         _end_with(self.launcher)
+        reopen_files()
         heap.keep_pages()
         rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         for k, pipe in enumerate(self.pipes):

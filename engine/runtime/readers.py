@@ -34,8 +34,10 @@ class Samples(Protocol):
     def at_once(self, step: int, micro_batch: int, rows: slice) -> Mapping[str, torch.Tensor]:
         """The fields that can be had alone (Strategy.unprepared)."""
 
-    def collate(self, samples: list[Any]) -> Mapping[str, torch.Tensor]:
-        """The batch of samples that are ready."""
+    def collate(
+        self, samples: list[Any], step: int, micro_batch: int, rows: slice
+    ) -> Mapping[str, torch.Tensor]:
+        """The batch of samples that are ready, which are those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class Readers:
         rows = self._rows(feeds)
         step, micro_batch = divmod(act, self.plan.micro_batches)
         if samples:
-            batch = self._samples.collate(samples[0])
+            batch = self._samples.collate(samples[0], step, micro_batch, rows)
         elif work.unprepared:
             batch = self._samples.at_once(step, micro_batch, rows)
         else:

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
+
+from flowrun.models.data.collate import collated, item_of
 
 
 class StackedDataset(Dataset[dict[str, Tensor]], ABC):
@@ -61,15 +63,25 @@ class Rows(StackedDataset):
 def batch_of(data: Dataset[Any], indices: Tensor) -> dict[str, Tensor]:
     """Items of any map-style data set, stacked: {field: (B, …)}.
 
-    By its `stacked`; else by its `__getitems__` (torch's: a list of items); else one by one.
+    By its `stacked`; else by its `__getitems__` (torch's: a list of items); else one by one.  What
+    the data set raises says of which items; raises ItemError where they make no batch.
     """
+    chosen = indices.tolist()
     stacked = _method(data, "stacked")
     if stacked:
-        return stacked(indices)  # type: ignore[no-any-return]
-    chosen = indices.tolist()
+        return _told(chosen, lambda: stacked(indices))  # type: ignore[no-any-return]
     many = _method(data, "__getitems__")
-    items: list[Any] = many(chosen) if many else [data[index] for index in chosen]
-    return default_collate(items)  # type: ignore[no-any-return]
+    items = _told(chosen, lambda: many(chosen)) if many else [item_of(data, k) for k in chosen]
+    return collated(items, chosen)
+
+
+def _told(chosen: list[int], make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        shown = ", ".join(map(str, chosen[:3])) + (" …" if len(chosen) > 3 else "")
+        error.add_note(f"items {shown} of the data set")
+        raise
 
 
 def many_at_once(data: Dataset[Any]) -> str | None:

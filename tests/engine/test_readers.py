@@ -179,7 +179,7 @@ class Rows:
     def at_once(self, step: int, micro_batch: int, rows: slice) -> Batch:
         return {"labels": TINY_MLP.rows(step, micro_batch, rows)["labels"]}
 
-    def collate(self, samples: list[Any]) -> Batch:
+    def collate(self, samples: list[Any], *at: Any) -> Batch:
         return {name: torch.stack([s[name] for s in samples]) for name in samples[0]}
 
 

@@ -110,7 +110,7 @@ def test_a_wrong_method_is_told_apart_at_once(
 
 def test_items_that_are_no_dicts_are_refused() -> None:
     data = with_method("__getitem__", lambda index: (X[index], index))
-    with pytest.raises(RecipeError, match="items are tuple, not dicts of tensors"):
+    with pytest.raises(RecipeError, match=r"item 0 is a tuple: return a dict, \{field: tensor\}"):
         check_items(data)
 
 

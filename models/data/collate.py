@@ -1,0 +1,126 @@
+"""Items of a data set -> a batch, as torch's default_collate makes it of tensors, numbers and
+arrays; what cannot be stacked is told by field and item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+_STACKED = (Tensor, np.ndarray, np.number, np.bool_, bool, int, float, complex)
+_INSTEAD = {
+    str: "leave it out of __getitem__",
+    bytes: "leave it out of __getitem__",
+    type(None): "leave it out of __getitem__, or write a tensor for what is missing",
+    list: "write torch.tensor(…)",
+    tuple: "write torch.tensor(…)",
+    dict: "give what is in it fields of their own",
+}
+
+
+class ItemError(ValueError):
+    """Items that make no batch.  Its text names fields and items."""
+
+
+def collated(items: Sequence[Any], numbers: Sequence[int]) -> dict[str, Tensor]:
+    """{field: (B, …)} of B items.  numbers: of the items in the data set.  Raises ItemError."""
+    try:
+        batch = default_collate(list(items))
+        if _is_batch(batch):
+            return {field: value.detach() for field, value in batch.items()}
+    except Exception as error:
+        raise ItemError(_fault(items, numbers) or f"{_numbered(numbers)}: {error}") from None
+    raise ItemError(_fault(items, numbers) or f"{_numbered(numbers)} make no dict of tensors")
+
+
+def _is_batch(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 0
+        and all(_is_name(field) for field in value)
+        and all(isinstance(each, Tensor) for each in value.values())
+    )
+
+
+def _is_name(field: Any) -> bool:
+    return isinstance(field, str) and field != "" and not field.startswith("@")
+
+
+def _fault(items: Sequence[Any], numbers: Sequence[int]) -> str:
+    """What is wrong with the first item that cannot be stacked with the first of all; "": nothing
+    that shows.
+    """
+    first = items[0]
+    for item, number in zip(items, numbers, strict=False):
+        if fault := _fault_of(item, number):
+            return fault
+        if missing := [field for field in first if field not in item]:
+            return f"item {number} has no field {missing[0]!r}, which item {numbers[0]} has"
+    for field in first:
+        shape = _shape(first[field])
+        for item, number in zip(items, numbers, strict=False):
+            if _shape(item[field]) != shape:
+                shapes = f"{shape} and {_shape(item[field])}"
+                which = f"items {numbers[0]} and {number}"
+                return f"field {field!r} of {which} is of shape {shapes}: pad it to one shape"
+    return ""
+
+
+def _fault_of(item: Any, number: int) -> str:
+    if not isinstance(item, Mapping):
+        return f"item {number} is {_named(item)}: return a dict, {{field: tensor}}"
+    if not item:
+        return f"item {number} has no fields"
+    for field, value in item.items():
+        if not _is_name(field):
+            return f"field {field!r} of item {number} has no name: write a str without an @"
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+            what = f"an array of dtype {value.dtype}: leave it out of __getitem__"
+        elif isinstance(value, _STACKED):
+            continue
+        else:
+            instead = (text for kind, text in _INSTEAD.items() if isinstance(value, kind))
+            what = f"{_named(value)}: {next(instead, 'make it a tensor')}"
+        return f"field {field!r} of item {number} is {what}"
+    return ""
+
+
+def _named(value: Any) -> str:
+    """ "None", "a str", "an Image"."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(np.shape(value)) if not isinstance(value, Tensor) else tuple(value.shape)
+
+
+def _numbered(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:3]))
+    return f"items {shown}{' …' if len(numbers) > 3 else ''}"
+
+
+def item_of(data: Any, number: int) -> Any:
+    """data[number]; what it raises says of which item."""
+    try:
+        return data[number]
+    except Exception as error:
+        error.add_note(f"item {number} of the data set")
+        raise
+
+
+def unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    """Fields of which two batches hold other bytes."""
+    bytes_of = lambda value: value.contiguous().flatten().view(torch.uint8)  # noqa: E731
+    return [
+        field
+        for field, value in one.items()
+        if field not in other or not torch.equal(bytes_of(value), bytes_of(other[field]))
+    ]
