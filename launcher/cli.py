@@ -415,19 +415,24 @@ def _load(overrides: list[str], config_dir: str | None) -> Any:
 
 @contextmanager
 def _errors_shown(overrides: list[str], config_dir: str | None) -> Iterator[None]:
-    """A FlowrunError becomes its text and an exit status; Ctrl-C ends quietly."""
+    """An error becomes its text and an exit status; Ctrl-C ends quietly."""
     try:
         yield
-    except FlowrunError as error:
-        if os.environ.get(TRACEBACK) == "1":
-            raise
-        from flowrun.launcher.errors import explain
-
-        typer.echo(explain(error, overrides, config_dir), err=True)
-        raise typer.Exit(RUN_FAILED if isinstance(error, RunError) else RECIPE_WRONG) from None
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if isinstance(error, typer.Exit) or os.environ.get(TRACEBACK) == "1":
+            raise
+        from flowrun.launcher.errors import explain
+
+        status = RECIPE_WRONG if isinstance(error, FlowrunError) else RUN_FAILED
+        if not isinstance(error, FlowrunError):
+            from flowrun.launcher.failure import own_fault
+
+            error = own_fault(error)
+        typer.echo(explain(error, overrides, config_dir), err=True)
+        raise typer.Exit(RUN_FAILED if isinstance(error, RunError) else status) from None
 
 
 if __name__ == "__main__":

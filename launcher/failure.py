@@ -6,12 +6,15 @@ import concurrent.futures
 import os
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
 
-from flowrun.engine.errors import FlowrunError
+from flowrun.engine.errors import FlowrunError, PlanError, RunError
+from flowrun.engine.graph import Op
 from flowrun.engine.runtime.distributed import LostPeer
 from flowrun.models.data.collate import ItemError
 
@@ -39,6 +42,36 @@ def described(error: BaseException, rank: int | None = None) -> tuple[str, str, 
         lines = [*getattr(cause, "__notes__", []), *user_lines(cause.__traceback__)]
     said = [error.problem, *lines, *error.instead.splitlines()]
     return error.where, "\n".join(said), story
+
+
+def own_fault(error: Exception) -> FlowrunError:
+    """The error for what only a fault of flowrun's raises: in which function, at which op.  What
+    the system refuses is none.
+    """
+    if isinstance(error, OSError):
+        return RunError(str(error.filename or "the system"), _named(error))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    ops = [frame.f_locals.get("op") for frame in frames]
+    ops = [op for op in ops if isinstance(op, Op)]
+    at = f", at {ops[-1].target} of module {ops[-1].module or '(top level)'}" if ops else ""
+    place = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
+    return PlanError(
+        f"a fault of flowrun's own ({place}{at})",
+        " ".join(_named(error).split()),
+        "Please report it with the recipe. FLOWRUN_TRACEBACK=1 shows where it comes from.",
+    )
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within nothing has started: what goes wrong is an error of the recipe, or flowrun's fault."""
+    try:
+        yield
+    except (FlowrunError, OSError):
+        raise
+    except Exception as error:
+        raise own_fault(error) from error
 
 
 def _named(error: BaseException) -> str:

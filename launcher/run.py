@@ -23,6 +23,7 @@ from flowrun.launcher.checkpoint import Checkpoint, alone, prepare
 from flowrun.launcher.compiling import check_runs, kernels_of
 from flowrun.launcher.device import may_use_gpus
 from flowrun.launcher.elastic import execute_local
+from flowrun.launcher.failure import compiling
 from flowrun.launcher.job import Job
 from flowrun.launcher.notes import notes
 from flowrun.launcher.progress import Progress
@@ -49,8 +50,9 @@ def run(
     """
     check_runs(recipe)
     recipe, planned = settled(recipe, progress)  # auto.placement: the fastest placement that fits
-    job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
-    training, evaluation = job.compiled  # capture, passes, plan, rehearsal (engine/compile.py)
+    with compiling():
+        job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
+        training, evaluation = job.compiled  # capture, passes, plan, rehearsal (engine/compile.py)
     if recipe.train.save:
         weights.check(job.saved, job.names)
     with alone(folder, recipe.launch.nnodes):

@@ -32,6 +32,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Path]]:
         2: RunError("rank 1, actor f", "it broke."),
         3: PlanError("actor f", "deadlock."),
         4: KeyboardInterrupt(),
+        5: KeyError("x"),
     }
 
     def run(recipe: Any, folder: Path, progress: Any = None) -> Any:
@@ -241,3 +242,13 @@ def test_values_in_brackets_are_shown(
 
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert end(capsys, "recipe=gpt_dp", "--steps=3")[0] == 2
+
+
+def test_a_fault_of_flowruns_own_ends_in_one_message(
+    runs: list[tuple[Any, Path]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ("recipe=gpt_dp", "train.seed=5", f"hydra.run.dir={tmp_path}")
+    status, _, said = end(capsys, *arguments)
+    assert status == 1
+    assert said.startswith("a fault of flowrun's own (test_cli.py:")
+    assert "KeyError: 'x'" in said and "Traceback" not in said
