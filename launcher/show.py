@@ -12,7 +12,7 @@ from rich.text import Text
 from flowrun.engine.boxing import Step
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.footprint import memory_of
-from flowrun.engine.graph import BACKWARD, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
+from flowrun.engine.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
 from flowrun.launcher.alike import FEW, alike, extent, one_of_each, some, spans
@@ -24,6 +24,7 @@ from flowrun.launcher.quantities import seconds, size
 from flowrun.launcher.schema import INDUCTOR
 
 _MARKS = {
+    COUNT: ("C", "yellow"),
     WEIGHTS: ("P", "yellow"),
     FORWARD: ("F", "green"),
     BACKWARD: ("B", "blue"),
@@ -256,7 +257,8 @@ def timeline(training: Rehearsed, width: int = 100) -> Group:
         f"          0{'first step, ' + seconds(rehearsal.first_step_s):>{columns - 1}}", style="dim"
     )
     legend = Text(
-        "          P weights prepared  F forward  B backward  W weight gradient  U update  · waits",
+        "          C targets counted  P weights prepared  F forward  B backward"
+        "  W weight gradient  U update  · waits",
         style="dim",
     )
     return Group(*lines, end, legend)

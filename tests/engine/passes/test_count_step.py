@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flowrun.engine.graph import COUNT, FORWARD, WEIGHTS
 from flowrun.engine.plan import READER
+from flowrun.launcher.show import timeline
 from support.layouts import Layout, compiled, virtual_run
 from support.plain_loop import (
     MOMENTUM,
@@ -246,3 +247,9 @@ def test_a_quotient_that_the_loss_is_not_linear_in_is_noted() -> None:
     plan = compiled(training(squared), Layout()).plan
     assert COUNT not in {actor.phase for actor in plan.actors}
     assert any("averaged as means" in note for note in plan.notes)
+
+
+def test_the_timeline_of_a_plan_shows_when_targets_are_counted() -> None:
+    drawn = timeline(compiled(training(mean, 16), Layout(stages=2)))
+    rows = [str(row) for row in drawn.renderables]
+    assert rows[1].startswith("stage 1") and "C" in rows[1] and "C targets counted" in rows[-1]
