@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -265,6 +265,7 @@ def _joint(
             warnings.simplefilter("ignore")
             stack.enter_context(torch._dynamo.config.patch(_dynamo_settings()))
             stack.enter_context(_quiet())
+            stack.enter_context(_own_tensors(task.modules.values()))
             stack.enter_context(_leaves_within_forward())
             stack.enter_context(decomposed_for_training())
             stack.enter_context(substituted())
@@ -318,6 +319,21 @@ def _followed(
             if id(each._buffers) in assigned and tensor is not None
         )
     return traced, rest, written
+
+
+@contextlib.contextmanager
+def _own_tensors(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """At the end modules hold the tensors that they held: torch puts its own in their place while
+    it captures, and leaves those where a module has two names.
+    """
+    held = [m._parameters for root in modules for m in root.modules()]
+    held += [m._buffers for root in modules for m in root.modules()]  # type: ignore[misc]
+    before = [dict(each) for each in held]
+    try:
+        yield
+    finally:
+        for each, tensors in zip(held, before, strict=True):
+            each.update(tensors)
 
 
 def _checked(graph: LogicalGraph, task: Task) -> LogicalGraph:

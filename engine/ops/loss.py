@@ -104,6 +104,32 @@ def target_weight(view: OpView) -> tuple[Signature, ...]:
     return tuple(Signature((S(d), *(B for _ in of_classes)), (P,)) for d in range(len(of_targets)))
 
 
+def nll_2d(view: OpView) -> tuple[Signature, ...]:
+    """(self (N, C, H, W), target (N, H, W)) -> (loss, total weight of the targets).
+
+    Classes stay whole.  A mean has no split: simplify.py makes a sum and a division of it.
+    """
+    op, reduction = view.op, bind(view.op)["reduction"]
+    split = [({"self": S(d and d + 1), "target": S(d)}, S(d)) for d in range(3)]
+    rows = [row(op, {"self": P}, P, B)]
+    if reduction == SUM:
+        rows += [row(op, given, P, P) for given, _ in split]
+    if reduction == NONE:
+        rows += [row(op, given, made, B) for given, made in split]
+    return tuple(rows)
+
+
+def nll_2d_backward(view: OpView) -> tuple[Signature, ...]:
+    """(grad_output, self, target, total_weight) -> gradient of self, whose values are not read."""
+    op, none = view.op, bind(view.op)["reduction"] == NONE
+    rows = [row(op, {"grad_output": P}, P)]
+    for d in range(3):
+        inner = S(d and d + 1)
+        grad = S(d) if none else B
+        rows.append(row(op, {"grad_output": grad, "self": inner, "target": S(d)}, inner))
+    return tuple(rows)
+
+
 def of_mine(
     target: torch.Tensor, start: int, count: int, ignored: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,6 +308,8 @@ RULES: Mapping[str, Rule] = {
     "aten._log_softmax_backward_data.default": softmax_backward,
     "aten.nll_loss_forward.default": nll,
     "aten.nll_loss_backward.default": nll_backward,
+    "aten.nll_loss2d_forward.default": nll_2d,
+    "aten.nll_loss2d_backward.default": nll_2d_backward,
     COUNT: target_weight,
     "aten.mse_loss.default": mse,
     "aten.mse_loss_backward.default": mse_backward,

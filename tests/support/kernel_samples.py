@@ -333,11 +333,30 @@ def _loss() -> list[Sample]:
             counted = (target, weight, -100)
             made.append(sample("flow.target_weight", *counted, dtype=torch.float64))
     made.append(sample("aten.nll_loss_forward.default", T(6), torch.tensor(3), None, 2, -100))
+    labels = [[[0, 5, 2]], [[-100, 3, 1]], [[4, 4, 0]], [[1, -100, 2]]]
+    target = torch.tensor(labels).expand(4, 3, 3)
+    for reduction, weight in ((0, None), (1, None), (2, None), (2, positive(6))):
+        x, of_classes = T(4, 6, 3, 3), (weight, reduction, -100)
+        loss, total = aten.nll_loss2d_forward.default(x, target, *of_classes)
+        for name, given in (
+            ("forward", (x, target, *of_classes)),
+            ("backward", (T(*loss.shape), x, target, *of_classes, total)),
+        ):
+            made.append(sample(f"aten.nll_loss2d_{name}.default", *given, sound=_nll_2d_sound))
     for reduction in (0, 1, 2):
         made.append(sample("aten.mse_loss.default", T(5, 4), T(5, 4), reduction))
         grad = T(5, 4) if reduction == 0 else T()
         made.append(sample("aten.mse_loss_backward.default", grad, T(5, 4), T(5, 4), reduction))
     return made
+
+
+def _nll_2d_sound(shapes: Sequence[Shape]) -> bool:
+    """Torch's kernels check no shape: a target and a gradient for each of (n, 6, h, w) logits."""
+    x = next(shape for shape in shapes if len(shape) == 4)
+    of_each = [shape for shape in shapes if len(shape) == 3]
+    weights = [shape for shape in shapes if len(shape) == 1]
+    whole = x[1] == 6 and all(shape == (6,) for shape in weights)
+    return whole and all(shape == (x[0], *x[2:]) for shape in of_each)
 
 
 def _ctc_sound(shapes: Sequence[Shape]) -> bool:

@@ -122,18 +122,18 @@ ABSENT = (
         "self is read for its shape alone, and never partial",
     ),
     Absent(
-        "aten.nll_loss_backward.default",
+        "aten.nll_loss*backward.default",
         partial("self", "total_weight", "weight"),
         "self is read for its shape, total_weight for a mean only; class weights are never partial",
     ),
-    Absent("aten.nll_loss_forward.default", partial("weight"), "class weights are never partial"),
+    Absent("aten.nll_loss*forward.default", partial("weight"), "class weights are never partial"),
     Absent(
         "flow.target_weight",
         lambda given, row: P in row.inputs,
         "neither classes nor their weights are ever partial",
     ),
     Absent(
-        "aten.nll_loss_forward.default",
+        "aten.nll_loss*forward.default",
         lambda given, row: row.outputs[1] == P,
         "the total weight of an unreduced loss is a constant 0, which is its own partial sum",
     ),
