@@ -1088,7 +1088,7 @@ def positions(w: Writer, s: Shape) -> Shape:
 @block(2)
 def class_token(w: Writer, s: Shape) -> Shape:
     t, c = s
-    p = w.parameter("cls", f"torch.zeros(1, 1, {c}) + 0.1")
+    p = w.parameter("cls", f"torch.randn(1, 1, {c}) * 0.1")
     w.do(str(w.pick(f"x = torch.cat([self.{p}.expand(x.shape[0], -1, -1), x], 1)", f"x = torch.cat((self.{p}.repeat(len(x), 1, 1), x), dim=1)", f"x = torch.hstack([self.{p}.expand(len(x), 1, {c}), x])")))
     return (t + 1, c)
 
