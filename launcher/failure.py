@@ -52,8 +52,7 @@ def own_fault(error: Exception) -> FlowrunError:
         return RunError(str(error.filename or "the system"), _named(error))
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     last = traceback.extract_tb(error.__traceback__)[-1]
-    ops = [frame.f_locals.get("op") for frame in frames]
-    ops = [op for op in ops if isinstance(op, Op)]
+    ops = [op for frame in frames if isinstance(op := frame.f_locals.get("op"), Op)]
     at = f", at {ops[-1].target} of module {ops[-1].module or '(top level)'}" if ops else ""
     place = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
     return PlanError(

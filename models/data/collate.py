@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 _STACKED = (Tensor, np.ndarray, np.number, np.bool_, bool, int, float, complex)
-_INSTEAD = {
+_INSTEAD: Mapping[Any, str] = {
     str: "leave it out of __getitem__",
     bytes: "leave it out of __getitem__",
     type(None): "leave it out of __getitem__, or write a tensor for what is missing",
