@@ -7,6 +7,7 @@ what to write instead.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -146,9 +147,11 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
     if OmegaConf.is_dict(OmegaConf.select(schema, key)):
         return RecipeError(key, _MAPPING, expected(key, schema))
     if isinstance(error, InterpolationResolutionError):
-        return RecipeError(
-            key, f"{reason}.", "${a.b} stands for the value of another key of the recipe."
-        )
+        if name := re.search(r"Environment variable '(\w+)'", reason):
+            instead = f"export {name[1]}=…, or write ${{oc.env:{name[1]},default}}."
+            return RecipeError(key, f"the environment variable {name[1]} is not set.", instead)
+        instead = "${a.b} stands for the value of another key of the recipe."
+        return RecipeError(key, f"{reason}.", instead)
     return RecipeError(key, f"{reason}.", expected(key, schema))
 
 

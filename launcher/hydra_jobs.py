@@ -56,11 +56,13 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
 def _job(cfg: Any, config_dir: str | None) -> Any:
     """One job, in Hydra's run folder."""
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
     from flowrun.launcher.recipe import regrouped, to_recipe
 
     try:
-        chosen = list(HydraConfig.get().overrides.task)
+        # as it was typed: what a reference stands for is looked up where its key is read
+        chosen: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
         recipe = to_recipe(regrouped(cfg, chosen, config_dir))
         if recipe.launch.name == "slurm":
             from flowrun.launcher.run import settled

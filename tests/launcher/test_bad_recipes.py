@@ -467,3 +467,14 @@ def test_an_axis_that_is_meant_is_taken(changes: list[str], workplace: Path) -> 
     assert recipe.num_ranks == 16
     (workplace / "again.yaml").write_text(recipe.to_yaml())
     assert load(["recipe=again.yaml"]).axes == recipe.axes
+
+
+def test_a_variable_that_is_not_set_is_named_where_the_command_line_asks_for_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["recipe=mlp_hybrid", "launch=virtual", "train.steps=${oc.env:NO_SUCH}"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("command line  train.steps = ${oc.env:NO_SUCH}")
+    assert "NO_SUCH is not set" in said
