@@ -6,6 +6,7 @@ that a recipe may name the user's own files.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import importlib
 import inspect
@@ -119,7 +120,39 @@ def _make_model(recipe: Recipe) -> nn.Module:
         raise RecipeError(
             "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
         )
+    _freeze(model, recipe.optim.groups)
     return model
+
+
+def _freeze(model: nn.Module, groups: Mapping[str, Any]) -> None:
+    """No gradient for parameters that a group of `optim.groups` has frozen; the later pattern wins.
+
+    Raises RecipeError for a value that is neither true nor false, and for a pattern that matches
+    no parameter.
+    """
+    asked = {pattern: keys["frozen"] for pattern, keys in groups.items() if is_freezing(keys)}
+    frozen: dict[str, bool] = {}
+    names = dict(model.named_parameters(remove_duplicate=False))
+    for pattern, value in asked.items():
+        where = f"optim.groups.{pattern}"
+        if not isinstance(value, bool):
+            raise RecipeError(f"{where}.frozen", f"{value!r} is not true or false.")
+        found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not found:
+            raise RecipeError(
+                where,
+                f"{pattern!r} matches no parameter of this model.",
+                f"Names look like: {', '.join([*names][:3])}",
+            )
+        frozen.update(dict.fromkeys(found, value))
+    for name, value in frozen.items():
+        if value:
+            names[name].requires_grad_(False)
+
+
+def is_freezing(keys: Any) -> bool:
+    """Whether a group of `optim.groups` says if its parameters are frozen."""
+    return isinstance(keys, Mapping) and "frozen" in keys
 
 
 def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:

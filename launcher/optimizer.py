@@ -9,7 +9,7 @@ from typing import Any
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.strategy import Group, Optimizer, Settings
 from flowrun.engine.update_trace import keywords_of
-from flowrun.launcher.build import find
+from flowrun.launcher.build import find, is_freezing
 from flowrun.launcher.errors import did_you_mean
 from flowrun.launcher.schedule import rates
 from flowrun.launcher.schema import Recipe
@@ -39,6 +39,7 @@ def optimizer_of(recipe: Recipe) -> Optimizer:
     groups = tuple(
         Group(pattern, _settings(pattern, given, numbers))
         for pattern, given in optim.groups.items()
+        if not is_freezing(given) or (len(given) > 1 and not given["frozen"])  # build.py froze it
     )
     lrs = [optim.lr, *(float(value) for g in groups for key, value in g.settings if key == "lr")]
     return Optimizer(
@@ -97,6 +98,8 @@ def _settings(pattern: str, given: Any, numbers: Mapping[str, float | bool]) -> 
         raise RecipeError(where, "only a mapping of keys can stand here.", "{weight_decay: 0}.")
     settings: dict[str, float | bool] = {}
     for key, value in given.items():
+        if key == "frozen":
+            continue
         if key == "betas" and "beta1" in numbers:
             settings.update({"beta1": float(value[0]), "beta2": float(value[1])})
             continue

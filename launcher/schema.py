@@ -86,7 +86,8 @@ class Optim:
     sgd.  weight_decay: decoupled in adamw, lamb and lion, added to the gradient in sgd, adagrad.
     schedule: {name: a class of torch.optim.lr_scheduler, its arguments}, or a list of such with
     `steps`.  warmup_steps: linear rise before it.  groups: pattern over parameter names -> keys
-    that replace those above; the later pattern wins, key by key.  ema: decay of a moving average of
+    that replace those above; the later pattern wins, key by key; {frozen: true}: these parameters
+    stay as they are, without gradient, state and communication.  ema: decay of a moving average of
     the weights, 0 = off.  ema_eval: evaluation reads the averages.  sparse: tables of look-ups are
     updated by rows where that equals the dense update (exact), wherever the recipe's optimizer can
     (lazy), or not (off).
