@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import FORWARD, Feed, LogicalGraph, Op, Ref, Variable, rename_inputs
+from flowrun.engine.ops.ranges import CHECK
 from flowrun.engine.sbp import Partial, Split
 from flowrun.engine.strategy import Pin, Strategy
 
@@ -69,6 +70,9 @@ def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
     forward = [op for op in graph.ops if op.phase == FORWARD and not op.target.startswith("flow.")]
     made_in: dict[str, str | None] = {feed.tensor: None for feed in graph.feeds}
     made_in.update({name: _owner(pin, op.module) for op in forward for name in op.makes})
+    for op in graph.ops:  # ids that were checked are the ids
+        if op.target == CHECK:
+            made_in[op.makes[0]] = made_in.get(op.inputs[0])
     crossing: dict[str, None] = {}
     for op in forward:
         reads_in = _owner(pin, op.module)

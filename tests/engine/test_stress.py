@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flowrun.engine.graph import COUNT
 from flowrun.engine.plan import Plan
 from flowrun.engine.rehearsal import rehearse
 from support.layouts import Layout, compiled, run_plan
@@ -56,9 +57,17 @@ def random_case(choose: random.Random) -> tuple[Training, Layout]:
 
 
 def with_random_registers(plan: Plan, choose: random.Random) -> Plan:
-    """1 to 3 slots for each register that changes with every micro-batch; some axes block."""
+    """1 to 3 slots for each register that changes with every micro-batch, a whole step more where
+    it is read ahead to be counted; some axes block.
+    """
+    counted = {
+        r.producer for r in plan.registers if any(plan.actors[k].phase == COUNT for k in r.readers)
+    }
     registers = tuple(
-        r if r.per_step else replace(r, slots=choose.randint(1, 3)) for r in plan.registers
+        r
+        if r.per_step
+        else replace(r, slots=choose.randint(1, 3) + plan.micro_batches * (r.producer in counted))
+        for r in plan.registers
     )
     blocking = tuple(axis for axis in range(len(plan.axes)) if choose.random() < 0.5)
     changed = replace(plan, registers=registers, order=(), blocking=blocking)
