@@ -161,10 +161,9 @@ def asked_images(generator: torch.Generator, samples: int) -> Batch:
 def shown_images(generator: torch.Generator, samples: int) -> Batch:
     """Tokens, the first four of which stand for the patches of an image; those have no label."""
     batch = dict(captions(generator, samples))
-    labels = batch["input_ids"].clone()
-    labels[:, :4] = -100
-    ids = batch["input_ids"].clone()
-    ids[:, :4] = IMAGE
+    ids = batch["input_ids"].clamp(max=IMAGE - 1)
+    labels = ids.clone()
+    labels[:, :4], ids[:, :4] = -100, IMAGE
     return {**batch, "input_ids": ids, "labels": labels}
 
 
