@@ -105,7 +105,7 @@ def test_there_is_no_file_before_it_is_complete(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_left_goes(tmp_path: Path) -> None:
-    file = file_at(tmp_path / "weights")
+    file = file_at(tmp_path / "weights.safetensors")
     file.begin()
     prepare(tmp_path, resumed=False)
     assert not list(tmp_path.iterdir())
