@@ -43,6 +43,11 @@ def place_of(error: BaseException) -> str:
 
 
 def _relative(file: str) -> str:
-    """From the working directory where it lies below, else the whole path."""
+    """From the working directory where it lies below; of an installed package from its own name,
+    which is the same on every machine; else the whole path.
+    """
+    _, packages, inside = file.rpartition("site-packages/")
+    if packages:
+        return inside
     inside = os.path.relpath(file)
     return file if inside.startswith("..") else inside

@@ -123,7 +123,10 @@ def test_a_failed_step_names_rank_actor_and_the_users_lines(
     monkeypatch.chdir(folder.parent)
     monkeypatch.syspath_prepend(folder.parent)
     recipe = load(["recipe=small", "launch=virtual", "+data.fail=raise"])
-    said = r"rank \d, actor batch\n  ValueError: sample 28 is not there\n  item \d+ of the data set\n  samples.py:\d+ in "
+    said = (
+        r"rank \d, actor batch\n  ValueError: sample 28 is not there\n"
+        r"  item \d+ of the data set\n  samples.py:\d+ in "
+    )
     with pytest.raises(RunError, match=said):
         run(recipe, folder.parent / "failed")
 
