@@ -55,7 +55,7 @@ def check_range(
     fields: tuple[str, ...],
 ) -> torch.Tensor:
     """The ids.  Raises OutOfRange; on a device that computes behind the host it asserts there."""
-    if not ids.numel():
+    if not ids.numel() or type(ids) is not torch.Tensor:  # of a tensor without memory: the shape
         return ids
     if not ids.is_cpu:
         fine = ~outside(ids, size, ignored, wraps).any()

@@ -42,7 +42,7 @@ def evaluated(graph: LogicalGraph, draw: int = 0) -> dict[str, Tensor]:
         for op in graph.ops
     )
     values = {
-        "weight": torch.ones(()),
+        **{tensor: torch.ones(()) for tensor in graph.variable_of},
         "batch.x": torch.ones(ROWS, SIZE),
         "tangent": torch.ones(()),
         "@draw": torch.tensor(draw),
