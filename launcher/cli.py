@@ -30,9 +30,11 @@ import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.engine.runtime import heap
+from flowrun.launcher import doing
 from flowrun.launcher.garbage import uncollected
 
 COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "calibrate", "recipes")
+_READ_RECIPES = ("run", "plan", "verify", "resume")
 _STARTS_RANKS = ("run", "resume", "calibrate")  # from this process, whose heap they inherit
 OK, RUN_FAILED, RECIPE_WRONG, INTERRUPTED = 0, 1, 2, 130
 TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
@@ -146,6 +148,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         atexit.register(gc.freeze)  # an exit looks through all objects for garbage else: 0.5 s
         if given[0] in _STARTS_RANKS:
             heap.start_over()
+        if given[0] in _READ_RECIPES and not {"--help", "-h"} & {*given}:
+            doing.doing("reading the recipe")
     app(given, prog_name="flowrun")
     raise SystemExit(OK)
 
@@ -232,7 +236,9 @@ def plan(
             )
         from flowrun.launcher.run import plan_text
 
-        typer.echo(plan_text(recipe, given, save_recipe))
+        text = plan_text(recipe, given, save_recipe)
+        doing.clear()
+        typer.echo(text)
 
 
 @app.command(help=_VERIFY_HELP)
@@ -245,6 +251,7 @@ def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
         from flowrun.launcher.run import verify as verify_layouts
 
         found = verify_layouts(recipe)
+        doing.clear()
         _print_rows(found.rows)
         typer.echo(found.caption)
         if not all(row.ok for row in found.rows):
@@ -419,6 +426,7 @@ def _errors_shown(overrides: list[str], config_dir: str | None) -> Iterator[None
     try:
         yield
     except KeyboardInterrupt:
+        doing.clear()
         typer.echo("stopped", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
@@ -431,7 +439,9 @@ def _errors_shown(overrides: list[str], config_dir: str | None) -> Iterator[None
             from flowrun.launcher.failure import own_fault
 
             error = own_fault(error)
-        typer.echo(explain(error, overrides, config_dir), err=True)
+        text = explain(error, overrides, config_dir)
+        doing.clear()
+        typer.echo(text, err=True)
         raise typer.Exit(RUN_FAILED if isinstance(error, RunError) else status) from None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from flowrun.engine.errors import FlowrunError
+from flowrun.launcher import doing
 from flowrun.launcher.garbage import uncollected
 
 
@@ -43,6 +44,7 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
         version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME
     )(train)
     with _command_line(["flowrun", *spelled, *flags]):
+        doing.clear()  # Hydra prints, too
         try:
             job()
         except Exception as error:
@@ -69,6 +71,7 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
 
             recipe, _ = settled(recipe)
             return _submitted(recipe, Path(HydraConfig.get().runtime.output_dir))
+        doing.doing("importing torch")
         with uncollected():
             from flowrun.launcher.progress import Progress
             from flowrun.launcher.run import run as run_recipe

@@ -26,7 +26,7 @@ from flowrun.engine.graph import LogicalGraph, Tensor
 from flowrun.engine.passes.mirror import BY_RANK, rows_of_a_rank
 from flowrun.engine.placement import Shape
 from flowrun.engine.runtime.rank import Results
-from flowrun.launcher import build, weights
+from flowrun.launcher import build, doing, weights
 from flowrun.launcher.beside import apart, beside, started
 from flowrun.launcher.checkpoint import About, Checkpoint
 from flowrun.launcher.device import device_type, gpu_name, has_gpus
@@ -84,6 +84,7 @@ class Job:
         self.start = start
         self.planned = planned
         self.device_type = device_type(recipe, here=values)
+        doing.doing("making the model and the data")
         torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
         torch.manual_seed(recipe.train.seed)
         described = build.describe_model(recipe, draws=values)
@@ -128,15 +129,18 @@ class Job:
         """The training plan and its rehearsal: made in this process unless by `compiled`."""
         if self.planned:
             return self.planned
+        captured = self.captured
+        doing.doing("planning")
         with uncollected():
-            made_of = inputs(self.strategy, self.captured)
+            made_of = inputs(self.strategy, captured)
             return self.plans.get(
-                "training", made_of, lambda: planned_training(self.captured, self.strategy)
+                "training", made_of, lambda: planned_training(captured, self.strategy)
             )
 
     @cached_property
     def traced(self) -> Traced:
         """Training, as torch captured it."""
+        doing.doing("capturing the model")
         return traced(self.task, self.example, self.strategy)
 
     @cached_property

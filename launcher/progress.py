@@ -26,6 +26,7 @@ from flowrun.engine.graph import Op
 from flowrun.engine.runtime.rank import Results
 from flowrun.engine.sbp import format_nd_sbp
 from flowrun.engine.step_time import StepTime
+from flowrun.launcher import doing
 from flowrun.launcher.alike import alike, extent, one_of_each, spans
 from flowrun.launcher.console import wide_console
 from flowrun.launcher.job import Job
@@ -39,11 +40,17 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or wide_console()
+        self._console = console or wide_console()
         self.bar: Bar | None = None
         self.task: Any = None
         self.steps = 0
         self.unit = ""
+
+    @property
+    def console(self) -> Console:
+        """Where lines go; the one that says what is being done makes room for them."""
+        doing.clear()
+        return self._console
 
     def planned(self, job: Job, training: Rehearsed) -> None:
         """What is about to run."""
@@ -60,6 +67,7 @@ class Progress:
         )
         for note in one_of_each(plan.notes, len(plan.placements)):
             self.console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+        doing.doing(f"starting {sum(len(p.ranks) for p in plan.placements)} ranks")
 
     def step(self, record: StepRecord) -> None:
         """A step has ended."""

@@ -225,8 +225,9 @@ def _in_place(
     """
     each = [[*map(_real, tensors)] for tensors in each]
     narrow = [tensors for tensors in each if _is_narrow(tensors[0])]
-    for param, grad, *states in narrow if skip is None or not skip else ():
-        plain((param, *states), _scaled(grad, coefficient, param))
+    if narrow and (skip is None or not skip):  # on a device nobody asks for its value
+        for param, grad, *states in narrow:
+            plain((param, *states), _scaled(grad, coefficient, param))
     each = [tensors for tensors in each if not _is_narrow(tensors[0])]
     few: list[tuple[tuple[Tensor, ...], Tensor]] = []
     many: list[tuple[tuple[Tensor, ...], Tensor]] = []

@@ -11,7 +11,7 @@ from flowrun.engine.boxing import path_seconds
 from flowrun.engine.cost.network import Link
 from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.errors import SbpError
-from flowrun.engine.graph import BACKWARD, Op, gradient_of
+from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, gradient_of
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout import Layout
 from flowrun.engine.passes.layout_search import Form, Forms
@@ -49,6 +49,7 @@ class Costs:
         self.forms = forms
         self.links = tuple(strategy.hardware.links(p)[axis] for p in strategy.placements)
         self.divides_batch = strategy.axes[axis] in BATCH_AXES
+        self.trained = _trained(layout.base)
         self._works: dict[tuple[object, ...], float] = {}
 
     def row(
@@ -62,6 +63,8 @@ class Costs:
         cost, parts = 0.0, self.strategy.parts(op.stage, self.axis)
         if self.divides_batch and parts > 1:
             cost += self._work(op, row, in_shapes, out_shapes, parts)
+        elif op.phase == FORWARD:
+            cost += self._gradients(op, row, in_shapes, parts)
         for sbps, shapes in ((row.inputs, in_shapes), (row.outputs, out_shapes)):
             for sbp, shape in zip(sbps, shapes, strict=True):
                 count = math.prod(shape or ())
@@ -96,6 +99,19 @@ class Costs:
             self._works[key] = op_seconds(op, ins, outs, tensors, self.strategy.hardware)
         return self._works[key]
 
+    def _gradients(self, op: Op, row: Signature, in_shapes: Sequence[Shape], parts: int) -> float:
+        """A weight that is whole where the result is split has a gradient in parts, which backward
+        sums.  Forward is decided before backward, and pays for it; on an axis of the batch all
+        weights are so.
+        """
+        if not any(isinstance(sbp, Split) for sbp in row.outputs):
+            return 0.0
+        return sum(
+            self._once_a_step(P, B, name, shape, op.stage, parts)
+            for name, sbp, shape in zip(op.inputs, row.inputs, in_shapes, strict=True)
+            if sbp == B and name in self.trained
+        )
+
     def _to_home(self, op: Op, row: Signature, shape: Shape, parts: int) -> float:
         """A gradient ends at its weight's home: the boxing that it will need is part of the row's
         cost.
@@ -105,10 +121,15 @@ class Costs:
         if weight not in self.forms:
             return 0.0
         home = next(iter(self.forms[weight]))[1]
+        return self._once_a_step(row.outputs[0], home, name, shape, op.stage, parts)
+
+    def _once_a_step(
+        self, have: Sbp, wanted: Sbp, name: str, shape: Shape, stage: int, parts: int
+    ) -> float:
+        """Of a boxing behind the last micro-batch; late rather than early, where there is one."""
         num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
-        once_a_step = 0.99 / self.strategy.micro_batches  # and late rather than early, where m = 1
-        link = self.links[op.stage]
-        return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, link)
+        once = 0.99 / self.strategy.micro_batches
+        return once * _seconds(have, wanted, parts, shape, num_bytes, self.links[stage])
 
     def like(self, name: str, stage: int) -> Like:
         """What decides the cost of boxing a tensor on a stage."""
@@ -133,6 +154,15 @@ class Costs:
         if isinstance(source, Split) and not isinstance(target, Split):
             cost += num_bytes / crossing.bytes_per_s
         return cost
+
+
+def _trained(graph: LogicalGraph) -> frozenset[str]:
+    """Parameters that have a gradient, and what a step makes of them before forward reads it."""
+    found = {v.tensor for v in graph.variables if v.kind == "parameter" and v.new}
+    for op in graph.ops:
+        if op.phase != UPDATE and op.inputs and found.issuperset(op.inputs):
+            found.update(op.makes)
+    return frozenset(found)
 
 
 def _part(shape: Shape, sbp: Sbp, parts: int) -> Shape:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
-from flowrun.engine.compile import Rehearsed
+from flowrun.engine.compile import Rehearsed, planned_training
 from flowrun.engine.plan import BOX, RECEIVE, SEND
 from flowrun.engine.step_time import StepTime, step_times
 from flowrun.engine.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, Note
-from support.layouts import Layout, compiled
+from support.layouts import Layout, captured, strategy
 from support.plain_loop import gpt
 
 TRAINING = gpt(blocks=1, width=16, samples=8, micro_batches=2)
@@ -43,7 +43,9 @@ def notes_of(found: Rehearsed, rank: int, late: int = 0) -> list[Note]:
 
 def told(layout: Layout, **late: int) -> tuple[StepTime, ...]:
     """Of all ranks; late: rank -> ns behind the others."""
-    found = compiled(TRAINING, layout)
+    # where targets are counted, the next step is read between the acts of this one
+    alone = replace(strategy(TRAINING, layout), counts_step=False)
+    found = planned_training(captured(TRAINING), alone)
     ranks = range(layout.num_ranks)
     return step_times(found.plan, {r: notes_of(found, r, late.get(f"rank{r}", 0)) for r in ranks})
 

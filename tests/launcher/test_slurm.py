@@ -156,6 +156,7 @@ def test_a_requeued_job_goes_on_from_the_last_checkpoint_with_steps_left(
     assert continued(recipe, tmp_path) == (recipe, None)
     for name in ("step_00000002", "step_00000004", "step_00000005.partial", "step_00000006"):
         (tmp_path / FOLDER / name).mkdir(parents=True)
+        (tmp_path / FOLDER / name / ".metadata").touch()
     again, start = continued(recipe, tmp_path)
     assert start == Checkpoint(tmp_path / FOLDER / "step_00000004", 4)
     assert again.weights == ""  # the checkpoint has them

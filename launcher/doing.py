@@ -1,0 +1,30 @@
+"""What a person sees before there is a plan: one line on the terminal that says what is being done.
+
+The next line takes its place, and `clear` takes it away before anything else is printed.  Where
+standard error is no terminal nothing is written.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_ERASE = "\r\x1b[2K"  # to the first column, and the line is empty
+_on_screen = False
+
+
+def doing(what: str) -> None:
+    """Show what is being done, in the place of what was."""
+    global _on_screen
+    if sys.stderr.isatty():
+        _on_screen = True
+        sys.stderr.write(f"{_ERASE}{what} …")
+        sys.stderr.flush()
+
+
+def clear() -> None:
+    """Take the line away, if there is one."""
+    global _on_screen
+    if _on_screen:
+        _on_screen = False
+        sys.stderr.write(_ERASE)
+        sys.stderr.flush()
