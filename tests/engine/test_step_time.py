@@ -10,7 +10,7 @@ from flowrun.engine.compile import Rehearsed, planned_training
 from flowrun.engine.plan import BOX, RECEIVE, SEND
 from flowrun.engine.step_time import StepTime, step_times
 from flowrun.engine.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, Note
-from support.layouts import Layout, captured, strategy
+from support.layouts import Layout, captured, compiled, strategy
 from support.plain_loop import gpt
 
 TRAINING = gpt(blocks=1, width=16, samples=8, micro_batches=2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.errors import RecipeError, RunError
+from flowrun.launcher import resume
 from flowrun.launcher.checkpoint import FOLDER, Checkpoint
 from flowrun.launcher.recipe import load
 from flowrun.launcher.resume import continued
@@ -150,13 +151,13 @@ def test_a_folder_with_checkpoints_is_not_submitted_to(batch_file: Path, tmp_pat
 
 
 def test_a_requeued_job_goes_on_from_the_last_checkpoint_with_steps_left(
-    batch_file: Path, tmp_path: Path
+    batch_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(resume, "damage_of", lambda checkpoint: "")  # test_damaged_run.py
     recipe = load(["recipe=small", "train.steps=6", "model.weights=given.safetensors"])
     assert continued(recipe, tmp_path) == (recipe, None)
     for name in ("step_00000002", "step_00000004", "step_00000005.partial", "step_00000006"):
         (tmp_path / FOLDER / name).mkdir(parents=True)
-        (tmp_path / FOLDER / name / ".metadata").touch()
     again, start = continued(recipe, tmp_path)
     assert start == Checkpoint(tmp_path / FOLDER / "step_00000004", 4)
     assert again.weights == ""  # the checkpoint has them
