@@ -1,16 +1,18 @@
-"""Regions as programs: the ops of a region, at the shapes that one rank holds, emitted as one FX
-GraphModule.
+"""Regions as programs: the ops of a region, at the shapes that one rank holds, emitted as
+one Python function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
+from types import CodeType, NoneType
 from typing import Any
 
 import torch
 
-from flowrun.engine.graph import map_refs, refs
+from flowrun.engine.graph import Ref, refs
 from flowrun.engine.ops.signature import Call
 from flowrun.engine.ops.update import OF_MANY
 from flowrun.engine.plan import Plan, RegionWork
@@ -42,39 +44,90 @@ def eager_kernels(
 
 
 def emit(program: Program, around: Around | None = None, device: torch.device = CPU) -> Kernel:
-    """A program as FX code.  around: what calls the function of a line.  device: where what is made
-    from nothing is made.
+    """A program as Python code.  around: what calls the function of a line.  device: where what is
+    made from nothing is made.
 
     It empties the list, so that what nobody else holds is free behind the op that reads it last.
     """
-    graph = torch.fx.Graph()
-    values = graph.placeholder("values")
-    nodes = {k: graph.call_function(_next, (values,)) for k in range(program.reads)}
     lines = program.lines if around else updates_at_once(program.lines)
+    names: dict[str, Any] = {}  # of functions and of arguments that are no values of the program
     for at, line in enumerate(lines):
-        lookup = lambda ref: nodes[int(ref.name)]  # noqa: E731
-        call = line.call
-        function = call.function
-        if isinstance(function, Tile):
-            whole, rows = (emit(x, device=device) for x in (function.whole, function.rows))
-            function = tiled(function, whole, rows)
-        args = map_refs(call.args, lookup)
-        if line.into is not None:
-            function, args = into(function), (nodes[line.into], *args)
-        function = kernel_of(function, line.loose)
-        if device != CPU and not any(refs((call.args, call.kwargs))):
-            function = made_on(device, function)
-        node = graph.call_function(
-            around(at, function) if around else function,
-            args,
-            {k: map_refs(v, lookup) for k, v in call.kwargs},
-        )
-        for k, number in enumerate(line.made):
-            if number is not None:
-                nodes[number] = node if line.single else graph.call_function(_item, (node, k))
-    graph.output(tuple(nodes[k] for k in program.results))
-    kernel: Kernel = torch.fx.GraphModule(torch.nn.Module(), graph).forward  # without hooks
+        function = _function(line, device)
+        names[f"call{at}"] = around(at, function) if around else function
+    exec(_code(_text(program, lines, names)), names)
+    kernel: Kernel = names["kernel"]
     return kernel
+
+
+def _function(line: Line, device: torch.device) -> Callable[..., Any]:
+    """What a line calls, with the value that it writes into before its arguments."""
+    function = line.call.function
+    if isinstance(function, Tile):
+        whole, rows = (emit(x, device=device) for x in (function.whole, function.rows))
+        function = tiled(function, whole, rows)
+    if line.into is not None:
+        function = into(function)
+    function = kernel_of(function, line.loose)
+    if device == CPU or any(refs((line.call.args, line.call.kwargs))):
+        return function
+    return made_on(device, function)
+
+
+@lru_cache(maxsize=4096)
+def _code(text: str) -> CodeType:
+    """Ranks that hold equal parts, and blocks of a model, have the same."""
+    return compile(text, "<region>", "exec")
+
+
+def _text(program: Program, lines: Sequence[Line], names: dict[str, Any]) -> str:
+    """The function `kernel` of a program; call0 is the function of its first line.
+
+    names: is given the arguments that the text names.
+    """
+    rows = [f"{_value(k)}, " for k in range(program.reads)]
+    text = ["def kernel(values):", f" {''.join(rows)}= values" if rows else "", " values.clear()"]
+    behind = _last_reads(program, lines)
+    for at, line in enumerate(lines):
+        args = line.call.args if line.into is None else (Ref(str(line.into)), *line.call.args)
+        given = [_written(x, names) for x in args]
+        given += [f"{name}={_written(x, names)}" for name, x in line.call.kwargs]
+        made = [(k, number) for k, number in enumerate(line.made) if number is not None]
+        text.append(f" made = call{at}({', '.join(given)})")
+        text += [
+            f" {_value(n)} = made" if line.single else f" {_value(n)} = made[{k}]" for k, n in made
+        ]
+        text.append(f" {''.join(f'{_value(k)} = ' for k in behind[at])}made = None")
+    return "\n".join([*text, f" return ({''.join(f'{_value(k)}, ' for k in program.results)})"])
+
+
+def _value(number: int | str) -> str:
+    return f"v{number}"
+
+
+def _written(argument: Any, names: dict[str, Any]) -> str:
+    """An argument of a call as text."""
+    if isinstance(argument, Ref):
+        return _value(argument.name)
+    if isinstance(argument, tuple) and any(refs(argument)):
+        return f"({''.join(f'{_written(x, names)}, ' for x in argument)})"
+    if type(argument) in (bool, int, str, NoneType):
+        return repr(argument)
+    name = f"given{len(names)}"
+    names[name] = argument
+    return name
+
+
+def _last_reads(program: Program, lines: Sequence[Line]) -> list[list[int]]:
+    """Behind each line, the values that nothing reads any more."""
+    last = {k: 0 for k in range(program.reads)}
+    for at, line in enumerate(lines):
+        read = [*line.reads, *(() if line.into is None else (line.into,))]
+        last |= dict.fromkeys([*read, *(k for k in line.made if k is not None)], at)
+    out: list[list[int]] = [[] for _ in lines]
+    for number, at in last.items():
+        if number not in program.results and lines:
+            out[at].append(number)
+    return out
 
 
 def made_on(device: torch.device, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,11 +161,3 @@ def _update_key(line: Line) -> tuple[Callable[..., Any] | None, Any, int]:
     if line.call.function in OF_MANY:
         return line.call.function, line.call.kwargs, 0
     return None, (), id(line)
-
-
-def _next(values: list[torch.Tensor]) -> torch.Tensor:
-    return values.pop(0)
-
-
-def _item(values: Any, k: int) -> Any:
-    return values[k]

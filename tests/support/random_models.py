@@ -19,6 +19,7 @@ import gc
 import importlib
 import inspect
 import io
+import itertools
 import json
 import linecache
 import math
@@ -30,7 +31,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -42,7 +43,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flowrun.engine.errors import FlowrunError, RunError
-from flowrun.launcher import job
+from flowrun.launcher import beside, job
 from flowrun.launcher.recipe import compose, frozen, resolved
 from flowrun.launcher.run import run
 from flowrun.launcher.schema import changed
@@ -67,6 +68,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 }
 FIVE = tuple(LAYOUTS)[:5]
 TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "bfloat16": 2e-2}
+_MODELS = itertools.count()
 NEVER = ("AOTInput", "AOTOutput", "INTERNAL ASSERT", "Observed exception")
 
 
@@ -670,39 +672,56 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Garbage is looked for once a model: torch's own objects are so many that to look among them
-    again and again takes most of the time.
+    """Garbage is looked for once in a few models: torch's own objects are so many that to look
+    among them again and again takes most of the time.
     """
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.collect()
-        gc.freeze()
+        if next(_MODELS) % 8 == 0:
+            gc.collect()
+            gc.freeze()
 
 
 @contextlib.contextmanager
 def captured_once() -> Iterator[None]:
-    """All layouts of one model are planned from one capture, which knows of none of them."""
-    capture = job.traced
+    """All layouts of one model are planned from one capture, which is checked once: neither knows
+    of layouts.
+    """
+    capture, check = job.traced, job.Job._checked
+    job.traced = _once(capture)  # type: ignore[assignment]
+    job.Job._checked = _once(lambda self: beside.apart(lambda: check(self)))  # type: ignore[method-assign]
+    started, job.started = job.started, _here
+    try:
+        yield
+    finally:
+        job.traced, job.started = capture, started
+        job.Job._checked = check  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _here(make: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+    """beside.started, without a process."""
+    yield make
+
+
+def _once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """What it makes, or raises, at its first call."""
     kept: list[Any] = []
 
-    def traced(*task: Any) -> Any:
+    def once(*args: Any) -> Any:
         if not kept:
             try:
-                kept.append(capture(*task))
+                kept.append(make(*args))
             except FlowrunError as error:
                 kept.append(error)
         if isinstance(kept[0], FlowrunError):
             raise kept[0]
         return kept[0]
 
-    job.traced = traced
-    try:
-        yield
-    finally:
-        job.traced = capture
+    return once
 
 
 def outcomes(model: Model, layouts: Sequence[str] = FIVE, *, shares: bool = True) -> list[Outcome]:
