@@ -243,3 +243,12 @@ def test_far_grids_send_each_rank_a_piece_where_near_ones_send_twins() -> None:
     assert transfer_sbps(here, (B,), there, (B,), (4, 4)) == ((B,), (B,))
     leaving, (arriving,) = transfer_sbps(here, (B,), there, (B,), (4, 4), far=True)
     assert leaving == (B,) and isinstance(arriving, Split)
+
+
+def test_holders_of_a_copy_share_what_they_send() -> None:
+    """Each half is there twice, and four ranks want both halves: each of the holders sends two.
+    The nearest alone would have sent 1, 3, 3 and 1.
+    """
+    there = Placement((("axis", 4),), (4, 5, 6, 7))
+    sends = route(grid_placement((2, 2)), (S(0), B), there, (B,), (4,))
+    assert [sum(send.source == rank for send in sends) for rank in range(4)] == [2, 2, 2, 2]

@@ -15,9 +15,12 @@ import pytest
 import torch
 
 from flowrun.engine.compile import Rehearsed, as_good_as, compile_training
+from flowrun.engine.cost.footprint import Footprint
 from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.live import Live
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.plan import BOX, READER, SEND, Actor, BoxWork, Plan
+from flowrun.engine.graph import FORWARD
+from flowrun.engine.plan import BOX, READER, REGION, SEND, Actor, BoxWork, Plan
 from flowrun.engine.rehearsal import rehearse
 from flowrun.engine.runtime.live_bytes import LiveBytes
 from flowrun.engine.strategy import Recompute
@@ -212,3 +215,41 @@ def test_tensors_of_a_thread_that_reads_count_as_long_as_somebody_has_them() -> 
         del made
         meter.count.drop_dead()
         assert meter.live == 0
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3, 4])
+def test_the_bound_has_every_slot_of_every_stash(in_flight: int) -> None:
+    """What the last stage may hold while it works on the first micro-batch of a step, beyond what
+    it does hold: as many others as there are slots.
+    """
+    plan = compiled(DEEP, Layout(stages=2, in_flight=in_flight)).plan
+    footprint, live = Footprint(plan, 1), Live(plan, 1)
+    stashes = [r for r in plan.registers if r.stash and r.stage == 1]
+    slots = {storage: r.slots for r in stashes for storage in footprint.slot(r)}
+    assert in_flight in slots.values()
+    others = sum((count - 1) * footprint.storage_bytes(name) for name, count in slots.items())
+    forward = next(a.id for a in plan.stage_actors(1) if a.kind == REGION and a.phase == FORWARD)
+    live.begin(forward, 0)
+    assert live.bound - live.peak == others
+
+
+# ---- messages in shared memory -------------------------------------------------------------------
+
+
+def test_the_place_of_a_message_is_free_two_acts_of_compute_after_it_was_read() -> None:
+    """The reader picks it up between its acts, and the writer hears of that between its own."""
+    plan = compiled(GPT, Layout(data=2, shared=True)).plan
+    live = Live(plan, 0)
+    box, other = [actor.id for actor in plan.actors if actor.kind == BOX][:2]
+    regions = [actor.id for actor in plan.actors if actor.kind == REGION][:2]
+
+    def places() -> tuple[object, ...]:
+        """Messages that a peer still reads, with the acts that they stay for."""
+        return live.messages.moment()[1]  # type: ignore[return-value]
+
+    seen = []
+    for actor in (box, other, *regions):
+        live.begin(actor, 0)
+        live.end(actor, 0)
+        seen.append(len(places()))
+    assert seen == [1, 2, 2, 0]

@@ -24,7 +24,7 @@ from flowrun.engine.boxing import (
     step_bytes,
     step_seconds,
 )
-from flowrun.engine.cost.hardware import on_hosts
+from flowrun.engine.cost.hardware import Hardware, on_hosts
 from flowrun.engine.cost.network import Level, Link, axis_links, group_link, message_link, worst
 from flowrun.engine.placement import Placement
 from flowrun.engine.sbp import B, P, S
@@ -254,3 +254,20 @@ def test_ranks_of_a_host_share_its_memory_unless_the_transport_does_without() ->
     levels = (Level(0, 1.0, 4.0, shared_memory=True), Level(0, 2.0, 1.0))
     assert [level.ranks for level in on_hosts(levels, 2, shared=True)] == [2, 0]
     assert on_hosts(levels, 2, shared=False) == levels[1:]
+
+
+@pytest.mark.parametrize(
+    ("placement", "far"),
+    [(grid(8, first=8), True), (grid(4, first=4), False), (grid(2, 8, first=16), True)],
+    ids=["the next node", "the same node", "two nodes, an axis inside each"],
+)
+def test_another_node_is_far_where_an_axis_has_faster_links(
+    placement: Placement, far: bool
+) -> None:
+    source = grid(4) if not far else grid(8)
+    assert Hardware(levels=NODES).is_far(source, placement) == far
+
+
+def test_single_ranks_are_never_far_apart() -> None:
+    """They have nobody to gather from."""
+    assert not Hardware(levels=NODES).is_far(grid(1), grid(1, first=8))

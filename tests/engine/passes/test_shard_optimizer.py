@@ -117,3 +117,10 @@ def test_stage_3_gathers_for_forward_and_backward_apart() -> None:
         "b.weight: all_gather, backward",
     ]
     assert B not in {v.nd_sbp[0] for v in rewritten(PASSES, zero(3, least=1)).variables}
+
+
+def test_a_weight_of_exactly_the_least_size_is_split() -> None:
+    """b.weight has 16 elements; min_size says that smaller ones stay whole."""
+    for least, home in ((16, "S(0)"), (17, "B")):
+        graph = rewritten(through(shard_optimizer), zero(1, least=least))
+        assert homes(graph)["b.weight"] == home

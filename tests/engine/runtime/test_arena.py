@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.engine.runtime.arena import Arena, OwnArena
+from flowrun.engine.runtime.inbox import Inbox
+from flowrun.engine.runtime.neighbours import Neighbours
 
 SIZES = st.integers(0, 1 << 16)
 
@@ -50,3 +52,18 @@ def test_what_one_writes_another_reads() -> None:
         start = own.take(12)
         own.tensor(start, 3, torch.float32).copy_(torch.tensor([1.0, 2.0, 3.0]))
         assert Arena(own.descriptor).tensor(start, 3, torch.float32).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_place_is_free_when_the_last_of_its_readers_has_read() -> None:
+    inbox = Inbox[None]()
+    neighbours = Neighbours(inbox)
+    neighbours.arena = OwnArena()
+    try:
+        message = neighbours.write(100, readers=2)
+        neighbours.read_own(message)
+        assert neighbours.write(100) != message
+        neighbours.read_own(message)
+        assert neighbours.write(100) == message
+    finally:
+        neighbours.close()
+        inbox.close()

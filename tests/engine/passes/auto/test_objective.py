@@ -17,7 +17,7 @@ from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.placement import Placement
 from flowrun.engine.sbp import B
 from flowrun.engine.strategy import Auto, Strategy
-from support.graph_text import two_layers
+from support.graph_text import one_axis, two_layers
 from support.unit_pipeline import unit_plan
 
 MICRO_BATCHES = 5
@@ -81,3 +81,16 @@ def test_a_rank_holds_what_its_own_stage_holds() -> None:
 
     assert asked(max(held)) == 0.0
     assert asked(max(held) - 1) == ALONE  # there is one layout, so that nothing fits
+
+
+def test_compute_counts_as_often_as_the_ratio_says() -> None:
+    graph = two_layers()
+    op = graph.producer["h"]
+
+    def seconds(ratio: float) -> list[float]:
+        strategy = one_axis("x", auto=Auto(True, compute_ratio=ratio))
+        return list(Objective(graph, strategy).row_seconds(op, Rows(graph, strategy).of(op)))
+
+    assert min(seconds(1.0)) > 0
+    assert seconds(3.0) == pytest.approx([3 * s for s in seconds(1.0)])
+    assert set(seconds(0.0)) == {0.0}
