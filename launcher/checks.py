@@ -14,6 +14,7 @@ from flowrun.launcher import hydra_source
 from flowrun.launcher.errors import PlacedError, did_you_mean, one_of
 from flowrun.launcher.layout import parse_pins
 from flowrun.launcher.profile import check_hardware
+from flowrun.launcher.ranges import check_values
 from flowrun.launcher.schema import (
     CLUSTERS,
     COMPILERS,
@@ -30,6 +31,8 @@ from flowrun.launcher.schema import (
     SPARSE,
     TRANSPORTS,
     VIEWS,
+    WEIGHTS,
+    Recipe,
     RecipeSchema,
     Zero,
 )
@@ -72,7 +75,8 @@ def _check_targets(recipe: RecipeSchema) -> None:
     targets |= {f"task.metrics.{name}": metric for name, metric in recipe.task.metrics.items()}
     for where, target in targets.items():
         example = examples.get(where, "flowrun.models.losses.cross_entropy")
-        given = isinstance(target, dict) and bool(target.get("_target_"))
+        name = target.get("_target_") if isinstance(target, dict) else None
+        given = isinstance(name, str) and bool(name)
         _require(
             given,
             f"{where}._target_",
@@ -80,21 +84,22 @@ def _check_targets(recipe: RecipeSchema) -> None:
             f"Write the dotted path of a class or function, such as {example}.",
         )
 
+    weights = recipe.model.get(WEIGHTS)
+    _require(
+        weights is None or isinstance(weights, str),
+        f"model.{WEIGHTS}",
+        f"{weights!r} is no path.",
+        "Write a .safetensors file, or a folder of Hugging Face's.",
+    )
+
 
 def _check_train(recipe: RecipeSchema) -> None:
     train = recipe.train
-    for name in ("batch_size", "micro_batches", "steps"):
-        value = getattr(train, name)
-        _require(value >= 1, f"train.{name}", f"{name} is at least 1, not {value}.")
-    for name in ("save_every", "keep"):
-        value = getattr(train, name)
-        _require(value >= 0, f"train.{name}", f"{name} is 0 or more, not {value}.")
     for name, words in (("loss_mean", LOSS_MEANS), ("on_nonfinite", ON_NONFINITE)):
         value = getattr(train, name)
         what = f"train.{name} is {' or '.join(words)}, not {value!r}."
         _require(value in words, f"train.{name}", what)
-    _require(train.seed >= 0, "train.seed", f"a seed is 0 or more, not {train.seed}.")
-    near = [n for n in range(1, train.batch_size + 1) if train.batch_size % n == 0]
+    near = [n for n in range(1, min(train.batch_size, 4096) + 1) if train.batch_size % n == 0]
     _require(
         train.batch_size % train.micro_batches == 0,
         "train.micro_batches",
@@ -112,28 +117,17 @@ def _check_optim(recipe: RecipeSchema) -> None:
         f"there is no optimizer {optim.name!r}.",
         f"{did_you_mean(optim.name, OPTIMIZERS)}",
     )
-    _require(optim.lr > 0, "optim.lr", f"a learning rate is over 0, not {optim.lr}.")
-    _require(optim.eps > 0, "optim.eps", f"eps is over 0, not {optim.eps}.")
-    for name in ("weight_decay", "clip_norm", "clip_value", "warmup_steps"):
-        value = getattr(optim, name)
-        _require(value >= 0, f"optim.{name}", f"{name} is 0 (off) or more, not {value}.")
     _require(
         optim.sparse in SPARSE,
         "optim.sparse",
         f"{optim.sparse!r} is no way to update tables.",
         f"Write {one_of(SPARSE)}.",
     )
-    _require(0 <= optim.ema < 1, "optim.ema", f"a decay is 0 (off) to below 1, not {optim.ema}.")
-    _require(
-        0 <= optim.momentum < 1,
-        "optim.momentum",
-        f"momentum is from 0 to below 1, not {optim.momentum}.",
-    )
     betas = optim.betas
     _require(
-        len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+        len(betas) == 2,
         "optim.betas",
-        f"betas are two numbers from 0 to below 1, not {list(betas)}.",
+        f"betas are two numbers, not {list(betas)}.",
         "Usual are [0.9, 0.95] and [0.9, 0.999].",
     )
     _require(
@@ -146,14 +140,6 @@ def _check_optim(recipe: RecipeSchema) -> None:
 
 def _check_zero(recipe: RecipeSchema) -> None:
     zero, axes = recipe.zero, recipe.placement.axes
-    _require(
-        zero.stage in range(4), "zero.stage", f"ZeRO has stages 0 (off) to 3, not {zero.stage}."
-    )
-    _require(
-        zero.min_size >= 0,
-        "zero.min_size",
-        f"a number of elements is 0 or more, not {zero.min_size}.",
-    )
     if zero.axis is not None:
         _require(
             zero.axis in axes,
@@ -221,18 +207,6 @@ def _check_auto(recipe: RecipeSchema) -> None:
         f"Write {one_of(MEMORY_MODES)}.",
     )
     _require(
-        auto.computation_cost_ratio >= 0,
-        "auto.computation_cost_ratio",
-        f"a ratio is 0 or more, not {auto.computation_cost_ratio}.",
-        "1 counts compute as foreseen.",
-    )
-    _require(
-        auto.wait_time is None or auto.wait_time >= 0,
-        "auto.wait_time",
-        f"seconds are 0 or more, not {auto.wait_time}.",
-        "null stands for two acts, 2 x hardware.act_s.",
-    )
-    _require(
         not auto.enabled or recipe.view != MIRRORED,
         "auto.enabled",
         "in the mirrored view every rank computes all of its own batch: no layout is to be found.",
@@ -275,7 +249,7 @@ def _check_precision(recipe: RecipeSchema) -> None:
         "Leave it out, or set precision.dtype=fp16.",
     )
     _require(
-        scale == "dynamic" or (not isinstance(scale, str) and scale > 0),
+        scale == "dynamic" or not isinstance(scale, str),
         "precision.loss_scale",
         f"a loss scale is dynamic or a number over 0, not {scale}.",
         "Usual are dynamic, and powers of two such as 1024.",
@@ -309,20 +283,12 @@ def _check_launch(recipe: RecipeSchema) -> None:
         "memory is shared by CPU ranks of one host, and on Linux alone.",
         "Write auto: shared memory where it can be, gloo elsewhere.",
     )
-    for name in ("nnodes", "threads"):
-        value = getattr(launch, name)
-        _require(value >= 1, f"launch.{name}", f"{name} is at least 1, not {value}.")
     slurm = launch.slurm
     _require(
         slurm.cluster in CLUSTERS,
         "launch.slurm.cluster",
         f"there is no cluster {slurm.cluster!r}.",
         f"Write {one_of(CLUSTERS)}.",
-    )
-    _require(
-        slurm.minutes >= 1,
-        "launch.slurm.minutes",
-        f"a job lasts at least 1 minute, not {slurm.minutes}.",
     )
     _require(
         launch.nnodes == 1 or bool(launch.rdzv_endpoint) or launch.name == "slurm",
@@ -338,22 +304,7 @@ def _check_launch(recipe: RecipeSchema) -> None:
     )
 
 
-def _check_rest(recipe: RecipeSchema) -> None:
-    fraction, slots = recipe.eval.fraction, recipe.engine.register_slots
-    _require(
-        0 <= fraction < 1,
-        "eval.fraction",
-        f"a fraction of the data set is from 0 to below 1, not {fraction}.",
-    )
-    for name in ("batches", "every"):
-        value = getattr(recipe.eval, name)
-        _require(value >= 0, f"eval.{name}", f"{name} is 0 or more, not {value}.")
-    _require(slots >= 1, "engine.register_slots", f"a register has at least 1 slot, not {slots}.")
-    _require(
-        recipe.engine.traced_steps >= 0,
-        "engine.trace",
-        f"it is true, false or a number of steps, not {recipe.engine.trace}.",
-    )
+def _check_engine(recipe: RecipeSchema) -> None:
     for axis in recipe.engine.blocking:
         _require(
             axis in recipe.placement.axes,
@@ -371,14 +322,7 @@ def _check_rest(recipe: RecipeSchema) -> None:
 
 
 def _check_placement(recipe: RecipeSchema) -> None:
-    auto = recipe.auto
-    _require(
-        auto.ranks is None or auto.ranks >= 1,
-        "auto.ranks",
-        f"at least 1 rank is placed, not {auto.ranks}.",
-    )
-    _require(auto.plans >= 1, "auto.plans", f"at least 1 plan is made, not {auto.plans}.")
-    for key in auto.keep:
+    for key in recipe.auto.keep:
         _require(
             any(key == known or known.startswith(f"{key}.") for known in KEEPABLE),
             "auto.keep",
@@ -387,8 +331,20 @@ def _check_placement(recipe: RecipeSchema) -> None:
         )
 
 
+def check_batch(recipe: Recipe, samples: int) -> None:
+    """A micro-batch holds no sample twice.  samples: to train on.  Raises RecipeError."""
+    _require(
+        recipe.micro_batch_size <= samples,
+        "train.batch_size",
+        f"a micro-batch of {recipe.micro_batch_size:,} samples is more than the data set has to"
+        f" train on: {samples:,}.",
+        "Use a smaller train.batch_size, or more train.micro_batches.",
+    )
+
+
 CHECKS = (
     _check_named,
+    check_values,
     _check_targets,
     _check_train,
     _check_optim,
@@ -399,6 +355,6 @@ CHECKS = (
     _check_recompute,
     _check_precision,
     _check_launch,
-    _check_rest,
+    _check_engine,
     check_hardware,
 )

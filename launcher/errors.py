@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -25,6 +26,7 @@ from omegaconf.errors import (
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher.hydra_source import is_path, recipe_names
 from flowrun.launcher.locate import locate, show_path
+from flowrun.launcher.schema import RecipeSchema
 
 _MAPPING = "only a mapping of keys can stand here."
 
@@ -133,6 +135,8 @@ def _no_such_choice(error: MissingConfigException) -> RecipeError:
 
 def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
     key = str(error.full_key or error.key or "")
+    if (entries := _of_list(error.object_type)) and "." not in key:
+        return _bad_entry(entries, key, error)
     if isinstance(error, ConfigAttributeError | ConfigKeyError):
         return unknown_key(key, schema)
     if isinstance(error, MissingMandatoryValue):
@@ -153,6 +157,25 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
         instead = "${a.b} stands for the value of another key of the recipe."
         return RecipeError(key, f"{reason}.", instead)
     return RecipeError(key, f"{reason}.", expected(key, schema))
+
+
+def _of_list(kind: Any, tree: type = RecipeSchema, prefix: str = "") -> str:
+    """The key of the list whose entries are of a dataclass: OmegaConf does not tell it."""
+    for name, hint in get_type_hints(tree).items():
+        key = f"{prefix}{name}"
+        if kind in get_args(hint):
+            return key
+        if is_dataclass(hint) and (found := _of_list(kind, hint, f"{key}.")):  # type: ignore[arg-type]
+            return found
+    return ""
+
+
+def _bad_entry(where: str, key: str, error: OmegaConfBaseException) -> RecipeError:
+    known = list(get_type_hints(error.object_type))
+    if key not in known:
+        return RecipeError(where, f"an entry of it has no key {key!r}.", did_you_mean(key, known))
+    reason = str(error.msg or error).splitlines()[0].rstrip(".")
+    return RecipeError(where, f"{key!r} of an entry: {reason}.")
 
 
 def _no_mapping(reason: str, schema: DictConfig) -> RecipeError:
@@ -211,8 +234,14 @@ def _other(error: Exception) -> RecipeError:
             "several values, but one run.",
             "Add -m to run one job for each; a list is written key=[a,b].",
         )
+    if gone := re.search(r"Could not delete from config\. '([^']+)'", text):
+        problem = "there is nothing to delete: no such key is there, or it is null."
+        return PlacedError("command line", f"~{gone[1]}", problem)
+    if isinstance(error, RecursionError):
+        return PlacedError("recipe", "", "its keys are nested too deeply, or refer to themselves.")
     known = isinstance(error, HydraException)
-    return PlacedError("recipe", "", text if known else f"{type(error).__name__}: {text}")
+    said = text if known else f"{type(error).__name__}: {text}"
+    return PlacedError("recipe", "", said if len(said) <= 400 else f"{said[:397]}…")
 
 
 def explain(error: FlowrunError, overrides: list[str], config_dir: str | None = None) -> str:

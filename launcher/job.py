@@ -29,6 +29,7 @@ from flowrun.engine.runtime.rank import Results
 from flowrun.launcher import build, doing, weights
 from flowrun.launcher.beside import apart, beside, started
 from flowrun.launcher.checkpoint import About, Checkpoint
+from flowrun.launcher.checks import check_batch
 from flowrun.launcher.device import device_type, gpu_name, has_gpus
 from flowrun.launcher.garbage import uncollected
 from flowrun.launcher.initial import Initial, with_values
@@ -94,6 +95,7 @@ class Job:
         self.data = build.instantiate_data(recipe)
         held_out = int(length(self.data) * recipe.eval.fraction) if recipe.eval.batches else 0
         train = recipe.train
+        check_batch(recipe, length(self.data) - held_out)
         self.sampler = Sampler(
             self.data, train.seed, train.batch_size, train.micro_batches, held_out
         )

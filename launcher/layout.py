@@ -17,6 +17,7 @@ from flowrun.engine.placement import BATCH_AXES, Placement
 from flowrun.engine.sbp import parse_sbp
 from flowrun.engine.strategy import Pin
 from flowrun.launcher.errors import did_you_mean, one_of
+from flowrun.launcher.ranges import MOST_RANKS
 from flowrun.launcher.schema import SCHEDULES, PlacementSchema, Stage
 
 USUAL_AXES = ("data", "tensor")  # a layout may pin these whether or not the placement has them
@@ -27,6 +28,7 @@ def parse_stages(placement: PlacementSchema) -> tuple[tuple[str, ...], tuple[Sta
     """Names of the axes of more than one rank, and a Stage for each of `placement.stages`."""
     _check_axes(placement.axes)
     sizes = tuple(placement.axes.values())
+    _check_number_of_ranks(placement.stages, math.prod(sizes))
     entries = _stage_entries(placement.stages)
     grids: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for index, entry in enumerate(entries):
@@ -70,7 +72,7 @@ def check_axis_names(axes: Iterable[str], sbp: Any, others: Iterable[str]) -> No
 
 
 def _check_axes(axes: Mapping[str, int]) -> None:
-    for name, size in axes.items():
+    for name in axes:
         where = f"placement.axes.{name}"
         if not str(name).isidentifier() or name in SIDES:
             raise RecipeError(
@@ -78,12 +80,17 @@ def _check_axes(axes: Mapping[str, int]) -> None:
                 f"{name!r} cannot name an axis.",
                 "Use a word, such as data or tensor; not in, not out.",
             )
-        if size < 1:
-            raise RecipeError(
-                where,
-                f"an axis has at least 1 rank, not {size}.",
-                "1 is as if the axis were absent.",
-            )
+
+
+def _check_number_of_ranks(stages: Any, ranks: int) -> None:
+    """ranks: of each stage."""
+    count = stages if isinstance(stages, int) else len(stages) if isinstance(stages, list) else 1
+    if count * ranks > MOST_RANKS:
+        raise RecipeError(
+            "placement.stages" if count > ranks else "placement.axes",
+            f"{count:,} stages of {ranks:,} ranks are more than {MOST_RANKS:,} ranks.",
+            "No machine has so many.",
+        )
 
 
 def _stage_entries(stages: Any) -> list[Mapping[str, Any]]:
@@ -214,8 +221,6 @@ def _check_modules(stages: tuple[Stage, ...]) -> None:
 
 def _check_chunks(chunks: int, stages: int) -> None:
     where = "placement.chunks"
-    if chunks < 1:
-        raise RecipeError(where, f"a stage owns at least 1 piece of the model, not {chunks}.")
     if chunks > 1 and stages == 1:
         raise RecipeError(
             where,
@@ -229,10 +234,6 @@ def parse_in_flight(value: int | str | None) -> int | str:
     if value is None:
         return "auto"
     if isinstance(value, int):
-        if value < 1:
-            raise RecipeError(
-                "placement.in_flight", f"at least 1 micro-batch is in flight, not {value}."
-            )
         return value
     if value not in SCHEDULES:
         raise RecipeError(
@@ -273,6 +274,13 @@ def _pin(path: tuple[str, ...], text: Any, axes: Sequence[str]) -> Pin:
             f"Write {path[0] if path else 'pattern'}: {{tensor: {text}}}.",
         )
     *names, axis = path
+    around = names[-1] if len(names) > 1 and names[0] != "batch" else ""
+    if around in (*axes, *USUAL_AXES):
+        raise RecipeError(
+            key,
+            f"the axis {axis!r} stands inside of the axis {around!r}.",
+            f"Axes stand side by side: {{{around}: {text}, {axis}: {text}}}.",
+        )
     side = names.pop() if len(names) > 1 and names[-1] in SIDES else "variable"
     if axis not in axes and axis not in USUAL_AXES:
         known = tuple(dict.fromkeys((*axes, *USUAL_AXES)))

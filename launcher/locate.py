@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ class Place:
     """source: a file, shown relative to the working directory, or "command line".  line, column:
     from 1; 0 where there are none.
 
-    key: as much of the wanted key as stands there.  value: as it is written, shortened; None for an
-    enclosing key.
+    key: as much of the wanted key as stands there.  value: as it is written, shortened, with what
+    the command line sets inside of it; None for an enclosing key.  changes: the arguments that do.
     """
 
     source: str
@@ -39,9 +39,11 @@ class Place:
     column: int
     key: str
     value: str | None
+    changes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+        place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+        return ", ".join((place, *(f"command line {text}" for text in self.changes)))
 
 
 def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Place | None:
@@ -51,10 +53,10 @@ def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Pla
     A key that no file says a part of is placed in the recipe, without a line.
     """
     if found := _on_command_line(key, overrides):
-        return found
+        return _with_changes(found, None, overrides)
     nearest: Place | None = None
     for file, package in files(overrides, config_dir):
-        place = _in_file(key, file, package) or Place(show_path(file), 0, 0, "", None)
+        place = _in_file(key, file, package, overrides) or Place(show_path(file), 0, 0, "", None)
         if place.value is not None:
             return place
         if nearest is None or len(place.key) > len(nearest.key):
@@ -113,7 +115,8 @@ def _defaults(text: str) -> list[Any]:
         tree = yaml.safe_load(text)
     except yaml.YAMLError:
         return []
-    return list(tree.get("defaults") or []) if isinstance(tree, dict) else []
+    listed = tree.get("defaults") if isinstance(tree, dict) else None
+    return [each for each in listed if each] if isinstance(listed, list) else []
 
 
 def _chosen_file(
@@ -131,7 +134,7 @@ def _chosen_file(
     return next(((file, name) for file in files if file.is_file()), None)
 
 
-def _in_file(key: str, file: Path, package: str) -> Place | None:
+def _in_file(key: str, file: Path, package: str, overrides: list[str]) -> Place | None:
     """Where a file says the key, or the longest part of it."""
     if package and not (key == package or key.startswith(f"{package}.")):
         return None
@@ -149,9 +152,40 @@ def _in_file(key: str, file: Path, package: str) -> Place | None:
     if not found:
         return None
     mark = (node if not rest else at).start_mark
-    return Place(
+    place = Place(
         show_path(file), mark.line + 1, mark.column + 1, found, None if rest else _show(node)
     )
+    return place if rest else _with_changes(place, node, overrides)
+
+
+def _with_changes(place: Place, node: yaml.Node | None, overrides: list[str]) -> Place:
+    """The place of a mapping, with what the command line sets inside of it."""
+    changes = [
+        (name[len(place.key) + 1 :], value, f"{name}={value}")
+        for name, equals, value in (text.lstrip("+").partition("=") for text in overrides)
+        if equals and name.startswith(f"{place.key}.")
+    ]
+    if not changes:
+        return place
+    shown = place.value
+    if isinstance(node, yaml.MappingNode):
+        tree = yaml.safe_load(yaml.serialize(node, Dumper=yaml.SafeDumper))
+        for name, value, _ in changes:
+            _set(tree, name, value)
+        shown = _flow(tree)
+    return replace(place, value=shown, changes=tuple(_shorten(text) for *_, text in changes))
+
+
+def _set(tree: Any, key: str, value: str) -> None:
+    """Set a dotted key of nested mappings, where all on the way to it is one."""
+    *around, last = key.split(".")
+    for name in around:
+        tree = tree.setdefault(name, {}) if isinstance(tree, dict) else None
+    if isinstance(tree, dict):
+        try:
+            tree[last] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            tree[last] = value
 
 
 def _in_defaults(group: str, root: yaml.Node) -> yaml.Node | None:
@@ -192,9 +226,12 @@ def _show(node: yaml.Node) -> str:
         is_text = node.tag.endswith(":str") and not _NUMBER.fullmatch(node.value)
         return f'"{node.value}"' if is_text else (node.value or "null")
     text = yaml.serialize(node, Dumper=yaml.SafeDumper, width=10_000)
-    flow = yaml.safe_dump(
-        yaml.safe_load(text), default_flow_style=True, width=10_000, sort_keys=False
-    )
+    return _flow(yaml.safe_load(text))
+
+
+def _flow(tree: Any) -> str:
+    """In YAML's flow style, shortened."""
+    flow = yaml.safe_dump(tree, default_flow_style=True, width=10_000, sort_keys=False)
     return _shorten(flow.strip())
 
 
@@ -210,7 +247,7 @@ def _on_command_line(key: str, overrides: list[str]) -> Place | None:
             continue
         if key == name:
             return Place("command line", 0, 0, key, value)
-        if key.startswith(f"{name}.") and value.startswith("{"):
+        if key.startswith(f"{name}.") and value[:1] in ("{", "["):
             tree = yaml.compose(value.replace(":", ": "), Loader=yaml.SafeLoader)
             rest, node, _ = _descend(key[len(name) + 1 :], tree, tree)
             if not rest:

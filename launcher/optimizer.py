@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from flowrun.engine.strategy import Group, Optimizer, Settings
 from flowrun.engine.update_trace import keywords_of
 from flowrun.launcher.build import find, is_freezing
 from flowrun.launcher.errors import did_you_mean
+from flowrun.launcher.ranges import check_number
 from flowrun.launcher.schedule import rates
 from flowrun.launcher.schema import Recipe
 from flowrun.models import optimizers
@@ -101,18 +103,31 @@ def _settings(pattern: str, given: Any, numbers: Mapping[str, float | bool]) -> 
         if key == "frozen":
             continue
         if key == "betas" and "beta1" in numbers:
-            settings.update({"beta1": float(value[0]), "beta2": float(value[1])})
+            settings.update(_betas(value, f"{where}.betas"))
             continue
         if key != "lr" and key not in numbers:
             known = ["lr", *numbers]
             raise RecipeError(
                 f"{where}.{key}", f"the update takes no {key!r}.", did_you_mean(key, known)
             )
-        _check_number(value, f"{where}.{key}")
+        _check_number(value, f"{where}.{key}", f"optim.{key}")
         settings[key] = value if isinstance(value, bool) else float(value)
     return tuple(settings.items())
 
 
-def _check_number(value: Any, where: str) -> None:
+def _betas(value: Any, where: str) -> dict[str, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise RecipeError(where, f"{value!r} are not two numbers.", "Usual are [0.9, 0.95].")
+    for beta in value:
+        _check_number(beta, where, "optim.betas.*")
+    return {"beta1": float(value[0]), "beta2": float(value[1])}
+
+
+def _check_number(value: Any, where: str, row: str = "") -> None:
+    """row: the key of which it is; of a function's own numbers, none."""
     if not isinstance(value, bool | int | float):
         raise RecipeError(where, f"{value!r} is no number.", "Write a number, true or false.")
+    if row:
+        check_number(value, row, where)
+    elif not math.isfinite(value):
+        raise RecipeError(where, f"{value} is no finite number.")

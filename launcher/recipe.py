@@ -24,14 +24,9 @@ from flowrun.launcher import hydra_source
 from flowrun.launcher.checks import CHECKS, zero_of
 from flowrun.launcher.errors import from_hydra, unknown_key
 from flowrun.launcher.layout import check_axis_names, parse_in_flight, parse_pins, parse_stages
-from flowrun.launcher.schema import (
-    Recipe,
-    RecipeSchema,
-    plain,
-)
+from flowrun.launcher.schema import WEIGHTS, Recipe, RecipeSchema, plain
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
-_WEIGHTS = "weights"  # the one key of `model` that is no argument of it
 GROUPS = ("model", "data", "optim", "launch", "hardware")
 _SECTIONS = {"parallel": "auto"}  # of groups that are not called as what they set
 _OPEN = re.compile(
@@ -128,8 +123,8 @@ def frozen(tree: RecipeSchema, text: str = "") -> Recipe:
     pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
     return Recipe(
         name=recipe.name or "recipe",
-        model={key: value for key, value in plain(recipe.model).items() if key != _WEIGHTS},
-        weights=str(recipe.model.get(_WEIGHTS) or ""),
+        model={key: value for key, value in plain(recipe.model).items() if key != WEIGHTS},
+        weights=str(recipe.model.get(WEIGHTS) or ""),
         task=recipe.task,
         data=plain(recipe.data),
         eval=recipe.eval,

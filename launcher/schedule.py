@@ -9,6 +9,7 @@ number of steps that it lasts.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -58,19 +59,29 @@ def rates(optim: Optim, lrs: Iterable[float], steps: int) -> Rates:
                 optimizer.step()
                 _advance(scheduler, step)
             for column, group in zip(columns, optimizer.param_groups, strict=True):
-                column.append(float(group["lr"]))
+                column.append(_checked(group["lr"], step))
     return tuple((lr, tuple(column)) for lr, column in zip(distinct, columns, strict=True))
 
 
 def _advance(scheduler: lr_scheduler.LRScheduler, step: int) -> None:
     try:
         scheduler.step()
-    except ValueError as error:
+    except Exception as error:  # of torch's own arithmetic with what the recipe gives it
         raise RecipeError(
             "optim.schedule",
-            f"it ends before step {step}: {error}",
-            "Let its total_steps be train.steps, or leave total_steps out.",
+            f"it has no rate of step {step}: {type(error).__name__}: {error}",
+            "Let total_steps and T_max be train.steps, or leave them out.",
         ) from error
+
+
+def _checked(rate: Any, step: int) -> float:
+    if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
+        raise RecipeError(
+            "optim.schedule",
+            f"the rate of step {step} is {rate}.",
+            "A rate is a finite number of 0 or more.",
+        )
+    return float(rate)
 
 
 Part = tuple[str, dict[str, Any], int]  # (where, name and arguments, steps that it lasts)

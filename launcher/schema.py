@@ -18,6 +18,7 @@ from flowrun.engine.strategy import Pin
 Keys = TypeVar("Keys", bound=Any)
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, beside its arguments
 
+WEIGHTS = "weights"  # the one key of `model` that is no argument of it
 SPARSE = ("exact", "lazy", "off")
 OPTIMIZERS = ("adagrad", "adamw", "lamb", "lion", "sgd")
 LAUNCHERS = ("local", "virtual", "slurm")

@@ -126,7 +126,7 @@ ARGUMENTS = {
     "no chunk": (
         "recipe=gpt_pp placement.chunks=0",
         "command line  placement.chunks = 0",
-        "at least 1 piece",
+        "at least 1",
     ),
     "more chunks than a list has": (
         "recipe=mlp_pipeline placement.chunks=9",
@@ -143,7 +143,7 @@ ARGUMENTS = {
         "command line  zero.axis = dat",
         "Did you mean 'data'?",
     ),
-    "zero stage": ("recipe=gpt_zero zero.stage=4", "command line  zero.stage = 4", "0 (off) to 3"),
+    "zero stage": ("recipe=gpt_zero zero.stage=4", "command line  zero.stage = 4", "at most 3"),
     "no compiler": (
         "recipe=gpt_dp engine.compiler=inducter",
         "command line  engine.compiler = inducter",

@@ -133,7 +133,7 @@ def test_without_a_schedule_there_is_nothing_to_foresee() -> None:
             "optim.schedule.cycle_momentum",
             "only the learning rate",
         ),
-        ({"name": "OneCycleLR", "total_steps": 5}, "optim.schedule", "ends before step"),
+        ({"name": "OneCycleLR", "total_steps": 5}, "optim.schedule", "no rate of step"),
     ],
 )
 def test_a_wrong_schedule_is_a_located_error(schedule: Any, where: str, problem: str) -> None:

@@ -1,0 +1,198 @@
+"""What the keys of a recipe may hold: each wrong value is a located error, whatever it is."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shlex
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.errors import PlacedError, explain
+from flowrun.launcher.ranges import ANY, INTEGER, RANGES, Range
+from flowrun.launcher.recipe import compose, load, schema, to_recipe
+from flowrun.launcher.strategy import strategy_of
+
+RECIPES = ("gpt_hybrid", "gpt_zero", "insightface_hybrid", "mlp_pipeline", "wide_mlp")
+
+# arguments -> (key, what is wrong)
+WRONG = {
+    "recipe=mlp_hybrid train.seed=18446744073709551616": ("train.seed", "below 9,22"),
+    "recipe=gpt_tp 'placement.axes={tensor: 1, data: {}}'": ("placement.axes.data", "an integer"),
+    "recipe=gpt_zero 'recompute.modules=[[0, 1]]'": ("recompute.modules.0", "not a word"),
+    "recipe=mlp_hybrid 'hardware.fp32.flop=[[1],[2]]'": ("hardware.fp32.flop.0", "not a number"),
+    "recipe=mlp_hybrid hardware.act_s=nan": ("hardware.act_s", "0 or more, not nan"),
+    "recipe=mlp_hybrid placement.stages=1000000000000": ("placement.stages", "more than 1,048,576"),
+    "recipe=mlp_hybrid 'placement.axes={data: 1000000, tensor: 1000000}'": (
+        "placement.axes",
+        "more than 1,048,576",
+    ),
+    "recipe=mlp_hybrid 'hardware.levels=[{name: host, taken: 1}]'": (
+        "hardware.levels",
+        "no key 'name'",
+    ),
+    "recipe=mlp_hybrid 'hardware.levels=[{peer_s: -1}]'": ("hardware.levels.0.peer_s", "0 or more"),
+    "recipe=mlp_hybrid ~data.path": ("~data.path", "nothing to delete"),
+    "recipe=mlp_hybrid optim.lr=inf": ("optim.lr", "a finite number"),
+    "recipe=mlp_hybrid hardware.cores=-1": ("hardware.cores", "over 0"),
+    "recipe=gpt_tp 'sbp={head.weight: {data: {tensor: S0}}}'": (
+        "sbp.head.weight.data.tensor",
+        "inside of the axis 'data'",
+    ),
+    "recipe=gpt_tp 'model._target_=[3]'": ("model._target_", "what to build"),
+    "recipe=gpt_tp 'model.weights=[3]'": ("model.weights", "no path"),
+    "recipe=gpt_tp 'engine.blocking=[[data]]'": ("engine.blocking.0", "not a word"),
+    "recipe=gpt_tp 'task.inputs={tokens: [3]}'": ("task.inputs.tokens", "not a word"),
+    "recipe=gpt_tp train.steps=1000000000000000000000": ("train.steps", "at most"),
+    "recipe=gpt_tp optim.groups.head.lr=-1": ("optim.groups.head.lr", "over 0"),
+    "recipe=gpt_tp 'optim.groups.head.betas=[1]'": ("optim.groups.head.betas", "not two numbers"),
+    "recipe=gpt_tp 'optim.schedule={name: CosineAnnealingLR, T_max: 0}'": (
+        "optim.schedule",
+        "ZeroDivisionError",
+    ),
+    "recipe=gpt_tp 'optim.schedule={name: ExponentialLR, gamma: 1e99}'": (
+        "optim.schedule",
+        "is inf",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), WRONG.items(), ids=WRONG)
+def test_a_value_that_cannot_be_is_named(arguments: str, expected: tuple[str, str]) -> None:
+    given_ = shlex.split(arguments)
+    with pytest.raises(RecipeError) as error:
+        strategy_of(load(given_))
+    assert error.value.where == expected[0]
+    assert expected[1] in error.value.problem
+    assert explain(error.value, given_).startswith("command line  ")
+
+
+def test_a_batch_larger_than_the_data_set_is_refused_before_it_is_read(
+    workplace: Path,
+) -> None:
+    from flowrun.launcher.job import Job
+
+    with pytest.raises(RecipeError, match="more than the data set") as error:
+        Job(load(["recipe=mlp_hybrid", "train.batch_size=2147483640", "launch=virtual"]))
+    assert error.value.where == "train.batch_size"
+
+
+# ---- the table itself ----------------------------------------------------------------------------
+
+
+def leaves(node: DictConfig, prefix: str = "") -> list[str]:
+    """Keys of the schema that hold no further keys."""
+    found: list[str] = []
+    for key in map(str, node):
+        child = node._get_node(key)
+        whole = isinstance(child, DictConfig) and len(child)
+        found += leaves(child, f"{prefix}{key}.") if whole else [f"{prefix}{key}"]
+    return found
+
+
+def test_every_row_is_of_a_key_that_the_schema_has() -> None:
+    known = {*leaves(schema()), "optim.beta1", "optim.beta2"}
+    listed = ("hardware.levels.",)  # its entries have keys
+    strange = [
+        row
+        for row in RANGES
+        if row.removesuffix(".*").removesuffix(".*") not in known and not row.startswith(listed)
+    ]
+    assert strange == []
+
+
+@pytest.mark.parametrize(
+    ("interval", "inside", "outside"),
+    [
+        ("[0, 1)", (0, 0.5), (-1e-9, 1, math.nan, math.inf)),
+        ("(0, 1]", (1e-9, 1), (0, 1.1, math.nan)),
+        ("(0, inf)", (1e-9, 1e300), (0, -1, math.inf, math.nan)),
+        ("(0, inf]", (1, math.inf), (0, -math.inf, math.nan)),
+        ("[1, 10]", (1, 10), (0, 11)),
+    ],
+)
+def test_an_interval_has_its_ends_where_it_says_so(
+    interval: str, inside: tuple[float, ...], outside: tuple[float, ...]
+) -> None:
+    row = Range(interval)
+    assert [row.problem(value) for value in inside] == [""] * len(inside)
+    assert all(row.problem(value) for value in outside)
+    assert ANY.problem(-1) and INTEGER.problem(2**63)
+
+
+# ---- any change of any recipe --------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**70), 2**70),
+        st.integers(-2, 9),
+        st.floats(),
+        st.sampled_from(["", "data", "S(0)", "B", "*", "${data.path}", "flowrun.models.mlp.MLP"]),
+        st.text("ab.*[]{}$_ 0", max_size=6),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["data", "tensor", "in", "name", "modules", "ranks", "x.*", "", "0"]),
+            inner,
+            max_size=3,
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+COMPOSED = {}
+
+
+def composed(recipe: str) -> DictConfig:
+    """A copy of a recipe as Hydra composes it."""
+    if recipe not in COMPOSED:
+        COMPOSED[recipe] = compose([f"recipe={recipe}"])
+    return copy.deepcopy(COMPOSED[recipe])
+
+
+def assert_loads_or_is_refused(make: Callable[[], DictConfig], arguments: list[str]) -> None:
+    """Nothing but a RecipeError ends it, and that has a key, and an explanation of some lines."""
+    try:
+        strategy_of(to_recipe(make()))
+    except RecipeError as error:
+        assert error.where or isinstance(error, PlacedError), error
+        assert len(explain(error, arguments)) < 3000
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, database=None)
+@given(data=st.data())
+def test_a_changed_recipe_loads_or_is_refused_with_a_key(data: st.DataObject) -> None:
+    recipe = data.draw(st.sampled_from(RECIPES))
+    cfg = composed(recipe)
+    for key in data.draw(st.lists(st.sampled_from(leaves(cfg)), min_size=1, max_size=2)):
+        value: Any = data.draw(VALUES)
+        with suppress(OmegaConfBaseException):  # errors.py turns these into its own; see below
+            OmegaConf.update(cfg, key, value, merge=False, force_add=True)
+    assert_loads_or_is_refused(lambda: cfg, [f"recipe={recipe}"])
+
+
+@settings(max_examples=20, derandomize=True, deadline=None, database=None)
+@given(
+    tree=st.dictionaries(
+        st.sampled_from(["defaults", *schema(), "hydra", ""]), VALUES, min_size=1, max_size=3
+    )
+)
+def test_any_file_loads_or_is_refused(tree: dict[str, Any], tmp_path_factory: Any) -> None:
+    file = tmp_path_factory.mktemp("recipes") / "any.yaml"
+    file.write_text(yaml.safe_dump({"defaults": ["/model: mlp", "/data: digits"]} | tree))
+    arguments = [f"recipe={file}"]
+    assert_loads_or_is_refused(lambda: compose(arguments), arguments)
