@@ -15,12 +15,13 @@ COUNTED = "counted"  # the loss is a mean over targets that micro-batches have u
 @dataclass(frozen=True)
 class Head:
     """target: expression of the data set's `y` of `n` samples, with generator `g`.  loss: lines of a
-    function of (output, y); its parameters are in `o`.  counted: see COUNTED.
+    function of (output, y); its parameters are in `o`.  counted: see COUNTED.  module: name and source of a loss that is one.
     """
 
     target: str
     loss: str
     counted: bool = False
+    module: tuple[str, str] | None = None
 
 
 def vector_heads(w: Writer, f: int) -> list[Head]:

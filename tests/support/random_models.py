@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import fnmatch
 import functools
 import gc
 import importlib
@@ -49,6 +50,7 @@ from flowrun.launcher.run import run
 from flowrun.launcher.schema import changed
 from flowrun.models.sampling import sample_indices
 from support.random_blocks import BLOCKS, Shape, Skip, Writer, candidates
+from support.random_extras import EXTRAS, MORE_MISTAKES, extra_heads
 from support.random_heads import (
     LOSS_MODULES,
     MISTAKES,
@@ -58,6 +60,7 @@ from support.random_heads import (
 )
 
 SAMPLES = 14
+EXTRA_FROM = 2000  # seeds from here on draw from random_extras.py, too
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "single": (),
     "data2": ("placement.axes={data: 2}",),
@@ -100,6 +103,7 @@ class _Composer:
 
     def __init__(self, seed: int, keep: Sequence[int] | None) -> None:
         self.seed, self.keep = seed, keep
+        self.is_extra = seed >= EXTRA_FROM
         self.tops: dict[str, str] = {}
         self.used: list[str] = []
         self.blocks: list[str] = []
@@ -115,7 +119,8 @@ class _Composer:
         dtype = rng.choices(["float32", "float64", "bfloat16"], [0.5, 0.4, 0.1])[0]
         shape, fields, arguments = self._input()
         places = range(rng.choice([1, 2, 2, 3, 3, 4, 5]))
-        mistake = rng.choice(list(MISTAKES)) if rng.random() < 0.08 else ""
+        mistakes = [*MISTAKES, *MORE_MISTAKES] if self.is_extra else list(MISTAKES)
+        mistake = rng.choice(mistakes) if rng.random() < 0.08 else ""
         at = rng.randrange(len(places))
         for place in places:
             if self.keep is None or place in self.keep:
@@ -210,10 +215,13 @@ class _Composer:
     def _simple(self, shape: Shape, keeps: bool = False) -> Shape:
         w = self.w
         for _ in range(30):
-            name = w.rng.choice(candidates(len(shape)))
+            name, found_in = w.rng.choice(candidates(len(shape))), BLOCKS
+            if self.is_extra and w.rng.random() < 0.7:
+                found_in = EXTRAS
+                name = w.rng.choice([k for k, (dims, _) in EXTRAS.items() if len(shape) in dims])
             saved = copy.deepcopy((w.init, w.body, w.names)), list(self.used), dict(self.tops)
             try:
-                found = BLOCKS[name][1](w, shape)
+                found = found_in[name][1](w, shape)
                 good = math.prod(found) <= 400 and (not keeps or found == shape)
             except Skip:
                 good = False
@@ -281,7 +289,9 @@ class _Composer:
         return self._block(place, shape, depth + 1)
 
     def _mistake(self, mistake: str, shape: Shape) -> None:
-        init, *lines = (line.replace("{n}", str(shape[-1])) for line in MISTAKES[mistake])
+        init, *lines = (
+            line.replace("{n}", str(shape[-1])) for line in (MISTAKES | MORE_MISTAKES)[mistake]
+        )
         if init != "pass":
             self.w.init.append(init)
         if mistake == "global":
@@ -305,7 +315,12 @@ class _Composer:
         else:  # there is always something to train
             w.do(f"x = x * self.{w.parameter('gain', f'torch.ones({shape[-1]})')}")
         found = head(w, shape)
-        own = rng.random() < 0.12 and found.loss not in LOSS_MODULES
+        if self.is_extra and rng.random() < 0.4:
+            found = rng.choice(extra_heads(w, shape))
+        modules = LOSS_MODULES | ({found.loss: found.module} if found.module else {})
+        own = rng.random() < 0.12 and found.loss not in modules
+        if found.loss.startswith("own: "):
+            own, found = True, replace(found, loss=f"self.{found.loss[5:]}(o, y).loss")
         output = rng.choice([*OUTPUTS, "tensor", "tensor"])
         lines, logits, aux = OUTPUTS[output]
         self.used.append(f"output {output}")
@@ -330,8 +345,8 @@ class _Composer:
         recipe_loss: dict[str, Any] = {"_target_": "mod.measure"}
         if not own:
             functions = f"def logits_of(output):\n    return {logits}\n\n\ndef aux_of(output):\n    return {aux}\n\n\n"
-            if found.loss in LOSS_MODULES:
-                name, text = LOSS_MODULES[found.loss]
+            if found.loss in modules:
+                name, text = modules[found.loss]
                 functions += text.strip() + "\n\n\n"
                 recipe_loss = {"_target_": f"mod.{name}"}
             else:
@@ -501,9 +516,22 @@ def _plain(recipe: Mapping[str, Any], moved: bool) -> Trained:
         if inspect.isclass(loss_fn):
             loss_fn = loss_fn()
             parameters += [p for p in loss_fn.parameters() if p.requires_grad]
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    of_group = {id(p): _keys_of(name, optim) for name, p in named.items()}
+    for p in parameters:
+        p.requires_grad_(not of_group.get(id(p), {}).get("frozen", False))
+    parameters = [p for p in parameters if p.requires_grad]
+    averages = {name: p.detach().clone() for name, p in named.items() if p.requires_grad}
     takes = inspect.signature(model.forward).parameters
     names = [name for name in takes if name in data[0]]
-    optimizer = _optimizer(next(iter(recipe["defaults"][0].values())), optim, parameters)
+    rated = [{"params": [p], **of_group.get(id(p), {})} for p in parameters]
+    for group in rated:
+        group.pop("frozen", None)
+    optimizer = _optimizer(next(iter(recipe["defaults"][0].values())), optim, rated)
+    schedule = optim.get("schedule")
+    scheduler = schedule and torch.optim.lr_scheduler.StepLR(
+        optimizer, schedule["step_size"], schedule["gamma"]
+    )
     rows, losses = train["batch_size"] // train["micro_batches"], []
     for step in range(train["steps"]):
         optimizer.zero_grad()
@@ -519,15 +547,32 @@ def _plain(recipe: Mapping[str, Any], moved: bool) -> Trained:
                 loss = output if isinstance(output, torch.Tensor) else output.loss
             (loss / train["micro_batches"]).backward()
             total += loss.item() / train["micro_batches"]
+        for p in parameters:
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.to_dense()
         if optim.get("clip_value"):
             torch.nn.utils.clip_grad_value_(parameters, optim["clip_value"])
         if optim.get("clip_norm"):
             torch.nn.utils.clip_grad_norm_(parameters, optim["clip_norm"])
         optimizer.step()
+        if scheduler:
+            scheduler.step()
+        for name, average in averages.items():
+            average.lerp_(named[name].detach(), 1 - optim.get("ema", 0.0))
         losses.append(total)
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    if optim.get("ema"):
+        state |= {f"ema/{name}": average for name, average in averages.items()}
     reached = tuple(name for name, p in model.named_parameters() if p.grad is not None)
     return Trained(tuple(losses), state, reached)
+
+
+def _keys_of(name: str, optim: Mapping[str, Any]) -> dict[str, Any]:
+    """What the groups say of a parameter."""
+    out: dict[str, Any] = {}
+    for pattern, keys in optim.get("groups", {}).items():
+        out |= keys if fnmatch.fnmatchcase(name, pattern) else {}
+    return out
 
 
 def _optimizer(name: str, optim: Mapping[str, Any], parameters: list[Any]) -> Any:
@@ -567,10 +612,33 @@ def pins(model: Model) -> dict[str, Any]:
 
 
 def with_pins(model: Model) -> Model:
+    """With what a recipe says of parameters by their names."""
     try:
-        return replace(model, recipe={**model.recipe, "sbp": pins(model)})
+        optim = {**model.recipe["optim"], **(groups(model) if model.seed >= EXTRA_FROM else {})}
+        return replace(model, recipe={**model.recipe, "sbp": pins(model), "optim": optim})
     except Exception:  # of plain torch, which is asked again
         return model
+
+
+def groups(model: Model) -> dict[str, Any]:
+    """Rates of their own, or frozen, of some parameters; a schedule and averages."""
+    rng, names = Random(f"{model.seed}/groups"), plain(model).reached
+    out: dict[str, Any] = {}
+    if rng.random() < 0.3:
+        keys = [
+            {"lr": 0.01},
+            {"weight_decay": 0.05},
+            {"frozen": True},
+            {"lr": 0.02, "weight_decay": 0.0},
+        ]
+        chosen = rng.sample(names, min(len(names), rng.choice([1, 2])))
+        patterns = [name if rng.random() < 0.5 else name.split(".")[0] + "*" for name in chosen]
+        out["groups"] = {pattern: rng.choice(keys) for pattern in patterns}
+    if rng.random() < 0.2:
+        out["schedule"] = {"name": "StepLR", "step_size": 1, "gamma": 0.5}
+    if rng.random() < 0.2:
+        out["ema"] = 0.5
+    return out
 
 
 def recipe_in(model: Model, layout: str) -> Any:
@@ -772,7 +840,11 @@ def _read(folder: Path) -> Trained:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row and "step_s" in row]
     numbers = tuple(math.nan if loss is None else float(loss) for loss in losses)
-    return Trained(numbers, load_file(folder / "weights.safetensors"))
+    weights = load_file(folder / "weights.safetensors")
+    if (folder / "ema.safetensors").exists():
+        averages = load_file(folder / "ema.safetensors")
+        weights |= {f"ema/{name}": value for name, value in averages.items()}
+    return Trained(numbers, weights)
 
 
 def _short(text: str) -> str:
