@@ -14,13 +14,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.user_code import place, place_of
 
 MOST_NUMBERS = 20_000_000  # of a model that is called with numbers
 _BRANCH = "Choose with torch.where: an `if` in Python is decided once, for all steps."
-_INSTEAD = (  # what Dynamo or the user's line says -> what to write instead
+_INSTEAD = (  # what Dynamo, the user's line or torch's own lines say -> what to write instead
+    (
+        "modules/adaptive.py",
+        "Use cross_entropy over all classes: this loss picks rows by the values of its targets.",
+    ),
+    (
+        "pack_padded_sequence",
+        "Give the RNN the padded sequence, and mask what it returns behind each length.",
+    ),
+    (
+        "result depends on values",
+        "Keep the shape: torch.where(mask, a, b) for x[mask] = …, a product with the mask for sums"
+        " over x[mask].",
+    ),
     ("ata-dependent", _BRANCH),
     ("guard on", _BRANCH),
     (".item()", "Compute with tensors: .item() and float(tensor) end what can be captured."),
@@ -52,10 +66,11 @@ def not_captured(
             where = place_of(plain)
             problem = f"{name} fails in plain torch, too: {said_by(plain)}"
             return RecipeError(_key_of(plain), problem + (f" ({where})" if where else ""))
-    where = place(getattr(error, "real_stack", None) or ()) or place_of(error)
+    stack = getattr(error, "real_stack", None) or ()
+    where = place(stack) or place_of(error) or place(_frames_in(str(error)))
     said = _explained(error)
     problem = f"torch could not capture {name}{f' at {where}' if where else ''}: {said}"
-    known = f"{said} {where} {str(error)[:2000]}"
+    known = f"{said} {where} {str(error)[:2000]} {[frame.filename for frame in stack]}"
     return RecipeError("model", problem, next((w for k, w in _INSTEAD if k in known), _ELSE))
 
 
@@ -94,11 +109,24 @@ def _key_of(error: BaseException) -> str:
     return "task.metrics" if "metric_fns" in line or line.startswith("fn(") else "model"
 
 
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)\n +(.+)$', re.MULTILINE)
+
+
+def _frames_in(text: str) -> list[traceback.FrameSummary]:
+    """The lines of a traceback that torch writes into its message: of an op of its graph."""
+    return [
+        traceback.FrameSummary(file, int(number), name, line=line)
+        for file, number, name, line in _FRAME.findall(text)
+    ]
+
+
 _NOISE = re.compile(r"^(Set TORCHDYNAMO|For even more|You can suppress|The above exception).*")
 
 
 def _explained(error: Exception) -> str:
     """Dynamo's title and explanation, without its hints and logs; torch's first line of others."""
+    if isinstance(error, DynamicOutputShapeException):
+        return f"the shape of its result depends on values ({error.func})"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not _NOISE.match(line)]
     title = lines[0] if lines else type(error).__name__

@@ -1,12 +1,17 @@
-"""substitutes: functions of torch.nn.functional, written otherwise while a model is captured.
+"""substitutes: functions of torch.nn, written otherwise while a model is captured.
 
-Each computes what torch's does, in ops that are independent of each other along the batch:
+Each computes what torch's does.  In ops that are independent of each other along the batch:
 
     embedding_bag   bags of equal length: look-ups and a reduction, not offsets into one long list
     ctc_loss        lengths as tensors: torch's op would make a tensor whose size depends on them
 
+Without a look at values, which capture does not know:
+
+    batch_norm      momentum=None: the average's share is 1 / batches so far, as a tensor
+    is_causal       of a Transformer's mask: torch compares it with the causal one, for speed alone
+
 Relied upon of torch (tests/engine/test_substitutes.py): modules call these functions by their names
-in torch.nn.functional.
+in torch.nn.functional and torch.nn.modules.
 """
 
 from __future__ import annotations
@@ -18,18 +23,53 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules import transformer
+from torch.nn.modules.batchnorm import _BatchNorm
 
 _embedding_bag, _ctc_loss = F.embedding_bag, F.ctc_loss
+_batch_norm = _BatchNorm.forward
 
 
 @contextlib.contextmanager
 def substituted() -> Iterator[None]:
-    """Within, torch.nn.functional has these in the place of its own."""
-    F.embedding_bag, F.ctc_loss = embedding_bag, ctc_loss
+    """Within, torch has these in the place of its own."""
+    places: tuple[tuple[Any, str, Any], ...] = (
+        (F, "embedding_bag", embedding_bag),
+        (F, "ctc_loss", ctc_loss),
+        (_BatchNorm, "forward", batch_norm),
+        (transformer, "_detect_is_causal_mask", is_causal),
+    )
+    before = [getattr(owner, name) for owner, name, _ in places]
+    for owner, name, function in places:
+        setattr(owner, name, function)
     try:
         yield
     finally:
-        F.embedding_bag, F.ctc_loss = _embedding_bag, _ctc_loss
+        for (owner, name, _), function in zip(places, before, strict=True):
+            setattr(owner, name, function)
+
+
+# ---- what torch asks of values -------------------------------------------------------------------
+
+
+def batch_norm(self: _BatchNorm, input: Tensor) -> Tensor:
+    """Forward of nn.BatchNorm; with momentum=None running averages are means over all batches."""
+    count, mean, var = self.num_batches_tracked, self.running_mean, self.running_var
+    averages = self.training and self.track_running_stats and self.momentum is None
+    if not averages or count is None or mean is None or var is None:
+        return _batch_norm(self, input)
+    self._check_input_dim(input)
+    with torch.no_grad():
+        count.add_(1)
+        dims = [0, *range(2, input.dim())]
+        for running, seen in zip((var, mean), torch.var_mean(input, dims), strict=True):
+            running.add_((seen.to(running.dtype) - running) / count)
+    return F.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+
+
+def is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether the user says so; where nobody does, attention takes the mask as it is."""
+    return is_causal is True
 
 
 # ---- bags ----------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class Net(nn.Module):
         self.a, self.made = nn.Linear(4, 3), forward
         self.count, self.plain = itertools.cycle([1, 2]), torch.zeros(4)
         self.register_buffer("running", torch.zeros(4))
+        self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(3, 3, [1], div_value=1.0)
 
     def forward(self, x: Tensor) -> Any:
         return self.made(self, x)
@@ -113,9 +114,41 @@ def writes_a_tensor(net: Any, x: Tensor) -> Any:
     return net.a(x + net.plain)
 
 
+def picks(net: Any, x: Tensor) -> Any:
+    return net.a(x) + x[x > 0].mean()
+
+
+def assigns(net: Any, x: Tensor) -> Any:
+    y = net.a(x) * 1.0
+    y[y < 0] = y[y < 0].tanh()
+    return y
+
+
+def packs(net: Any, x: Tensor) -> Any:
+    packed = nn.utils.rnn.pack_padded_sequence(net.a(x).unsqueeze(0), torch.tensor([3]), True)
+    return packed.data
+
+
+def adapts(net: Any, x: Tensor) -> Any:
+    y = torch.zeros(3, dtype=torch.long)
+    return net.adaptive(net.a(x), y).loss
+
+
+@pytest.mark.parametrize("forward", [picks, assigns])
+def test_shapes_that_depend_on_values_are_told_with_the_users_line(forward: Forward) -> None:
+    error = refusal(forward)
+    assert "tests/engine/test_capture_errors.py:" in error.problem
+    assert f"in {forward.__name__}" in error.problem
+    assert "depends on values" in error.problem
+
+
 @pytest.mark.parametrize(
     ("forward", "instead"),
     [
+        (picks, "Keep the shape"),
+        (assigns, "torch.where(mask, a, b)"),
+        (packs, "padded sequence"),
+        (adapts, "cross_entropy over all classes"),
         (branches, "torch.where"),
         (items, ".item()"),
         (iterates, "Count in a buffer"),
