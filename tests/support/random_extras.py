@@ -29,12 +29,9 @@ STATEMENTS = (
     ("y = x.clone()", "for k in range({n}):", "    y.select(-1, k).mul_(0.9)", "x = y"),
     ("y = x.detach()", "y = y.clone()", "y[..., 0] = 1.0", "x = x * y"),
     ("y = x.sin()", "y.flatten(1)[:, :1].copy_(x.flatten(1)[:, -1:])", "x = y"),
-    ("y = x.clone()", "m = x > 0", "y[m] = y[m] * 0.5", "x = y"),
-    ("y = x.clone()", "y[x < 0] = x[x < 0].tanh()", "x = y"),
     ("y = x.clone()", "y[..., 0][x[..., 0] > 0] = 0.25", "x = y"),
     ("y = x.clone()", "y[~(x > 0)] = -1.0", "x = y.where(y > -2, x)"),
     ("y = x.clone()", "y[torch.isnan(y)] = 0.0", "x = y"),
-    ("y = x.clone()", "y[(x > 0) & (x < 1)] += 0.5", "x = y"),
     ("x = torch.where(x > 0.0, x, torch.zeros((), dtype=x.dtype))",),
     ("x = torch.where((x > 0).any(-1, keepdim=True), x, -x)",),
     ("x = x.where(x.abs() < 1, x.sign())",),
@@ -189,14 +186,6 @@ def time_first(w: Writer, s: Shape) -> Shape:
 
 
 @extra(2)
-def packed_sequence(w: Writer, s: Shape) -> Shape:
-    t, c = s
-    a = w.made("rnn", f"nn.GRU({c}, 4, batch_first=True)")
-    w.do("from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence", f"p = pack_padded_sequence(x, torch.full((len(x),), {t}), batch_first=True)", f"x, _ = pad_packed_sequence(self.{a}(p)[0], batch_first=True)")
-    return (t, 4)
-
-
-@extra(2)
 def cells_over_time(w: Writer, s: Shape) -> Shape:
     t, c = s
     a, h = w.made("cell", f"nn.GRUCell({c}, 4)"), w.made("start", "nn.Parameter(torch.zeros(4))")
@@ -322,7 +311,6 @@ def structured_values(w: Writer, s: Shape) -> Shape:
         ("x = sum((k + 1) * v for k, v in enumerate(x.split(1, 0))) if False else x * 2",),
         ("x = functools.reduce(lambda a, b: a + b, (x, x.sin(), x.cos()))",),
         ("it = iter([x, x.tanh()])", "x = next(it) * next(it)"),
-        ("x = max([x, x * 2], key=lambda v: v.dim())",),
         ("x = [v for v in map(torch.tanh, (x, x + 1)) if v is not None][-1]",),
     ]))
     return s
@@ -415,7 +403,6 @@ def assigned_buffers(w: Writer, s: Shape) -> Shape:
         (f"self.{a} = x.detach().flatten(0, -2).mean(0)", f"x = x + self.{a}"),
         (f"if self.training:", f"    self.{a} = torch.lerp(self.{a}, x.detach().flatten(0, -2).amax(0), 0.1)", f"x = x - self.{a}.detach()"),
         (f"b = self.get_buffer('{a}')", "b.add_(0.1)", "x = x * (1 + b)"),
-        (f"self.{a}[x.detach().flatten(0, -2).mean(0) > 0] += 1", f"x = x + 0.1 * self.{a}"),
         (f"setattr(self, '{a}', self.{a} * 0.5 + 0.1)", f"x = x + self.{a}"),
     ]))
     return s
@@ -493,6 +480,9 @@ def extra_heads(w: Writer, s: Shape) -> list[Head]:
 
 MORE_MISTAKES = {
     "nested tensor": ("pass", "z = torch.nested.nested_tensor([v for v in x])", "x = x + z.to_padded_tensor(0.0).reshape(x.shape) * 0.1"),
+    "masked values": ("pass", "m = x > 0", "y = x.clone()", "y[m] = y[m] * 0.5", "x = y"),
+    "masked sum": ("pass", "y = x.clone()", "y[(x > 0) & (x < 1)] += 0.5", "x = y"),
+    "packed": ("self.r = nn.GRU({n}, {n}, batch_first=True)", "p = nn.utils.rnn.pack_padded_sequence(x.flatten(1)[:, None, :{n}], torch.ones(len(x)), batch_first=True)", "x = x + self.r(p)[1].sum()"),
     "masked_select": ("pass", "x = x + x[x > 0].mean()"),
     "masked select of rows": ("pass", "x = x + x[x.flatten(1).sum(1) > 0].sum() * 0.1"),
     "nonzero values": ("pass", "i = torch.nonzero(x.detach() > 0)", "x = x + i.shape[0]"),
