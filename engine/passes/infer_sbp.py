@@ -67,6 +67,8 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         backward = [op for op in graph.ops if op.phase in (BACKWARD, WEIGHT_GRAD)]
         assigned = [op for op in graph.ops if op.target == ASSIGN and op.phase == FORWARD]
         for chunk in (counts, forward, backward, assigned):
+            if chunk is assigned:
+                axis_view.settle(chunk)
             solution = axis_view.decide(chunk)
             if not solution.exact:
                 notes.append(
@@ -169,6 +171,15 @@ class _Axis:
                 if name is not None and name not in self.forms:
                     self.forms[name] = frozenset(((op.stage, sbp),))
         return solution
+
+    def settle(self, ops: list[Op]) -> None:
+        """The homes of variables that are written, and that nothing has read: a row that reads one
+        elsewhere would write a copy.
+        """
+        for name in dict.fromkeys(name for op in ops for name in op.inputs):
+            if name in self.variables and name not in self.homes | self.forms:
+                home, _ = self._homes(name)[0]
+                self.homes[name], self.forms[name] = home, frozenset((home,))
 
     def keep_homes(self) -> None:
         """Write the homes of this axis: a state lives with its parameter, and what nobody read is

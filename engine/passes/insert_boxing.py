@@ -84,6 +84,7 @@ class _Boxer:
         self.tensors = dict(graph.tensors)
         # what lives for a step; a buffer that changes with every micro-batch is boxed as often
         self.weights: set[str] = set(graph.variable_of) - graph.running
+        self.written = {v.tensor: v.new for v in graph.variables if v.new is not None}
         self.ops: list[Op] = []
         # original tensor -> ((stage, nd-SBP), scope) -> name; scope "" is for all readers, else one
         # phase's
@@ -104,12 +105,14 @@ class _Boxer:
     def add(self, op: Op) -> None:
         """Append an op, its inputs boxed to what its signature reads."""
         reader = _Reader(op.phase, op.module, op.chunk)
-        names = iter(
-            [
-                self.boxed(name, (op.stage, nd_sbp), reader)
-                for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
-            ]
-        )
+        read = [
+            self.boxed(name, (op.stage, nd_sbp), reader)
+            for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
+        ]
+        for name, boxed in zip(op.inputs, read, strict=True):
+            written = self.written.get(name) in op.makes
+            assert boxed == name or not written, f"{op.name} would write a copy of {name}"
+        names = iter(read)
         swap = lambda _: Ref(next(names))  # noqa: E731
         self.ops.append(replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap)))
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):

@@ -77,3 +77,30 @@ def test_a_buffer_with_readers_elsewhere_is_a_register_of_one_slot() -> None:
 
 def test_evaluation_writes_nothing() -> None:
     assert not capture_evaluation(task(COUNTING), example(COUNTING)).running
+
+
+class Last(nn.Module):
+    """Keeps a mean over the batch that nothing reads again."""
+
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(64, 12), nn.Linear(12, 10)
+        self.register_buffer("last", torch.zeros(12))
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        hidden_BH = torch.tanh(self.hidden(x_BI))
+        self.last = hidden_BH.detach().mean(0)
+        out: Tensor = self.output(hidden_BH - self.last)
+        return out
+
+
+LAST = classifier(Last, "x_BI", pins({"hidden.*": 0}), micro_batches=2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_buffer_that_is_only_written_is_written_itself(layout: Layout) -> None:
+    _, state = micro_batch_loop(LAST, STEPS)
+    found = virtual_run(LAST, layout, STEPS).weights["last"]
+    torch.testing.assert_close(found, state["last"], rtol=1e-5, atol=1e-6)
