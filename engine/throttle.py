@@ -59,13 +59,13 @@ class Throttle:
 
     def _source(self, k: int) -> int | None:
         """The last region of those that made what is boxed, maybe in several steps.  None: no
-        region did.  It is a weight, such as a convolution's weight gradient reads, or comes from
-        another stage, whose send may wait for what this stage does later: to hold that back would
-        stop both.
+        region did.  It is a weight, such as a convolution's weight gradient reads, or made of
+        weights once a step, or comes from another stage, whose send may wait for what this stage
+        does later: to hold that back would stop both.
         """
         draft = self.drafts[k]
         if draft.kind != BOX:
-            return k if draft.kind == REGION else None
+            return k if draft.kind == REGION and not draft.per_step else None
         makers = {self.maker[name] for name in draft.reads if name in self.maker}
         return max((s for s in map(self._source, makers) if s is not None), default=None)
 

@@ -4,6 +4,8 @@ would stop both.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flowrun.engine.draft import Draft
 from flowrun.engine.graph import BACKWARD
 from flowrun.engine.plan import BOX, RECEIVE, REGION, BoxWork, RegionWork, Work
@@ -57,3 +59,11 @@ def test_of_what_one_message_reduces_the_last_region_counts() -> None:
     last = draft("reduce last", BOX, "g2", "r2")
     drafts = (*REGIONS, mixed, last, added_up("w"), received)
     assert list(throttle(*drafts).pairs(ahead=1)) == [(3, 2)]
+
+
+def test_what_is_made_of_weights_once_a_step_is_not_held_back_as_a_gradient() -> None:
+    """A norm of a weight, which is gathered for a sum of gradients under ZeRO 3."""
+    norm = replace(draft("norm", REGION, "", "v"), per_step=True)
+    gathered = draft("gather", BOX, "v", "w")
+    drafts = (norm, *REGIONS, gathered, added_up("w"))
+    assert not list(throttle(*drafts).pairs(ahead=1))

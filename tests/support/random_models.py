@@ -72,7 +72,13 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 FIVE = tuple(LAYOUTS)[:5]
 TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "bfloat16": 2e-2}
 _MODELS = itertools.count()
-NEVER = ("AOTInput", "AOTOutput", "INTERNAL ASSERT", "Observed exception")
+NEVER = (
+    "AOTInput",
+    "AOTOutput",
+    "INTERNAL ASSERT",
+    "Observed exception",
+    "a fault of flowrun",
+)
 
 
 @dataclass(frozen=True)
@@ -514,7 +520,9 @@ def _plain(recipe: Mapping[str, Any], moved: bool) -> Trained:
     if recipe["task"]:
         loss_fn = getattr(mod, recipe["task"]["loss"]["_target_"].removeprefix("mod."))
         if inspect.isclass(loss_fn):
-            loss_fn = loss_fn()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(train["seed"])
+                loss_fn = loss_fn()
             parameters += [p for p in loss_fn.parameters() if p.requires_grad]
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     of_group = {id(p): _keys_of(name, optim) for name, p in named.items()}
