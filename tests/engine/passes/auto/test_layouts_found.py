@@ -24,8 +24,8 @@ FACES = (
     *("model=insightface_r50", "model.blocks=[1,1,1,1]", "data.size=112", "data.classes=1000000"),
     "train.batch_size=1024",
 )
-CLICKS = ("model.ids=400000000", "train.batch_size=16384")  # 27 GB of tables
-FEWER = ("model.ids=100000000", "train.batch_size=16384")  # 7 GB
+CLICKS = ("model.ids=400000000", "train.batch_size=16384", "data.samples=20000")  # 27 GB of tables
+FEWER = ("model.ids=100000000", "train.batch_size=16384", "data.samples=20000")  # 7 GB
 RESNET = (
     *("model=resnet50", "model.blocks=[1,1,1,1]", "data.size=224", "model.outputs=1000"),
     *("data.classes=1000", "train.batch_size=256"),
