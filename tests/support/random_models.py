@@ -842,6 +842,16 @@ def _outcome(model: Model, layout: str, folder: Path, reference: Reference) -> O
     return Outcome(layout, "silent" if told else "equal", told)
 
 
+def wrong_ones(seeds: Sequence[int]) -> list[str]:
+    """Those that train otherwise or are not refused by name, each in two layouts in turn."""
+    return [
+        f"{seed} {each.layout}: {each.kind}: {each.what}"
+        for k, seed in enumerate(seeds)
+        for each in outcomes(model_of(seed), (FIVE[k % 5], FIVE[(k + 2) % 5]))
+        if each.is_wrong
+    ]
+
+
 def _read(folder: Path) -> Trained:
     from safetensors.torch import load_file
 

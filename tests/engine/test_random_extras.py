@@ -1,0 +1,73 @@
+"""As test_random_models.py, of the seeds that have more of torch (support/random_extras.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.random_extras import EXTRAS
+from support.random_models import EXTRA_FROM, model_of, wrong_ones
+
+SOME = (
+    2000,
+    2005,
+    2009,
+    2016,
+    2020,
+    2025,
+    2032,
+    2047,
+    2069,
+    2094,
+    2100,
+    2104,
+    2108,
+    2115,
+    2120,
+    2124,
+    2125,
+    2136,
+    2149,
+    2163,
+    2173,
+    2177,
+    2190,
+    2200,
+    2213,
+    2225,
+    2226,
+    2243,
+    2248,
+    2255,
+    2266,
+    2268,
+    2270,
+    2271,
+    2276,
+    2292,
+    2310,
+    2311,
+    2316,
+    2317,
+    2332,
+    2336,
+    2352,
+    2357,
+    2364,
+    2370,
+    2378,
+    2381,
+    2382,
+    2392,
+)
+AT_ONCE = 10
+
+
+@pytest.mark.parametrize("first", range(0, len(SOME), AT_ONCE))
+def test_random_models_train_as_plain_torch_or_are_refused(first: int) -> None:
+    wrong = wrong_ones(SOME[first : first + AT_ONCE])
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_seeds_have_every_block() -> None:
+    assert min(SOME) >= EXTRA_FROM
+    assert {name for seed in SOME for name in model_of(seed).blocks} >= set(EXTRAS)
