@@ -94,6 +94,9 @@ class Model:
     used: frozenset[str]
     mistake: str = ""
 
+    def __hash__(self) -> int:
+        return hash(self.source)
+
     @property
     def dtype(self) -> str:
         return self.source.split("DTYPE = torch.", 1)[1].split("\n", 1)[0]
@@ -493,13 +496,19 @@ def written(model: Model, folder: Path, wide: bool = False) -> Path:
 
 def plain(model: Model, wide: bool = False, moved: bool = False) -> Trained:
     """The model in an ordinary torch loop.  wide: in fp64.  moved: it begins a rounding away."""
+    recipe = {key: value for key, value in model.recipe.items() if key != "sbp"}
+    return _trained(replace(model, recipe={}), json.dumps(recipe), wide, moved)
+
+
+@functools.lru_cache(maxsize=4)
+def _trained(model: Model, recipe: str, wide: bool, moved: bool) -> Trained:
     with (
         tempfile.TemporaryDirectory() as folder,
         inside(written(model, Path(folder), wide)),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        return _plain(model.recipe, moved)
+        return _plain(json.loads(recipe), moved)
 
 
 def _plain(recipe: Mapping[str, Any], moved: bool) -> Trained:
