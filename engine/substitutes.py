@@ -9,6 +9,7 @@ Without a look at values, which capture does not know:
 
     batch_norm      momentum=None: the average's share is 1 / batches so far, as a tensor
     is_causal       of a Transformer's mask: torch compares it with the causal one, for speed alone
+    gaussian_nll_loss   a negative variance is looked for by an assert (kept under engine.check)
 
 Relied upon of torch (tests/engine/test_substitutes.py): modules call these functions by their names
 in torch.nn.functional and torch.nn.modules.
@@ -17,6 +18,7 @@ in torch.nn.functional and torch.nn.modules.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +28,7 @@ from torch import Tensor
 from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
 
-_embedding_bag, _ctc_loss = F.embedding_bag, F.ctc_loss
+_embedding_bag, _ctc_loss, _gaussian = F.embedding_bag, F.ctc_loss, F.gaussian_nll_loss
 _batch_norm = _BatchNorm.forward
 
 
@@ -36,6 +38,7 @@ def substituted() -> Iterator[None]:
     places: tuple[tuple[Any, str, Any], ...] = (
         (F, "embedding_bag", embedding_bag),
         (F, "ctc_loss", ctc_loss),
+        (F, "gaussian_nll_loss", gaussian_nll_loss),
         (_BatchNorm, "forward", batch_norm),
         (transformer, "_detect_is_causal_mask", is_causal),
     )
@@ -70,6 +73,30 @@ def batch_norm(self: _BatchNorm, input: Tensor) -> Tensor:
 def is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Whether the user says so; where nobody does, attention takes the mask as it is."""
     return is_causal is True
+
+
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """torch.nn.functional.gaussian_nll_loss.  var: of each element, or of each row."""
+    if not isinstance(var, Tensor):
+        return _gaussian(input, target, var, full, eps, reduction)
+    torch._assert_async(~(var < 0).any(), "var has negative entry/entries")
+    var = var.unsqueeze(-1) if var.shape == input.shape[:-1] else var.clone()
+    unlike = sum(a != b for a, b in zip(input.shape, var.shape, strict=False))
+    if var.dim() != input.dim() or unlike > 1:
+        raise ValueError("var is of incorrect size")
+    with torch.no_grad():
+        least = var.clamp(min=eps) - var
+    var = var + least
+    loss = 0.5 * (var.log() + (input - target) ** 2 / var)
+    loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
 # ---- bags ----------------------------------------------------------------------------------------

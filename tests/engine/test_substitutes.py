@@ -133,14 +133,37 @@ class Masked(nn.Module):
         super().__init__()
         self.norm = nn.BatchNorm1d(4, momentum=None)
         self.former = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.loss = nn.GaussianNLLLoss()
         self.encoder = nn.TransformerEncoder(self.former, 1, enable_nested_tensor=False)
 
     def forward(self, x: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(3)
         made: Tensor = self.encoder(self.norm(x.mT).mT, mask=mask)
-        return made
+        return self.loss(made, x, made.exp())  # type: ignore[no-any-return]
 
 
 def test_what_torch_asks_of_values_is_captured() -> None:
     task = Task(Masked(), {"x": "x"}, lambda output, batch: output.square().mean())
     assert capture(task, {"x": torch.randn(5, 3, 4)}).ops
+
+
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("more", [{}, {"full": True, "reduction": "sum"}, {"eps": 0.9}], ids=str)
+def test_the_loss_of_a_normal_distribution_is_torchs(rows: bool, more: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
+    width = torch.rand((4,) if rows else (4, 3), requires_grad=True)
+    theirs = F.gaussian_nll_loss(x, y, width, **more)
+    with substituted():
+        ours = F.gaussian_nll_loss(x, y, width, **more)
+    for made in zip(
+        (ours, *torch.autograd.grad(ours, (x, width))),
+        (theirs, *torch.autograd.grad(theirs, (x, width))),
+        strict=True,
+    ):
+        torch.testing.assert_close(*made)
+
+
+def test_a_variance_of_another_shape_is_refused_as_in_torch() -> None:
+    with substituted(), pytest.raises(ValueError, match="incorrect size"):
+        F.gaussian_nll_loss(torch.ones(4, 3), torch.ones(4, 3), torch.ones(2))
