@@ -188,6 +188,14 @@ class Traced:
     outside: tuple[torch.Tensor, ...] = ()
 
 
+def import_tracer() -> None:
+    """Import what capture asks of torch, two seconds of it: in front of a fork that captures, too,
+    so that one process does it and not each.
+    """
+    import torch._dynamo.functional_export
+    import torch._functorch.aot_autograd  # noqa: F401
+
+
 def capture(task: Task, batch: Batch) -> LogicalGraph:
     """The training graph of one micro-batch.
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from flowrun.engine.capture import Batch, Task, Traced, rewritten
+from flowrun.engine.capture import Batch, Task, Traced, import_tracer, rewritten
 from flowrun.engine.capture_check.check import check_capture
 from flowrun.engine.compile import (
     Rehearsed,
@@ -175,6 +175,8 @@ class Job:
         0.6 of 6 s to the first step of a GPT of 4 blocks.  A third compares what was captured with
         the model itself.
         """
+        with uncollected():
+            import_tracer()
         evaluates = bool(self.sampler.held_out)
         new = evaluates and not self.planned
         with (
