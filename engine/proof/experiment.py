@@ -3,8 +3,8 @@
 A candidate splits dims of equal size in some inputs, or makes some inputs partial sums; each rank
 of 2 and of 3 runs the op on its pieces, and what they make says how the outputs lie.  A row is
 found if that is so for every size and every kind of numbers: sizes that do not divide, ties, zeros,
-both signs.  Integers that spell the split size are tried as they are, then replaced by the local
-length.
+both signs, values that equal a number among the arguments (ignore_index).  Integers that spell the
+split size are tried as they are, then replaced by the local length.
 
 Not tried: what draws random numbers, writes into its inputs, or makes outputs whose shape depends
 on values; what does not run on small tensors of the CPU.
@@ -26,6 +26,7 @@ from flowrun.engine.ops.signature import (
     Call,
     Signature,
     argument_names,
+    bind,
     rebound,
     torch_callable,
 )
@@ -46,6 +47,7 @@ PALETTES = (
 )
 MOST_ELEMENTS = 1 << 16  # of a tensor that an experiment makes
 MOST_CANDIDATES = 400  # layouts of inputs
+MOST_MARKS = 8  # numbers among the arguments that values are made to equal
 MOST_TENSORS = 16  # inputs of an op that is tried
 MOST_LINEAR = 4  # float inputs of an op whose partial sums are tried in every combination
 
@@ -126,6 +128,16 @@ class Trial:
         made = run(call, dict(zip(self.op.inputs, inputs, strict=True)))
         return tuple(value if isinstance(value, torch.Tensor) else None for value in made)
 
+    def _again(self) -> Made:
+        """Made of the same numbers anew; some ops take no other order in memory."""
+        call = rebound(self.op)
+        try:
+            return self.call(
+                call, [x.mT.contiguous().mT if x.dim() > 1 else x for x in self.inputs]
+            )
+        except Exception:
+            return self.call(call, self.inputs)
+
     @property
     def runs(self) -> bool:
         """True if the op takes the numbers."""
@@ -136,11 +148,14 @@ class Trial:
 
     @property
     def tells(self) -> bool:
-        """True if the op takes the numbers, makes the same of them twice, and numbers at that."""
+        """True if the op takes the numbers, makes the same of them twice, and numbers at that.
+
+        The second time they lie in memory in another order, which pieces may do too.
+        """
         try:
-            again = self.call(rebound(self.op), self.inputs)
             if len(self.made) != len(self.form.used):
                 return False
+            again = self._again()
             pairs = [(a, b) for a, b in zip(self.made, again, strict=True) if a is not None]
             alike_twice = all(b is not None and alike(a, b) for a, b in pairs)
         except Exception:
@@ -162,7 +177,17 @@ def _trials(form: CallForm) -> Iterator[Trial]:
         draws.insert(0, Draw("mixed", max(1, least // max(PARTS))))
         if form.has_positions:
             draws.append(Draw("mixed", least, ordered=True))
+        draws += [Draw("mixed", least, mark=mark) for mark in _marks(form, sizes)]
         yield from _telling(form, sizes, draws)
+
+
+def _marks(form: CallForm, sizes: Sizes) -> list[int | float]:
+    """Numbers that the op is given beside tensors, defaults too: it may compare values with them,
+    as ignore_index, padding_idx and threshold do.  A trial that the op does not take is dropped.
+    """
+    given = bind(form.op(sizes)).values()
+    numbers = [n for n in given if type(n) in (int, float) and math.isfinite(n)]
+    return list(dict.fromkeys(numbers))[:MOST_MARKS]
 
 
 def _telling(form: CallForm, sizes: Sizes, draws: Sequence[Draw]) -> list[Trial]:

@@ -37,6 +37,16 @@ def _wide(shape: Shape, random: torch.Generator) -> torch.Tensor:
     return _mixed(shape, random) * 10 ** (6 * torch.rand(shape, generator=random).double() - 3)
 
 
+def _large(shape: Shape, random: torch.Generator) -> torch.Tensor:
+    """Around a million: beyond bounds that an op may cut at."""
+    return _mixed(shape, random) * 1e6
+
+
+def _equal(shape: Shape, random: torch.Generator) -> torch.Tensor:
+    """The same number all along the last dim."""
+    return _mixed((*shape[:-1], 1) if shape else shape, random).expand(shape).contiguous()
+
+
 def _definite(shape: Shape, random: torch.Generator) -> torch.Tensor:
     """Square matrices are symmetric and positive definite."""
     x = _mixed(shape, random)
@@ -50,6 +60,8 @@ FLOATS: Mapping[str, Floats] = {
     "ties": _ties,
     "positive": _positive,
     "wide": _wide,
+    "large": _large,
+    "equal": _equal,
     "definite": _definite,
 }
 
@@ -61,15 +73,24 @@ class Draw:
     floats: of FLOATS.  below: integers are smaller, so that they are positions of any dim; ordered:
     they rise from 0 in even steps, as offsets do.
     wide: floats are float64, complex numbers complex128, whatever the op has.
+    mark: about a third of all numbers are this one, where the dtype has it; None: as they fall.
     """
 
     floats: str
     below: int
     wide: bool = True
     ordered: bool = False
+    mark: int | float | None = None
 
     def value(self, shape: Shape, dtype: torch.dtype, seed: int) -> torch.Tensor:
         """One input's."""
+        made = self._drawn(shape, dtype, seed)
+        if self.mark is None or not _has(dtype, self.mark):
+            return made
+        random = torch.Generator().manual_seed(1000 + seed)
+        return made.masked_fill_(torch.rand(shape, generator=random) < 1 / 3, self.mark)
+
+    def _drawn(self, shape: Shape, dtype: torch.dtype, seed: int) -> torch.Tensor:
         random = torch.Generator().manual_seed(1 + seed)
         make = FLOATS[self.floats]
         if dtype.is_floating_point:
@@ -85,3 +106,11 @@ class Draw:
             steps = torch.linspace(first, max(self.below - 1, first), max(*shape[-1:], 1))
             return steps.long().expand(shape or (1,)).reshape(shape).to(dtype)
         return torch.randint(first, max(self.below, first + 1), shape, generator=random).to(dtype)
+
+
+def _has(dtype: torch.dtype, number: int | float) -> bool:
+    if dtype.is_floating_point:
+        return True
+    if dtype.is_complex or dtype == torch.bool:
+        return False
+    return number == int(number) and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max

@@ -142,3 +142,95 @@ def test_a_prover_that_never_cuts_unevenly_finds_no_split(monkeypatch: pytest.Mo
 def test_a_form_is_read_as_it_is_printed(form: CallForm, text: str) -> None:
     assert str(form) == text
     assert parse_form(text, dict(form.sizes)) == form
+
+
+# ---- ops that would seem to hold on ordinary numbers ---------------------------------------------
+
+
+def _counted(x: torch.Tensor, ids: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    """A mean over what is not ignored."""
+    kept = ids != ignore_index
+    return (x * kept).sum() / kept.sum().clamp(min=1)
+
+
+def _padded(ids: torch.Tensor, padding_idx: int) -> torch.Tensor:
+    """0, 1, 2 … along all rows where an id is padding; a sum over ranks is right without any."""
+    return (ids == padding_idx).to(torch.float64) * torch.arange(ids.shape[0])[:, None]
+
+
+def _cut(x: torch.Tensor, most: float) -> torch.Tensor:
+    return torch.where(x == most, x * x, x)
+
+
+def _far(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-1e4, 1e4)
+
+
+def _in_memory(x: torch.Tensor) -> torch.Tensor:
+    return x * x.stride(0)
+
+
+class _Counter:
+    calls = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def _own_op(name: str, function: Any, schema: str) -> str:
+    op = torch.library.custom_op(f"found_rows::{name}", function, mutates_args=(), schema=schema)
+    return f"{op._qualname.replace('::', '.')}.default"
+
+
+IDS = torch.tensor([[0, 1, 2, 3, 1, 0]]).expand(8, 6)
+ROWS_BOTH = {"S(0) -> S(0)", "S(1) -> S(1)"}
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "schema", "inputs", "rows"),
+    [
+        ("counted", _counted, "(Tensor x, Tensor ids, int ignore_index=-100) -> Tensor",
+         (R(8, 6), IDS), {"P, B -> P"}),
+        ("counted_1", _counted, "(Tensor x, Tensor ids, int ignore_index=-100) -> Tensor",
+         (R(8, 6), IDS, 1), {"P, B -> P"}),
+        ("counted_255", _counted, "(Tensor x, Tensor ids, int ignore_index=-100) -> Tensor",
+         (R(8, 6), IDS.to(torch.uint8), 255), {"P, B -> P"}),
+        ("padded", _padded, "(Tensor ids, int padding_idx) -> Tensor",
+         (IDS, -1), {"S(1) -> S(1)"}),
+        ("cut", _cut, "(Tensor x, float most) -> Tensor", (R(8, 6), 3.5), ROWS_BOTH),
+        ("far", _far, "(Tensor x) -> Tensor", (R(8, 6),), ROWS_BOTH),
+        ("in_memory", _in_memory, "(Tensor x) -> Tensor", (R(8, 6),), set()),
+        ("counter", _Counter(), "(Tensor x) -> Tensor", (R(8, 6),), set()),
+        ("along", lambda x: x.cumsum(0), "(Tensor x) -> Tensor", (R(8, 6),),
+         {"S(1) -> S(1)", "P -> P"}),
+        ("placed", lambda x: x + torch.arange(len(x)).to(x)[:, None], "(Tensor x) -> Tensor",
+         (R(8, 6),), {"S(1) -> S(1)"}),
+        ("sorted", lambda x: x.argsort(0), "(Tensor x) -> Tensor", (R(8, 6),), {"S(1) -> S(1)"}),
+        ("drawn", lambda x: x * torch.rand_like(x), "(Tensor x) -> Tensor", (R(8, 6),), set()),
+        ("mean", lambda x: x.mean(0), "(Tensor x) -> Tensor", (R(8, 6),),
+         {"S(0) -> P | mean 0", "S(1) -> S(0)", "P -> P"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
+)  # fmt: skip
+def test_no_wrong_row_of_a_custom_op_is_found(
+    name: str, function: Any, schema: str, inputs: tuple[Any, ...], rows: set[str]
+) -> None:
+    assert found(first_form(_own_op(name, function, schema), *inputs)) == rows
+
+
+def test_a_prover_without_the_ops_own_numbers_would_find_a_wrong_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schema = "(Tensor x, Tensor ids, int ignore_index=-100) -> Tensor"
+    form = first_form(_own_op("unmarked", _counted, schema), R(8, 6), IDS)
+    monkeypatch.setattr(experiment_module, "_marks", lambda form, sizes: [])
+    assert "S(0), S(0) -> P | mean 0" in found(form)
+
+
+def test_what_a_custom_op_writes_into_is_not_tried() -> None:
+    def scale(x: torch.Tensor) -> None:
+        x.mul_(2)
+
+    op = torch.library.custom_op("found_rows::scale", scale, mutates_args=("x",))
+    assert not experiment_module.is_tried(f"{op._qualname.replace('::', '.')}.default")
