@@ -23,6 +23,7 @@ model: {inputs: 8, hidden: 16, outputs: 4}
 data: {_target_: samples.Samples}
 placement: {axes: {tensor: 2}}
 eval: {fraction: 0.25, batches: 2}
+engine: {check_capture: false}  # tests of it are elsewhere; a second of each start
 train: {batch_size: 8, micro_batches: 2, steps: 4}
 """
 
