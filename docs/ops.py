@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import torch  # noqa: E402
 
 from flowrun.engine.errors import FlowrunError  # noqa: E402
-from flowrun.engine.proof.kept_rows import SHIPPED, kept_rows, read_rows, write_rows  # noqa: E402
+from flowrun.engine.proof.kept_rows import SHIPPED, kept_rows, rows_text, shipped_rows  # noqa: E402
 from support.layouts import compiled, virtual_run  # noqa: E402
 from support.plain_loop import plain_loop  # noqa: E402
 from support.survey import CASES, verdict  # noqa: E402
@@ -89,7 +89,7 @@ def main(names: list[str]) -> None:
         rows[name] = row(name)
         print(" | ".join(rows[name]), flush=True)
         write(rows)
-        write_rows(SHIPPED, {**read_rows(SHIPPED), **kept_rows(None).own})
+        SHIPPED.write_text(rows_text({**shipped_rows(), **kept_rows(None).own}))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 Capture runs each time.  The key of a plan is what the compiler is given: the captured graph, the
 strategy with the hardware, flowrun's own engine, torch and Python, all by their content
-(digest.py), so that a plan can only be found by what it was made of.  A file begins with the
-sha256 of the rest, which is looked at before anything is unpickled.  The folder,
-$XDG_CACHE_HOME/flowrun or ~/.cache/flowrun, must be the user's own: a pickle runs what its writer
-likes.
+(digest.py), so that a plan can only be found by what it was made of.  The folder,
+$XDG_CACHE_HOME/flowrun or ~/.cache/flowrun, and its files must be the user's own and unbroken
+(engine/own_files.py): a pickle runs what its writer likes.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import stat
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -26,6 +23,7 @@ import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.own_files import Unusable, own_folder, read_own, write_own
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.update_trace import behaviour
@@ -34,11 +32,6 @@ from flowrun.launcher.digest import Undigested, digest
 MOST_FILES, MOST_BYTES = 100, 1 << 29  # what the folder may hold; the longest unused goes first
 _SUFFIX = ".plan"
 _ENGINE = Path(__file__).resolve().parents[1] / "engine"
-_CHECKSUM_BYTES = hashlib.sha256().digest_size
-
-
-class _Unusable(Exception):
-    """Of a file or a folder: why nothing is read there."""
 
 
 class PlanCache:
@@ -59,11 +52,11 @@ class PlanCache:
             return make()
         try:
             key = digest(kind, made_of, _made_by())
-            file = _own_folder() / f"{kind}-{key[:32]}{_SUFFIX}"
+            file = own_folder(folder()) / f"{kind}-{key[:32]}{_SUFFIX}"
         except Undigested as error:
             self._note(f"no plan is kept: a {error} does not show what it is made of")
             return make()
-        except (_Unusable, OSError, RuntimeError) as error:
+        except (Unusable, OSError, RuntimeError) as error:
             self._note(f"no plan is kept: {_reason(error)}")
             return make()
         return self._read(file) or self._made(file, make)
@@ -71,14 +64,15 @@ class PlanCache:
     def _made(self, file: Path, make: Callable[[], Rehearsed]) -> Rehearsed:
         made = make()
         try:
-            _write(file, made)
+            write_own(file, pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL))
+            _tidy(file.parent)
         except Exception as error:  # of the disk, or of a function that cannot be pickled
             self._note(f"no plan is kept: {_reason(error)}")
         return made
 
     def _read(self, file: Path) -> Rehearsed | None:
         try:
-            found: Rehearsed = pickle.loads(_content(file))
+            found: Rehearsed = pickle.loads(read_own(file))
             os.utime(file)
             return found
         except FileNotFoundError:
@@ -96,12 +90,14 @@ class PlanCache:
 def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[Any, ...]:
     """What a plan of captured graphs is made of, as values: rows of ops as they are known now, and
     an optimizer's function by what it does.
+
+    Tables that the user gives count where an op has one; an optimizer's function may hold others.
     """
     known = tuple(find_rows(graph, strategy) for graph in graphs)
     optimizer = strategy.optimizer
     bare = replace(strategy, kept_rows=None, optimizer=replace(optimizer, function=None))
     if optimizer.function is None:
-        return known, bare
+        return known, replace(bare, signatures=())
     parameters = [
         (graph.tensors[v.tensor], optimizer.settings(v.name))
         for graph in graphs
@@ -109,6 +105,11 @@ def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[Any, ...]:
         if v.kind == "parameter"
     ]
     return known, bare, behaviour(optimizer.function, parameters)
+
+
+def found_rows_file(used: bool) -> Path | None:
+    """Where rows that are found by experiment are kept; None: nowhere."""
+    return folder() / "found_rows" if used else None
 
 
 def folder() -> Path:
@@ -128,44 +129,6 @@ def _made_by() -> tuple[str, ...]:
     return hashed.hexdigest(), str(torch.__version__), str(torch.version.git_version), sys.version
 
 
-def _own_folder() -> Path:
-    """The folder, made if need be.  Raises _Unusable where somebody else can write into it."""
-    where = folder()
-    where.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_own(where, os.stat(where))
-    return where
-
-
-def _check_own(path: Path, found: os.stat_result) -> None:
-    if found.st_uid != os.geteuid():
-        raise _Unusable(f"{path} belongs to another user (uid {found.st_uid})")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _Unusable(f"others may write to {path} (mode {stat.S_IMODE(found.st_mode):o})")
-
-
-def _content(file: Path) -> bytes:
-    """The pickle in a file.  Raises _Unusable if it is not as it was written."""
-    with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:
-        _check_own(file, os.fstat(opened.fileno()))
-        checksum, content = opened.read(_CHECKSUM_BYTES), opened.read()
-    if hashlib.sha256(content).digest() != checksum:
-        raise _Unusable(f"{file} is broken: its checksum does not fit")
-    return content
-
-
-def _write(file: Path, made: Rehearsed) -> None:
-    content = pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as opened:  # of mode 600
-        try:
-            opened.write(hashlib.sha256(content).digest() + content)
-            opened.flush()
-            os.replace(opened.name, file)
-        except OSError:
-            os.unlink(opened.name)
-            raise
-    _tidy(file.parent)
-
-
 def _tidy(where: Path) -> None:
     """Keep within the limits."""
     kept = sorted(where.glob(f"*{_SUFFIX}"), key=lambda file: -file.stat().st_mtime)
@@ -177,4 +140,4 @@ def _tidy(where: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, _Unusable) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"

@@ -10,6 +10,7 @@ import torch
 from flowrun.engine.cost import fusion
 from flowrun.engine.strategy import Auto, LossScale, Preparation, Recompute, Strategy, Zero
 from flowrun.launcher.optimizer import optimizer_of
+from flowrun.launcher.plan_cache import found_rows_file
 from flowrun.launcher.profile import rank_hardware, shares_memory
 from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, STEP, Recipe
 from flowrun.launcher.signatures import tables_of
@@ -57,6 +58,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         hardware=rank_hardware(recipe),
         shared_memory=shares_memory(recipe),
         signatures=tables_of(recipe.signatures),
+        kept_rows=found_rows_file(recipe.engine.cache),
     )
 
 

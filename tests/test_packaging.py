@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP = ("conf", "engine", "launcher", "models", "recipes")
+TOP = ("conf", "engine", "launcher", "models", "recipes", "testing")
 
 
 def test_every_folder_with_code_is_a_listed_package() -> None:

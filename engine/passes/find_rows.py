@@ -14,7 +14,7 @@ from flowrun.engine.ops import registry
 from flowrun.engine.ops.traits import is_engines
 from flowrun.engine.proof.call_form import MOST_READINGS, CallForm, call_forms
 from flowrun.engine.proof.experiment import is_tried
-from flowrun.engine.proof.kept_rows import kept_rows
+from flowrun.engine.proof.kept_rows import TORCH, kept_rows, shipped_rows
 from flowrun.engine.strategy import Strategy
 
 ANNOUNCED_S = 1.0  # experiments that take longer are noted
@@ -44,7 +44,8 @@ def find_rows(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         for op in graph.ops
     )
     took = kept.seconds - before
-    notes = (f"trying ops without a table took {took:.1f} s, once",) if took > ANNOUNCED_S else ()
+    why = "" if shipped_rows() else f", as no found rows ship for {TORCH}"
+    notes = (f"trying ops without a table took {took:.1f} s{why}",) if took > ANNOUNCED_S else ()
     return replace(graph, ops=ops, notes=(*graph.notes, *notes))
 
 

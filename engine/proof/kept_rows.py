@@ -1,14 +1,15 @@
 """kept_rows: found rows on disk, by the text of a call form.
 
-`found_rows.json`, beside this file, ships with the project; what it lacks is tried once and kept in
-a file of the user's own.  Both hold for one release of torch: with another, ops are tried anew.
+`found_rows.json`, beside this file, ships with the project, for one minor release of torch; what it
+lacks is tried once and kept in a file of the user's own, for one build of torch and this prover.
+With others, ops are tried anew.  Only rows of torch's own ops are kept: the code of others may
+change from run to run.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,13 @@ import torch
 
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.ops.table import FoundRow, FoundTable, parse_found
+from flowrun.engine.own_files import Unusable, own_folder, read_own, write_own
 from flowrun.engine.proof.call_form import CallForm
 from flowrun.engine.proof.in_child import experiments
 from flowrun.engine.sbp import Split
 
 SHIPPED = Path(__file__).with_name("found_rows.json")
-TORCH = ".".join(torch.__version__.split(".")[:2])
+TORCH = "torch " + ".".join(torch.__version__.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +49,34 @@ def _entry(texts: Sequence[str]) -> Entry:
 Entries = Mapping[str, Entry]  # by the text of the form
 
 
-def read_rows(file: Path) -> dict[str, Entry]:
-    """Entries of a file; none if it is missing or of another release of torch.
-
-    Raises ValueError if it is broken.
-    """
-    if not file.exists():
-        return {}
-    read = json.loads(file.read_text())
-    if read.get("torch") != TORCH:
+def read_rows(text: str, holds_for: str = TORCH) -> dict[str, Entry]:
+    """Entries of a text; none if it holds for another torch.  Raises ValueError if it is broken."""
+    read = json.loads(text)
+    if read.get("holds_for") != holds_for:
         return {}
     return {key: _entry(texts) for key, texts in read["rows"].items()}
 
 
-def write_rows(file: Path, entries: Entries) -> None:
-    """A file that a person can read: one form a line, its sizes and rows behind it."""
-    lines = (f"  {json.dumps(k)}: {json.dumps(entries[k].texts())}" for k in sorted(entries))
-    inside = ",\n".join(lines)
-    text = f'{{"torch": "{TORCH}", "rows": {{\n{inside}\n}}}}\n'
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as opened:
-        opened.write(text)
-    os.replace(opened.name, file)
+def rows_text(entries: Entries, holds_for: str = TORCH) -> str:
+    """What a person can read: one form of torch's a line, its sizes and rows behind it."""
+    kept = sorted(key for key in entries if key.startswith("aten."))
+    inside = ",\n".join(f"  {json.dumps(k)}: {json.dumps(entries[k].texts())}" for k in kept)
+    return f'{{"holds_for": {json.dumps(holds_for)}, "rows": {{\n{inside}\n}}}}\n'
+
+
+@cache
+def _prover() -> str:
+    """The build of torch and the files by which rows are found."""
+    hashed = hashlib.sha256()
+    for file in (*sorted(SHIPPED.parent.glob("*.py")), SHIPPED.parents[1] / "ops" / "table.py"):
+        hashed.update(file.read_bytes())
+    return f"torch {torch.__version__}, prover {hashed.hexdigest()}"
 
 
 @cache
 def shipped_rows() -> Entries:
-    """Those of the project."""
-    return read_rows(SHIPPED)
+    """Those of the project; none with another release of torch."""
+    return read_rows(SHIPPED.read_text()) if SHIPPED.exists() else {}
 
 
 @dataclass
@@ -92,8 +94,8 @@ class KeptRows:
     def __post_init__(self) -> None:
         if self.file is not None:
             try:
-                self.own.update(read_rows(self.file))
-            except (ValueError, KeyError, OSError):
+                self.own.update(read_rows(read_own(self.file).decode(), _prover()))
+            except (Unusable, ValueError, KeyError, OSError):
                 self.own.clear()  # written anew with the next experiment
 
     def learn(self, forms: Iterable[CallForm]) -> None:
@@ -130,8 +132,9 @@ class KeptRows:
     def _write(self) -> None:
         if self.file is not None:
             try:
-                write_rows(self.file, self.own)
-            except OSError:
+                own_folder(self.file.parent)
+                write_own(self.file, rows_text(self.own, _prover()).encode())
+            except (Unusable, OSError):
                 self.file = None  # no place to keep them: the next run tries again
 
 

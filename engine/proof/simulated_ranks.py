@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from flowrun.engine.ops import (
 )
 from flowrun.engine.ops.signature import Call, LocalView, NdSignature, torch_callable
 from flowrun.engine.placement import Shape, local_slices, split_range
-from flowrun.engine.sbp import NdSbp, Partial, Sbp, Split
+from flowrun.engine.sbp import NdSbp, Partial, Sbp, Split, format_nd_sbp
 
 Grid = tuple[int, ...]
 Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank there holds
@@ -212,8 +212,9 @@ _REDUCE: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 
 
 def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal but for rounding: 1e-9 of the largest number in float64, 1e-5 in float32; exactly in
-    integers.  What is no number, or infinite, stands in the same places.
+    """Equal but for rounding: 1e-9 of the largest number in float64, 1e-5 in float32, some units of
+    the last place in narrower ones; exactly in integers.  What is no number, or infinite, stands in
+    the same places.
     """
     if a.shape != b.shape:
         return False
@@ -221,7 +222,7 @@ def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
         return alike(torch.view_as_real(a), torch.view_as_real(b))
     if not a.dtype.is_floating_point or not a.numel():
         return bool(torch.equal(a, b))
-    tolerance = 1e-9 if a.dtype == torch.float64 else 1e-5
+    tolerance = 1e-9 if a.dtype == torch.float64 else max(1e-5, 8 * torch.finfo(a.dtype).eps)
     apart = float((a - b).abs().max())
     if math.isfinite(apart):
         return apart <= tolerance * (1 + float(b.abs().max()))
@@ -235,10 +236,13 @@ def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def row_holds(given: Sample, row: NdSignature, grid: Grid) -> bool:
     """True if the row, with its expansion where it has one, makes what the op makes whole."""
+    return not row_failure(given, row, grid)
+
+
+def row_failure(given: Sample, row: NdSignature, grid: Grid) -> str:
+    """Why the row does not hold; empty if it does."""
     op = given.op
-    signed = Op(
-        op.name, op.target, op.args, op.kwargs, op.outputs, in_sbp=row.inputs, out_sbp=row.outputs
-    )
+    signed = replace(op, in_sbp=row.inputs, out_sbp=row.outputs)
     tensors = given.tensors
     ops: tuple[Op, ...] = (signed,)
     if expansions.needs_expansion(signed, tensors):
@@ -246,15 +250,21 @@ def row_holds(given: Sample, row: NdSignature, grid: Grid) -> bool:
         tensors.update({tensor.name: tensor for tensor in made})
     try:
         pieces = run_ops(ops, tensors, given.values, grid)
-    except FAILURES:
-        return False
+    except FAILURES as error:
+        return f"{type(error).__name__}: {error}"
     for name, value, nd_sbp in zip(op.outputs, given.made, row.outputs, strict=True):
         if name is None or value is None:
             continue
         whole = put_together(pieces[name], nd_sbp, grid, tuple(value.shape))
-        if whole is None or not alike(whole, value):
-            return False
-    return True
+        assert whole is not None  # run_ops looks at that
+        if not alike(whole, value):
+            return f"Output {name}: {_difference(whole, value)}"
+    return ""
+
+
+def _difference(whole: torch.Tensor, value: torch.Tensor) -> str:
+    apart = (whole.to(torch.complex128) - value.to(torch.complex128)).abs()
+    return f"shape {tuple(value.shape)}, differs by up to {float(apart.max()):.3g}."
 
 
 def run_ops(
@@ -277,7 +287,11 @@ def run_ops(
             if name is not None:
                 whole = put_together(made[name], nd_sbp, grid, tensors[name].shape)
                 if whole is None:
-                    raise ValueError(f"{op.name}: {name} is not {nd_sbp}")
+                    held = ", ".join(str(tuple(piece.shape)) for piece in made[name].values())
+                    raise ValueError(
+                        f"output {name} is not {format_nd_sbp(nd_sbp)}: pieces {held} are unlike "
+                        f"each other, or are no pieces of {tensors[name].shape}"
+                    )
                 wholes[name] = whole
     return made
 

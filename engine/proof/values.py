@@ -43,8 +43,12 @@ def _large(shape: Shape, random: torch.Generator) -> torch.Tensor:
 
 
 def _equal(shape: Shape, random: torch.Generator) -> torch.Tensor:
-    """The same number all along the last dim."""
-    return _mixed((*shape[:-1], 1) if shape else shape, random).expand(shape).contiguous()
+    """A vector is one number; of a matrix the first row is: were all so, it would be singular."""
+    x = _mixed(shape, random)
+    if shape:
+        row = x[..., 0, :] if len(shape) > 1 else x
+        row.copy_(row[..., :1].clone().expand_as(row))
+    return x
 
 
 def _definite(shape: Shape, random: torch.Generator) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 
 from flowrun.engine import compile as compiler
 from flowrun.engine.compile import Rehearsed
+from flowrun.engine.own_files import Unusable, read_own
 from flowrun.launcher import job as jobs
 from flowrun.launcher import plan_cache, weights
 from flowrun.launcher.job import Job
@@ -252,8 +253,8 @@ def test_every_flipped_bit_is_found(kept: tuple[Maker, Path]) -> None:
         broken = bytearray(whole)
         broken[bit // 8] ^= 1 << bit % 8
         file.write_bytes(broken)
-        with pytest.raises(plan_cache._Unusable, match="checksum"):
-            plan_cache._content(file)
+        with pytest.raises(Unusable, match="checksum"):
+            read_own(file)
     file.write_bytes(whole)
     maker.plan()
     assert maker.made == 1

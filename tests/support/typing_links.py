@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PACKAGES = ("conf", "engine", "launcher", "models", "recipes")
+PACKAGES = ("conf", "engine", "launcher", "models", "recipes", "testing")
 
 
 def main() -> None:

@@ -1,35 +1,144 @@
-"""The rows that ship are proved again, and a wrong one is told."""
+"""The rows that ship are proved again, a wrong one is told, and what is kept is a user's own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+import torch
 
-from flowrun.engine.ops.table import parse_found
-from flowrun.engine.proof.call_form import parse_form
+from flowrun.engine.ops.table import FoundRow, parse_found
+from flowrun.engine.own_files import read_own, write_own
+from flowrun.engine.proof import kept_rows as module
+from flowrun.engine.proof.call_form import CallForm, parse_form
 from flowrun.engine.proof.in_child import experiments
-from flowrun.engine.proof.kept_rows import SHIPPED, TORCH, Entry, read_rows, write_rows
+from flowrun.engine.proof.kept_rows import (
+    SHIPPED,
+    TORCH,
+    Entry,
+    KeptRows,
+    read_rows,
+    rows_text,
+    shipped_rows,
+)
 
-SHIPPED_ROWS = read_rows(SHIPPED)
-SAMPLE = sorted(SHIPPED_ROWS)[::12]
+SAMPLE = sorted(shipped_rows())[::12]
+HARDSWISH = "aten.hardswish.default(float[a,b])"  # has a table by hand, so it does not ship
+BOTH = (parse_found("S(0) -> S(0)"), parse_found("S(1) -> S(1)"))
 
 
-@pytest.mark.skipif(not SHIPPED_ROWS, reason=f"rows for torch {TORCH} do not ship")
+def form(key: str) -> CallForm:
+    return parse_form(key, {"a": 6, "b": 8})
+
+
+def untrue(entries: dict[str, Entry]) -> list[str]:
+    """Forms whose rows are not those that hold."""
+    found = experiments([parse_form(key, entry.sizes) for key, entry in entries.items()])
+    return [
+        key for (key, entry), rows in zip(entries.items(), found, strict=True)
+        if set(entry.rows) != set(rows)
+    ]  # fmt: skip
+
+
+def test_rows_ship_for_the_torch_that_made_them() -> None:
+    text = SHIPPED.read_text()
+    made_with = text.split('"')[3]
+    assert len(read_rows(text, made_with)) > 100
+    assert bool(shipped_rows()) == (made_with == TORCH)
+
+
+@pytest.mark.skipif(not SAMPLE, reason=f"rows for {TORCH} do not ship")
 def test_a_sample_of_the_rows_that_ship_holds() -> None:
-    forms = [parse_form(key, SHIPPED_ROWS[key].sizes) for key in SAMPLE]
-    for key, rows in zip(SAMPLE, experiments(forms), strict=True):
-        assert set(SHIPPED_ROWS[key].rows) == set(rows), key
+    assert untrue({key: shipped_rows()[key] for key in SAMPLE}) == []
 
 
-def test_a_planted_row_is_no_row_that_holds() -> None:
-    key, planted = "aten.glu.default(float[a,b], 1)", parse_found("S(1) -> S(1)")
-    (rows,) = experiments([parse_form(key, {"a": 6, "b": 8})])
-    assert planted not in rows
+@pytest.mark.skipif(not SAMPLE, reason=f"rows for {TORCH} do not ship")
+def test_a_row_planted_in_the_file_that_ships_is_told() -> None:
+    key = next(key for key in SAMPLE if len(shipped_rows()[key].rows) > 1)
+    good = shipped_rows()[key]
+    first = good.rows[0]
+    wrong = replace(first, means=(0,) if not first.means else ())
+    text = rows_text({key: replace(good, rows=(wrong, *good.rows[1:]))})
+    assert untrue(read_rows(text)) == [key]
 
 
-def test_what_is_kept_is_read_as_it_was_written(tmp_path: object) -> None:
-    from pathlib import Path
-
-    file = Path(str(tmp_path)) / "rows.json"
+def test_what_is_kept_is_read_as_it_was_written() -> None:
     rows = (parse_found("B, S(0) -> S(0) | local n, size[1] | mean 0"), parse_found("P, B -> P"))
-    write_rows(file, {"aten.x.default(float[a,b])": Entry({"a": 6, "b": 8}, rows)})
-    assert read_rows(file) == {"aten.x.default(float[a,b])": Entry({"a": 6, "b": 8}, rows)}
+    entries = {"aten.x.default(float[a,b])": Entry({"a": 6, "b": 8}, rows)}
+    assert read_rows(rows_text(entries)) == entries
+    assert read_rows(rows_text(entries, "torch 2.99")) == {}
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Forms that were tried."""
+    names: list[str] = []
+
+    def spy(forms: Sequence[CallForm]) -> list[tuple[FoundRow, ...]]:
+        names.extend(map(str, forms))
+        return [BOTH for _ in forms]
+
+    monkeypatch.setattr(module, "experiments", spy)
+    return names
+
+
+def learn(file: Path | None, key: str = HARDSWISH) -> KeptRows:
+    kept = KeptRows(file)
+    kept.learn([form(key)])
+    assert kept.table([form(key)]) is not None
+    return kept
+
+
+def test_the_next_run_tries_nothing(tmp_path: Path, tried: list[str]) -> None:
+    learn(tmp_path / "found_rows")
+    learn(tmp_path / "found_rows")
+    assert tried == [HARDSWISH]
+
+
+@pytest.mark.parametrize("kind", ["damaged", "written by others", "another prover", "a link"])
+def test_what_cannot_be_trusted_is_tried_anew(
+    kind: str, tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "found_rows"
+    learn(file)
+    if kind == "damaged":
+        file.write_bytes(file.read_bytes().replace(b"S(1) -> S(1)", b"S(1) -> S(0)"))
+    elif kind == "written by others":
+        file.chmod(0o666)
+    elif kind == "a link":
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    else:
+        monkeypatch.setattr(module, "_prover", lambda: "another")
+    learn(file)
+    assert tried == [HARDSWISH, HARDSWISH]
+    learn(file)  # and kept again
+    assert len(tried) == 2
+
+
+def test_nothing_is_kept_in_a_folder_that_others_write_to(tmp_path: Path, tried: list[str]) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    learn(folder / "found_rows")
+    assert list(folder.iterdir()) == []
+
+
+def test_rows_of_custom_ops_do_not_outlive_the_process(tmp_path: Path, tried: list[str]) -> None:
+    def negate(x: torch.Tensor) -> torch.Tensor:
+        return -x
+
+    torch.library.custom_op("kept_rows::negate", negate, mutates_args=())
+    key = "kept_rows.negate.default(float[a,b])"
+    for _ in range(2):
+        learn(tmp_path / "found_rows", key)
+    assert tried == [key, key]
+    assert b"negate" not in read_own(tmp_path / "found_rows")
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    write_own(tmp_path / "x", b"content")
+    assert read_own(tmp_path / "x") == b"content"
+    assert [file.name for file in tmp_path.iterdir()] == ["x"]

@@ -1,0 +1,55 @@
+"""own_files: what is kept between runs, in files of the user's own.
+
+A file begins with the sha256 of the rest, which is looked at before anything is read; nobody else
+may own it or write to it, nor to its folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
+
+
+class Unusable(Exception):
+    """Of a file or a folder: why nothing is read there."""
+
+
+def own_folder(where: Path) -> Path:
+    """The folder, made if need be.  Raises Unusable where somebody else can write into it."""
+    where.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_own(where, os.stat(where))
+    return where
+
+
+def _check_own(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid():
+        raise Unusable(f"{path} belongs to another user (uid {found.st_uid})")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Unusable(f"others may write to {path} (mode {stat.S_IMODE(found.st_mode):o})")
+
+
+def read_own(file: Path) -> bytes:
+    """What write_own wrote.  Raises Unusable if it is so no more, OSError if it is not there."""
+    with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:
+        _check_own(file, os.fstat(opened.fileno()))
+        checksum, content = opened.read(_CHECKSUM_BYTES), opened.read()
+    if hashlib.sha256(content).digest() != checksum:
+        raise Unusable(f"{file} is broken: its checksum does not fit")
+    return content
+
+
+def write_own(file: Path, content: bytes) -> None:
+    """All of it or nothing."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as opened:  # of mode 600
+        try:
+            opened.write(hashlib.sha256(content).digest() + content)
+            opened.flush()
+            os.replace(opened.name, file)
+        except OSError:
+            os.unlink(opened.name)
+            raise
