@@ -33,6 +33,9 @@ class Initial(Mapping[str, Tensor]):
         value, dtype = source
         return value.detach().to(dtype, copy=True)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.sources  # Mapping's own would make the value
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.sources)
 

@@ -208,7 +208,8 @@ class Job:
         start = time.perf_counter()
         batches = [self.example, self._second_example()]
         batches = [rows_of_a_rank(batch, self.strategy) for batch in batches]
-        why = check_capture(self.task, batches, self.traced, self.initial)
+        here = self.device_type == "cpu"
+        why = check_capture(self.task, batches, self.traced, self.initial, here=here)
         return Check(time.perf_counter() - start, why)
 
     def _second_example(self) -> Batch:

@@ -16,6 +16,7 @@ from flowrun.engine.capture import Batch, Program, Task, Traced
 from flowrun.engine.capture_check.draws import Draws
 from flowrun.engine.capture_check.interpret import interpret
 from flowrun.engine.capture_check.state import State, has_changed, state_of, tensors_read
+from flowrun.engine.capture_errors import said_by
 from flowrun.engine.cost.op_cost import op_flops
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import LogicalGraph
@@ -32,6 +33,7 @@ _KEY = "engine.check_capture"
 # another formula, or another order of a sum, numbers differ by some roundings.
 _TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 5e-2}  # bytes of the narrowest type that computes
 _NOISE = 0.03  # of the tolerance, of all gradients: what is left of a gradient that cancels out
+_OF_ANY_BATCH = (NotImplementedError, RuntimeError, TypeError)  # not a class below: of values
 _CHANGE = 1.01  # between the calls, as an update would change weights
 
 
@@ -55,19 +57,25 @@ def why_unchecked(graph: LogicalGraph) -> str:
 
 
 def check_capture(
-    task: Task, batches: Sequence[Batch], traced: Traced, values: Mapping[str, Tensor]
+    task: Task,
+    batches: Sequence[Batch],
+    traced: Traced,
+    values: Mapping[str, Tensor],
+    *,
+    here: bool = True,
 ) -> str:
     """Raises RecipeError where the captured graph is not what the module computes.
 
-    batches: two micro-batches.  values: of every parameter and buffer.  The modules are changed:
-    call it in a process of its own.  Returns why nothing could be compared, or "".
+    batches: two micro-batches.  values: of every parameter and buffer.  here: the model trains on
+    the CPU, as it is called here.  The modules are changed: call it in a process of its own.
+    Returns why nothing could be compared, or "".
     """
     if why := why_unchecked(traced.graph):
         _check_state(task, batches, traced.effects)
         return why
     for name, tensor in task.tensors.items():
         tensor.data = values[name]
-    return _Comparison(task, batches, traced).run()
+    return _Comparison(task, batches, traced, here).run()
 
 
 def _check_state(task: Task, batches: Sequence[Batch], effects: Sequence[Effect]) -> None:
@@ -135,8 +143,9 @@ class _Outcome:
 class _Comparison:
     """Calls module and graph in turn."""
 
-    def __init__(self, task: Task, batches: Sequence[Batch], traced: Traced) -> None:
+    def __init__(self, task: Task, batches: Sequence[Batch], traced: Traced, here: bool) -> None:
         self.task = task
+        self.here = here
         self.batches = batches
         self.graph = traced.graph
         self.effects = traced.effects
@@ -253,17 +262,21 @@ class _Comparison:
         )
 
     def _failed(self, error: Exception, call: int) -> str:
-        """Why nothing could be compared.  Raises RecipeError for what the second call cannot."""
-        text = " ".join(str(error).split())
-        what = f"{type(error).__name__}: {text}"
+        """Why nothing could be compared.  Raises RecipeError for what the second call cannot, and
+        for what no step could that runs where this one does: values of the batch do not matter to
+        it.
+        """
+        what = said_by(error)
+        place = place_of(error)
+        at = f" ({place})" if place else ""
         if call and not isinstance(error, (IndexError, ValueError)):
-            place = place_of(error)
             raise RecipeError(
                 "model",
-                f"the model's second call fails in plain torch: {what}"
-                + (f" ({place})" if place else ""),
+                f"the model's second call fails in plain torch: {what}{at}",
                 "What forward keeps from a call must be detached (x.detach()).",
             )
+        if self.here and type(error) in _OF_ANY_BATCH and "alloc" not in what:
+            raise RecipeError("model", f"the model fails in plain torch, too: {what}{at}")
         return f"plain torch fails in a call of the model: {what}"
 
 

@@ -680,7 +680,7 @@ def _template(optim: str, layout: str) -> Any:
 
 @dataclass(frozen=True)
 class Outcome:
-    """kind: equal, refused, silent, traceback, midrun, unlocated, unplain (plain torch fails, and
+    """kind: equal, refused (or stopped where plain torch's loss is not finite), silent, traceback, midrun, unlocated, unplain (plain torch fails, and
     flowrun trains), broken (plain torch fails and flowrun refuses).
     """
 
@@ -833,7 +833,9 @@ def _outcome(model: Model, layout: str, folder: Path, reference: Reference) -> O
             warnings.simplefilter("ignore")
             run(recipe_in(model, layout), folder)
     except RunError as error:
-        return Outcome(layout, "broken" if reference.error else "midrun", _short(str(error)))
+        stops = not (reference.error or all(map(math.isfinite, reference.trained.losses)))
+        kind = "refused" if stops else "broken" if reference.error else "midrun"
+        return Outcome(layout, kind, _short(str(error)))
     except FlowrunError as error:
         text = str(error)
         if not error.where.strip() or any(word in text for word in NEVER):

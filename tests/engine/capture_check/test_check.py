@@ -377,3 +377,26 @@ def test_what_plain_torch_cannot_do_either_is_left_to_the_step() -> None:
     task, _ = traced(plain)
     task = replace(task, loss=functools.partial(out_of_range))
     assert "Target 4 is out of bounds" in compared(task, trace(task, BATCHES[0]))
+
+
+# ---- what plain torch cannot do ------------------------------------------------------------------
+
+
+def narrow_distances(net: Any, x: Tensor) -> Tensor:
+    return net(x) + torch.cdist(x.bfloat16(), x.bfloat16()).mean()  # torch has no kernel of it
+
+
+def test_what_no_call_can_do_is_refused_with_torchs_words_and_the_users_line() -> None:
+    task, found = traced(lambda net, x: narrow_distances(net.a, x))
+    values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}
+    with pytest.raises(RecipeError, match="fails in plain torch, too") as error:
+        check_capture(task, BATCHES, found, values)
+    assert "not implemented for 'BFloat16'" in error.value.problem
+    assert "test_check.py:" in error.value.problem
+
+
+def test_what_another_device_may_do_is_told_alone() -> None:
+    task, found = traced(lambda net, x: narrow_distances(net.a, x))
+    values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}
+    told = check_capture(task, BATCHES, found, values, here=False)
+    assert told.startswith("plain torch fails in a call of the model: NotImplementedError")
