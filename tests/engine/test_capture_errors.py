@@ -165,6 +165,51 @@ def test_what_dynamo_cannot_follow_is_told_with_what_to_write(
     assert error.problem.startswith("torch could not capture Net")
 
 
+@torch.library.custom_op("refused::double_", mutates_args=("x",))
+def double_(x: Tensor) -> None:
+    x.mul_(2)
+
+
+@torch.library.custom_op("refused::fill", mutates_args=("out",))
+def fill(x: Tensor, out: Tensor) -> Tensor:
+    out.copy_(x)
+    return x.sum(0)
+
+
+@fill.register_fake
+def _(x: Tensor, out: Tensor) -> Tensor:
+    return x.new_empty(x.shape[1:])
+
+
+def doubles(net: Any, x: Tensor) -> Tensor:
+    y = x.clone()
+    double_(y)
+    return net.a(y)
+
+
+def doubles_a_buffer(net: Any, x: Tensor) -> Tensor:
+    double_(net.running)
+    return net.a(x + net.running)
+
+
+def fills(net: Any, x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    return net.a(out + fill(x, out))
+
+
+@pytest.mark.parametrize(
+    ("forward", "name"),
+    [(doubles, "double_"), (doubles_a_buffer, "double_"), (fills, "fill")],
+)
+def test_a_custom_op_that_writes_into_its_arguments_is_refused_by_name(
+    forward: Forward, name: str
+) -> None:
+    error = refusal(forward)
+    assert f"the op refused.{name}.default, which writes into its arguments" in error.problem
+    assert "test_capture_errors.py" in error.problem
+    assert "return what it makes" in error.instead
+
+
 @pytest.mark.parametrize("made", [lambda y: {"logits": y}, lambda y: (y,), lambda y: None])
 def test_a_model_without_a_loss_is_asked_for_one(made: Callable[[Tensor], Any]) -> None:
     error = refusal(lambda net, x: made(net.a(x)), None)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+import torch
 
+from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.cost.op_cost import op_flops, op_seconds
 from flowrun.engine.errors import RecipeError, SbpError
-from flowrun.engine.graph import Op, Ref
+from flowrun.engine.graph import LogicalGraph, Op, Ref
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.signature import OpView, rows
-from flowrun.launcher.signatures import tables_of
+from flowrun.engine.ops.signature import Call, LocalView, OpView, rows
+from flowrun.engine.ops.table import GivenTable
+from flowrun.engine.placement import Placement, Shape
+from flowrun.engine.sbp import S
+from flowrun.engine.strategy import Strategy
+from flowrun.launcher.digest import Undigested, digest
+from flowrun.launcher.plan_cache import inputs
+from flowrun.launcher.signatures import GROUP, tables_of
 
+OP = Op("y", "my.op.default", (Ref("x"),), (), ("y",))
 HERE = "flowrun.engine.ops.pointwise.NONLINEAR"
 
 
@@ -42,3 +57,116 @@ def test_a_row_of_another_op_is_refused() -> None:
     table = type(table)(lambda view: ("S0 -> S0",), name="mine")  # type: ignore[call-arg]
     with pytest.raises(SbpError, match="reads 2 tensors"):
         table.rows(OpView(op, ((4,), (4,)), ((4,),), 2))
+
+
+# ---- entry points of installed packages ----------------------------------------------------------
+
+
+def negated(view: OpView) -> list[str]:
+    """Rows of an entry point."""
+    return ["S0 -> S0"]
+
+
+TABLE = GivenTable(negated, name="a package")
+NO_RULE = 3
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Installs a package with an entry point for my::op, beside this module."""
+
+    def install(attribute: str) -> None:
+        folder = tmp_path / "brings_rows-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: brings-rows\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(f"[{GROUP}]\nmy::op = rows_here:{attribute}\n")
+        monkeypatch.setitem(sys.modules, "rows_here", sys.modules[__name__])
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("attribute", "origin"),
+    [
+        ("negated", "given by entry point my::op = rows_here:negated"),
+        ("TABLE", "given by a package"),
+    ],
+)
+def test_an_installed_package_brings_rows(
+    attribute: str, origin: str, package: Callable[[str], None]
+) -> None:
+    package(attribute)
+    ((name, table),) = tables_of({})
+    assert (name, table.origin) == ("my::op", origin)
+    assert table.rows(OpView(OP, ((4, 6),), ((4, 6),), 2)) == rows("S0 -> S0")
+
+
+def test_a_recipe_goes_before_a_package(package: Callable[[str], None]) -> None:
+    package("negated")
+    ((_, table),) = tables_of({"my::op": {"_target_": HERE}})
+    assert table.origin == f"given by signatures.my::op ({HERE})"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "said"),
+    [("missing", "of brings-rows cannot be loaded: AttributeError"), ("NO_RULE", "is a int")],
+)
+def test_a_package_whose_rows_cannot_be_used_is_named(
+    attribute: str, said: str, package: Callable[[str], None]
+) -> None:
+    package(attribute)
+    with pytest.raises(RecipeError, match=said) as told:
+        tables_of({})
+    assert told.value.where == "signatures.my::op"
+
+
+# ---- what stands beside the rows -----------------------------------------------------------------
+
+
+def halved(view: LocalView) -> Call:
+    """A local program: the op over what this rank holds."""
+    return Call(torch.div, (Ref("x"), view.in_slices[0][0][1]))
+
+
+def measure(in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
+    """A cost."""
+    return float(sum(map(len, in_shapes)) + 0.5)
+
+
+def test_local_program_and_cost_are_those_that_the_recipe_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "rules_here", sys.modules[__name__])
+    here = "rules_here"
+    ((_, table),) = tables_of(
+        {
+            "my::op": {
+                "_target_": f"{here}.negated",
+                "local": f"{here}.halved",
+                "flops": f"{here}.measure",
+                "seconds": f"{here}.measure",
+            }
+        }
+    )
+    op = replace(
+        OP, target="aten.digamma.default", table=table, in_sbp=((S(0),),), out_sbp=((S(0),),)
+    )
+    pieces = (((2, 2), (0, 6)),)
+    call = registry.localize(LocalView(op, ((4, 6),), ((4, 6),), pieces, pieces))
+    assert call == Call(torch.div, (Ref("x"), 2))
+    assert op_flops(op, [(2, 6)], [(2, 6)]) == 2.5
+    hardware = Hardware()
+    assert op_seconds(op, [(2, 6)], [(2, 6)], {}, hardware) == 2.5 + hardware.op_s
+    (bare,) = (t for _, t in tables_of({"my::op": {"_target_": f"{here}.negated"}}))
+    assert (bare.flops([(2, 6)], []), bare.seconds([(2, 6)], [])) == (None, None)
+
+
+def test_a_plan_whose_op_has_rows_by_a_function_is_not_kept_and_the_others_are() -> None:
+    """Code of a function may change behind its name."""
+    table = tables_of({"my::op": {"_target_": HERE}})
+    graph = LogicalGraph((), {})
+    bare = Strategy((), (Placement((("data", 1),), (0,)),), signatures=table)
+    digest(inputs(bare, graph))
+    with pytest.raises(Undigested):
+        digest(inputs(bare, replace(graph, ops=(replace(OP, table=table[0][1]),))))
