@@ -141,7 +141,7 @@ def check_number(value: Any, row: str, where: str) -> None:
 
 def _check(value: Any, kind: Any, key: str, row: str) -> None:
     """key: where the value stands; row: the same with * inside of lists and mappings."""
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         for each in fields(kind):
             names = (f"{at}.{each.name}".lstrip(".") for at in (key, row))

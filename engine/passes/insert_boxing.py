@@ -109,9 +109,9 @@ class _Boxer:
             self.boxed(name, (op.stage, nd_sbp), reader)
             for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
         ]
-        for name, boxed in zip(op.inputs, read, strict=True):
-            written = self.written.get(name) in op.makes
-            assert boxed == name or not written, f"{op.name} would write a copy of {name}"
+        for given, boxed in zip(op.inputs, read, strict=True):
+            written = self.written.get(given) in op.makes
+            assert boxed == given or not written, f"{op.name} would write a copy of {given}"
         names = iter(read)
         swap = lambda _: Ref(next(names))  # noqa: E731
         self.ops.append(replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap)))
