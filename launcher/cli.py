@@ -140,7 +140,7 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The console script.  Ends with SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given:
+    if given in ([], ["help"]):
         given = ["--help"]
     elif given[0] not in (*COMMANDS, "--help", "-h", "--version"):
         given = ["run", *given]
@@ -150,8 +150,33 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             heap.start_over()
         if given[0] in _READ_RECIPES and not {"--help", "-h"} & {*given}:
             doing.doing("reading the recipe")
+    try:
+        with _errors_shown(given[1:], None):
+            _check_words(given)
+    except typer.Exit as ended:
+        raise SystemExit(ended.exit_code) from None
     app(given, prog_name="flowrun")
     raise SystemExit(OK)
+
+
+def _check_words(given: Sequence[str]) -> None:
+    """Refuse a command that is none, and an option that is none: what other programs write as
+    `--steps 5` is `train.steps=5` here.
+    """
+    command = typer.main.get_command(app).commands.get(given[0])  # type: ignore[attr-defined]
+    if command is None:
+        return
+    options = {name for each in command.params for name in each.opts} | {"--help", "-h"}
+    for text in given[1:]:
+        if text.startswith("--") and text.partition("=")[0] not in options:
+            from flowrun.launcher.errors import bad_option
+
+            raise bad_option(text, sorted(options))
+    if given[0] == "run" and len(given) > 1 and given[1].isalpha():
+        from flowrun.launcher.errors import bad_command
+
+        if error := bad_command(given[1], COMMANDS):
+            raise error
 
 
 @app.callback(invoke_without_command=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -108,13 +108,65 @@ def _bad_yaml(error: yaml.MarkedYAMLError) -> RecipeError:
 def _bad_override(error: OverrideParseException) -> RecipeError:
     instead = "Write key=value, such as train.steps=100; quote what holds spaces: 'key=\"a b\"'."
     if "=" not in error.override:
-        return PlacedError(
-            "command line", error.override, "This argument is no key=value.", instead
-        )
+        problem = "This argument is no key=value."
+        return PlacedError("command line", error.override, problem, _meant(error.override, instead))
     reason = str(error.message).splitlines()[0]
     return PlacedError(
         "command line", error.override, f"This argument cannot be read: {reason}.", instead
     )
+
+
+def _meant(word: str, otherwise: str) -> str:
+    """What an argument without = may stand for."""
+    known = recipe_names()
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    if near or is_path(word):
+        return f"Did you mean recipe={near[0] if near else word}?"
+    return otherwise
+
+
+def bad_command(word: str, commands: Sequence[str]) -> PlacedError | None:
+    """A first word that is spelled almost like a command."""
+    near = difflib.get_close_matches(word, [*commands, "train"], n=1, cutoff=0.6)
+    if not near or word in recipe_names():
+        return None
+    meant = "run" if near[0] == "train" else near[0]
+    return PlacedError(
+        "command line", word, "there is no such command.", f"Did you mean {meant!r}?"
+    )
+
+
+def bad_option(text: str, options: Sequence[str]) -> PlacedError:
+    """An option that a command does not have: a key of the recipe, as other programs write it."""
+    from flowrun.launcher.recipe import schema
+
+    word, _, value = text.removeprefix("--").partition("=")
+    keys = _leaves_called(word.replace("-", "_"), schema())
+    known = f"Options are {', '.join(options)}."
+    instead = f"Write {keys[0]}={value or '…'}: keys of a recipe have no dashes." if keys else known
+    return PlacedError("command line", text, "there is no such option.", instead)
+
+
+def _leaves_called(word: str, node: DictConfig) -> list[str]:
+    """Keys of the schema whose last name, or all of it, is a word; of words that are near, if none
+    is.
+    """
+    keys = _leaves(node)
+    found = [key for key in keys if word in (key, key.rpartition(".")[2])]
+    names = {key.rpartition(".")[2] for key in keys}
+    near = difflib.get_close_matches(word, sorted(names), n=1, cutoff=0.8)
+    return found or [key for key in keys if key.rpartition(".")[2] in near]
+
+
+def _leaves(node: DictConfig, prefix: str = "") -> list[str]:
+    children = ((f"{prefix}{key}", node._get_node(key)) for key in map(str, node))
+    return [
+        leaf
+        for key, child in children
+        for leaf in (
+            _leaves(child, f"{key}.") if isinstance(child, DictConfig) and len(child) else [key]
+        )
+    ]
 
 
 def _no_such_choice(error: MissingConfigException) -> RecipeError:
@@ -205,6 +257,9 @@ def unknown_key(key: str, schema: DictConfig) -> RecipeError:
     node = OmegaConf.select(schema, parent) if parent else schema
     known = [str(k) for k in node] if isinstance(node, DictConfig) else []
     what = f"{parent!r} has no key {last!r}." if parent else f"a recipe has no key {last!r}."
+    inside = [] if parent else _leaves_called(last, schema)[:3]
+    if inside and not difflib.get_close_matches(last, known, n=1, cutoff=0.6):
+        return RecipeError(key, what, f"Did you mean {one_of(inside)}?")
     return RecipeError(key, what, did_you_mean(last, known))
 
 

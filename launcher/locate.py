@@ -18,6 +18,7 @@ import yaml  # type: ignore[import-untyped]
 
 from flowrun.launcher.hydra_source import GROUP, LEFT_OUT, group_of, recipe_file
 
+COMMAND_LINE = "command line"
 _CONF = Path(__file__).resolve().parent.parent / "conf"
 _NUMBER = re.compile(
     r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"
@@ -43,7 +44,10 @@ class Place:
 
     def __str__(self) -> str:
         place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
-        return ", ".join((place, *(f"command line {text}" for text in self.changes)))
+        if self.changes:
+            own = [] if place == COMMAND_LINE else [place]
+            return ", ".join([*own, f"{COMMAND_LINE} {' '.join(self.changes)}"])
+        return place
 
 
 def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Place | None:
@@ -246,19 +250,19 @@ def _on_command_line(key: str, overrides: list[str]) -> Place | None:
         if not equals:
             continue
         if key == name:
-            return Place("command line", 0, 0, key, value)
+            return Place(COMMAND_LINE, 0, 0, key, value)
         if key.startswith(f"{name}.") and value[:1] in ("{", "["):
             tree = yaml.compose(value.replace(":", ": "), Loader=yaml.SafeLoader)
             rest, node, _ = _descend(key[len(name) + 1 :], tree, tree)
             if not rest:
-                return Place("command line", 0, 0, key, _show(node))
+                return Place(COMMAND_LINE, 0, 0, key, _show(node))
     return None
 
 
 def _below_on_command_line(key: str, overrides: list[str]) -> Place | None:
     """An argument that sets something inside the key."""
     inside = (text for text in overrides if text.lstrip("+~").startswith(f"{key}."))
-    return next((Place("command line", 0, 0, key, None) for _ in inside), None)
+    return next((Place(COMMAND_LINE, 0, 0, key, None) for _ in inside), None)
 
 
 def show_path(file: str | Path) -> str:

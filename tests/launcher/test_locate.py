@@ -74,3 +74,29 @@ def test_a_key_inside_a_mapping_on_the_command_line(recipe: str) -> None:
 def test_what_is_set_inside_a_key(recipe: str) -> None:
     place = locate("sbp.hed.weight", [recipe, "sbp.hed.weight.tensor=S0"])
     assert place is not None and str(place) == "command line"
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments", "shown"),
+    [
+        (
+            "train",
+            ["train.steps=7", "train.seed=1"],
+            "mine.yaml:3:8, command line train.steps=7 train.seed=1",
+        ),
+        ("data", ["data.path=nope.bin"], "mine.yaml:2:37, command line data.path=nope.bin"),
+        ("data", ["data=text", "data.path=nope.bin"], "command line data.path=nope.bin"),
+    ],
+)
+def test_what_the_command_line_changes_inside_of_a_mapping_is_shown(
+    recipe: str, key: str, arguments: list[str], shown: str
+) -> None:
+    place = locate(key, [recipe, *arguments])
+    assert str(place).startswith(shown)
+    if key == "train":
+        assert place is not None and place.value == "{steps: 7, seed: 1}"
+
+
+def test_a_key_inside_of_a_list_on_the_command_line(recipe: str) -> None:
+    place = locate("hardware.levels.0.peer_s", [recipe, "hardware.levels=[{peer_s: -1}]"])
+    assert place == Place("command line", 0, 0, "hardware.levels.0.peer_s", "-1")
