@@ -83,6 +83,7 @@ RANGES: Mapping[str, Range] = {
     "zero.stage": Range("[0, 3]", "0 is off."),
     "auto.computation_cost_ratio": Range("[0, inf)", "1 counts compute as foreseen."),
     "auto.wait_time": Range("[0, inf)", "null stands for two acts, 2 x hardware.act_s."),
+    "engine.trace": Range("[0, inf)", "Write true, false or a number of steps."),
     "auto.ranks": COUNT,
     "auto.plans": COUNT,
     "precision.loss_scale": Range("(0, inf)", "Usual are dynamic, and powers of two such as 1024."),

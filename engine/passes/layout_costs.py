@@ -101,16 +101,19 @@ class Costs:
 
     def _gradients(self, op: Op, row: Signature, in_shapes: Sequence[Shape], parts: int) -> float:
         """A weight that is whole where the result is split has a gradient in parts, which backward
-        sums.  Forward is decided before backward, and pays for it; on an axis of the batch all
-        weights are so.
+        sums.  Forward is decided before backward, and pays for its bytes: gradients of a step may
+        share a message.  On an axis of the batch all weights are so.
         """
         if not any(isinstance(sbp, Split) for sbp in row.outputs):
             return 0.0
-        return sum(
-            self._once_a_step(P, B, name, shape, op.stage, parts)
+        tensors = self.layout.base.tensors
+        num_bytes = sum(
+            tensors[name].dtype.itemsize * math.prod(shape)
             for name, sbp, shape in zip(op.inputs, row.inputs, in_shapes, strict=True)
             if sbp == B and name in self.trained
         )
+        moved = 2 * (parts - 1) / parts * num_bytes  # by each rank of an all-reduce
+        return moved / self.links[op.stage].bytes_per_s / self.strategy.micro_batches
 
     def _to_home(self, op: Op, row: Signature, shape: Shape, parts: int) -> float:
         """A gradient ends at its weight's home: the boxing that it will need is part of the row's
@@ -121,15 +124,10 @@ class Costs:
         if weight not in self.forms:
             return 0.0
         home = next(iter(self.forms[weight]))[1]
-        return self._once_a_step(row.outputs[0], home, name, shape, op.stage, parts)
-
-    def _once_a_step(
-        self, have: Sbp, wanted: Sbp, name: str, shape: Shape, stage: int, parts: int
-    ) -> float:
-        """Of a boxing behind the last micro-batch; late rather than early, where there is one."""
         num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
-        once = 0.99 / self.strategy.micro_batches
-        return once * _seconds(have, wanted, parts, shape, num_bytes, self.links[stage])
+        once_a_step = 0.99 / self.strategy.micro_batches  # and late rather than early, where m = 1
+        link = self.links[op.stage]
+        return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, link)
 
     def like(self, name: str, stage: int) -> Like:
         """What decides the cost of boxing a tensor on a stage."""

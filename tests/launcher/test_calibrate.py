@@ -81,4 +81,4 @@ def test_the_ops_of_a_recipe_are_added_to_a_profile(tmp_path: Path) -> None:
 def test_ops_that_cannot_be_are_refused_at_their_key(ops: str, problem: str) -> None:
     with pytest.raises(RecipeError, match=problem) as error:
         load(["recipe=gpt_dp", f"+hardware.ops={ops}"])
-    assert error.value.where == "hardware.ops.aten.mm.default"
+    assert error.value.where.startswith("hardware.ops.aten.mm.default")

@@ -70,8 +70,8 @@ def test_a_limit_that_nothing_can_meet_names_the_closest_and_what_lacks(
     ("argument", "said"),
     [
         ("auto.keep=[model]", "is nothing that auto.placement chooses"),
-        ("auto.ranks=0", "at least 1 rank"),
-        ("auto.plans=0", "at least 1 plan"),
+        ("auto.ranks=0", "at least 1, not 0"),
+        ("auto.plans=0", "at least 1, not 0"),
     ],
 )
 def test_a_wrong_key_is_named(argument: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
