@@ -164,6 +164,8 @@ class _Comparison:
                 torch.manual_seed(call)
                 try:
                     module = self._call_module(batch)
+                except RecipeError:
+                    raise
                 except Exception as error:
                     return self._failed(error, call)
                 torch.manual_seed(call)
@@ -184,10 +186,9 @@ class _Comparison:
         return ""
 
     def _call_module(self, batch: Batch) -> _Outcome:
-        for parameter in self.parameters.values():
-            parameter.grad = None
         with self._drawing():
-            loss = self.program(*batch.values())[0]
+            with self._gradients_stay():
+                loss = self.program(*batch.values())[0]
             loss.backward()
         after = self.task.tensors
         return _Outcome(
@@ -195,6 +196,31 @@ class _Comparison:
             {n: p.grad.to_dense() for n, p in self.parameters.items() if p.grad is not None},
             {name: after[name].detach().clone() for name in self.buffers if name in after},
         )
+
+    @contextlib.contextmanager
+    def _gradients_stay(self) -> Iterator[None]:
+        """Within, parameters have a gradient, as behind an earlier micro-batch.  Raises RecipeError
+        if it is another one at the end; then there is none.
+        """
+        trained = {n: p for n, p in self.parameters.items() if p.requires_grad}
+        for parameter in trained.values():
+            parameter.grad = torch.ones_like(parameter)
+        before = {
+            name: (p.grad, p.grad._version) for name, p in trained.items() if p.grad is not None
+        }
+        try:
+            yield
+            for name, (gradient, version) in before.items():
+                if trained[name].grad is not gradient or gradient._version != version:
+                    raise RecipeError(
+                        "model",
+                        f"forward changes the gradient of {name} (zero_grad, or .grad), which holds"
+                        " what earlier micro-batches of the step have added.",
+                        "Leave gradients to the training: take it out of forward.",
+                    )
+        finally:
+            for parameter in self.parameters.values():
+                parameter.grad = None
 
     def _call_graph(self, batch: Batch) -> _Outcome:
         with self._drawing():

@@ -269,6 +269,25 @@ def test_what_a_call_leaves_for_the_next_is_refused_by_name(forward: Forward, na
         checked(forward)
 
 
+def zeroes_gradients(net: Any, x: Tensor) -> Tensor:
+    net.zero_grad()
+    return plain(net, x)
+
+
+def drops_a_gradient(net: Any, x: Tensor) -> Tensor:
+    net.h.weight.grad = None
+    return plain(net, x)
+
+
+@pytest.mark.parametrize("forward", [zeroes_gradients, drops_a_gradient])
+def test_a_forward_that_changes_gradients_of_earlier_micro_batches_is_refused(
+    forward: Forward,
+) -> None:
+    with pytest.raises(RecipeError, match=r"the gradient of (a|h)\.weight") as error:
+        checked(forward)
+    assert "earlier micro-batches" in error.value.problem
+
+
 def test_a_graph_that_is_kept_from_call_to_call_is_refused_in_torchs_words() -> None:
     def keeps(net: Any, x: Tensor) -> Tensor:
         y = net.a(x) + net.last
