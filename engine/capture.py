@@ -13,6 +13,7 @@ Of many equal blocks a few are handed to the second (fold.py); the others are pu
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -94,6 +95,16 @@ class Task:
         """
         everything = self._all()
         return {name: everything[name] for name in dict.fromkeys(self.first_names.values())}
+
+    def check_names(self) -> None:
+        """Raises RecipeError if a tensor of the model has a name that means one of the loss."""
+        names = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
+        if met := next((name for name, _ in names if name.startswith(LOSS)), None):
+            raise RecipeError(
+                "model",
+                f"{met} has a name that means a tensor of task.loss.",
+                f"Call the submodule otherwise than {LOSS.rstrip('.')}.",
+            )
 
     def _all(self) -> dict[str, torch.Tensor]:
         """By every name."""
@@ -210,6 +221,7 @@ def capture(task: Task, batch: Batch) -> LogicalGraph:
 def trace(task: Task, batch: Batch) -> Traced:
     """The first half of `capture`: what capture_check.py compares with the module itself."""
     task.model.train()
+    task.check_names()
     check_modules(task.modules, task.tensors)
     traced = _traced(task, batch, {}, train=True)
     return replace(traced, graph=_checked(apply_hooks(traced.graph, task.tensors), task))

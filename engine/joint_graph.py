@@ -314,7 +314,9 @@ _INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 
 
 def module_of(node: torch.fx.Node) -> str:
-    """Dotted path in the user's model; "loss" outside of it; "" if torch does not tell."""
+    """Dotted path in the user's model; "loss" outside of it; "" if torch does not tell.  A module
+    of the model that is called `loss` is "model.loss".
+    """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     backward = node.meta.get("partitioner_tag") == "is_backward"
     paths = [entry[0] for entry in (stack or {}).values()]
@@ -325,6 +327,7 @@ def module_of(node: torch.fx.Node) -> str:
         if dotted == "model":
             return ""
         if dotted.startswith("model."):
-            return dotted.removeprefix("model.")
+            path = dotted.removeprefix("model.")
+            return dotted if path == "loss" else path
     is_sum = "add.Tensor" in str(node.target)  # of gradients, from several readers of a tensor
     return "" if backward and is_sum and not paths else "loss"

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.joint_graph import LOSS
 from flowrun.launcher.deferred import LEAST_BYTES, deferred
 from flowrun.launcher.errors import did_you_mean
 from flowrun.launcher.initial import Initial, initial_of, named
@@ -120,28 +121,30 @@ def _make_model(recipe: Recipe) -> nn.Module:
         raise RecipeError(
             "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
         )
-    _freeze(model, recipe.optim.groups)
+    _freeze(model, "", recipe.optim.groups)
     return model
 
 
-def _freeze(model: nn.Module, groups: Mapping[str, Any]) -> None:
+def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, Any]) -> None:
     """No gradient for parameters that a group of `optim.groups` has frozen; the later pattern wins.
 
-    Raises RecipeError for a value that is neither true nor false, and for a pattern that matches
-    no parameter.
+    prefix: of the names, LOSS for a loss that is a module.  A pattern that begins with LOSS is of
+    the loss alone.  Raises RecipeError for a value that is neither true nor false, and for a
+    pattern that matches no parameter.
     """
     asked = {pattern: keys["frozen"] for pattern, keys in groups.items() if is_freezing(keys)}
     frozen: dict[str, bool] = {}
-    names = dict(model.named_parameters(remove_duplicate=False))
+    held = module.named_parameters(remove_duplicate=False)
+    names = {prefix + name: parameter for name, parameter in held}
     for pattern, value in asked.items():
         where = f"optim.groups.{pattern}"
         if not isinstance(value, bool):
             raise RecipeError(f"{where}.frozen", f"{value!r} is not true or false.")
         found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
-        if not found:
+        if not found and pattern.startswith(LOSS) == bool(prefix):
             raise RecipeError(
                 where,
-                f"{pattern!r} matches no parameter of this model.",
+                f"{pattern!r} matches no parameter of this {'loss' if prefix else 'model'}.",
                 f"Names look like: {', '.join([*names][:3])}",
             )
         frozen.update(dict.fromkeys(found, value))
@@ -165,7 +168,10 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
 
 def instantiate_loss(recipe: Recipe) -> Score | None:
     """loss(output, batch) -> scalar, or None where the model's output is or holds the loss."""
-    return None if recipe.task.loss is None else _partial(recipe.task.loss, "task.loss")
+    loss = None if recipe.task.loss is None else _partial(recipe.task.loss, "task.loss")
+    if isinstance(loss, nn.Module):
+        _freeze(loss, LOSS, recipe.optim.groups)
+    return loss
 
 
 def instantiate_metrics(recipe: Recipe) -> dict[str, Score]:

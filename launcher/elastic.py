@@ -102,6 +102,9 @@ def _launch(worker: Worker, local_ranks: int, job: Job) -> RunError | None:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from flowrun.launcher import one_host
+
+    one_host.register()
     _silence_elastic()
     launch = job.recipe.launch
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_SHUTDOWN_S)
@@ -109,15 +112,16 @@ def _launch(worker: Worker, local_ranks: int, job: Job) -> RunError | None:
     meeting: dict[str, Any] = {"join_timeout": _JOIN_S}
     if launch.node_rank is not None:
         meeting["is_host"] = launch.node_rank == 0
+    alone = launch.nnodes == 1
     config = LaunchConfig(
         min_nodes=launch.nnodes,
         max_nodes=launch.nnodes,
         nproc_per_node=local_ranks,
         run_id=f"flowrun-{job.recipe.name}",
-        rdzv_backend="c10d",
+        rdzv_backend=one_host.ONE_HOST if alone else "c10d",
         rdzv_endpoint=launch.rdzv_endpoint or "localhost:0",
         rdzv_configs=meeting,
-        local_addr="localhost" if launch.nnodes == 1 else None,
+        local_addr="localhost" if alone else None,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
         max_restarts=0,
         monitor_interval=0.1,

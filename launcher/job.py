@@ -143,12 +143,15 @@ class Job:
     def traced(self) -> Traced:
         """Training, as torch captured it."""
         doing.doing("capturing the model")
-        return traced(self.task, self.example, self.strategy)
+        with uncollected():
+            return traced(self.task, self.example, self.strategy)
 
     @cached_property
     def captured(self) -> LogicalGraph:
         """Training, as captured."""
-        return rewritten(self.traced, self.task)
+        traced = self.traced
+        with uncollected():
+            return rewritten(traced, self.task)
 
     @property
     def evaluation(self) -> Rehearsed | None:

@@ -105,6 +105,7 @@ def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
     named = [m for m in modules if pin.where != "variable" and _owner(pin, m) is not None]
     if not (variables or feeds or named):
         kind = "parameter" if pin.where == "variable" else "module"
+        used = "reads" if pin.where == "variable" else "calls"
         known = (
             [v.name for v in graph.variables if v.kind == "parameter"]
             if pin.where == "variable"
@@ -112,7 +113,7 @@ def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
         )
         raise RecipeError(
             f"sbp.{pin.pattern}",
-            f"{pin.pattern!r} matches no {kind} of this model.",
+            f"{pin.pattern!r} matches no {kind} of this model that forward {used}.",
             _nearest(pin.pattern, known),
         )
     crossing = _crossing(graph, pin) if named else []

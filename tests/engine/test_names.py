@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture import Task, capture
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.names import tensor_of_field, tensor_of_node, tensor_of_variable
 from flowrun.engine.ops import registry
 from support.layouts import Layout, compiled, example, task
@@ -109,6 +110,37 @@ def _by_number(*names: str) -> str:
 def test_what_is_captured_does_not_depend_on_names() -> None:
     names = (*WORDS, *SIGNS)
     assert _by_number(*names) == _by_number(*(f"n{k:03}" for k in range(len(names))))
+
+
+class Inside(nn.Module):
+    """A model whose first submodule is called `loss`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.loss(x)
+        return made
+
+
+def test_a_submodule_that_is_called_loss_is_not_the_loss() -> None:
+    training = trains_of(Inside)
+    graph = capture(task(training), example(training))
+    modules = {op.module for op in graph.ops if op.target == "aten.mm.default"}
+    assert {op.module for op in graph.ops} == {"model.loss", "loss"}
+    assert modules == {"model.loss"}
+
+
+def test_a_submodule_whose_names_mean_the_loss_is_refused() -> None:
+    def make() -> nn.Module:
+        model = Inside()
+        model.task = Inside()
+        return model
+
+    training = trains_of(make)
+    with pytest.raises(RecipeError, match=r"task\.loss\.weight has a name that means"):
+        capture(task(training), example(training))
 
 
 class EveryOp(nn.Module):

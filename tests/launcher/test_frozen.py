@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.build import instantiate_model
+from flowrun.launcher.build import instantiate_loss, instantiate_model
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 from flowrun.launcher.run import run
@@ -43,6 +44,32 @@ def test_a_later_pattern_thaws() -> None:
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert {name.split(".")[1] for name in trained if name.startswith("blocks.")} == {"1"}
     assert [group.pattern for group in Job(given).strategy.optimizer.groups] == ["blocks.1.*"]
+
+
+def test_parameters_of_a_loss_are_frozen_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scaled.py").write_text(
+        "from torch import nn\n"
+        "class Scaled(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.last = nn.Linear(2, 2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    given = recipe({"task.loss.last.*": {"frozen": True}, "task.loss.last.bias": {"frozen": False}})
+    given = replace(given, task=replace(given.task, loss={"_target_": "scaled.Scaled"}))
+    loss = instantiate_loss(given)
+    assert isinstance(loss, nn.Module)
+    assert [name for name, p in loss.named_parameters() if p.requires_grad] == ["last.bias"]
+    instantiate_model(given)
+    wrong = recipe({"task.loss.first.*": {"frozen": True}})
+    wrong = replace(wrong, task=given.task)
+    instantiate_model(wrong)
+    with pytest.raises(
+        RecipeError, match=r"'task.loss.first.\*' matches no parameter of this loss"
+    ):
+        instantiate_loss(wrong)
 
 
 @pytest.mark.parametrize(
