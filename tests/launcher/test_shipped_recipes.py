@@ -4,6 +4,7 @@ least.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from flowrun.engine.sbp import S
 from flowrun.launcher.job import Job, Work
 from flowrun.launcher.progress import units
 from flowrun.launcher.recipe import load
+from support.pinned_plans import PINNED, TORCH, digest, texts
 from support.small_recipes import RECIPES, small_job
 
 ALL = pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
@@ -28,6 +30,17 @@ def test_no_op_of_a_recipe_falls_back(recipe: Path) -> None:
     plans = [job.training, *([job.evaluation] if job.evaluation else [])]
     notes = [note for made in plans for note in made.plan.notes]
     assert [n for n in notes if "signature" in n or "not proved" in n] == []
+
+
+@ALL
+def test_a_recipe_has_the_plans_that_are_pinned(recipe: Path) -> None:
+    """python tests/support/pinned_plans.py --texts FOLDER writes them out, to see what differs."""
+    everything = json.loads(PINNED.read_text())
+    if everything["torch"] != TORCH:
+        pytest.skip(f"pinned with torch {everything['torch']}")
+    pinned = everything[recipe.stem]
+    found = {kind: digest(text) for kind, text in texts(small_job(recipe)).items()}
+    assert found == {kind: value for kind, value in pinned.items() if kind != "losses"}
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,12 @@ SMALLER = {
 }
 
 
+def overrides_of(recipe: Path) -> tuple[str, ...]:
+    """What makes a recipe smaller."""
+    return SMALLER.get(recipe.stem.split("_")[0].rstrip("2"), ())
+
+
 @cache
 def small_job(recipe: Path, *overrides: str) -> Job:
     """Planned, not run: weights have no values."""
-    model = recipe.stem.split("_")[0].rstrip("2")
-    return Job(load([f"recipe={recipe}", *SMALLER.get(model, ()), *overrides]), values=False)
+    return Job(load([f"recipe={recipe}", *overrides_of(recipe), *overrides]), values=False)
