@@ -23,10 +23,11 @@ from flowrun.engine.passes.chosen_stages import decided
 from flowrun.engine.passes.count_step import count_step
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.passes.hoist_weights import hoist_weights
-from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
+from flowrun.engine.passes.infer_sbp import infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.mirror import mirror, rows_of_a_rank
 from flowrun.engine.passes.pin_activations import matches_variable, names_field, with_pins
+from flowrun.engine.passes.search_sbp import assign_sbp
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.plan import Plan
@@ -43,7 +44,7 @@ EVALUATION = (
     update_ops,
     count_step,
     with_pins,
-    infer_sbp,
+    assign_sbp,
     infer_update,
 )  # passes of forward alone, up to the layout
 NEARLY = 0.01  # so much slower is as good, of what is foreseen
@@ -204,7 +205,7 @@ def _following(strategy: Strategy, training: Plan) -> Strategy:
         zero=Zero(),
         optimizer=Optimizer(),
         overwrites=True,
-        fuses=None,
+        fusion="",
     )
 
 

@@ -19,7 +19,8 @@ from dataclasses import replace
 from flowrun.engine.boxing import ALL_GATHER, replaced
 from flowrun.engine.draft import Draft
 from flowrun.engine.graph import LogicalGraph
-from flowrun.engine.overwrite import FRESH, all_before
+from flowrun.engine.ops.memory import ALLOCATES
+from flowrun.engine.overwrite import all_before
 from flowrun.engine.passes.form_regions import moves
 from flowrun.engine.placement import largest_shape
 from flowrun.engine.plan import BoxWork, RegionWork
@@ -82,7 +83,7 @@ def _shown(graph: LogicalGraph, name: str) -> set[str]:
     found, left = {name}, [name]
     while left:
         for op in graph.consumers.get(left.pop(), ()):
-            if op.target not in FRESH and not moves(op):
+            if op.target not in ALLOCATES and not moves(op):
                 new = set(op.makes) - found
                 found |= new
                 left += new

@@ -2,8 +2,8 @@
 nobody reads that any more: no new memory, and a third of the bytes less to move.
 
 Seldom worth its time, always worth its memory: logits and the gradients of a loss are among the
-largest tensors of a step.  What an op makes is memory of its own only where FRESH says so.  All
-else counts as another name of what it reads, to which nothing is written unless SAME has the op.
+largest tensors of a step.  What an op makes is memory of its own only where ALLOCATES says so.  All
+else counts as another name of what it reads, to which nothing is written unless ALIASES has the op.
 """
 
 from __future__ import annotations
@@ -14,54 +14,8 @@ from dataclasses import replace
 from graphlib import TopologicalSorter
 
 from flowrun.engine.graph import Op, Ref
-from flowrun.engine.ops import cross_entropy
-from flowrun.engine.ops.traits import TARGETS, Trait
+from flowrun.engine.ops.memory import ALIASES, ALLOCATES, INPLACE_ARGS
 from flowrun.engine.plan import Actor, Plan, RegionWork
-
-# op -> the arguments that its result may be written over (runtime/into.py does it)
-OVER: Mapping[str, tuple[int, ...]] = {
-    "aten.add.Tensor": (0, 1),
-    "aten.sub.Tensor": (0,),
-    "aten.mul.Tensor": (0, 1),
-    "aten.div.Tensor": (0,),
-    "aten.exp.default": (0,),
-    "aten.relu.default": (0,),
-    "aten.threshold_backward.default": (0,),
-    "aten.gelu_backward.default": (0,),
-    "aten._log_softmax.default": (0,),
-    "aten._log_softmax_backward_data.default": (0, 1),
-    cross_entropy.BACKWARD: (1,),
-}
-FRESH = frozenset(OVER) | {
-    "aten.mm.default",
-    "aten.addmm.default",
-    "aten.bmm.default",
-    "aten.matmul.default",
-    "aten.gelu.default",
-    "aten.convolution.default",
-    "aten.convolution_backward.default",
-    "aten.native_layer_norm.default",
-    "aten.native_layer_norm_backward.default",
-    "aten._native_batch_norm_legit_functional.default",
-    "aten.native_batch_norm_backward.default",
-    "aten.nll_loss_forward.default",
-    "aten.nll_loss_backward.default",
-    "aten._to_copy.default",
-    "aten.sum.dim_IntList",
-    "aten.amax.default",
-    "aten.logsumexp.default",
-    cross_entropy.FORWARD,
-    "aten.log.default",
-}
-# they show all that they read, each element once
-SAME = frozenset(TARGETS[Trait.IDENTITY]) | {
-    *TARGETS[Trait.RESHAPE],
-    "flow.accumulate",
-    "aten.t.default",
-    "aten.transpose.int",
-    "aten.permute.default",
-    "aten.unsqueeze.default",
-}
 
 
 def overwrite(plan: Plan) -> Plan:
@@ -113,11 +67,11 @@ class _Names:
     def __init__(self, plan: Plan, stage: int) -> None:
         self._first: dict[str, str] = {}
         fixed = [v.tensor for v in plan.graph.variables] + [f.tensor for f in plan.graph.feeds]
-        for op in (op for op in plan.graph.ops if op.stage == stage and op.target not in FRESH):
+        for op in (op for op in plan.graph.ops if op.stage == stage and op.target not in ALLOCATES):
             names = (*op.inputs, *op.makes)
             for name in names[1:]:
                 self._first[self.memory(name)] = self.memory(names[0])
-            fixed += names if op.target not in SAME else ()
+            fixed += names if op.target not in ALIASES else ()
         self.fixed = {self.memory(name) for name in fixed}  # nothing is written there
         self.readers: dict[str, set[int]] = {}  # memory -> actors, by the registers that hold it
         self.lasting: set[str] = set()  # its registers outlive an act of their reader
@@ -145,7 +99,7 @@ def _of_region(
     tiles = {op.name: _Tile(run, work, names) for run, tile in work.runs if tile for op in run}
     for k, op in enumerate(work.ops):
         reads = Counter(map(names.memory, _tensors(op)))
-        for argument in OVER.get(op.target, ()):
+        for argument in INPLACE_ARGS.get(op.target, ()):
             ref = op.args[argument]
             if not isinstance(ref, Ref) or not _alike(plan, op, ref.name):
                 continue

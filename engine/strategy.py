@@ -15,7 +15,6 @@ from flowrun.engine.placement import Placement
 from flowrun.engine.sbp import Sbp
 
 if TYPE_CHECKING:  # the tables of ops import torch, which composing does without
-    from flowrun.engine.cost.fusion import Fusion
     from flowrun.engine.ops.table import Table
 
 
@@ -196,7 +195,8 @@ class Strategy:
     overwrites: results are written over what nobody reads any more; compiled code sees to that
         itself.
     blocking: axes whose collectives nothing computes beside (scheduler.py).
-    fuses: where chains of elementwise ops are one kernel, and which; None: op after op.
+    fusion: which chains of elementwise ops are one kernel, a name of FUSIONS (cost/fusion.py);
+        "": each op is a kernel of its own.
     unprepared: fields that can be had without the rest of their samples: a stage that reads no
         other makes no samples, and has no chain of those steps.
     sample_s: of making a sample at once, foreseen: time on one core.
@@ -225,7 +225,7 @@ class Strategy:
     register_slots: int = 2
     overwrites: bool = True
     blocking: tuple[str, ...] = ()
-    fuses: Fusion | None = None
+    fusion: str = ""
     preparation: tuple[Preparation, ...] = ()
     unprepared: tuple[str, ...] = ()
     sample_s: float = 0.0

@@ -7,7 +7,7 @@ the addend itself, if that is memory of its own, or else as a copy.
 
 from __future__ import annotations
 
-from flowrun.engine.overwrite import FRESH, SAME
+from flowrun.engine.ops.memory import ALIASES, ALLOCATES
 from flowrun.engine.plan import Plan, RegionWork
 
 
@@ -31,8 +31,8 @@ def taken_over(plan: Plan, work: RegionWork) -> frozenset[str]:
         op = made.get(name)
         if op is None or name in work.makes or len(plan.graph.consumers[name]) > 1:
             return False
-        fresh = op.target in FRESH and name not in written_over
-        return fresh or (op.target in SAME and is_own(op.inputs[0]))
+        fresh = op.target in ALLOCATES and name not in written_over
+        return fresh or (op.target in ALIASES and is_own(op.inputs[0]))
 
     return frozenset(n for n in sums_of(plan, work) if is_own(made[n].inputs[0]))
 

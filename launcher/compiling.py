@@ -5,6 +5,7 @@ CUDA perhaps played as graphs.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
@@ -14,7 +15,6 @@ from flowrun.engine.runtime.kernels import Kernels, eager_kernels
 from flowrun.launcher.device import device_type
 from flowrun.launcher.errors import one_of
 from flowrun.launcher.job import Job
-from flowrun.launcher.record import Record
 from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, Recipe
 
 
@@ -42,21 +42,22 @@ def check_runs(recipe: Recipe) -> None:
         )
 
 
-def kernels_of(job: Job, training: Rehearsed, record: Record) -> Kernels:
+def kernels_of(job: Job, training: Rehearsed, say: Callable[[str], None]) -> Kernels:
     """engine.compiler and engine.cuda_graphs.  Raises RecipeError where there is no compiler,
     RunError for what it does not take.
 
-    On CUDA every rank compiles for itself: this process must not touch the device.
+    say: shows one line to the person who waits.  On CUDA every rank compiles for itself: this
+    process must not touch the device.
     """
     kernels: Kernels = eager_kernels
     if job.recipe.engine.compiler != EAGER:
         regions = kernels = compiled_regions(job, training)
         if job.device_type == "cpu":
-            _compile(regions, record)
+            _compile(regions, say)
     return graphed(kernels) if job.recipe.engine.cuda_graphs else kernels
 
 
-def _compile(regions: CompiledRegions, record: Record) -> None:
+def _compile(regions: CompiledRegions, say: Callable[[str], None]) -> None:
     """Here, for all ranks of this host."""
     from flowrun.engine.runtime.compile_ahead import compile_ahead, to_compile
     from flowrun.engine.runtime.inductor import require_compiler
@@ -65,9 +66,9 @@ def _compile(regions: CompiledRegions, record: Record) -> None:
     start = time.perf_counter()
     new = len(to_compile(regions))
     if new:
-        record.say(f"compiling {summary(regions)}, {new} of them new to this host")
+        say(f"compiling {summary(regions)}, {new} of them new to this host")
     compile_ahead(regions)
-    record.say(f"compiled in {time.perf_counter() - start:.1f} s")
+    say(f"compiled in {time.perf_counter() - start:.1f} s")
 
 
 def compiled_regions(job: Job, training: Rehearsed) -> CompiledRegions:

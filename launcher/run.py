@@ -62,7 +62,7 @@ def run(
         record.planned(training, (*notes(job), *resumed))
         execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
         try:
-            kernels = kernels_of(job, training, record)  # op after op, or compiled
+            kernels = kernels_of(job, training, record.say)  # op after op, or compiled
             log = execute(job, training, evaluation, record, kernels)  # actors act, credits return
         except (RunError, KeyboardInterrupt):
             record.stopped()

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.cost import fusion
 from flowrun.engine.strategy import Auto, LossScale, Preparation, Recompute, Strategy, Zero
 from flowrun.launcher.optimizer import optimizer_of
 from flowrun.launcher.plan_cache import found_rows_file
@@ -16,7 +15,7 @@ from flowrun.launcher.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, STEP
 from flowrun.launcher.signatures import tables_of
 from flowrun.models.data.steps import preparation, sample_seconds, unprepared
 
-_FUSIONS = {EAGER: None, INDUCTOR: fusion.COMPILED, HANDWRITTEN: fusion.HANDWRITTEN}
+_FUSIONS = {EAGER: "", INDUCTOR: "compiled", HANDWRITTEN: "handwritten"}
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -54,7 +53,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         register_slots=recipe.engine.register_slots,
         blocking=tuple(axis for axis in recipe.axes if axis in recipe.engine.blocking),
         overwrites=recipe.engine.compiler == EAGER and recipe.engine.overwrites,
-        fuses=_FUSIONS[recipe.engine.compiler],
+        fusion=_FUSIONS[recipe.engine.compiler],
         hardware=rank_hardware(recipe),
         shared_memory=shares_memory(recipe),
         signatures=tables_of(recipe.signatures),

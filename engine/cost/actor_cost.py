@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from flowrun.engine.boxing import start_seconds, step_bytes, step_seconds
-from flowrun.engine.cost.fusion import Kernel, kernels
+from flowrun.engine.cost.fusion import FUSIONS, Kernel, kernels
 from flowrun.engine.cost.hardware import CPU, Hardware
 from flowrun.engine.cost.op_cost import element_seconds
 from flowrun.engine.cost.seconds import local_seconds
@@ -53,11 +53,11 @@ class ActorCost:
     def _region_seconds(self, work: RegionWork) -> float:
         """Op after op, or kernel after kernel where the region is compiled."""
         hardware = self.strategy.hardware
-        if self.strategy.fuses is None:
+        if not self.strategy.fusion:
             return sum(self._op_seconds(op, hardware) for op in work.ops)
         hardware = replace(hardware, bias_apart=False)  # what follows a product adds it
         kept = (*work.makes, *(new for _, new in work.updates))
-        found = kernels(work.ops, kept, self._elements, self.strategy.fuses)
+        found = kernels(work.ops, kept, self._elements, FUSIONS[self.strategy.fusion])
         return sum(self._kernel_seconds(kernel, hardware) for kernel in found)
 
     def _elements(self, op: Op) -> int:

@@ -45,6 +45,7 @@ HANDWRITTEN = Fusion(
     begins=frozenset({"aten._softmax_backward_data.default"}),
     apart=frozenset({"aten.native_layer_norm.default"}),
 )
+FUSIONS: Mapping[str, Fusion] = {"compiled": COMPILED, "handwritten": HANDWRITTEN}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from flowrun.engine.passes.count_step import count_step
 from flowrun.engine.passes.count_targets import count_targets
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.passes.hoist_weights import hoist_weights
-from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
+from flowrun.engine.passes.infer_sbp import infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.mirror import mirror
 from flowrun.engine.passes.narrow_gradients import narrow_gradients
 from flowrun.engine.passes.pin_activations import pin_activations
 from flowrun.engine.passes.recompute import recompute
+from flowrun.engine.passes.search_sbp import assign_sbp
 from flowrun.engine.passes.shard_optimizer import shard_optimizer
 from flowrun.engine.passes.split_stages import split_stages
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
@@ -37,7 +38,7 @@ PASSES: tuple[Pass, ...] = (
     count_step,  # what losses are divided by, over the micro-batches of the step
     split_weight_grads,  # weight gradients may run late
     pin_activations,  # the recipe's in and out pins
-    infer_sbp,  # a signature for each op of forward and backward
+    assign_sbp,  # a signature for each op of forward and backward
     recompute,  # activation checkpointing: backward computes again what it would have stored
     shard_optimizer,  # ZeRO: new homes for weights and states
     infer_update,  # a signature for each op of the update
@@ -48,7 +49,7 @@ PASSES: tuple[Pass, ...] = (
 
 
 STAGING = PASSES[: PASSES.index(split_stages) + 1]  # no schedule matters so far
-LAYOUT = PASSES[: PASSES.index(infer_sbp) + 1]  # neither ZeRO nor recomputation matters so far
+LAYOUT = PASSES[: PASSES.index(assign_sbp) + 1]  # neither ZeRO nor recomputation matters so far
 
 
 def stage(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:

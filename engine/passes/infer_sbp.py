@@ -46,7 +46,6 @@ from flowrun.engine.passes.layout_search import (
     solve,
 )
 from flowrun.engine.passes.mirror import own_ops
-from flowrun.engine.passes.search_sbp import search_sbp
 from flowrun.engine.placement import Shape
 from flowrun.engine.sbp import B, P, S, Sbp, parse_sbp
 from flowrun.engine.strategy import Strategy
@@ -56,8 +55,6 @@ ASSIGN = "flow.assign"
 
 def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Signatures of forward and backward ops, homes of variables and feeds."""
-    if strategy.auto.enabled and strategy.axes:
-        return search_sbp(graph, strategy, inferred)
     layout = Layout(graph)
     notes: list[str] = list(graph.notes)
     for axis in range(len(strategy.axes)):

@@ -6,7 +6,6 @@ Under ZeRO the update's signatures wait for shard_optimizer and infer_update, as
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -19,9 +18,8 @@ from flowrun.engine.passes.auto.rows import Rows, inputs_of, outputs_of
 from flowrun.engine.passes.auto.search import Found, search
 from flowrun.engine.passes.auto.starts import choice_of, greedy, with_sets
 from flowrun.engine.passes.auto.weigh import weighed
+from flowrun.engine.passes.infer_sbp import infer_sbp, inferred
 from flowrun.engine.strategy import Strategy
-
-Infer = Callable[[LogicalGraph, Strategy], LogicalGraph]
 
 
 @dataclass(frozen=True)
@@ -44,19 +42,23 @@ class Searched:
         return self.network.cost(self.found.choice)[1]
 
 
-def search_sbp(graph: LogicalGraph, strategy: Strategy, infer: Infer) -> LogicalGraph:
-    """Signatures and homes by search.  infer: the inference that it is not to be above."""
-    return signed(graph, strategy, searched(graph, strategy, infer))
+def assign_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Signatures of forward and backward ops, homes of variables and feeds: by search where
+    `auto.enabled`, else by inference.
+    """
+    if strategy.auto.enabled and strategy.axes:
+        return signed(graph, strategy, searched(graph, strategy))
+    return infer_sbp(graph, strategy)
 
 
-def searched(graph: LogicalGraph, strategy: Strategy, infer: Infer) -> Searched:
-    """The search alone."""
+def searched(graph: LogicalGraph, strategy: Strategy) -> Searched:
+    """The search alone.  The inferred layout is one of its starts: it finds none above that."""
     rows, objective = Rows(graph, strategy), Objective(graph, strategy)
     objective.hide(
         {op.name: float(objective.row_seconds(op, rows.of(op)).min()) for op in graph.ops}
     )
     options = Options.of(graph, rows)
-    layout = infer(graph, replace(strategy, auto=replace(strategy.auto, enabled=False)))
+    layout = inferred(graph, replace(strategy, auto=replace(strategy.auto, enabled=False)))
     simple = {"greedy": greedy(graph, options, objective), "inferred": choice_of(options, layout)}
     chosen = {name: choice for name, choice in simple.items() if choice is not None}
     net = make_network(graph, options, objective, chosen.values())

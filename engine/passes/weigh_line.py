@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from flowrun.engine.cost.seconds import boxing_seconds, local_seconds
 from flowrun.engine.graph import UPDATE, LogicalGraph, Variable
-from flowrun.engine.passes.infer_sbp import infer_sbp
 from flowrun.engine.passes.pin_activations import pin_activations
+from flowrun.engine.passes.search_sbp import assign_sbp
 from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
 from flowrun.engine.passes.update_ops import update_ops
 from flowrun.engine.placement import Placement, largest_shape
@@ -38,7 +38,7 @@ def weigh_line(
     that are not there follow what they read.  strategy: as by one_stage.
     """
     graph = _trained(graph, places, strategy)
-    for rewrite in (pin_activations, infer_sbp):
+    for rewrite in (pin_activations, assign_sbp):
         graph = rewrite(graph, strategy)
     hardware, micro_batches = strategy.hardware, strategy.micro_batches
     seconds = [0.0] * length

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from flowrun.engine.lower import lower
 from flowrun.engine.ops import cross_entropy
+from flowrun.engine.ops.memory import ALLOCATES, INPLACE_ARGS
 from flowrun.engine.ops.signature import torch_callable
-from flowrun.engine.overwrite import FRESH, OVER, overwrite
+from flowrun.engine.overwrite import overwrite
 from flowrun.engine.passes import PASSES
 from flowrun.engine.plan import RegionWork
 from flowrun.engine.runtime.into import can_write, into
@@ -102,23 +103,23 @@ def _arguments(target: str) -> list[object]:
     }.get(target, [x, y])  # fmt: skip
 
 
-@pytest.mark.parametrize("target", OVER)
+@pytest.mark.parametrize("target", INPLACE_ARGS)
 def test_an_op_over_its_argument_makes_what_the_op_makes(target: str) -> None:
     function = cross_entropy.FUNCTIONS.get(target) or torch_callable(target)
-    assert target in FRESH and can_write(function)
-    for argument in OVER[target]:
+    assert target in ALLOCATES and can_write(function)
+    for argument in INPLACE_ARGS[target]:
         expected, given = function(*_arguments(target)), _arguments(target)
         made = into(function)(given[argument], *given)
         assert made is given[argument]
         assert torch.equal(made, expected)
 
 
-@pytest.mark.parametrize("target", [name for name in OVER if name.startswith("aten.")])
+@pytest.mark.parametrize("target", [name for name in INPLACE_ARGS if name.startswith("aten.")])
 def test_it_takes_no_memory_for_that(target: str) -> None:
     given, write = _arguments(target), into(torch_callable(target))
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
-        write(given[OVER[target][0]], *given)
+        write(given[INPLACE_ARGS[target][0]], *given)
     assert not max(event.self_cpu_memory_usage for event in profile.events())
 
 
@@ -131,13 +132,13 @@ LIES = {
 
 @pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("which", ["all", "the argument"])
-@pytest.mark.parametrize("target", [name for name in OVER if name.startswith("aten.")])
+@pytest.mark.parametrize("target", [name for name in INPLACE_ARGS if name.startswith("aten.")])
 def test_a_result_lies_as_the_op_would_lay_it_or_is_contiguous(
     target: str, which: str, lies: str
 ) -> None:
     """Such as a view or a kernel behind it takes."""
     function = torch_callable(target)
-    for argument in OVER[target]:
+    for argument in INPLACE_ARGS[target]:
         given: list[Any] = [
             LIES[lies](x) if isinstance(x, Tensor) and (which == "all" or k == argument) else x
             for k, x in enumerate(_arguments(target))

@@ -4,9 +4,9 @@
     python tests/support/pinned_plans.py --write         pin what there is now
     python tests/support/pinned_plans.py --texts FOLDER  write the plans out, for `diff -r`
 
-A plan is the same on every machine with the same torch.  Losses are those of this one, to the last bit: another
-processor adds in another order, and so they are compared by this command alone, on the machine that
-wrote them.
+A plan is the same on every machine with the same torch.  Losses are those of this machine, to the
+last bit: another processor adds in another order, and so they are compared by this command alone,
+on the machine that wrote them.
 """
 
 from __future__ import annotations

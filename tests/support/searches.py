@@ -8,7 +8,6 @@ from functools import cache
 from flowrun.engine.compile import captured
 from flowrun.engine.graph import LogicalGraph
 from flowrun.engine.passes import LAYOUT
-from flowrun.engine.passes.infer_sbp import inferred
 from flowrun.engine.passes.search_sbp import Searched, searched
 from flowrun.engine.sbp import NdSbp, format_nd_sbp
 from flowrun.engine.strategy import Auto, Strategy
@@ -27,7 +26,7 @@ def search_of(recipe: str, *overrides: str, pins: bool, auto: Auto = Auto(True))
     asked = replace(strategy, auto=auto, pins=strategy.pins if pins else ())
     for rewrite in LAYOUT[:-1]:
         graph = rewrite(graph, asked)
-    return searched(graph, asked, inferred)
+    return searched(graph, asked)
 
 
 def homes(found: Searched) -> dict[str, NdSbp]:

@@ -10,6 +10,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import UPDATE, LogicalGraph
 from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
+from flowrun.engine.passes.search_sbp import assign_sbp
 from flowrun.engine.placement import Placement
 from flowrun.engine.sbp import B, NdSbp, P, S, format_nd_sbp
 from flowrun.engine.strategy import Pin, Strategy
@@ -58,12 +59,12 @@ def signature(graph: LogicalGraph, name: str) -> str:
 
 
 def test_columns_then_rows_give_megatrons_signatures() -> None:
-    graph = rewritten(through(infer_sbp), one_axis("tensor", pins=COLUMNS_THEN_ROWS))
+    graph = rewritten(through(assign_sbp), one_axis("tensor", pins=COLUMNS_THEN_ROWS))
     assert_ops([op for op in graph.ops if op.phase != UPDATE], MEGATRON)
 
 
 def test_without_pins_the_search_finds_them_itself() -> None:
-    graph = rewritten(through(infer_sbp), one_axis("tensor"))
+    graph = rewritten(through(assign_sbp), one_axis("tensor"))
     assert_ops([op for op in graph.ops if op.phase != UPDATE], MEGATRON)
 
 
@@ -129,7 +130,7 @@ def test_samples_that_do_not_divide_are_refused() -> None:
 
 def test_an_op_without_a_table_is_whole_everywhere_and_noted() -> None:
     strategy = one_axis("tensor")
-    graph = rewritten(through(infer_sbp)[:-1], strategy)
+    graph = rewritten(through(assign_sbp)[:-1], strategy)
     strange = [
         replace(op, target="aten.nobody.default") if op.name == "r" else op for op in graph.ops
     ]

@@ -11,8 +11,8 @@ import torch
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op
 from flowrun.engine.ops.traits import Trait, has
-from flowrun.engine.passes.infer_sbp import infer_sbp
 from flowrun.engine.passes.recompute import recompute
+from flowrun.engine.passes.search_sbp import assign_sbp
 from flowrun.engine.plan import RegionWork
 from flowrun.engine.strategy import Recompute
 from support.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, rewritten, through
@@ -176,7 +176,7 @@ NET = TWO_LAYERS.replace(" a stage", " net.a stage").replace(" act stage", " net
 def test_the_activation_is_made_again_from_what_entered_its_module() -> None:
     """%r is read by the layer behind, in backward too: it is stored, and nothing else."""
     strategy = one_rank_stages(1, recompute=Recompute(("net",)))
-    graph = rewritten((*through(infer_sbp), recompute), strategy, graph_of(NET))
+    graph = rewritten((*through(assign_sbp), recompute), strategy, graph_of(NET))
     plain = [replace(op, in_sbp=(), out_sbp=()) for op in graph.ops if op.phase == BACKWARD]
     assert_ops(
         plain[plain.index(next(op for op in plain if op.name == "dr")) :],
@@ -205,7 +205,7 @@ def test_what_is_made_of_weights_alone_is_not_counted_as_stored() -> None:
     ).replace("mm.default(%dy, %b.weight)", "mm.default(%dy, %bc)")
     strategy = one_rank_stages(1, recompute=Recompute(("net",)))
     first, second = (
-        rewritten((*through(infer_sbp), recompute), strategy, graph_of(text))
+        rewritten((*through(assign_sbp), recompute), strategy, graph_of(text))
         for text in (NET, cast)
     )
     assert len(second.ops) > len(first.ops)
@@ -220,5 +220,5 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
 
 def test_no_patterns_change_nothing() -> None:
     strategy = one_rank_stages(1)
-    graph = rewritten(through(infer_sbp), strategy)
+    graph = rewritten(through(assign_sbp), strategy)
     assert recompute(graph, strategy) is graph
