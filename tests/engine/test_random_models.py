@@ -166,3 +166,11 @@ def test_a_learning_rate_that_is_a_thousandth_off_is_seen() -> None:
     model.recipe["optim"]["lr"] *= 1.001
     other = Reference(model).trained
     assert Reference(model_of(7)).difference(other)
+
+
+def test_a_loss_that_diverges_makes_much_of_the_rounding_of_a_rate() -> None:
+    reference = Reference(with_pins(model_of(1488)))
+    assert reference.trained.losses[-1] > 1e6
+    exact, rounded = reference.trained.losses, reference.moved.losses
+    assert abs(rounded[-1] - exact[-1]) > 3e-6 * exact[-1]
+    assert [o.kind for o in outcomes(model_of(1488), ["single"])] == ["equal"]

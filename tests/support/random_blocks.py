@@ -1171,7 +1171,7 @@ def shortened(w: Writer, s: Shape) -> Shape:
 
 @block(2)
 def masked_mean(w: Writer, s: Shape) -> Shape:
-    w.do("m = (x.detach().mean(-1) > 0).to(x.dtype)", str(w.pick("x = (x * m.unsqueeze(-1)).sum(1) / m.sum(1, keepdim=True).clamp(min=1)", "x = torch.einsum('btc,bt->bc', x, m) / (m.sum(1)[:, None] + 1)")))
+    w.do("m = (x.detach().mean(-1) > 0.1).to(x.dtype)", str(w.pick("x = (x * m.unsqueeze(-1)).sum(1) / m.sum(1, keepdim=True).clamp(min=1)", "x = torch.einsum('btc,bt->bc', x, m) / (m.sum(1)[:, None] + 1)")))
     return (s[1],)
 
 

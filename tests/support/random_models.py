@@ -495,9 +495,20 @@ def written(model: Model, folder: Path, wide: bool = False) -> Path:
 
 
 def plain(model: Model, wide: bool = False, moved: bool = False) -> Trained:
-    """The model in an ordinary torch loop.  wide: in fp64.  moved: it begins a rounding away."""
+    """The model in an ordinary torch loop.  wide: in fp64.  moved: it begins a rounding away, with
+    rates of fp32, which flowrun feeds: what diverges makes much of both.
+    """
     recipe = {key: value for key, value in model.recipe.items() if key != "sbp"}
+    if moved:
+        recipe["optim"] = _narrow_rates(recipe["optim"])
     return _trained(replace(model, recipe={}), json.dumps(recipe), wide, moved)
+
+
+def _narrow_rates(optim: Mapping[str, Any]) -> dict[str, Any]:
+    """With each lr, of groups too, rounded to fp32."""
+    groups = {k: _narrow_rates(keys) for k, keys in optim.get("groups", {}).items()}
+    rate = {"lr": float(torch.tensor(optim["lr"]))} if "lr" in optim else {}
+    return {**optim, **rate, **({"groups": groups} if groups else {})}
 
 
 @functools.lru_cache(maxsize=4)
