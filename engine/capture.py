@@ -286,6 +286,7 @@ def _joint(
             stack.enter_context(torch._dynamo.config.patch(_dynamo_settings()))
             stack.enter_context(_quiet())
             stack.enter_context(_own_tensors(task.modules.values()))
+            stack.enter_context(_plain_buffers(task.modules.values()))
             stack.enter_context(_leaves_within_forward())
             stack.enter_context(decomposed_for_training())
             stack.enter_context(substituted())
@@ -354,6 +355,21 @@ def _own_tensors(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for each, tensors in zip(held, before, strict=True):
             each.update(tensors)
+
+
+@contextlib.contextmanager
+def _plain_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Within, an `nn.Buffer` is a buffer by its place alone: of one that forward assigns anew,
+    `self.steps += 1`, Dynamo's export cannot read the mark that nn.Buffer sets.
+    """
+    buffers = [b for root in modules for b in root.buffers() if hasattr(b, "_is_buffer")]
+    for buffer in buffers:
+        del buffer._is_buffer
+    try:
+        yield
+    finally:
+        for buffer in buffers:
+            buffer._is_buffer = True  # type: ignore[attr-defined]
 
 
 def _checked(graph: LogicalGraph, task: Task) -> LogicalGraph:

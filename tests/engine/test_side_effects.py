@@ -200,6 +200,20 @@ def test_a_buffer_that_changes_its_shape_or_dtype_is_refused_by_name(value: Tens
         rewritten_of(grows)
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_nn_buffer_that_forward_adds_to_is_an_assign(persistent: bool) -> None:
+    def added(net: Any, x: Tensor) -> None:
+        net.running += x.mean(0)
+
+    net = Net(added)
+    del net.running
+    net.running = nn.Buffer(torch.zeros(4), persistent=persistent)
+    made = capture(Task(net, {"x": "x"}), {"x": torch.ones(3, 4)})
+    (buffer,) = (v for v in made.variables if v.name == "running")
+    assert buffer.new
+    assert isinstance(net.running, nn.Buffer)
+
+
 class Assigning(nn.Module):
     """A running mean, a queue of what went by and torch's own spectral norm, all by assignment."""
 
