@@ -128,12 +128,15 @@ def apart(found: Sequence[float], weights: Mapping[str, Tensor], plain: Trained)
 
 def in_double(training: Training) -> Training:
     """The same in fp64, where nothing hides behind rounding: relu and batch norm over few values
-    make much of a last bit.
+    make much of a last bit.  The rate is fp32's in both, which a run feeds.
     """
+    numbers = dict(training.optimizer.arguments)
+    rate = float(torch.tensor(numbers["lr"]))
     return replace(
         training,
         model=partial(_in_double, training.model),
         batches=tuple(map(_doubled, training.batches)),
+        optimizer=replace(training.optimizer, arguments=tuple((numbers | {"lr": rate}).items())),
     )
 
 
