@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from flowrun.engine.errors import FlowrunError
+from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher import doing
 from flowrun.launcher.garbage import uncollected
 
@@ -63,6 +63,13 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
     from flowrun.launcher.recipe import regrouped, to_recipe
 
     try:
+        if HydraConfig.get().job.chdir:
+            raise RecipeError(
+                "hydra.job.chdir",
+                "files and modules of a recipe are looked for where the command is typed, and not"
+                " in the run's folder.",
+                "Leave it out: what a run writes is in its folder all the same (hydra.run.dir).",
+            )
         # as it was typed: what a reference stands for is looked up where its key is read
         chosen: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
         recipe = to_recipe(regrouped(cfg, chosen, config_dir))

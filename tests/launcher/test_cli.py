@@ -92,6 +92,14 @@ def test_a_run_has_a_folder_with_what_hydra_composed(
     assert (workplace / "here" / ".hydra" / "config.yaml").is_file()
 
 
+def test_a_run_in_another_folder_than_the_command_is_refused_by_the_key(
+    capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]]
+) -> None:
+    status, _, said = end(capsys, "recipe=mlp_hybrid", "hydra.job.chdir=true")
+    assert (status, runs) == (2, [])
+    assert "hydra.job.chdir = true" in said
+
+
 def test_a_run_is_repeated_under_another_launcher(
     capsys: pytest.CaptureFixture[str], runs: list[tuple[Any, Path]], workplace: Path
 ) -> None:
