@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowrun.engine.compile import captured
-from flowrun.engine.passes import LAYOUT
-from flowrun.engine.passes.infer_sbp import inferred
-from flowrun.engine.passes.search_sbp import Searched, searched
+from flowrun.engine.passes.layout.infer_sbp import inferred
+from flowrun.engine.passes.search.search_sbp import Searched, searched
+from flowrun.engine.pipeline import LAYOUT
 from flowrun.engine.strategy import Auto
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load

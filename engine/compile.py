@@ -6,7 +6,9 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cache
 
-from flowrun.engine.capture import (
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.actors.schedules import held_micro_batches
+from flowrun.engine.capture.capture import (
     Batch,
     Task,
     Traced,
@@ -15,27 +17,25 @@ from flowrun.engine.capture import (
     trace,
 )
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import LogicalGraph, Variable
-from flowrun.engine.lower import lower
-from flowrun.engine.overwrite import overwrite
-from flowrun.engine.passes import finish, lay_out
-from flowrun.engine.passes.chosen_stages import decided
+from flowrun.engine.ir.graph import LogicalGraph, Variable
+from flowrun.engine.ir.sbp import B, Broadcast
+from flowrun.engine.lowering.lower import lower
+from flowrun.engine.lowering.overwrite import overwrite
+from flowrun.engine.lowering.tile import tile
 from flowrun.engine.passes.count_step import count_step
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.passes.hoist_weights import hoist_weights
-from flowrun.engine.passes.infer_sbp import infer_update
 from flowrun.engine.passes.insert_boxing import insert_boxing
+from flowrun.engine.passes.layout.infer_sbp import infer_update
+from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field, with_pins
 from flowrun.engine.passes.mirror import mirror, rows_of_a_rank
-from flowrun.engine.passes.pin_activations import matches_variable, names_field, with_pins
-from flowrun.engine.passes.search_sbp import assign_sbp
-from flowrun.engine.passes.split_stages import split_stages
-from flowrun.engine.passes.update_ops import update_ops
-from flowrun.engine.plan import Plan
-from flowrun.engine.rehearsal import Rehearsal, rehearse
-from flowrun.engine.sbp import B, Broadcast
-from flowrun.engine.schedules import held_micro_batches
+from flowrun.engine.passes.search.search_sbp import assign_sbp
+from flowrun.engine.passes.stages.chosen_stages import decided
+from flowrun.engine.passes.stages.split_stages import split_stages
+from flowrun.engine.passes.update.update_ops import update_ops
+from flowrun.engine.pipeline import finish, lay_out
+from flowrun.engine.rehearsal.rehearsal import Rehearsal, rehearse
 from flowrun.engine.strategy import Optimizer, Pin, Strategy, Zero
-from flowrun.engine.tile import tile
 
 EVALUATION = (
     find_rows,

@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.placement import Placement
-from flowrun.engine.sbp import Sbp
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import Sbp
 
 if TYPE_CHECKING:  # the tables of ops import torch, which composing does without
     from flowrun.engine.ops.table import Table
@@ -61,7 +61,7 @@ class Group:
 class Optimizer:
     """How parameters change in a step.
 
-    name: adamw or sgd, the engine's own; any other is `function`, traced (engine/update_trace.py).
+    name: adamw or sgd, the engine's own; any other is `function`, traced (capture/update_trace.py).
     arguments: its keyword arguments; `lr` is the learning rate before any schedule.
     groups: settings that replace arguments for some parameters; of several that match, the later
         wins, key by key.
@@ -120,7 +120,7 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """The search for a layout (passes/search_sbp.py); else infer_sbp infers one.
+    """The search for a layout (search/search_sbp.py); else infer_sbp infers one.
 
     compute_ratio: compute seconds count so many times.  wait_s: what a boxing adds beside its own
     seconds; None: two acts.  trunk: compute hides boxings that run beside it.  shared: readers that
@@ -161,7 +161,7 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """What fp16 gradients are multiplied by (passes/scale_loss.py).  dynamic: halved after an
+    """What fp16 gradients are multiplied by (update/scale_loss.py).  dynamic: halved after an
     overflow, doubled after many updates without.
     """
 

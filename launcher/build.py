@@ -23,8 +23,8 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.joint_graph import LOSS
 from flowrun.launcher.deferred import LEAST_BYTES, deferred
 from flowrun.launcher.errors import did_you_mean
 from flowrun.launcher.initial import Initial, initial_of, named

@@ -22,7 +22,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from flowrun.engine.cost.calibrated import (
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.hardware.network import Level
+from flowrun.engine.runtime.calibration.calibrated import (
     Moved,
     Timed,
     as_yaml,
@@ -33,12 +35,11 @@ from flowrun.engine.cost.calibrated import (
     typical,
     with_device,
 )
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.cost.network import Level
-from flowrun.engine.runtime import heap, neighbours
-from flowrun.engine.runtime.calibration import Sizes, device_times, link_times, paces
-from flowrun.engine.runtime.core import keep_to_a_core
-from flowrun.engine.runtime.links import Links
+from flowrun.engine.runtime.calibration.calibration import Sizes, device_times, link_times, paces
+from flowrun.engine.runtime.process import heap
+from flowrun.engine.runtime.process.core import keep_to_a_core
+from flowrun.engine.runtime.transport import neighbours
+from flowrun.engine.runtime.transport.links import Links
 
 SHARED, GLOO = "shared memory", "gloo"
 GROUPS = (2, 4)

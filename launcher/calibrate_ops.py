@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from flowrun.engine.cost.calibrated import digits
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.runtime import heap
-from flowrun.engine.runtime.op_times import Found, op_times
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.runtime.calibration.calibrated import digits
+from flowrun.engine.runtime.calibration.op_times import Found, op_times
+from flowrun.engine.runtime.process import heap
 from flowrun.launcher.job import Job
 from flowrun.launcher.schema import Recipe
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.placement import BATCH_AXES
+from flowrun.engine.ir.placement import BATCH_AXES
 from flowrun.launcher import hydra_source
 from flowrun.launcher.errors import PlacedError, did_you_mean, one_of
 from flowrun.launcher.layout import parse_pins

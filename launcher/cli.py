@@ -29,7 +29,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
-from flowrun.engine.runtime import heap
+from flowrun.engine.runtime.process import heap
 from flowrun.launcher import doing
 from flowrun.launcher.garbage import uncollected
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime.compiled import CompiledRegions
-from flowrun.engine.runtime.graphs import graphed
-from flowrun.engine.runtime.kernels import Kernels, eager_kernels
+from flowrun.engine.runtime.inductor.compiled import CompiledRegions
+from flowrun.engine.runtime.kernels.cuda_graphs import graphed
+from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.launcher.device import device_type
 from flowrun.launcher.errors import one_of
 from flowrun.launcher.job import Job
@@ -59,8 +59,8 @@ def kernels_of(job: Job, training: Rehearsed, say: Callable[[str], None]) -> Ker
 
 def _compile(regions: CompiledRegions, say: Callable[[str], None]) -> None:
     """Here, for all ranks of this host."""
-    from flowrun.engine.runtime.compile_ahead import compile_ahead, to_compile
-    from flowrun.engine.runtime.inductor import require_compiler
+    from flowrun.engine.runtime.inductor.compile_ahead import compile_ahead, to_compile
+    from flowrun.engine.runtime.inductor.inductor import require_compiler
 
     require_compiler()
     start = time.perf_counter()

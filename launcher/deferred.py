@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from flowrun.engine.runtime.heap import returning
+from flowrun.engine.runtime.process.heap import returning
 from flowrun.launcher import op_schema
 from flowrun.launcher.initial import Initial, Source, named
 from flowrun.launcher.op_schema import dense
@@ -82,7 +82,7 @@ class _Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """As in engine/runtime/live_bytes.py."""
+        """As in engine/runtime/kernels/live_bytes.py."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -24,8 +24,8 @@ from typing import Any
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.kernels import Kernels
-from flowrun.engine.trace import Note
+from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.trace.trace import Note
 from flowrun.launcher import weights
 from flowrun.launcher.checkpoint import complete
 from flowrun.launcher.hosts import Meeting, ranks_of_a_host

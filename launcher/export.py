@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from flowrun.engine.runtime import checkpoint as disk
-from flowrun.engine.runtime.shards import Shard, whole
+from flowrun.engine.runtime.drivers import checkpoint as disk
+from flowrun.engine.runtime.rank.shards import Shard, whole
 from flowrun.launcher import weights
 from flowrun.launcher.checkpoint import find_all
 from flowrun.launcher.errors import PlacedError

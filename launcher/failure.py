@@ -14,8 +14,8 @@ from types import FrameType, TracebackType
 import torch
 
 from flowrun.engine.errors import FlowrunError, PlanError, RunError
-from flowrun.engine.graph import Op
-from flowrun.engine.runtime.distributed import LostPeer
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.runtime.drivers.distributed import LostPeer
 from flowrun.models.data.collate import ItemError
 
 _OURS = tuple(  # flowrun, torch, and what hands on the error of a reader's thread

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import RunError
-from flowrun.engine.plan import Plan
-from flowrun.engine.runtime.rank import Rank, Results
+from flowrun.engine.runtime.rank.rank import Rank, Results
 from flowrun.launcher.job import Job
 from flowrun.launcher.schema import STOP
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.engine.runtime.rank import Results
+from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.schema import Launch
 
 _PATIENCE = timedelta(days=7)  # for the next step

@@ -12,8 +12,8 @@ from functools import cached_property
 
 import torch
 
-from flowrun.engine.capture import Batch, Task, Traced, import_tracer, rewritten
-from flowrun.engine.capture_check.check import check_capture
+from flowrun.engine.capture.capture import Batch, Task, Traced, import_tracer, rewritten
+from flowrun.engine.capture.check.compare import check_capture
 from flowrun.engine.compile import (
     Rehearsed,
     captured_evaluation,
@@ -21,11 +21,11 @@ from flowrun.engine.compile import (
     planned_training,
     traced,
 )
-from flowrun.engine.cost.hardware import CPU
-from flowrun.engine.graph import LogicalGraph, Tensor
+from flowrun.engine.hardware.hardware import CPU
+from flowrun.engine.ir.graph import LogicalGraph, Tensor
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.passes.mirror import BY_RANK, rows_of_a_rank
-from flowrun.engine.placement import Shape
-from flowrun.engine.runtime.rank import Results
+from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher import build, doing, weights
 from flowrun.launcher.beside import apart, beside, started
 from flowrun.launcher.checkpoint import About, Checkpoint

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.placement import BATCH_AXES, Placement
-from flowrun.engine.sbp import parse_sbp
+from flowrun.engine.ir.placement import BATCH_AXES, Placement
+from flowrun.engine.ir.sbp import parse_sbp
 from flowrun.engine.strategy import Pin
 from flowrun.launcher.errors import did_you_mean, one_of
 from flowrun.launcher.ranges import MOST_RANKS

@@ -18,11 +18,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from flowrun.engine.cost.hardware import CPU
-from flowrun.engine.idle_axes import IdleAxis, idle_axes
-from flowrun.engine.passes.sparse_ops import sparse_tables
-from flowrun.engine.plan import Actor, BoxWork
-from flowrun.engine.rehearsal import rehearse
+from flowrun.engine.actors.plan import Actor, BoxWork
+from flowrun.engine.hardware.hardware import CPU
+from flowrun.engine.lowering.idle_axes import IdleAxis, idle_axes
+from flowrun.engine.passes.update.sparse_ops import sparse_tables
+from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.launcher.alike import spans
 from flowrun.launcher.job import Job
 from flowrun.launcher.quantities import seconds

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from flowrun.engine.capture.update_trace import keywords_of
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.strategy import Group, Optimizer, Settings
-from flowrun.engine.update_trace import keywords_of
 from flowrun.launcher.build import find, is_freezing
 from flowrun.launcher.errors import did_you_mean
 from flowrun.launcher.ranges import check_number

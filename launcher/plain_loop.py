@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrun.engine.capture.update_trace import fed_to, states_of
 from flowrun.engine.strategy import LossScale, Optimizer
-from flowrun.engine.update_trace import fed_to, states_of
 from flowrun.launcher import build
 from flowrun.launcher.build import Parts
 from flowrun.launcher.job import Job

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
+from flowrun.engine.capture.update_trace import behaviour
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.own_files import Unusable, own_folder, read_own, write_own
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.strategy import Strategy
-from flowrun.engine.update_trace import behaviour
 from flowrun.launcher.digest import Undigested, digest
 
 MOST_FILES, MOST_BYTES = 100, 1 << 29  # what the folder may hold; the longest unused goes first

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from flowrun.engine.cost.hardware import CPU, Hardware, Products, on_hosts
-from flowrun.engine.cost.measured import shapes_of
-from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.hardware.hardware import CPU, Hardware, Products, on_hosts
+from flowrun.engine.hardware.measured_ops import shapes_of
+from flowrun.engine.hardware.network import Level
 from flowrun.launcher.device import device_type, gpu_name
 from flowrun.launcher.schema import Recipe, RecipeSchema
 
@@ -68,7 +68,7 @@ def better_cpu(recipe: Recipe) -> str:
     """A shipped profile of this host's processor, where the recipe names none; empty if there is
     none.  A plan is made by it only where it is asked for: it is the same on every machine.
     """
-    from flowrun.engine.runtime import products  # and torch, which most commands do without
+    from flowrun.engine.runtime.kernels import products  # and torch, which most commands do without
 
     here = recipe.launch.name == "local" and suited(recipe).name == CPU
     return ZEN5 if here and products.rule() == products.WIDE else ""
@@ -86,8 +86,8 @@ def _of_gpu(name: str) -> tuple[str, bool]:
 
 
 def shares_memory(recipe: Recipe) -> bool:
-    """All ranks exchange their messages in the memory of one host (engine/runtime/links.py), and
-    the profile is of such ranks: GPUs may be planned for on a machine without.
+    """All ranks exchange their messages in the memory of one host (transport/links.py), and the
+    profile is of such ranks: GPUs may be planned for on a machine without.
     """
     launch = recipe.launch
     if suited(recipe).device != CPU:

@@ -22,10 +22,10 @@ from rich.table import Table
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.footprint import memory_of
-from flowrun.engine.graph import Op
-from flowrun.engine.runtime.rank import Results
-from flowrun.engine.sbp import format_nd_sbp
-from flowrun.engine.step_time import StepTime
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.sbp import format_nd_sbp
+from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.trace.step_time import StepTime
 from flowrun.launcher import doing
 from flowrun.launcher.alike import alike, extent, one_of_each, spans
 from flowrun.launcher.console import wide_console
@@ -208,7 +208,7 @@ def units(training: Rehearsed, stage: int) -> str:
 
     Without those of which it has but copies of constants (split_stages.py), such as a mask.
     """
-    from flowrun.engine.module_path import unit_of
+    from flowrun.engine.ir.module_path import unit_of
 
     ops = training.plan.graph.ops
     known = {op.name for op in ops}

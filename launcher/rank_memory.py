@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from flowrun.engine.runtime.distributed import DistributedRank
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.launcher.process_memory import most_taken, taken
 
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime.rank import Results
+from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.checkpoint import RECIPE, find_all, replace_text
 from flowrun.launcher.errors import PlacedError
 from flowrun.launcher.job import Job

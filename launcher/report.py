@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.cost.hardware import CPU
-from flowrun.engine.model_flops import model_flops, utilisation
-from flowrun.engine.runtime.rank import Results
-from flowrun.engine.step_time import StepTime, step_times
-from flowrun.engine.trace import Note
+from flowrun.engine.hardware.hardware import CPU
+from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.trace.model_flops import model_flops, utilisation
+from flowrun.engine.trace.step_time import StepTime, step_times
+from flowrun.engine.trace.trace import Note
 from flowrun.launcher.job import Job
 
 FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit

@@ -11,9 +11,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.engine.graph import Variable
-from flowrun.engine.runtime.checkpoint import check, contents, read_whole
-from flowrun.engine.runtime.shards import name_of
+from flowrun.engine.ir.graph import Variable
+from flowrun.engine.runtime.drivers.checkpoint import check, contents, read_whole
+from flowrun.engine.runtime.rank.shards import name_of
 from flowrun.launcher.checkpoint import ABOUT, FOLDER, RECIPE, Checkpoint, find_all
 from flowrun.launcher.errors import PlacedError
 from flowrun.launcher.job import Job

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, TypeVar
 
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.placement import Placement
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.ir.placement import Placement
 from flowrun.engine.strategy import Pin
 
 Keys = TypeVar("Keys", bound=Any)

@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flowrun.engine.boxing import Step
+from flowrun.engine.actors.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
+from flowrun.engine.boxing.boxing import Step
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.footprint import memory_of
-from flowrun.engine.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
-from flowrun.engine.placement import largest_shape
-from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
+from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
+from flowrun.engine.ir.placement import largest_shape
 from flowrun.launcher.alike import FEW, alike, extent, one_of_each, some, spans
 from flowrun.launcher.compiling import compiled_regions, summary
 from flowrun.launcher.job import Job

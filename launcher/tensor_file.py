@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.placement import Shape, Slices
-from flowrun.engine.runtime.shards import Shard
+from flowrun.engine.ir.placement import Shape, Slices
+from flowrun.engine.runtime.rank.shards import Shard
 from flowrun.launcher.checkpoint import PARTIAL, sync
 
 Contents = Mapping[str, tuple[Shape, torch.dtype]]  # logical, by name of the tensor

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flowrun.engine.actors.plan import Actor, Plan
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.plan import Actor, Plan
-from flowrun.engine.step_time import first_whole_step
-from flowrun.engine.trace import (
+from flowrun.engine.trace.step_time import first_whole_step
+from flowrun.engine.trace.trace import (
     COMPUTE,
     CREDIT,
     FLIGHT,

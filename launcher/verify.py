@@ -22,7 +22,7 @@ import torch
 import yaml
 
 from flowrun.engine.errors import FlowrunError, RecipeError
-from flowrun.engine.passes.sparse_ops import sparse_tables
+from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.launcher import weights
 from flowrun.launcher.beside import apart
 from flowrun.launcher.device import may_use_gpus

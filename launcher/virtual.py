@@ -11,11 +11,11 @@ import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.kernels import Kernels
-from flowrun.engine.runtime.rank import Results
-from flowrun.engine.runtime.recorder import RecordedCluster
-from flowrun.engine.runtime.shards import Shard, to_write, whole
-from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.runtime.drivers.recorder import RecordedCluster
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
+from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.runtime.rank.shards import Shard, to_write, whole
 from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
 from flowrun.launcher.failure import described
@@ -42,7 +42,7 @@ def execute_virtual(
     traced = recipe.engine.traced_steps
     cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
     if job.start:
-        from flowrun.engine.runtime import checkpoint  # 0.8 s, which few runs need
+        from flowrun.engine.runtime.drivers import checkpoint  # 0.8 s, which few runs need
 
         for rank, body in cluster.ranks.items():
             checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
@@ -114,7 +114,7 @@ def _shards(job: Job, cluster: VirtualCluster) -> Iterator[Shard]:
 
 def _checkpoint(job: Job, cluster: VirtualCluster, run_folder: Path, step: int) -> None:
     """Write what every rank has to."""
-    from flowrun.engine.runtime import checkpoint
+    from flowrun.engine.runtime.drivers import checkpoint
 
     folder = checkpoints.begin(run_folder, job.about(step), job.recipe.to_yaml())
     checkpoint.write(folder, _shards(job, cluster), alone=True)

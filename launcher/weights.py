@@ -19,11 +19,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import Variable
-from flowrun.engine.joint_graph import LOSS
-from flowrun.engine.plan import Plan
-from flowrun.engine.runtime.shards import Shard
+from flowrun.engine.ir.graph import Variable
+from flowrun.engine.runtime.rank.shards import Shard
 from flowrun.launcher.checkpoint import AVERAGES, WEIGHTS, About
 from flowrun.launcher.tensor_file import CODES, DTYPES, Contents, TensorFile, write_whole
 

@@ -24,14 +24,14 @@ import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime import heap
-from flowrun.engine.runtime.core import keep_to_a_core
-from flowrun.engine.runtime.distributed import DistributedRank, LostPeer
-from flowrun.engine.runtime.kernels import Kernels
-from flowrun.engine.runtime.links import Links
-from flowrun.engine.runtime.rank import Results
-from flowrun.engine.runtime.recorder import RecordedRank
-from flowrun.engine.runtime.shards import Shard, to_write, whole
+from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
+from flowrun.engine.runtime.drivers.recorder import RecordedRank
+from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.runtime.process import heap
+from flowrun.engine.runtime.process.core import keep_to_a_core
+from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.runtime.rank.shards import Shard, to_write, whole
+from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher import checkpoint as checkpoints
 from flowrun.launcher import weights
 from flowrun.launcher.failure import described
@@ -109,7 +109,7 @@ class Worker:
             zero_ns = _same_time() if recipe.launch.nnodes > 1 else 0
         body = self._body(rank, device, links)
         if self.job.start:
-            from flowrun.engine.runtime import checkpoint  # 0.8 s, which few runs need
+            from flowrun.engine.runtime.drivers import checkpoint  # 0.8 s, which few runs need
 
             checkpoint.restore(self.job.start.folder, plan, rank, body.body.variables)
         evaluation: DistributedRank | None = None
@@ -220,7 +220,7 @@ class Worker:
         """
         import torch.distributed as dist
 
-        from flowrun.engine.runtime import checkpoint
+        from flowrun.engine.runtime.drivers import checkpoint
 
         job, first = self.job, rank == 0
         with _with_peers(rank, "saving a checkpoint"):

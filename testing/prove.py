@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import Sbp, Split
 from flowrun.engine.ops.signature import Local, OpView, Signature, torch_callable
 from flowrun.engine.ops.table import GivenTable, RowsOf
-from flowrun.engine.placement import Shape
 from flowrun.engine.proof.judge import on_one_axis
 from flowrun.engine.proof.simulated_ranks import Sample, row_failure, sample
-from flowrun.engine.sbp import Sbp, Split
 
 PARTS = (2, 3, 4, 5)  # ranks: few sizes are divided by all of them
 

@@ -37,4 +37,4 @@ def test_collectives_are_named_in_one_file() -> None:
         for file in (ROOT / top).rglob("*.py")
         if "dist.all_reduce" in file.read_text() or "all_to_all_single" in file.read_text()
     ]
-    assert users == ["engine/runtime/collectives.py"]
+    assert users == ["engine/runtime/transport/collectives.py"]

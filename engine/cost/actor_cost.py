@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from flowrun.engine.boxing import start_seconds, step_bytes, step_seconds
+from flowrun.engine.actors.draft import Draft, Layouts
+from flowrun.engine.actors.plan import (
+    SEND,
+    BoxWork,
+    FeedWork,
+    PrepareWork,
+    RegionWork,
+    TransferWork,
+)
+from flowrun.engine.boxing.boxing import start_seconds, step_bytes, step_seconds
+from flowrun.engine.boxing.crossing import route
 from flowrun.engine.cost.fusion import FUSIONS, Kernel, kernels
-from flowrun.engine.cost.hardware import CPU, Hardware
 from flowrun.engine.cost.op_cost import element_seconds
 from flowrun.engine.cost.seconds import local_seconds
-from flowrun.engine.crossing import route
-from flowrun.engine.draft import Draft, Layouts
-from flowrun.engine.graph import LogicalGraph, Op
-from flowrun.engine.placement import Shape, largest_shape
-from flowrun.engine.plan import SEND, BoxWork, FeedWork, PrepareWork, RegionWork, TransferWork
-from flowrun.engine.sbp import NdSbp
+from flowrun.engine.hardware.hardware import CPU, Hardware
+from flowrun.engine.ir.graph import LogicalGraph, Op
+from flowrun.engine.ir.placement import Shape, largest_shape
+from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
 
 

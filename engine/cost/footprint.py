@@ -12,11 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from flowrun.engine.cost import staging
-from flowrun.engine.graph import Op
-from flowrun.engine.ops.traits import Trait, has, is_view
-from flowrun.engine.placement import largest_shape
-from flowrun.engine.plan import (
+from flowrun.engine.actors.plan import (
     Actor,
     BoxWork,
     Plan,
@@ -25,8 +21,12 @@ from flowrun.engine.plan import (
     Register,
     TransferWork,
 )
-from flowrun.engine.sbp import NdSbp
-from flowrun.engine.sums import sums_of, taken_over
+from flowrun.engine.actors.sums import sums_of, taken_over
+from flowrun.engine.cost import staging
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.placement import largest_shape
+from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.ops.traits import Trait, has, is_view
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from flowrun.engine.graph import Op
+from flowrun.engine.ir.graph import Op
 from flowrun.engine.ops.pointwise import RULES
 from flowrun.engine.ops.traits import is_view
 

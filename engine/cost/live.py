@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Container
 from typing import NamedTuple, TypeVar
 
+from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.cost.footprint import Act, Footprint
 from flowrun.engine.cost.messages import Messages
-from flowrun.engine.plan import Plan, RegionWork
 
 Key = TypeVar("Key")
 

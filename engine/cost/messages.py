@@ -1,12 +1,12 @@
 """Messages: where what a rank writes for others lies in shared memory, while a plan is rehearsed.
 
 A message is read by the loop's thread of each reader, between its acts, and its place is free once
-the writer has heard of it, between its own (runtime/shared_memory.py, neighbours.py).
+the writer has heard of it, between its own (transport/shared_memory.py, neighbours.py).
 """
 
 from __future__ import annotations
 
-from flowrun.engine.first_fit import FirstFit
+from flowrun.engine.cost.first_fit import FirstFit
 
 _LATER = 2  # acts of compute that end before the place is free: the reader's, then the writer's
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from flowrun.engine.cost.hardware import CPU, Hardware
-from flowrun.engine.cost.measured import Factors, Shapes, factor
-from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, Op, Tensor
+from flowrun.engine.hardware.hardware import CPU, Hardware
+from flowrun.engine.hardware.measured_ops import Factors, Shapes, factor
+from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, Op, Tensor
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.signature import bind, places
 from flowrun.engine.ops.traits import is_view
-from flowrun.engine.placement import Shape
 
 _NARROW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.matmul.default")

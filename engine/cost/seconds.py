@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from flowrun.engine.boxing import path_seconds
-from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.actors.plan import Plan, RegionWork
+from flowrun.engine.boxing.boxing import path_seconds
 from flowrun.engine.cost.op_cost import op_seconds
-from flowrun.engine.graph import UPDATE, LogicalGraph, Op
-from flowrun.engine.placement import Placement, Shape, largest_shape
-from flowrun.engine.plan import Plan, RegionWork
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Op
+from flowrun.engine.ir.placement import Placement, Shape, largest_shape
 
 
 def whole_seconds(op: Op, graph: LogicalGraph, hardware: Hardware) -> float:

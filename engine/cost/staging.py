@@ -2,9 +2,9 @@
 
 It copies them when it is issued; what no other act will read is free from then on.
 
-What runtime/collectives.py allocates, kind by kind: packed messages, what arrives, and what is
-made of it; and what runtime/shared_memory.py writes for others, into an arena whose pages stay
-(runtime/arena.py).  Memory of gloo's or NCCL's own is not in it.
+What transport/collectives.py allocates, kind by kind: packed messages, what arrives, and what is
+made of it; and what transport/shared_memory.py writes for others, into an arena whose pages stay
+(transport/arena.py).  Memory of gloo's or NCCL's own is not in it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER
+from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from flowrun.engine.boxing import path_bytes
-from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.boxing.boxing import path_bytes
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.ir.placement import largest_shape
+from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.ops.traits import is_view
-from flowrun.engine.placement import largest_shape
-from flowrun.engine.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
 
 

@@ -7,16 +7,16 @@ over the other, inside the kernel.  Going backward the softmax is known (logsume
 length can be split too.  With dropout no row but all-B: a mask is drawn inside.
 
 Capture runs on the CPU, so that its op stands for attention on every device; CUDA's kernels for it
-(runtime/attention.py) leave logsumexp as it does.
+(kernels/attention.py) leave logsumexp as it does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops.signature import OpView, Rule, Signature, bind, places, row
-from flowrun.engine.placement import Shape
-from flowrun.engine.sbp import B, P, S, Sbp
 
 _QUERY = ("query", "out", "grad_out", "logsumexp")
 _KEYS = ("key", "value")

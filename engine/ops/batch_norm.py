@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import OpView, Rule, Signature, bind, partial_rows, places, row
-from flowrun.engine.sbp import B, P, S
 
 _WHOLE = ("grad_out", "input")
 

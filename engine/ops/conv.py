@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import (
     Call,
     Local,
@@ -24,7 +25,6 @@ from flowrun.engine.ops.signature import (
     rebound,
     row,
 )
-from flowrun.engine.sbp import B, P, S
 
 
 def _channel_dims(given: Mapping[str, Any]) -> tuple[int, int]:

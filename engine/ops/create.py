@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from flowrun.engine.ir.placement import Shape, Slices
+from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops.signature import (
     Call,
     Local,
@@ -23,8 +25,6 @@ from flowrun.engine.ops.signature import (
     rebound,
     sizes,
 )
-from flowrun.engine.placement import Shape, Slices
-from flowrun.engine.sbp import B, P, S, Sbp
 
 
 def from_nothing(view: OpView) -> tuple[Signature, ...]:

@@ -1,7 +1,7 @@
 """Cross entropy of logits: `flow.cross_entropy` and `flow.cross_entropy_backward`.
 
-What log_softmax and a negative log-likelihood are together (engine/losses.py puts these two in
-their place), without log-probabilities: of each row of logits one number is kept, the logarithm of
+What log_softmax and a negative log-likelihood are together (kept_logits.py puts these two in their
+place), without log-probabilities: of each row of logits one number is kept, the logarithm of
 the sum of its exponentials, and the gradient is made of logits, that number and the target at once.
 Where classes are split, that number is all of a row that travels (P(logsumexp) -> B).
 
@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.graph import Op, Ref
+from flowrun.engine.ir.graph import Op, Ref
+from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops.loss import NONE, SUM, divisor, of_mine, reduced_loss, weights_of
 from flowrun.engine.ops.reduce import LOG2_E
 from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
-from flowrun.engine.sbp import B, P, S, Sbp
 
 Tensor = torch.Tensor
 

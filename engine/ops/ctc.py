@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowrun.engine.ir.sbp import S
 from flowrun.engine.ops.signature import OpView, Rule, Signature, partial_rows, row
-from flowrun.engine.sbp import S
 
 _OF_SAMPLES = dict.fromkeys(("targets", "input_lengths", "target_lengths"), S(0))
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
+from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import (
     Call,
     Labels,
@@ -24,7 +25,6 @@ from flowrun.engine.ops.signature import (
     rebound,
     torch_callable,
 )
-from flowrun.engine.sbp import B, P, S
 
 
 def _positions(view: OpView) -> Labels:

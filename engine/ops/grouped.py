@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import (
     Call,
     Local,
@@ -23,7 +24,6 @@ from flowrun.engine.ops.signature import (
     rebound,
     row,
 )
-from flowrun.engine.sbp import B, P, S
 
 
 def forward(view: OpView) -> tuple[Signature, ...]:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 
 import torch
 
-from flowrun.engine.graph import Op
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import B, P, S, Split
 from flowrun.engine.ops.signature import (
     Call,
     Labels,
@@ -23,8 +25,6 @@ from flowrun.engine.ops.signature import (
     labelled,
     row,
 )
-from flowrun.engine.placement import Shape
-from flowrun.engine.sbp import B, P, S, Split
 
 
 def gather(view: OpView) -> tuple[Signature, ...]:

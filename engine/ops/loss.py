@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
+from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import (
     Call,
     Local,
@@ -26,7 +27,6 @@ from flowrun.engine.ops.signature import (
     rebound,
     row,
 )
-from flowrun.engine.sbp import B, P, S
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's `reduction`
 COUNT = "flow.target_weight"  # (target (N,), weight (C,) or None, ignored class) -> scalar

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowrun.engine.ir.sbp import P, S
 from flowrun.engine.ops.signature import (
     Labels,
     OpView,
@@ -18,7 +19,6 @@ from flowrun.engine.ops.signature import (
     partial_rows,
     row,
 )
-from flowrun.engine.sbp import P, S
 
 
 def product(equation: str, first: str, second: str) -> Rule:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.traits import TARGETS, Trait
 
-# op -> positions of the arguments that its result may be written over (runtime/into.py does it)
+# op -> positions of the arguments that its result may be written over (kernels/out_variants.py)
 INPLACE_ARGS: Mapping[str, tuple[int, ...]] = {
     "aten.add.Tensor": (0, 1),
     "aten.sub.Tensor": (0,),

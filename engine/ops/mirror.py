@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import torch
 
+from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import Call, Local, LocalView, Signature
-from flowrun.engine.sbp import B, P, S
 
 RELABELS: Mapping[str, Signature] = {
     "flow.own": Signature((S(0),), (B,)),

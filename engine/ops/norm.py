@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowrun.engine.ir.sbp import P, S
 from flowrun.engine.ops.signature import (
     Call,
     Local,
@@ -20,7 +21,6 @@ from flowrun.engine.ops.signature import (
     rebound,
     row,
 )
-from flowrun.engine.sbp import P, S
 
 _ROWWISE = ("grad_out", "input", "mean", "rstd")
 

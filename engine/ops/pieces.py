@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flowrun.engine.ir.sbp import P
 from flowrun.engine.ops.shape import made_sizes, moved
 from flowrun.engine.ops.signature import (
     Call,
@@ -20,7 +21,6 @@ from flowrun.engine.ops.signature import (
     labelled,
     rebound,
 )
-from flowrun.engine.sbp import P
 
 # ---- pieces of one tensor ------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.signature import (
     Labels,
     OpView,
@@ -21,7 +22,6 @@ from flowrun.engine.ops.signature import (
     labelled,
     partial_rows,
 )
-from flowrun.engine.placement import Shape
 
 Groups = Sequence[Sequence[str]]
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from flowrun.engine.ir.placement import Shape, Slices
+from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ops.pointwise import LINEAR_IN_GRAD
 from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
-from flowrun.engine.placement import Shape, Slices
-from flowrun.engine.sbp import B, S
 
 Tensor = torch.Tensor
 

@@ -2,7 +2,7 @@
 
 Torch's kernels look up labels and ids of whole tables and raise for one that is not there.  The
 programs of split tables, and the written cross entropy, look up by a mask and would take such a one
-for another rank's.  So what is looked up is checked before (engine/check_ranges.py).
+for another rank's.  So what is looked up is checked before (rewrites/check_ranges.py).
 
     size         classes, or rows of the table
     ignored      a label that counts for nothing (ignore_index); None: there is none
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 
 import torch
 
+from flowrun.engine.ir.sbp import S
 from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
-from flowrun.engine.sbp import S
 
 CHECK = "flow.check_range"
 

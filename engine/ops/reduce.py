@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from flowrun.engine.graph import Op
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, P, S, Sbp
 from flowrun.engine.ops.pointwise import stays_float
 from flowrun.engine.ops.signature import (
     Call,
@@ -27,8 +29,6 @@ from flowrun.engine.ops.signature import (
     partial_rows,
     torch_callable,
 )
-from flowrun.engine.placement import Shape
-from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, P, S, Sbp
 
 LOG2_E = 1 / math.log(2)
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flowrun.engine.graph import Op, Ref, map_refs
+from flowrun.engine.ir.graph import Op, Ref, map_refs
+from flowrun.engine.ir.placement import Shape, left_over
+from flowrun.engine.ir.sbp import B, Sbp, Split
 from flowrun.engine.ops import (
     attention,
     batch_norm,
@@ -48,8 +50,6 @@ from flowrun.engine.ops.signature import (
     Signature,
     torch_callable,
 )
-from flowrun.engine.placement import Shape, left_over
-from flowrun.engine.sbp import B, Sbp, Split
 
 RULES: Mapping[str, Rule] = {
     **matmul.RULES,

@@ -13,12 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flowrun.engine.graph import Op
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.loss import NONE
 from flowrun.engine.ops.signature import Call, bind
 from flowrun.engine.ops.traits import TARGETS, Trait
-from flowrun.engine.placement import Shape
 
 POINTWISE = frozenset(
     {

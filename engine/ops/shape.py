@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import P, S
 from flowrun.engine.ops.signature import (
     Call,
     Labels,
@@ -24,8 +26,6 @@ from flowrun.engine.ops.signature import (
     torch_callable,
 )
 from flowrun.engine.ops.traits import TARGETS, Trait
-from flowrun.engine.placement import Shape
-from flowrun.engine.sbp import P, S
 
 # ---- views ---------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.graph import Op, refs
-from flowrun.engine.placement import Shape, Slices
-from flowrun.engine.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp, parse_sbp
+from flowrun.engine.ir.graph import Op, refs
+from flowrun.engine.ir.placement import Shape, Slices
+from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp, parse_sbp
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.graph import refs
+from flowrun.engine.ir.graph import refs
+from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature, rows
 from flowrun.engine.ops.update import Changed, one_or_all
-from flowrun.engine.sbp import B, P, S
 
 Tensor = torch.Tensor
 NOBODY = -1  # the id of a row that changes nothing

@@ -1,5 +1,5 @@
 """Signatures of reads and writes by strides, which are counted over the elements in their order
-(engine/strided.py makes it so), wherever a rank has them in memory.
+(engine/capture/rewrites/strided.py makes it so), wherever a rank has them in memory.
 
 Both are linear, so P passes.  The samples split where none reaches into another; frames that
 overlap, as of a short-time Fourier transform, do so within a sample.
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.signature import (
     Call,
     Local,
@@ -24,7 +25,6 @@ from flowrun.engine.ops.signature import (
     rows,
     sizes,
 )
-from flowrun.engine.placement import Shape
 
 
 def read(view: OpView) -> tuple[Signature, ...]:

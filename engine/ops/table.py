@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import torch
 
 from flowrun.engine.errors import SbpError
-from flowrun.engine.graph import Op
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import Broadcast, Sbp, Split
 from flowrun.engine.ops.signature import (
     Call,
     Local,
@@ -26,8 +28,6 @@ from flowrun.engine.ops.signature import (
     sizes,
     torch_callable,
 )
-from flowrun.engine.placement import Shape
-from flowrun.engine.sbp import Broadcast, Sbp, Split
 
 
 class Table(Protocol):

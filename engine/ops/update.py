@@ -3,7 +3,7 @@ and signatures together.
 
 Updates are elementwise, so they run on any split of weight, gradient and state alike: that is all
 ZeRO needs. They change weight and states in place.  An optimizer that has no op of its own here is
-traced (engine/update_trace.py): its values are ordinary ops, and flow.assign writes them.
+traced (engine/capture/update_trace.py): its values are ordinary ops, and flow.assign writes them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch.optim.adamw import adamw as plain_adamw
 from torch.optim.sgd import sgd as plain_sgd
 
-from flowrun.engine.graph import refs
+from flowrun.engine.ir.graph import refs
+from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
-from flowrun.engine.sbp import B, P, S, Sbp
 
 Tensor = torch.Tensor
 Changed = Tensor | tuple[Tensor, ...]

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flowrun.engine.graph import (
+from flowrun.engine.ir.graph import (
     BACKWARD,
     COUNT,
     FORWARD,
@@ -37,10 +37,10 @@ from flowrun.engine.graph import (
     Tensor,
     rename_inputs,
 )
+from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops import cross_entropy, loss, ranges, registry
 from flowrun.engine.ops.signature import bind
 from flowrun.engine.ops.traits import Trait, has, is_engines, is_random, is_view
-from flowrun.engine.sbp import B, P, S, Sbp
 from flowrun.engine.strategy import Strategy
 
 # what a batch-only tensor is to the micro-batches of a step

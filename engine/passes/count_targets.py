@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from flowrun.engine.graph import LogicalGraph, Op, Ref
+from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
+from flowrun.engine.ir.sbp import Partial
 from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.loss import COUNT
-from flowrun.engine.sbp import Partial
 from flowrun.engine.strategy import Strategy
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.graph import LogicalGraph, Op
+from flowrun.engine.ir.graph import LogicalGraph, Op
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.traits import is_engines
 from flowrun.engine.proof.call_form import MOST_READINGS, CallForm, call_forms

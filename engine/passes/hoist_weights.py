@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flowrun.engine.graph import (
+from flowrun.engine.ir.graph import (
     COUNT,
     FORWARD,
     UPDATE,
@@ -33,11 +33,11 @@ from flowrun.engine.graph import (
     Tensor,
     rename_inputs,
 )
+from flowrun.engine.ir.placement import Shape, left_over
+from flowrun.engine.ir.sbp import NdSbp, Partial, Sbp, format_nd_sbp
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.ops.traits import Trait, has, is_engines, is_view
-from flowrun.engine.placement import Shape, left_over
-from flowrun.engine.sbp import NdSbp, Partial, Sbp, format_nd_sbp
 from flowrun.engine.strategy import Strategy
 
 CAST = "aten._to_copy.default"

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from flowrun.engine.boxing import Step, path, path_seconds
-from flowrun.engine.crossing import transfer_sbps
-from flowrun.engine.graph import (
+from flowrun.engine.boxing.boxing import Step, path, path_seconds
+from flowrun.engine.boxing.crossing import transfer_sbps
+from flowrun.engine.ir.graph import (
     BACKWARD,
     COUNT,
     FORWARD,
@@ -29,9 +29,9 @@ from flowrun.engine.graph import (
     Ref,
     map_refs,
 )
+from flowrun.engine.ir.sbp import B, NdSbp, format_nd_sbp
 from flowrun.engine.ops import expansions
 from flowrun.engine.ops.traits import Trait, has
-from flowrun.engine.sbp import B, NdSbp, format_nd_sbp
 from flowrun.engine.strategy import Strategy
 
 Place = tuple[int, NdSbp]  # (stage, nd-SBP)

@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import (
+from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,
     UPDATE,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.passes.hoist_weights import CAST
 from flowrun.engine.strategy import Strategy
 

@@ -23,10 +23,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from flowrun.engine.boxing import path
+from flowrun.engine.boxing.boxing import path
 from flowrun.engine.cost.stored import moved_bytes, stored_bytes
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import (
+from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,
     WEIGHT_GRAD,
@@ -35,8 +35,8 @@ from flowrun.engine.graph import (
     Ref,
     map_refs,
 )
+from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.ops.traits import Trait, has, is_view
-from flowrun.engine.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
 
 KEEP: Mapping[str, Trait | None] = {  # what a recipe may keep: ops of a trait

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
-from flowrun.engine.module_path import unit_of
+from flowrun.engine.actors.schedules import JOINED
+from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
+from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ops.traits import Trait, has
-from flowrun.engine.schedules import JOINED
 from flowrun.engine.strategy import Strategy
 
 

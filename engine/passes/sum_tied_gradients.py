@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flowrun.engine.graph import LogicalGraph, Op, Ref, rename_inputs
+from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, rename_inputs
 from flowrun.engine.strategy import Strategy
 
 # What may stand behind the sum: f(a + b) = f(a) + f(b), one tensor in, one out.

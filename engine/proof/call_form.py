@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.graph import Op, Ref, map_refs
+from flowrun.engine.ir.graph import Op, Ref, map_refs
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.signature import argument_names, torch_callable
-from flowrun.engine.placement import Shape
 
 MOST_READINGS = 3  # of one op: see call_forms
 # Arguments whose integers are no sizes, though they may equal some.

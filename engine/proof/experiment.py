@@ -21,7 +21,9 @@ from functools import cached_property
 
 import torch
 
-from flowrun.engine.graph import Op
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.placement import Shape, split_range
+from flowrun.engine.ir.sbp import B, P, S, Sbp, Split
 from flowrun.engine.ops.signature import (
     Call,
     Signature,
@@ -31,12 +33,10 @@ from flowrun.engine.ops.signature import (
     torch_callable,
 )
 from flowrun.engine.ops.table import FoundRow, local_call
-from flowrun.engine.placement import Shape, split_range
 from flowrun.engine.proof.call_form import CallForm, Letter
 from flowrun.engine.proof.judge import layouts_of
 from flowrun.engine.proof.simulated_ranks import alike, lay_out, run
 from flowrun.engine.proof.values import FLOATS, Draw
-from flowrun.engine.sbp import B, P, S, Sbp, Split
 
 PARTS = (2, 3)
 # Sizes that letters take, the first that the op runs with: three experiments of unlike sizes.

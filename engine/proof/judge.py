@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.graph import Op
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, Partial, Sbp, Split
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Call, NdSignature, Signature
-from flowrun.engine.placement import Shape
 from flowrun.engine.proof.simulated_ranks import (
     FAILURES,
     Pieces,
@@ -29,7 +30,6 @@ from flowrun.engine.proof.simulated_ranks import (
     row_holds,
     run,
 )
-from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, Partial, Sbp, Split
 
 OTHER_PARTIALS: tuple[Partial, ...] = (P_MAX, P_MIN, P_LOGSUMEXP)
 

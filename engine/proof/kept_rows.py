@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
+from flowrun.engine.ir.sbp import Split
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.ops.table import FoundRow, FoundTable, parse_found
 from flowrun.engine.own_files import Unusable, own_folder, read_own, write_own
 from flowrun.engine.proof.call_form import CallForm
 from flowrun.engine.proof.in_child import experiments
-from flowrun.engine.sbp import Split
 
 SHIPPED = Path(__file__).with_name("found_rows.json")
 TORCH = "torch " + ".".join(torch.__version__.split(".")[:2])

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.graph import Op, Ref, Tensor, map_refs
+from flowrun.engine.ir.graph import Op, Ref, Tensor, map_refs
+from flowrun.engine.ir.placement import Shape, local_slices, split_range
+from flowrun.engine.ir.sbp import NdSbp, Partial, Sbp, Split, format_nd_sbp
 from flowrun.engine.ops import (
     create,
     cross_entropy,
@@ -30,8 +32,6 @@ from flowrun.engine.ops import (
     update,
 )
 from flowrun.engine.ops.signature import Call, LocalView, NdSignature, torch_callable
-from flowrun.engine.placement import Shape, local_slices, split_range
-from flowrun.engine.sbp import NdSbp, Partial, Sbp, Split, format_nd_sbp
 
 Grid = tuple[int, ...]
 Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank there holds

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowrun.engine.placement import Shape
+from flowrun.engine.ir.placement import Shape
 
 # (shape, generator) -> float64
 Floats = Callable[[Shape, torch.Generator], torch.Tensor]

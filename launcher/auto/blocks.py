@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from flowrun.engine.graph import FORWARD, LogicalGraph, Op
-from flowrun.engine.module_path import block_of
-from flowrun.engine.passes.balance_stages import Line, balanced_cuts
-from flowrun.engine.passes.chosen_stages import decided
+from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op
+from flowrun.engine.ir.module_path import block_of
+from flowrun.engine.passes.stages.balance_stages import Line, balanced_cuts
+from flowrun.engine.passes.stages.chosen_stages import decided
 from flowrun.engine.strategy import Decided
 
 

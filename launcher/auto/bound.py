@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flowrun.engine.cost.seconds import boxing_seconds, local_seconds, whole_seconds
-from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Variable
-from flowrun.engine.passes.split_stages import split_stages
-from flowrun.engine.passes.update_ops import update_ops
-from flowrun.engine.placement import largest_shape
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Variable
+from flowrun.engine.ir.placement import largest_shape
+from flowrun.engine.passes.stages.split_stages import split_stages
+from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.outcome import Bound
 from flowrun.launcher.auto.space import Branch
@@ -171,7 +171,7 @@ class LaidOut:
         same = self.graph.tensors[home.tensor].shape == tensor.shape
         same = same and len(home.nd_sbp) == len(grid)
         held = math.prod(largest_shape(tensor.shape, home.nd_sbp, grid)) if same else 0
-        # a host may have the pieces of a weight side by side, once (engine/one_copy.py)
+        # a host may have the pieces of a weight side by side, once (lowering/shared_weights.py)
         soon = v.kind == "state" or self.strategy.shared_memory
         sharded = zero >= (1 if soon else 3) and v.kind != "buffer"
         if sharded and tensor.num_elements >= self.strategy.zero.min_elements:

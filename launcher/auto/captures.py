@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrun.engine.compile import captured
-from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.blocks import equal_blocks, with_blocks
 from flowrun.launcher.job import Job

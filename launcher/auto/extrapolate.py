@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from flowrun.engine.clock import computes
+from flowrun.engine.actors.plan import RECEIVE, SEND, Actor
+from flowrun.engine.actors.schedules import held_micro_batches
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.live import Live
 from flowrun.engine.cost.seconds import repeated_seconds
-from flowrun.engine.graph import BACKWARD, FORWARD
-from flowrun.engine.plan import RECEIVE, SEND, Actor
-from flowrun.engine.rehearsal import rehearse
-from flowrun.engine.schedules import held_micro_batches
+from flowrun.engine.ir.graph import BACKWARD, FORWARD
+from flowrun.engine.rehearsal.clock import computes
+from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.outcome import Outcome, Spent, moving_share
 from flowrun.launcher.auto.space import Candidate

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.engine.compile import Rehearsed, missing_bytes
 from flowrun.engine.cost.seconds import repeated_seconds
-from flowrun.engine.plan import BOX, RECEIVE, SEND
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.space import Candidate
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from flowrun.engine.cost.stored import stored_bytes
-from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.strategy import Recompute, Strategy
 from flowrun.launcher.auto.bound import LaidOut, filled

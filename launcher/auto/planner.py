@@ -12,13 +12,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from flowrun.engine.actors.schedules import JOINED
 from flowrun.engine.compile import Rehearsed, as_good_as, rehearsed
 from flowrun.engine.errors import FlowrunError
-from flowrun.engine.graph import LogicalGraph
-from flowrun.engine.module_path import unit_of
-from flowrun.engine.passes import finish, lay_out, stage
-from flowrun.engine.placement import BATCH_AXES, Placement
-from flowrun.engine.schedules import JOINED
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.module_path import unit_of
+from flowrun.engine.ir.placement import BATCH_AXES, Placement
+from flowrun.engine.pipeline import finish, lay_out, stage
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.auto.bound import LaidOut, Whole
 from flowrun.launcher.auto.captures import Captures

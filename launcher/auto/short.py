@@ -12,9 +12,9 @@ from functools import cached_property, lru_cache
 
 from flowrun.engine.compile import finished
 from flowrun.engine.errors import FlowrunError
-from flowrun.engine.graph import LogicalGraph
-from flowrun.engine.passes import lay_out
-from flowrun.engine.passes.split_stages import line_to_cut
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.passes.stages.split_stages import line_to_cut
+from flowrun.engine.pipeline import lay_out
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.blocks import cut, cut_evenly
 from flowrun.launcher.auto.bound import Whole

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrun.engine.placement import BATCH_AXES
+from flowrun.engine.ir.placement import BATCH_AXES
 from flowrun.launcher.schema import KEEPABLE, MIRRORED
 
 Axes = tuple[tuple[str, int], ...]

@@ -16,13 +16,13 @@ from typing import Any, cast
 
 import torch
 
-from flowrun.engine.plan import Actor, Plan, RegionWork
-from flowrun.engine.rehearsal import rehearse
-from flowrun.engine.runtime.distributed import DistributedRank
-from flowrun.engine.runtime.kernels import Kernel
-from flowrun.engine.runtime.links import Links
-from flowrun.engine.runtime.ports import makes_of
-from flowrun.engine.runtime.readers import Readers
+from flowrun.engine.actors.plan import Actor, Plan, RegionWork
+from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.kernels.kernels import Kernel
+from flowrun.engine.runtime.rank.ports import makes_of
+from flowrun.engine.runtime.rank.readers import Readers
+from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 

@@ -35,7 +35,7 @@ class Line:
     bound.
     peak_bytes: of the process that took most.  sent_bytes: of all ranks, a step; per_s: units of
     work a second, by the median.  utilisation: of the peak of the ranks' devices, what the model's
-    products come to (engine/model_flops.py); of flowrun alone, all three.
+    products come to (engine/trace/model_flops.py); of flowrun alone, all three.
     losses_apart: largest relative difference between the peer's and flowrun's.
     agree: whether that is within the suite's tolerance; None where there is nothing to compare.
     """

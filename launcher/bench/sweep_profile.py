@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flowrun.engine.cost.hardware import Hardware
+from flowrun.engine.hardware.hardware import Hardware
 from flowrun.launcher import calibrate
 from flowrun.launcher.bench.suite import Suite
 from flowrun.launcher.bench.sweep import candidates

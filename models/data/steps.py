@@ -2,7 +2,7 @@
 compute.
 
 A data set that names its steps is a pipeline: every step becomes an actor of each rank, with two
-registers between one and the next (engine/lower.py).
+registers between one and the next (engine/lowering/lower.py).
 """
 
 from __future__ import annotations

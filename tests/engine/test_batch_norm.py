@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from support.layouts import Layout, compiled, compiled_evaluation, virtual_run
 from support.normed_net import NORMED, Normed
 from support.plain_loop import (

@@ -7,13 +7,24 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.boxing import Step, fits, path, path_seconds
-from flowrun.engine.cost.network import Link
-from flowrun.engine.crossing import Send, held_by, route, transfer_sbps
+from flowrun.engine.boxing.boxing import Step, fits, path, path_seconds
+from flowrun.engine.boxing.crossing import Send, held_by, route, transfer_sbps
 from flowrun.engine.errors import SbpError
-from flowrun.engine.placement import Placement
-from flowrun.engine.runtime.transport import run_route
-from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, NdSbp, P, S, Sbp, Split, format_nd_sbp
+from flowrun.engine.hardware.network import Link
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import (
+    P_LOGSUMEXP,
+    P_MAX,
+    P_MIN,
+    B,
+    NdSbp,
+    P,
+    S,
+    Sbp,
+    Split,
+    format_nd_sbp,
+)
+from flowrun.engine.runtime.transport.transport import run_route
 from support.logical import box, grid_placement, lay_out, line, put_together, whole_numbers
 
 PROPERTY = settings(max_examples=200)

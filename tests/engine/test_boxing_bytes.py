@@ -8,10 +8,10 @@ from fractions import Fraction
 import pytest
 import torch
 
-from flowrun.engine.boxing import path_bytes
-from flowrun.engine.crossing import held_by, route, transfer_bytes, transfer_sbps
-from flowrun.engine.runtime.transport import run_route
-from flowrun.engine.sbp import P_MAX, B, NdSbp, P, S, Sbp, format_nd_sbp
+from flowrun.engine.boxing.boxing import path_bytes
+from flowrun.engine.boxing.crossing import held_by, route, transfer_bytes, transfer_sbps
+from flowrun.engine.ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, format_nd_sbp
+from flowrun.engine.runtime.transport.transport import run_route
 from support.logical import box, grid_placement, lay_out, line, whole_numbers
 
 SHAPE = (12, 12)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture import capture_evaluation
+from flowrun.engine.capture.capture import capture_evaluation
 from support.layouts import Layout, example, run_plan, task, virtual_run
 from support.plain_loop import classifier, micro_batch_loop, pins
 

@@ -19,10 +19,10 @@ from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.utils._pytree import tree_leaves
 
-from flowrun.engine.capture import Task, capture, capture_evaluation
+from flowrun.engine.capture.capture import Task, capture, capture_evaluation
+from flowrun.engine.capture.joint_graph import MOST_NUMBERS
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import BACKWARD, FORWARD, LogicalGraph
-from flowrun.engine.joint_graph import MOST_NUMBERS
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph
 from support.layouts import example, task
 from support.plain_loop import BLOCKS, TINY_GPT
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture import Task, capture, capture_evaluation
+from flowrun.engine.capture.capture import Task, capture, capture_evaluation
 from flowrun.engine.errors import RecipeError
 
 NEVER = ("AOTInput", "AOTOutput", "INTERNAL ASSERT", "Observed exception", "Traceback")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.engine.capture import capture
+from flowrun.engine.capture.capture import capture
 from flowrun.engine.compile import compile_training
 from flowrun.engine.errors import RunError
 from support.layouts import Layout, compiled, example, run_plan, strategy, task

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.engine.boxing import ALL_REDUCE, EXCHANGE
+from flowrun.engine.actors.plan import Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.boxing.boxing import ALL_REDUCE, EXCHANGE
 from flowrun.engine.compile import compile_training
-from flowrun.engine.cost.network import Level
-from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE
-from flowrun.engine.module_path import unit_of
-from flowrun.engine.plan import Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.hardware.network import Level
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE
+from flowrun.engine.ir.module_path import unit_of
 from support.layouts import LAYOUTS, Layout, Run, example, strategy, task, virtual_run
 from support.plain_loop import BLOCKS, CONTEXT, STEPS, TINY_GPT, VOCABULARY, WIDTH, gpt
 

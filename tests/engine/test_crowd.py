@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.boxing import Step
-from flowrun.engine.clock import computes
-from flowrun.engine.crowd import Crowd
-from flowrun.engine.graph import FORWARD, LogicalGraph
-from flowrun.engine.placement import Placement
-from flowrun.engine.plan import BOX, Actor, BoxWork, Plan, TransferWork
-from flowrun.engine.rehearsal import rehearse
-from flowrun.engine.sbp import B, P
+from flowrun.engine.actors.plan import BOX, Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.ir.graph import FORWARD, LogicalGraph
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B, P
+from flowrun.engine.rehearsal.clock import computes
+from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.rehearsal.shared_cores import Crowd
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 from support.tight_plan import MAKE, USE, tight_plan

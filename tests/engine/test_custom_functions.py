@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from flowrun.engine.capture import capture
-from flowrun.engine.graph import BACKWARD, FORWARD
+from flowrun.engine.capture.capture import capture
+from flowrun.engine.ir.graph import BACKWARD, FORWARD
 from support.layouts import Layout, example, task
 from support.odd_models import (
     DATA,

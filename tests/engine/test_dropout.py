@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.engine.capture import Task, capture_evaluation
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.capture.capture import Task, capture_evaluation
 from flowrun.engine.compile import compile_training
+from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ops import random, registry
-from flowrun.engine.plan import Plan
 from flowrun.engine.proof.simulated_ranks import coordinates, local_view, run
-from flowrun.engine.sbp import B, S
 from flowrun.engine.strategy import Recompute
 from support.layouts import Layout, example, run_plan, strategy, virtual_run
 from support.plain_loop import Training, classifier, pins

@@ -9,11 +9,11 @@ from functools import lru_cache, partial
 
 import pytest
 
-from flowrun.engine.boxing import ALL_REDUCE, ALL_TO_ALL
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.boxing.boxing import ALL_REDUCE, ALL_TO_ALL
 from flowrun.engine.compile import compile_training
-from flowrun.engine.graph import BACKWARD, FORWARD, Op
-from flowrun.engine.plan import Plan
-from flowrun.engine.sbp import S
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, Op
+from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Pin
 from flowrun.models.losses import routed_cross_entropy
 from flowrun.models.metrics import accuracy

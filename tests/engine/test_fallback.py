@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ops import registry
-from flowrun.engine.sbp import B, S
 from support.layouts import Layout, compiled, virtual_run
 from support.plain_loop import (
     TINY_MLP,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from flowrun.engine.cost.first_fit import FirstFit
 from flowrun.engine.cost.messages import Messages
-from flowrun.engine.first_fit import FirstFit
 
 PAGE = 4096
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.boxing import Step
-from flowrun.engine.flights import Flights
-from flowrun.engine.graph import FORWARD, LogicalGraph
-from flowrun.engine.placement import Placement
-from flowrun.engine.plan import BOX, SEND, Actor, BoxWork, Plan, TransferWork
-from flowrun.engine.sbp import B, P
+from flowrun.engine.actors.plan import BOX, SEND, Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.ir.graph import FORWARD, LogicalGraph
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B, P
+from flowrun.engine.rehearsal.link_traffic import Flights
 
 INSIDE, ACROSS, THERE, BACK = range(4)
 

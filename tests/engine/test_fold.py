@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.engine import capture as capturing
-from flowrun.engine.capture import Task, capture, capture_evaluation
-from flowrun.engine.fold import KEPT, Fold
-from flowrun.engine.graph import BACKWARD, FORWARD, LogicalGraph
-from flowrun.engine.parts import UnlikeError
-from flowrun.engine.unfold import unfold
+from flowrun.engine.capture import capture as capturing
+from flowrun.engine.capture.capture import Task, capture, capture_evaluation
+from flowrun.engine.capture.fold import KEPT, Fold
+from flowrun.engine.capture.parts import UnlikeError
+from flowrun.engine.capture.unfold import unfold
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph
 from flowrun.models.gpt import GPT
 from flowrun.models.llama import Llama
 
@@ -148,7 +148,7 @@ def whole(task: Task, monkeypatch: pytest.MonkeyPatch, *, train: bool = True) ->
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of a test are small."""
-    monkeypatch.setattr("flowrun.engine.fold.LEAST", KEPT + 1)
+    monkeypatch.setattr("flowrun.engine.capture.fold.LEAST", KEPT + 1)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[Fold]]] = {
@@ -219,7 +219,7 @@ def folded() -> LogicalGraph:
     """Of a stack, with two of its blocks left out."""
     taken: list[LogicalGraph] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flowrun.engine.fold.LEAST", KEPT + 1)
+        patch.setattr("flowrun.engine.capture.fold.LEAST", KEPT + 1)
         patch.setattr(capturing, "unfold", lambda graph, _: taken.append(graph) or graph)
         capture(task_of(Stack([Layer() for _ in range(BLOCKS)])), BATCH)
     return taken[0]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture import Task, capture
+from flowrun.engine.capture.capture import Task, capture
+from flowrun.engine.capture.gradient_hooks import MOST_NUMBERS
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.gradient_hooks import MOST_NUMBERS
 from support.layouts import Layout, virtual_run
 from support.plain_loop import classifier, micro_batch_loop, pins
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.runtime.compiled import CompiledRegions
+from flowrun.engine.runtime.inductor.compiled import CompiledRegions
 from support.layouts import CLIP, Layout, compiled, run_plan
 from support.plain_loop import (
     STEPS,

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flowrun.engine.capture import capture
-from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.capture.capture import capture
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.loss import nll_of_classes
 from flowrun.engine.ops.reduce import log_sum_exp

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from flowrun.engine.actors.plan import BOX, READER, REGION, SEND, Actor, BoxWork, Plan
 from flowrun.engine.compile import Rehearsed, as_good_as, compile_training
 from flowrun.engine.cost.footprint import Footprint
-from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.live import Live
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import FORWARD
-from flowrun.engine.plan import BOX, READER, REGION, SEND, Actor, BoxWork, Plan
-from flowrun.engine.rehearsal import rehearse
-from flowrun.engine.runtime.live_bytes import LiveBytes
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.ir.graph import FORWARD
+from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.strategy import Recompute
 from support.layouts import Layout, cluster, compiled, example, strategy, task
 from support.plain_loop import TINY_CONVNET, TINY_MLP, Training, gpt, mlp

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from flowrun.engine.actors.plan import BoxWork
 from flowrun.engine.compile import Rehearsed, compile_evaluation, compile_training
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.plan import BoxWork
-from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from support.layouts import Layout, example, initial, strategy, task
 from support.normed_net import NORMED
 from support.plain_loop import Training, classifier, plain_evaluation, torch_optimizer

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import compile_training
-from flowrun.engine.plan import Plan
-from flowrun.engine.runtime.distributed import DistributedRank
-from flowrun.engine.runtime.links import Links
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.transport.links import Links
 from support.layouts import Layout, example, initial, strategy, task
 from support.normed_net import NORMED
 from support.plain_loop import torch_optimizer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.cost.hardware import Hardware, Products
-from flowrun.engine.model_flops import model_flops, utilisation
+from flowrun.engine.hardware.hardware import Hardware, Products
 from flowrun.engine.strategy import Recompute
+from flowrun.engine.trace.model_flops import model_flops, utilisation
 from support.layouts import Layout, compiled
 from support.plain_loop import TINY_GPT, TINY_MLP
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from flowrun.engine.capture import Task, capture
+from flowrun.engine.capture.capture import Task, capture
+from flowrun.engine.capture.module_checks import overlap
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.module_checks import overlap
 
 
 def net() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.module_path import block_of, unit_of, within
+from flowrun.engine.ir.module_path import block_of, unit_of, within
 
 
 @pytest.mark.parametrize(

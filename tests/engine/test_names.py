@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture import Task, capture
+from flowrun.engine.capture.capture import Task, capture
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.names import tensor_of_field, tensor_of_node, tensor_of_variable
+from flowrun.engine.ir.names import tensor_of_field, tensor_of_node, tensor_of_variable
 from flowrun.engine.ops import registry
 from support.layouts import Layout, compiled, example, task
 from support.odd_models import (

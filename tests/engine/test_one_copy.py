@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrun.engine.boxing import Step
-from flowrun.engine.draft import Draft
-from flowrun.engine.graph import LogicalGraph, Op, Ref, Tensor, Variable
-from flowrun.engine.one_copy import one_copy
-from flowrun.engine.placement import Placement
-from flowrun.engine.plan import BOX, REGION, Actor, BoxWork, Plan, RegionWork
-from flowrun.engine.runtime.rank import Rank
-from flowrun.engine.runtime.side_by_side import Memory, Weight, side_by_side, wholes
-from flowrun.engine.sbp import B, P, S
+from flowrun.engine.actors.draft import Draft
+from flowrun.engine.actors.plan import BOX, REGION, Actor, BoxWork, Plan, RegionWork
+from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B, P, S
+from flowrun.engine.lowering.shared_weights import one_copy
+from flowrun.engine.runtime.rank.rank import Rank
+from flowrun.engine.runtime.transport.shared_weights import Memory, Weight, side_by_side, wholes
 from support.layouts import Layout, compiled, initial
 from support.plain_loop import gpt, mlp
 

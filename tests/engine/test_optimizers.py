@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.strategy import Optimizer
 from flowrun.models import optimizers
 from support.layouts import Layout, compiled, initial, logical_weights

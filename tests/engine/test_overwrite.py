@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine.lower import lower
+from flowrun.engine.actors.plan import RegionWork
+from flowrun.engine.lowering.lower import lower
+from flowrun.engine.lowering.overwrite import overwrite
 from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.memory import ALLOCATES, INPLACE_ARGS
 from flowrun.engine.ops.signature import torch_callable
-from flowrun.engine.overwrite import overwrite
-from flowrun.engine.passes import PASSES
-from flowrun.engine.plan import RegionWork
-from flowrun.engine.runtime.into import can_write, into
+from flowrun.engine.pipeline import PASSES
+from flowrun.engine.runtime.kernels.out_variants import can_write, into
 from support.graph_text import graph_of, one_axis, rewritten
 from support.layouts import Layout, compiled
 from support.plain_loop import TINY_GPT

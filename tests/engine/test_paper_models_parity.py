@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor, nn
 
 from flowrun.engine.compile import compile_training
-from flowrun.engine.sbp import S
+from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Pin
 from flowrun.models.insightface import MarginClasses, Scores
 from flowrun.models.losses import margin_softmax

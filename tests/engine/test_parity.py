@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime.virtual import VirtualCluster
-from flowrun.engine.sbp import S
+from flowrun.engine.ir.sbp import S
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.strategy import Optimizer, Pin
 from flowrun.models.gpt import GPT
 from support.layouts import (

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.engine.clock import Clock
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import PlanError
-from flowrun.engine.plan import Plan
-from flowrun.engine.rehearsal import rehearse
+from flowrun.engine.rehearsal.clock import Clock
+from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 from support.tight_plan import tight_plan

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.engine.placement import (
+from flowrun.engine.ir.placement import (
     Placement,
     Slices,
     largest_shape,
@@ -16,7 +16,7 @@ from flowrun.engine.placement import (
     local_slices,
     split_range,
 )
-from flowrun.engine.sbp import B, NdSbp, P, S
+from flowrun.engine.ir.sbp import B, NdSbp, P, S
 
 GRID = Placement((("data", 2), ("tensor", 3)), (10, 11, 12, 20, 21, 22))
 

@@ -14,9 +14,9 @@ from functools import lru_cache
 import pytest
 import torch
 
-from flowrun.engine.graph import FORWARD
-from flowrun.engine.plan import BoxWork
-from flowrun.engine.runtime import products
+from flowrun.engine.actors.plan import BoxWork
+from flowrun.engine.ir.graph import FORWARD
+from flowrun.engine.runtime.kernels import products
 from support.layouts import CLIP, Layout, compiled, compiled_evaluation, run_plan, virtual_run
 from support.plain_loop import Training, gpt, plain_loop
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flowrun.engine.protocol import (
+from flowrun.engine.actors.protocol import (
     ActorSpec,
     Port,
     Ring,

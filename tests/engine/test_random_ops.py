@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.engine.capture import Task, capture
+from flowrun.engine.capture.capture import Task, capture
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.proof.simulated_ranks import run_ops
 
 ROWS, SIZE = 100, 200

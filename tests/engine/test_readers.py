@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowrun.engine.actors.plan import READER, Actor, FeedWork, Plan, PrepareWork
 from flowrun.engine.errors import RunError
-from flowrun.engine.graph import FORWARD, Feed
-from flowrun.engine.plan import READER, Actor, FeedWork, Plan, PrepareWork
-from flowrun.engine.rehearsal import rehearse
-from flowrun.engine.runtime.distributed import DistributedRank
-from flowrun.engine.runtime.links import Links
-from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.ir.graph import FORWARD, Feed
+from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
+from flowrun.engine.runtime.transport.links import Links
 from support.layouts import Layout, compiled, initial
 from support.plain_loop import TINY_MLP, Batch, plain_loop
 from support.stepwise import Noisy, plan, sampler

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch._decomp import decompositions
 
-from flowrun.engine.capture import Task, trace
-from flowrun.engine.capture_check.check import check_capture
+from flowrun.engine.capture.capture import Task, trace
+from flowrun.engine.capture.check.compare import check_capture
 from flowrun.engine.ops.traits import is_random
 
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.engine.clock import computes
+from flowrun.engine.actors.plan import BOX, READER, RECEIVE, REGION, SEND, Actor, BoxWork, Plan
+from flowrun.engine.actors.protocol import Launch
+from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.errors import PlanError
-from flowrun.engine.graph import COUNT, UPDATE, WEIGHTS
-from flowrun.engine.plan import BOX, READER, RECEIVE, REGION, SEND, Actor, BoxWork, Plan
-from flowrun.engine.protocol import Launch
-from flowrun.engine.rehearsal import rehearse
-from flowrun.engine.runtime import virtual
-from flowrun.engine.scheduler import Scheduler
+from flowrun.engine.ir.graph import COUNT, UPDATE, WEIGHTS
+from flowrun.engine.rehearsal.clock import computes
+from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.runtime.drivers import virtual
 from support.layouts import LAYOUTS, Layout, cluster, compiled, run_plan
 from support.plain_loop import TINY_GPT, Training, image_batches, mlp
 from support.tight_plan import tight_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S, Sbp, format_nd_sbp, parse_sbp
+from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S, Sbp, format_nd_sbp, parse_sbp
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 from torch import Tensor, nn
 
+from flowrun.engine.actors.plan import READER
+from flowrun.engine.actors.schedules import held_micro_batches
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.plan import READER
-from flowrun.engine.rehearsal import rehearse
-from flowrun.engine.schedules import held_micro_batches
+from flowrun.engine.rehearsal.rehearsal import rehearse
 from support.layouts import Layout, compiled
 from support.plain_loop import VOCABULARY, gpt, seeded
 from support.unit_pipeline import unit_plan, unit_seconds

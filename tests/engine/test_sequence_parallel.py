@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.engine.boxing import step_bytes
-from flowrun.engine.graph import BACKWARD, FORWARD, UPDATE, Op
-from flowrun.engine.plan import Plan
-from flowrun.engine.sbp import S
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.boxing.boxing import step_bytes
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, Op
+from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Pin
 from support.layouts import Layout, compiled, virtual_run
 from support.plain_loop import gpt, loss_difference, plain_loop, weight_difference

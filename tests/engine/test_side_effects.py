@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture import Task, capture, trace
+from flowrun.engine.capture.capture import Task, capture, trace
 from flowrun.engine.errors import RecipeError
 from support.layouts import Layout, virtual_run
 from support.plain_loop import classifier, micro_batch_loop, pins

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture import Batch
+from flowrun.engine.capture.capture import Batch
 from flowrun.engine.compile import compile_training
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import UPDATE, LogicalGraph
+from flowrun.engine.ir.graph import UPDATE, LogicalGraph
+from flowrun.engine.ir.sbp import B, S, Sbp
+from flowrun.engine.lowering.form_regions import moves
 from flowrun.engine.ops import sparse
-from flowrun.engine.passes.form_regions import moves
-from flowrun.engine.passes.sparse_ops import LOOKED_UP
-from flowrun.engine.runtime.virtual import VirtualCluster
-from flowrun.engine.sbp import B, S, Sbp
+from flowrun.engine.passes.update.sparse_ops import LOOKED_UP
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.strategy import LossScale, Optimizer, Pin
 from flowrun.models import optimizers
 from flowrun.models.losses import binary_cross_entropy

@@ -12,9 +12,9 @@ from functools import lru_cache, partial
 import pytest
 from torch import Tensor, nn
 
+from flowrun.engine.actors.plan import BoxWork
 from flowrun.engine.compile import Rehearsed, compile_training
-from flowrun.engine.plan import BoxWork
-from flowrun.engine.sbp import B, S
+from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.strategy import Pin
 from flowrun.models.insightface import MarginClasses, Scores
 from flowrun.models.losses import margin_softmax

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from support.layouts import Layout, compiled, compiled_evaluation, initial, virtual_run
 from support.plain_loop import (
     VOCABULARY,

@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.engine.compile import Rehearsed, planned_training
-from flowrun.engine.plan import BOX, RECEIVE, SEND
-from flowrun.engine.step_time import StepTime, step_times
-from flowrun.engine.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, Note
+from flowrun.engine.trace.step_time import StepTime, step_times
+from flowrun.engine.trace.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, Note
 from support.layouts import Layout, captured, compiled, strategy
 from support.plain_loop import gpt
 

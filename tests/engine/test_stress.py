@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrun.engine.graph import COUNT
-from flowrun.engine.plan import Plan
-from flowrun.engine.rehearsal import rehearse
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.ir.graph import COUNT
+from flowrun.engine.rehearsal.rehearsal import rehearse
 from support.layouts import Layout, compiled, run_plan
 from support.plain_loop import (
     Training,

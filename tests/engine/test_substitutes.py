@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.engine.capture import Task, capture
-from flowrun.engine.substitutes import substituted
+from flowrun.engine.capture.capture import Task, capture
+from flowrun.engine.capture.rewrites.substitutes import substituted
 
 BAGS = [
     {"mode": mode, **more}

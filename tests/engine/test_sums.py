@@ -1,4 +1,4 @@
-"""engine/sums.py: a sum over micro-batches begins as its first addend, where nobody else has it."""
+"""actors/sums.py: a sum over micro-batches begins as its first addend, where nobody else has it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flowrun.engine.actors.plan import Actor, Plan, RegionWork
+from flowrun.engine.actors.sums import as_they_come, sums_of, taken_over
 from flowrun.engine.cost.footprint import Footprint
 from flowrun.engine.ops.update import accumulate
-from flowrun.engine.plan import Actor, Plan, RegionWork
-from flowrun.engine.runtime import region_program
-from flowrun.engine.sums import as_they_come, sums_of, taken_over
+from flowrun.engine.runtime.kernels import region_program
 from support.layouts import Layout, compiled, run_plan
 from support.plain_loop import gpt
 

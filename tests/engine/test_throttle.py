@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.draft import Draft
-from flowrun.engine.graph import BACKWARD
-from flowrun.engine.plan import BOX, RECEIVE, REGION, BoxWork, RegionWork, Work
-from flowrun.engine.throttle import Throttle
+from flowrun.engine.actors.draft import Draft
+from flowrun.engine.actors.plan import BOX, RECEIVE, REGION, BoxWork, RegionWork, Work
+from flowrun.engine.ir.graph import BACKWARD
+from flowrun.engine.lowering.throttle import Throttle
 
 COMPUTE, MOVE = RegionWork((), (), (), (), ()), BoxWork((), ())
 

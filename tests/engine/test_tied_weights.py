@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from torch import Tensor, nn
 
-from flowrun.engine.graph import UPDATE, WEIGHTS, LogicalGraph, Op
+from flowrun.engine.ir.graph import UPDATE, WEIGHTS, LogicalGraph, Op
 from flowrun.models.gpt import GPT
 from support.layouts import CLIP, Layout, compiled, virtual_run
 from support.plain_loop import (

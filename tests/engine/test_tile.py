@@ -9,16 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.lower import lower
+from flowrun.engine.actors.plan import Plan, RegionWork
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.lowering.lower import lower
+from flowrun.engine.lowering.overwrite import overwrite
+from flowrun.engine.lowering.tile import tile
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.rowwise import ROWWISE
-from flowrun.engine.overwrite import overwrite
-from flowrun.engine.passes import PASSES
-from flowrun.engine.plan import Plan, RegionWork
-from flowrun.engine.rehearsal import rehearse
-from flowrun.engine.runtime.kernels import eager_kernels
-from flowrun.engine.tile import tile
+from flowrun.engine.pipeline import PASSES
+from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.runtime.kernels.kernels import eager_kernels
 from support.graph_text import graph_of, one_axis, rewritten
 
 BEGIN = """
@@ -79,8 +79,8 @@ def tiles(plan: Plan) -> list[list[str]]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of a few bytes are worth it, and pieces have a few rows."""
-    monkeypatch.setattr("flowrun.engine.tile.LEAST_BYTES", 1)
-    monkeypatch.setattr("flowrun.engine.runtime.tiles._PIECE_BYTES", 64)
+    monkeypatch.setattr("flowrun.engine.lowering.tile.LEAST_BYTES", 1)
+    monkeypatch.setattr("flowrun.engine.runtime.kernels.tiles._PIECE_BYTES", 64)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_ops_that_go_row_by_row_follow_one_another(body: str, expected: list[lis
 
 
 def test_what_fits_the_cache_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowrun.engine.tile.LEAST_BYTES", 6 * 5 * 4 + 1)
+    monkeypatch.setattr("flowrun.engine.lowering.tile.LEAST_BYTES", 6 * 5 * 4 + 1)
     assert tiles(lowered(LOSS)) == []
 
 

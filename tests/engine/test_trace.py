@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.engine.compile import planned_training
-from flowrun.engine.plan import BOX, RECEIVE, SEND
-from flowrun.engine.runtime.recorder import RecordedCluster
-from flowrun.engine.trace import (
+from flowrun.engine.runtime.drivers.recorder import RecordedCluster
+from flowrun.engine.trace.trace import (
     COMPUTE,
     FLIGHT,
     ISSUE,

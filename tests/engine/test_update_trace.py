@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowrun.engine.capture.update_trace import fed_to, keywords_of, states_of, trace
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.update_trace import fed_to, keywords_of, states_of, trace
 
 FP32 = torch.float32
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flowrun.engine.capture import Task, capture
+from flowrun.engine.capture.capture import Task, capture
 from flowrun.engine.ops import registry
 from flowrun.models.gpt import GPT
 from flowrun.models.losses import cross_entropy

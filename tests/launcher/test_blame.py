@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.distributed import LostPeer
+from flowrun.engine.runtime.drivers.distributed import LostPeer
 from flowrun.launcher.elastic import _Heard
 from flowrun.launcher.failure import described
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime.calibration import Sizes
+from flowrun.engine.runtime.calibration.calibration import Sizes
 from flowrun.launcher import calibrate
 from flowrun.launcher.calibrate_ops import show_ops, with_ops
 from flowrun.launcher.profile import of_file, shipped

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from flowrun.engine.runtime.live_bytes import LiveBytes
-from flowrun.engine.runtime.rank import Rank
-from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
+from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
+from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.launcher.build import describe_model, instantiate_model
 from flowrun.launcher.deferred import LEAST_BYTES, Unrecordable, deferred
 from flowrun.launcher.initial import initial_of, named

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable
-from flowrun.engine.placement import Placement
-from flowrun.engine.sbp import B, S
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.strategy import Decided, Group, LossScale, Optimizer, Pin, Preparation, Strategy
 from flowrun.launcher.digest import Undigested, digest
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.engine.cost.hardware import Hardware, on_hosts
-from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.placement import Placement
-from flowrun.engine.runtime import products
+from flowrun.engine.hardware.hardware import Hardware, on_hosts
+from flowrun.engine.hardware.network import Level
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.runtime.kernels import products
 from flowrun.launcher.compiling import check_runs
 from flowrun.launcher.job import Job
 from flowrun.launcher.profile import rank_hardware, shares_memory
@@ -108,19 +108,19 @@ def test_ranks_on_gpus_are_planned_for_by_a_profile_of_theirs(
     assert note.startswith(f"hardware={expected}: ranks run on ")
     assert ("this profile is of another GPU" in note) != is_its_own
     assert job.is_profiled == is_its_own
-    monkeypatch.setattr("flowrun.engine.runtime.products.rule", lambda: None)
+    monkeypatch.setattr("flowrun.engine.runtime.kernels.products.rule", lambda: None)
     cpu = load(["recipe=gpt_dp", "placement.axes.data=2", "launch.device=cpu"])
     assert rank_hardware(cpu).name == "cpu"
     assert Job(cpu, values=False).notes == ()
 
 
 def test_a_profile_that_fits_the_processor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowrun.engine.runtime.products.rule", lambda: products.WIDE)
+    monkeypatch.setattr("flowrun.engine.runtime.kernels.products.rule", lambda: products.WIDE)
     (note,) = Job(load(["recipe=gpt_dp"]), values=False).notes
     assert "hardware=zen5" in note
     for given in ("hardware=zen5", "hardware=dgx_a100", "launch=virtual"):
         assert Job(load(["recipe=gpt_dp", given]), values=False).notes == ()
-    monkeypatch.setattr("flowrun.engine.runtime.products.rule", lambda: products.HALF_WIDE)
+    monkeypatch.setattr("flowrun.engine.runtime.kernels.products.rule", lambda: products.HALF_WIDE)
     assert Job(load(["recipe=gpt_dp"]), values=False).notes == ()
 
 

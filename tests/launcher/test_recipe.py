@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.engine.placement import Placement
-from flowrun.engine.sbp import B, S
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.strategy import Pin
 from flowrun.launcher.hydra_source import describe, recipe_names
 from flowrun.launcher.recipe import load, spell

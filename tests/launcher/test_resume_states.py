@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime.checkpoint import contents, read_whole
+from flowrun.engine.runtime.drivers.checkpoint import contents, read_whole
 from flowrun.launcher import weights
 from flowrun.launcher.checkpoint import FOLDER
 from flowrun.launcher.recipe import load

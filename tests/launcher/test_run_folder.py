@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.engine.runtime.rank import Rank
-from flowrun.engine.runtime.shards import to_write
+from flowrun.engine.runtime.rank.rank import Rank
+from flowrun.engine.runtime.rank.shards import to_write
 from flowrun.launcher import weights
 from flowrun.launcher.checkpoint import alone
 from flowrun.launcher.job import Job

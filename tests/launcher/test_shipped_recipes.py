@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.engine.sbp import S
+from flowrun.engine.ir.sbp import S
 from flowrun.launcher.job import Job, Work
 from flowrun.launcher.progress import units
 from flowrun.launcher.recipe import load

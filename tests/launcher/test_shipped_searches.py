@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.passes.search_sbp import note
+from flowrun.engine.passes.search.search_sbp import note
 from support.searches import search_of
 
 QUICK = {  # recipe -> keys that make it smaller still

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrun.engine.cost.hardware import Hardware
 from flowrun.engine.cost.op_cost import op_flops, op_seconds
 from flowrun.engine.errors import RecipeError, SbpError
-from flowrun.engine.graph import LogicalGraph, Op, Ref
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
+from flowrun.engine.ir.placement import Placement, Shape
+from flowrun.engine.ir.sbp import S
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Call, LocalView, OpView, rows
 from flowrun.engine.ops.table import GivenTable
-from flowrun.engine.placement import Placement, Shape
-from flowrun.engine.sbp import S
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.digest import Undigested, digest
 from flowrun.launcher.plan_cache import inputs

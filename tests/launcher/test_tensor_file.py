@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from flowrun.engine.placement import Shape, Slices
-from flowrun.engine.runtime.readers import cut
-from flowrun.engine.runtime.shards import Shard, whole
+from flowrun.engine.ir.placement import Shape, Slices
+from flowrun.engine.runtime.rank.readers import cut
+from flowrun.engine.runtime.rank.shards import Shard, whole
 from flowrun.launcher.checkpoint import prepare
 from flowrun.launcher.tensor_file import CODES, TensorFile, runs, write, write_whole
 

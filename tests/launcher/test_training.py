@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.sbp import S
+from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Group
 from flowrun.launcher.job import Job
 from flowrun.launcher.optimizer import optimizer_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from flowrun.engine.placement import Shape
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.proof.simulated_ranks import Sample, sample
 from support.sample_values import T, positive
 

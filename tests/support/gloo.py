@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from flowrun.engine.plan import Plan
-from flowrun.engine.runtime.distributed import DistributedRank
-from flowrun.engine.runtime.links import Links
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.transport.links import Links
 from support.layouts import Run, initial, logical_weights
 from support.plain_loop import Training
 

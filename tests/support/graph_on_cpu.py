@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flowrun.engine.runtime.graphs import twin
-from flowrun.engine.runtime.kernels import Kernel
+from flowrun.engine.runtime.kernels.cuda_graphs import twin
+from flowrun.engine.runtime.kernels.kernels import Kernel
 
 
 class OnCpu:

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable, map_refs
+from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable, map_refs
+from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.signature import torch_callable
-from flowrun.engine.passes import PASSES, Pass
-from flowrun.engine.placement import Placement
+from flowrun.engine.pipeline import PASSES, Pass
 from flowrun.engine.strategy import Optimizer, Strategy
 
 SGD = Optimizer("sgd", (("lr", 0.1), ("momentum", 0.9)))

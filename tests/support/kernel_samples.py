@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flowrun.engine import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
-from flowrun.engine.placement import Shape
+from flowrun.engine.capture.rewrites import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.proof.simulated_ranks import Sample, sample
 from support.sample_values import T, below, positive
 

@@ -11,13 +11,13 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from flowrun.engine.capture import Task, capture
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.capture.capture import Task, capture
 from flowrun.engine.compile import Rehearsed, compile_evaluation, planned_training
-from flowrun.engine.graph import LogicalGraph
-from flowrun.engine.placement import Placement
-from flowrun.engine.plan import Plan
-from flowrun.engine.runtime.kernels import Kernels, eager_kernels
-from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
+from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from support.logical import put_together
 from support.plain_loop import STEPS, Batch, Training

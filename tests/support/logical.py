@@ -1,6 +1,6 @@
 """Logical tensors laid out on simulated ranks, and put together again: the oracle of boxing tests.
 
-Slicing is written apart from engine/runtime/transport.py, so that the two check each other.
+Slicing is written apart from transport/transport.py, so that the two check each other.
 """
 
 from __future__ import annotations
@@ -11,10 +11,16 @@ from collections.abc import Mapping
 
 import torch
 
-from flowrun.engine.boxing import states, step_bytes
-from flowrun.engine.placement import Placement, Slices, local_slices
-from flowrun.engine.runtime.transport import REDUCTIONS, Layouts, layout_of, local_step, run_group
-from flowrun.engine.sbp import NdSbp, Partial
+from flowrun.engine.boxing.boxing import states, step_bytes
+from flowrun.engine.ir.placement import Placement, Slices, local_slices
+from flowrun.engine.ir.sbp import NdSbp, Partial
+from flowrun.engine.runtime.transport.transport import (
+    REDUCTIONS,
+    Layouts,
+    layout_of,
+    local_step,
+    run_group,
+)
 
 Pieces = dict[int, torch.Tensor]
 

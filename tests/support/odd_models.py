@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.engine.sbp import S
+from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Optimizer, Pin
 from support.layouts import Layout, virtual_run
 from support.plain_loop import Batch, Measure, Training, micro_batch_loop, seeded

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import transformers.integrations.moe  # noqa: F401  (registers the grouped product)
 
+from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.sparse import RowUpdate
-from flowrun.engine.placement import Shape
 from flowrun.engine.proof.simulated_ranks import Sample, sample
 from flowrun.models import optimizers
 from support.batch_norm_samples import batch_norm_samples

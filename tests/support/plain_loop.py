@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.sbp import S
+from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import LossScale, Optimizer, Pin
 from flowrun.models.convnet import ConvNet
 from flowrun.models.gpt import GPT

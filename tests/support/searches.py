@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import cache
 
 from flowrun.engine.compile import captured
-from flowrun.engine.graph import LogicalGraph
-from flowrun.engine.passes import LAYOUT
-from flowrun.engine.passes.search_sbp import Searched, searched
-from flowrun.engine.sbp import NdSbp, format_nd_sbp
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.sbp import NdSbp, format_nd_sbp
+from flowrun.engine.passes.search.search_sbp import Searched, searched
+from flowrun.engine.pipeline import LAYOUT
 from flowrun.engine.strategy import Auto, Strategy
 from support.small_recipes import RECIPES, small_job
 

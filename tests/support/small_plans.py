@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from hypothesis import strategies as st
 
-from flowrun.engine.protocol import (
+from flowrun.engine.actors.protocol import (
     ActorSpec,
     Ring,
     Token,

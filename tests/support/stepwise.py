@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import compile_training
-from flowrun.engine.plan import Plan
 from flowrun.engine.strategy import Preparation
 from flowrun.launcher.sampler import Sampler
 from flowrun.models.data.steps import Step, StepwiseDataset

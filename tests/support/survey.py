@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.engine.graph import UPDATE, LogicalGraph
+from flowrun.engine.ir.graph import UPDATE, LogicalGraph
+from flowrun.engine.ir.sbp import Broadcast, Split
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.mirror import RELABELS
-from flowrun.engine.sbp import Broadcast, Split
 from flowrun.engine.strategy import Optimizer
 from support.layouts import Layout, compiled, virtual_run
 from support.plain_loop import (

@@ -9,9 +9,7 @@ with its first act, the sum of the whole step.  So stage 0 must be a whole step 
 
 from __future__ import annotations
 
-from flowrun.engine.graph import FORWARD, UPDATE, LogicalGraph
-from flowrun.engine.placement import Placement
-from flowrun.engine.plan import (
+from flowrun.engine.actors.plan import (
     RECEIVE,
     REGION,
     SEND,
@@ -21,6 +19,8 @@ from flowrun.engine.plan import (
     Register,
     TransferWork,
 )
+from flowrun.engine.ir.graph import FORWARD, UPDATE, LogicalGraph
+from flowrun.engine.ir.placement import Placement
 
 MAKE, SEND_IT, RECEIVE_IT, USE, SUM, SEND_SUM, RECEIVE_SUM, WATCH = range(8)
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import torch
 
-from flowrun.engine.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, Tensor
-from flowrun.engine.lower import lower
+from flowrun.engine.actors.plan import Actor, Plan, RegionWork
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, Tensor
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.lowering.lower import lower
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
-from flowrun.engine.placement import Placement
-from flowrun.engine.plan import Actor, Plan, RegionWork
 from flowrun.engine.strategy import Strategy
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from itertools import pairwise
 
-from flowrun.engine.runtime.virtual import VirtualCluster
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 

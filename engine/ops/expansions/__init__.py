@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flowrun.engine.graph import Op, Tensor
+from flowrun.engine.ir.graph import Op, Tensor
+from flowrun.engine.ir.sbp import Split
 from flowrun.engine.ops.expansions import batch_norm, softmax
 from flowrun.engine.ops.expansions.program import Dims, Program
 from flowrun.engine.ops.signature import places
-from flowrun.engine.sbp import Split
 
 # target -> the argument that is reduced, and which of its dims are
 REDUCES: Mapping[str, tuple[str, Dims]] = {**softmax.REDUCES, **batch_norm.REDUCES}

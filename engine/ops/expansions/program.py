@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.graph import Op, Ref, Tensor, rename_inputs
+from flowrun.engine.ir.graph import Op, Ref, Tensor, rename_inputs
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import B, NdSbp, Sbp, Split
 from flowrun.engine.ops.signature import places
-from flowrun.engine.placement import Shape
-from flowrun.engine.sbp import B, NdSbp, Sbp, Split
 
 Dims = Callable[[Op, Mapping[str, Tensor]], tuple[int, ...]]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flowrun.engine.graph import Op, Tensor
+from flowrun.engine.ir.graph import Op, Tensor
+from flowrun.engine.ir.sbp import P_LOGSUMEXP, P
 from flowrun.engine.ops.expansions.program import Dims, Program, Value
 from flowrun.engine.ops.signature import bind
-from flowrun.engine.sbp import P_LOGSUMEXP, P
 
 
 def classes(op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:

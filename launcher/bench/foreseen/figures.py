@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flowrun.engine.rehearsal import Rehearsal
+from flowrun.engine.rehearsal.rehearsal import Rehearsal
 from flowrun.launcher.schema import Recipe
 
 Figure = Callable[[Recipe, Rehearsal], float]

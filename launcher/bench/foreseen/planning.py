@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flowrun.engine.capture import Task
+from flowrun.engine.capture.capture import Task
 from flowrun.engine.compile import Rehearsed, captured, planned_training
 from flowrun.launcher import build
 from flowrun.launcher.plan_cache import PlanCache, inputs

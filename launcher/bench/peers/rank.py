@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flowrun.engine.runtime.told import Told
+from flowrun.engine.runtime.rank.readback import Told
 from flowrun.launcher.bench.order import Order
 from flowrun.launcher.bench.peers.setting import Setting, Step
 from flowrun.launcher.job import Job

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from flowrun.engine.runtime.told import on_device
+from flowrun.engine.runtime.rank.readback import on_device
 from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.build import instantiate_model
 from flowrun.launcher.job import Job

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from flowrun.engine.capture import Task, Traced, trace
-from flowrun.engine.capture_check import check
-from flowrun.engine.capture_check.check import check_capture
+from flowrun.engine.capture.capture import Task, Traced, trace
+from flowrun.engine.capture.check import compare as check
+from flowrun.engine.capture.check.compare import check_capture
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import LogicalGraph, Op
+from flowrun.engine.ir.graph import LogicalGraph, Op
 
 Forward = Callable[[Any, Tensor], Tensor]
 BATCHES = [

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from flowrun.engine.actors.plan import RegionWork
 from flowrun.engine.compile import compile_training
-from flowrun.engine.graph import FORWARD
-from flowrun.engine.plan import RegionWork
+from flowrun.engine.ir.graph import FORWARD
 from flowrun.engine.strategy import Strategy
 from support.layouts import Layout, example, strategy, task
 from support.plain_loop import mlp

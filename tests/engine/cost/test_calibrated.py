@@ -9,7 +9,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.cost.calibrated import (
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.hardware.network import Level
+from flowrun.engine.runtime.calibration.calibrated import (
     Moved,
     Timed,
     as_yaml,
@@ -22,8 +24,6 @@ from flowrun.engine.cost.calibrated import (
     typical,
     with_device,
 )
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.cost.network import Level
 
 
 @given(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowrun.engine.cost.fusion import COMPILED, HANDWRITTEN, Fusion, kernels
-from flowrun.engine.graph import Op, Ref
+from flowrun.engine.ir.graph import Op, Ref
 
 
 def op(name: str, target: str, *reads: str) -> Op:

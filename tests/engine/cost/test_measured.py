@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.cost.measured import Factors, factor, shapes_of, text_of
 from flowrun.engine.cost.op_cost import op_seconds
-from flowrun.engine.graph import FORWARD, Op, Ref, Tensor
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.hardware.measured_ops import Factors, factor, shapes_of, text_of
+from flowrun.engine.ir.graph import FORWARD, Op, Ref, Tensor
 
 SHAPES = st.lists(st.lists(st.integers(1, 4096), min_size=1, max_size=4).map(tuple), max_size=4)
 ADD = "aten.add.Tensor"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.boxing import (
+from flowrun.engine.boxing.boxing import (
     ALL_GATHER,
     ALL_REDUCE,
     EXCHANGE,
@@ -24,10 +24,10 @@ from flowrun.engine.boxing import (
     step_bytes,
     step_seconds,
 )
-from flowrun.engine.cost.hardware import Hardware, on_hosts
-from flowrun.engine.cost.network import Level, Link, axis_links, group_link, message_link, worst
-from flowrun.engine.placement import Placement
-from flowrun.engine.sbp import B, P, S
+from flowrun.engine.hardware.hardware import Hardware, on_hosts
+from flowrun.engine.hardware.network import Level, Link, axis_links, group_link, message_link, worst
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B, P, S
 
 PROPERTY = settings(max_examples=200)
 NODES = (Level(8, 1.0, 100.0, hop_s=0.5), Level(0, 10.0, 2.0, hop_s=5.0))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrun.engine.cost.hardware import Hardware, Products
 from flowrun.engine.cost.op_cost import GROUPED, op_flops, op_seconds
-from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op, Ref, Tensor
+from flowrun.engine.hardware.hardware import Hardware, Products
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op, Ref, Tensor
 
 CURVE = (2e6, 2e8, 2e9), (0.5, 0.75, 1.0)
 HARDWARE = Hardware(

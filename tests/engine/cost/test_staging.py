@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.boxing import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, EXCHANGE, REDUCE_SCATTER
+from flowrun.engine.boxing.boxing import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    EXCHANGE,
+    REDUCE_SCATTER,
+)
 from flowrun.engine.cost.staging import Staging, collective, shared_collective
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrun.engine.graph import BACKWARD, Op, Ref, Tensor
+from flowrun.engine.ir.graph import BACKWARD, Op, Ref, Tensor
+from flowrun.engine.ir.sbp import P_LOGSUMEXP, B, NdSbp, P, S
 from flowrun.engine.ops import expansions, registry
-from flowrun.engine.sbp import P_LOGSUMEXP, B, NdSbp, P, S
 
 CLASSES: NdSbp = (S(0), S(1))
 SPLIT = Op(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.engine.ops import random
-from flowrun.engine.runtime.readers import cut
+from flowrun.engine.runtime.rank.readers import cut
 
 SHAPE = (64, 50, 20)
 DRAW = torch.tensor(11)

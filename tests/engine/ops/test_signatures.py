@@ -14,13 +14,13 @@ from fnmatch import fnmatchcase
 import pytest
 import torch
 
-from flowrun.engine.graph import Op, Ref
+from flowrun.engine.ir.graph import Op, Ref
+from flowrun.engine.ir.sbp import B, P, Partial, S, Sbp, Split
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.mirror import RELABELS
 from flowrun.engine.ops.signature import NdSignature, OpView, Signature, places, rows
 from flowrun.engine.proof.judge import missing_rows, wrong_rows
 from flowrun.engine.proof.simulated_ranks import Sample, lay_out, row_holds, sample
-from flowrun.engine.sbp import B, P, Partial, S, Sbp, Split
 from support.op_samples import all_samples
 from support.sample_values import T
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from flowrun.engine.graph import Ref, map_refs
+from flowrun.engine.ir.graph import Ref, map_refs
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import torch_callable
 from flowrun.engine.ops.traits import TARGETS, Trait, has, is_engines, is_random, is_view

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.capture import capture
+from flowrun.engine.capture.capture import capture
 from flowrun.engine.cost.seconds import whole_seconds
-from flowrun.engine.graph import FORWARD, LogicalGraph
-from flowrun.engine.passes.balance_stages import NEARLY, Line, balanced_cuts
-from flowrun.engine.passes.split_stages import split_stages
+from flowrun.engine.ir.graph import FORWARD, LogicalGraph
+from flowrun.engine.passes.stages.balance_stages import NEARLY, Line, balanced_cuts
+from flowrun.engine.passes.stages.split_stages import split_stages
 from support.layouts import Layout, compiled, example, strategy, task
 from support.plain_loop import Training, gpt
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flowrun.engine.graph import COUNT, FORWARD, WEIGHTS
-from flowrun.engine.plan import READER
+from flowrun.engine.actors.plan import READER
+from flowrun.engine.ir.graph import COUNT, FORWARD, WEIGHTS
 from flowrun.launcher.show import timeline
 from support.layouts import Layout, compiled, virtual_run
 from support.plain_loop import (

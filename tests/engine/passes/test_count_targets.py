@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.graph import LogicalGraph, Op
+from flowrun.engine.ir.graph import LogicalGraph, Op
 from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.loss import COUNT
 from support.layouts import Layout, compiled

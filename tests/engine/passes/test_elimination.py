@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.passes.elimination import Table, minimise
+from flowrun.engine.passes.layout.elimination import Table, minimise
 
 QUICK = settings(max_examples=200)
 Network = tuple[list[int], list[Table]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.graph import FORWARD, PHASES, LogicalGraph
-from flowrun.engine.passes import PASSES
-from flowrun.engine.passes.form_regions import Region, form_regions, moves
+from flowrun.engine.ir.graph import FORWARD, PHASES, LogicalGraph
+from flowrun.engine.lowering.form_regions import Region, form_regions, moves
+from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
 from support.graph_text import one_axis, one_rank_stages, rewritten
 from support.layouts import LAYOUTS, Layout, compiled

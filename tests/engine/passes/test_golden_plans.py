@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.engine.plan import Plan
+from flowrun.engine.actors.plan import Plan
 from support.layouts import Layout, compiled
 from support.plain_loop import Training, gpt, mlp
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine import graph as logical
-from flowrun.engine.capture import Task, capture
-from flowrun.engine.graph import (
+from flowrun.engine.capture.capture import Task, capture
+from flowrun.engine.ir import graph as logical
+from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,
     UPDATE,
@@ -23,10 +23,10 @@ from flowrun.engine.graph import (
     Ref,
     Variable,
 )
-from flowrun.engine.passes import PASSES
+from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
-from flowrun.engine.sbp import B, NdSbp, P, S, Sbp
+from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
 from support.graph_text import one_axis, rewritten, through
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import UPDATE, LogicalGraph
-from flowrun.engine.passes.infer_sbp import infer_sbp, infer_update
+from flowrun.engine.ir.graph import UPDATE, LogicalGraph
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B, NdSbp, P, S, format_nd_sbp
 from flowrun.engine.passes.insert_boxing import insert_boxing
-from flowrun.engine.passes.search_sbp import assign_sbp
-from flowrun.engine.placement import Placement
-from flowrun.engine.sbp import B, NdSbp, P, S, format_nd_sbp
+from flowrun.engine.passes.layout.infer_sbp import infer_sbp, infer_update
+from flowrun.engine.passes.search.search_sbp import assign_sbp
 from flowrun.engine.strategy import Pin, Strategy
 from support.graph_text import SGD, assert_ops, one_axis, rewritten, through
 

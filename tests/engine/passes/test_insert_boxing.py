@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from torch import float32
 
-from flowrun.engine.graph import (
+from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,
     WEIGHT_GRAD,
@@ -18,10 +18,10 @@ from flowrun.engine.graph import (
     Tensor,
     Variable,
 )
-from flowrun.engine.passes import PASSES
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp
 from flowrun.engine.passes.insert_boxing import insert_boxing
-from flowrun.engine.placement import Placement
-from flowrun.engine.sbp import B, NdSbp, P, S, Sbp
+from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
 from support.graph_text import assert_ops, one_axis, one_rank_stages, rewritten
 

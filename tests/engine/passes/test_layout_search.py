@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.boxing import path_seconds
-from flowrun.engine.cost.network import Link
-from flowrun.engine.graph import Op, Ref
+from flowrun.engine.boxing.boxing import path_seconds
+from flowrun.engine.hardware.network import Link
+from flowrun.engine.ir.graph import Op, Ref
+from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops.signature import Signature
-from flowrun.engine.passes.layout_search import (
+from flowrun.engine.passes.layout.axis_search import (
     ACTIVATION,
     WEIGHT,
     Form,
@@ -23,7 +24,6 @@ from flowrun.engine.passes.layout_search import (
     Problem,
     solve,
 )
-from flowrun.engine.sbp import B, P, S, Sbp
 
 SBPS: tuple[Sbp, ...] = (B, P, S(0), S(1))
 LINK = Link(latency_s=1e-4, bytes_per_s=1e9)

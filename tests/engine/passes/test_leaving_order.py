@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.engine.passes.leaving_order import leaving_order
+from flowrun.engine.passes.layout.elimination_order import leaving_order
 
 Near = dict[int, set[int]]
 

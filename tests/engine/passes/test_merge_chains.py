@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.engine import lower as lowering
-from flowrun.engine.lower import lower
-from flowrun.engine.passes import PASSES
-from flowrun.engine.passes.form_regions import form_regions
-from flowrun.engine.passes.merge_chains import merge_chains
-from flowrun.engine.placement import Placement
-from flowrun.engine.plan import Plan
-from flowrun.engine.rehearsal import Rehearsal, rehearse
-from flowrun.engine.scheduler import COMMUNICATION
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.actors.scheduler import COMMUNICATION
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.lowering import lower as lowering
+from flowrun.engine.lowering.form_regions import form_regions
+from flowrun.engine.lowering.lower import lower
+from flowrun.engine.lowering.merge_chains import merge_chains
+from flowrun.engine.pipeline import PASSES
+from flowrun.engine.rehearsal.rehearsal import Rehearsal, rehearse
 from flowrun.engine.strategy import Strategy
 from support.graph_text import one_axis, one_rank_stages, rewritten
 from support.layouts import LAYOUTS, Layout, compiled, run_plan, strategy

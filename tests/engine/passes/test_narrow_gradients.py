@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.graph import LogicalGraph
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.passes.narrow_gradients import narrow_gradients
-from flowrun.engine.passes.update_ops import update_ops
+from flowrun.engine.passes.update.update_ops import update_ops
 from support.graph_text import assert_ops, graph_of, one_rank_stages
 
 CAST = """

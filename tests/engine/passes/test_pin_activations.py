@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.passes.pin_activations import pin_activations
-from flowrun.engine.sbp import B, P, S, Sbp
+from flowrun.engine.ir.sbp import B, P, S, Sbp
+from flowrun.engine.passes.layout.pin_activations import pin_activations
 from flowrun.engine.strategy import Pin
 from support.graph_text import assert_ops, graph_of, one_axis, two_layers
 

@@ -8,12 +8,12 @@ from functools import cache
 import pytest
 import torch
 
+from flowrun.engine.actors.plan import RegionWork
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op
 from flowrun.engine.ops.traits import Trait, has
 from flowrun.engine.passes.recompute import recompute
-from flowrun.engine.passes.search_sbp import assign_sbp
-from flowrun.engine.plan import RegionWork
+from flowrun.engine.passes.search.search_sbp import assign_sbp
 from flowrun.engine.strategy import Recompute
 from support.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, rewritten, through
 from support.layouts import Layout, Run, compiled, virtual_run

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.graph import LogicalGraph
-from flowrun.engine.passes import PASSES
-from flowrun.engine.passes.shard_optimizer import shard_optimizer
-from flowrun.engine.placement import Placement
-from flowrun.engine.sbp import B, S
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B, S
+from flowrun.engine.passes.update.shard_optimizer import shard_optimizer
+from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Pin, Strategy, Zero
 from support.graph_text import (
     SGD,

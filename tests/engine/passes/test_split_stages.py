@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.cost.network import Level
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.passes.chosen_stages import decided
-from flowrun.engine.passes.split_stages import split_stages
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.hardware.network import Level
+from flowrun.engine.passes.stages.chosen_stages import decided
+from flowrun.engine.passes.stages.split_stages import split_stages
 from support.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, two_layers
 
 LISTED = one_rank_stages(2, stage_modules=(("a", "act"), ("b",)))

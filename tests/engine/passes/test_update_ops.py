@@ -8,9 +8,9 @@ import pytest
 from torch import Tensor
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import BACKWARD, UPDATE, LogicalGraph
-from flowrun.engine.passes.split_stages import split_stages
-from flowrun.engine.passes.update_ops import update_ops
+from flowrun.engine.ir.graph import BACKWARD, UPDATE, LogicalGraph
+from flowrun.engine.passes.stages.split_stages import split_stages
+from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.strategy import Group, Optimizer
 from support.graph_text import assert_ops, graph_of, one_rank_stages, rewritten, two_layers
 

@@ -10,13 +10,13 @@ from functools import cache
 
 import pytest
 
-from flowrun.engine.clock import computes
+from flowrun.engine.actors.plan import BOX, Plan
 from flowrun.engine.compile import Rehearsed, captured, finished
-from flowrun.engine.graph import LogicalGraph
-from flowrun.engine.passes import lay_out
-from flowrun.engine.passes.balance_stages import balanced_cuts
-from flowrun.engine.passes.split_stages import line_to_cut
-from flowrun.engine.plan import BOX, Plan
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.passes.stages.balance_stages import balanced_cuts
+from flowrun.engine.passes.stages.split_stages import line_to_cut
+from flowrun.engine.pipeline import lay_out
+from flowrun.engine.rehearsal.clock import computes
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.auto.blocks import Blocks, cut
 from support.small_recipes import RECIPES, small_job

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.engine.runtime.arena import Arena, OwnArena
-from flowrun.engine.runtime.inbox import Inbox
-from flowrun.engine.runtime.neighbours import Neighbours
+from flowrun.engine.runtime.transport.arena import Arena, OwnArena
+from flowrun.engine.runtime.transport.inbox import Inbox
+from flowrun.engine.runtime.transport.neighbours import Neighbours
 
 SIZES = st.integers(0, 1 << 16)
 

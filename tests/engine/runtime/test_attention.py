@@ -1,4 +1,4 @@
-"""engine/runtime/attention.py: what is asked of torch's CUDA kernels, which this machine may lack.
+"""kernels/attention.py: what is asked of torch's CUDA kernels, which this machine may lack.
 
 Relied on of torch: names, arguments and results of `_scaled_dot_product_flash_attention`,
 `…_cudnn_attention` and `…_efficient_attention` and of their gradients, None for the places of
@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine.runtime import attention
-from flowrun.engine.runtime.instead import kernel_of
+from flowrun.engine.runtime.kernels import attention
+from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 aten = torch.ops.aten
 SHAPES = {"equal": (2, 3, 64, 64, 16), "odd": (1, 2, 33, 20, 12)}

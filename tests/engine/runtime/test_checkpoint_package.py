@@ -1,4 +1,4 @@
-"""What engine/runtime/checkpoint.py relies on of torch.distributed.checkpoint."""
+"""What engine/runtime/drivers/checkpoint.py relies on of torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from flowrun.engine.runtime import checkpoint
-from flowrun.engine.runtime.checkpoint import read, write
-from flowrun.engine.runtime.shards import Shard, whole
+from flowrun.engine.runtime.drivers import checkpoint
+from flowrun.engine.runtime.drivers.checkpoint import read, write
+from flowrun.engine.runtime.rank.shards import Shard, whole
 
 
 def chunk(offset: int, length: int) -> ChunkStorageMetadata:

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from flowrun.engine.boxing import Step, step_bytes
-from flowrun.engine.runtime import collectives
-from flowrun.engine.runtime.links import Links
-from flowrun.engine.runtime.pending import PeerGone
-from flowrun.engine.runtime.transport import Layout, Layouts, layout_of, run_group
-from flowrun.engine.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S
+from flowrun.engine.boxing.boxing import Step, step_bytes
+from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S
+from flowrun.engine.runtime.transport import collectives
+from flowrun.engine.runtime.transport.links import Links
+from flowrun.engine.runtime.transport.pending import PeerGone
+from flowrun.engine.runtime.transport.transport import Layout, Layouts, layout_of, run_group
 from support.logical import lay_out, line, whole_numbers
 
 pytestmark = pytest.mark.processes

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flowrun.engine.runtime.core import keep_to_a_core
+from flowrun.engine.runtime.process.core import keep_to_a_core
 
 
 def kept(rank: int, ranks: int) -> set[int]:

@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine.runtime import attention
-from flowrun.engine.runtime.compiled import CompiledRegions
-from flowrun.engine.runtime.distributed import DistributedRank
-from flowrun.engine.runtime.graphs import WARM_STEPS, Played, graphed
-from flowrun.engine.runtime.instead import kernel_of
-from flowrun.engine.runtime.kernels import Kernels, eager_kernels
-from flowrun.engine.runtime.links import Links
-from flowrun.engine.runtime.recorder import RecordedRank
-from flowrun.engine.trace import COMPUTE
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.drivers.recorder import RecordedRank
+from flowrun.engine.runtime.inductor.compiled import CompiledRegions
+from flowrun.engine.runtime.kernels import attention
+from flowrun.engine.runtime.kernels.cuda_graphs import WARM_STEPS, Played, graphed
+from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
+from flowrun.engine.runtime.kernels.overrides import kernel_of
+from flowrun.engine.runtime.transport.links import Links
+from flowrun.engine.trace.trace import COMPUTE
 from flowrun.models.mlp import MLP
 from support.layouts import Layout, compiled, initial
 from support.plain_loop import (

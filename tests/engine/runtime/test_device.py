@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flowrun.engine.plan import Actor, ReportWork
-from flowrun.engine.runtime.distributed import DistributedRank
-from flowrun.engine.runtime.links import Links
-from flowrun.engine.runtime.rank import Rank
-from flowrun.engine.scheduler import Scheduler
+from flowrun.engine.actors.plan import Actor, ReportWork
+from flowrun.engine.actors.scheduler import Scheduler
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.rank.rank import Rank
+from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.strategy import LossScale
 from support.architectures import training
 from support.layouts import Layout, compiled, initial

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine.plan import Plan
-from flowrun.engine.runtime import graphs
-from flowrun.engine.runtime.graphs import WARM_STEPS, Lasting, Played, graphed
-from flowrun.engine.runtime.kernels import Kernel, eager_kernels
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.runtime.kernels import cuda_graphs as graphs
+from flowrun.engine.runtime.kernels.cuda_graphs import WARM_STEPS, Lasting, Played, graphed
+from flowrun.engine.runtime.kernels.kernels import Kernel, eager_kernels
 from flowrun.engine.strategy import Recompute
 from support.graph_on_cpu import OnCpu
 from support.layouts import LAYOUTS, Layout, compiled, run_plan

@@ -1,11 +1,11 @@
-"""engine/runtime/heap.py, in a process of its own: what it asks of malloc holds for all of it."""
+"""process/heap.py, in a process of its own: what it asks of malloc holds for all of it."""
 
 import subprocess
 import sys
 
 import pytest
 
-from flowrun.engine.runtime import heap
+from flowrun.engine.runtime.process import heap
 
 pytestmark = [
     pytest.mark.processes,
@@ -15,7 +15,7 @@ pytestmark = [
 _FAULTS = """
 import ctypes
 import resource
-from flowrun.engine.runtime import heap
+from flowrun.engine.runtime.process import heap
 
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a fault brings a page of 4 kB
 
@@ -55,7 +55,7 @@ def test_kept_pages_are_faulted_in_once() -> None:
 _GROWTH = """
 import ctypes
 import torch
-from flowrun.engine.runtime import heap
+from flowrun.engine.runtime.process import heap
 
 {first}
 heap.keep_pages()
@@ -89,7 +89,7 @@ def test_a_tensor_fits_where_one_of_its_size_lay(monkeypatch: pytest.MonkeyPatch
 def test_what_the_user_told_malloc_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
 import os
-from flowrun.engine.runtime import heap
+from flowrun.engine.runtime.process import heap
 heap.start_over()
 print(os.environ["GLIBC_TUNABLES"])
 """

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from flowrun.engine.runtime.inbox import Inbox
+from flowrun.engine.runtime.transport.inbox import Inbox
 
 
 @pytest.fixture

@@ -10,12 +10,18 @@ import pytest
 import torch
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.graph import Ref
+from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ops.random import dropout_mask
 from flowrun.engine.ops.signature import Call
-from flowrun.engine.runtime.inductor import Code, Spec, compiled, made_specs, require_compiler
-from flowrun.engine.runtime.live_bytes import LiveBytes
-from flowrun.engine.runtime.program import Line, Program
+from flowrun.engine.runtime.inductor.inductor import (
+    Code,
+    Spec,
+    compiled,
+    made_specs,
+    require_compiler,
+)
+from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
+from flowrun.engine.runtime.kernels.program import Line, Program
 
 A, B, X, Y = map(Ref, "0124")
 SHAPE = (48, 33)
@@ -120,7 +126,7 @@ def test_a_host_without_compiler_is_told_what_to_write() -> None:
 
 
 def test_equal_results_have_memory_of_their_own() -> None:
-    """Each may become a sum over micro-batches (engine/sums.py)."""
+    """Each may become a sum over micro-batches (engine/actors/sums.py)."""
     lines = (
         Line(Call(aten.mm.default, (Ref("0"), Ref("1"))), (2,), True),
         Line(Call(aten.mm.default, (Ref("0"), Ref("1"))), (3,), True),

@@ -1,4 +1,4 @@
-"""engine/runtime/instead.py: layer norm of narrow activations and wide weights, which CUDA's kernel
+"""kernels/overrides.py: layer norm of narrow activations and wide weights, which CUDA's kernel
 does not take, so what runs there is held beside the CPU's kernel, which does; and constants.
 """
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowrun.engine.ops import create
-from flowrun.engine.runtime.instead import kernel_of
+from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 aten = torch.ops.aten
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.graph import Ref
+from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ops.signature import Call
-from flowrun.engine.runtime.kernels import emit
-from flowrun.engine.runtime.program import Line, Program
+from flowrun.engine.runtime.kernels.kernels import emit
+from flowrun.engine.runtime.kernels.program import Line, Program
 
 aten = torch.ops.aten
 

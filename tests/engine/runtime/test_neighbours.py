@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from flowrun.engine.boxing import Step
-from flowrun.engine.runtime.inbox import Inbox
-from flowrun.engine.runtime.links import Links
-from flowrun.engine.runtime.neighbours import Neighbours
-from flowrun.engine.runtime.pending import PeerGone
-from flowrun.engine.runtime.transport import Layout, Layouts
-from flowrun.engine.sbp import B, P
+from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.ir.sbp import B, P
+from flowrun.engine.runtime.transport.inbox import Inbox
+from flowrun.engine.runtime.transport.links import Links
+from flowrun.engine.runtime.transport.neighbours import Neighbours
+from flowrun.engine.runtime.transport.pending import PeerGone
+from flowrun.engine.runtime.transport.transport import Layout, Layouts
 
 pytestmark = pytest.mark.processes
 

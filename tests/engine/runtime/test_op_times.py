@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.cost.measured import shapes_of
-from flowrun.engine.runtime.op_times import op_times
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.hardware.measured_ops import shapes_of
+from flowrun.engine.runtime.calibration.op_times import op_times
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load
 

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.engine.graph import Ref
+from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ops.signature import Call
-from flowrun.engine.runtime.compiled import Chain
-from flowrun.engine.runtime.kernels import emit
-from flowrun.engine.runtime.pieces import split
-from flowrun.engine.runtime.program import Line, Program
+from flowrun.engine.runtime.inductor.compiled import Chain
+from flowrun.engine.runtime.inductor.graph_breaks import split
+from flowrun.engine.runtime.kernels.kernels import emit
+from flowrun.engine.runtime.kernels.program import Line, Program
 
 
 def mixed(*values: torch.Tensor) -> torch.Tensor:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from flowrun.engine.graph import Ref
+from flowrun.engine.ir.graph import Ref
+from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ops import update
 from flowrun.engine.ops.signature import Call
-from flowrun.engine.runtime.compiled import CompiledRegions
-from flowrun.engine.runtime.kernels import updates_at_once
-from flowrun.engine.runtime.program import Line, described
-from flowrun.engine.sbp import B, S
+from flowrun.engine.runtime.inductor.compiled import CompiledRegions
+from flowrun.engine.runtime.kernels.kernels import updates_at_once
+from flowrun.engine.runtime.kernels.program import Line, described
 from support.layouts import Layout, compiled
 from support.plain_loop import gpt
 

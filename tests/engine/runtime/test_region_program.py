@@ -1,4 +1,4 @@
-"""engine/runtime/region_program.py: gradients that are only added up or sent lie as they come."""
+"""kernels/region_program.py: gradients that are only added up or sent lie as they come."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from flowrun.engine.plan import RegionWork
-from flowrun.engine.runtime import products
-from flowrun.engine.runtime.program import Line
-from flowrun.engine.runtime.rank import Rank
-from flowrun.engine.runtime.region_program import region_program
+from flowrun.engine.actors.plan import RegionWork
+from flowrun.engine.runtime.kernels import products
+from flowrun.engine.runtime.kernels.program import Line
+from flowrun.engine.runtime.kernels.region_program import region_program
+from flowrun.engine.runtime.rank.rank import Rank
 from support.layouts import Layout, compiled, run_plan, virtual_run
 from support.plain_loop import gpt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowrun.engine.runtime.transport import pack, reduced
+from flowrun.engine.runtime.transport.transport import pack, reduced
 
 WHOLE = torch.arange(1300.0 * 6).reshape(6, 1300)  # its columns are rows of what follows
 PIECES = {

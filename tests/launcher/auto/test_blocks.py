@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from flowrun.engine.graph import Op
-from flowrun.engine.passes.balance_stages import Line
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.passes.stages.balance_stages import Line
 from flowrun.launcher.auto.blocks import Blocks, cut_evenly, equal_blocks, with_blocks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowrun.engine.plan import BOX, RECEIVE, SEND
+from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.launcher.bench.loop import EmptyRank, loop_times
 from flowrun.launcher.job import Job
 from flowrun.launcher.recipe import load

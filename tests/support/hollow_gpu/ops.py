@@ -228,7 +228,7 @@ class Computed(TorchDispatchMode):
 
     def _own(self, name: str, there: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """The engine's own ops are functions of others."""
-        from flowrun.engine.runtime import attention
+        from flowrun.engine.runtime.kernels import attention
 
         functions = {
             "attention": attention._attention,
@@ -333,7 +333,7 @@ def _here(x: Any, there: dict[int, There]) -> Any:
 
 def in_other_threads() -> None:
     """What readers put onto the device is computed, too."""
-    from flowrun.engine.runtime import readers
+    from flowrun.engine.runtime.rank import readers
 
     def computed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def run(*given: Any) -> Tensor:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.engine.passes.auto.weigh import WEIGHTS
-from flowrun.engine.sbp import S
+from flowrun.engine.ir.sbp import S
+from flowrun.engine.passes.search.weigh import WEIGHTS
 from flowrun.engine.strategy import Auto
 from support.searches import search_of, words
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.engine.graph import LogicalGraph
-from flowrun.engine.passes.auto.make_network import make_network
-from flowrun.engine.passes.auto.objective import Objective
-from flowrun.engine.passes.auto.options import Options
-from flowrun.engine.passes.auto.rows import Rows
-from flowrun.engine.passes.auto.search import search
-from flowrun.engine.passes.auto.weigh import ALONE, weighed
-from flowrun.engine.passes.split_stages import split_stages
-from flowrun.engine.placement import Placement
-from flowrun.engine.sbp import B
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.sbp import B
+from flowrun.engine.passes.search.make_network import make_network
+from flowrun.engine.passes.search.objective import Objective
+from flowrun.engine.passes.search.options import Options
+from flowrun.engine.passes.search.rows import Rows
+from flowrun.engine.passes.search.search import search
+from flowrun.engine.passes.search.weigh import ALONE, weighed
+from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.strategy import Auto, Strategy
 from support.graph_text import one_axis, two_layers
 from support.unit_pipeline import unit_plan

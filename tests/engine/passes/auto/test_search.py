@@ -16,9 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.cost.network import Level
-from flowrun.engine.graph import (
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.hardware.network import Level
+from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,
     UPDATE,
@@ -29,14 +29,14 @@ from flowrun.engine.graph import (
     Tensor,
     Variable,
 )
-from flowrun.engine.passes.auto.make_network import make_network
-from flowrun.engine.passes.auto.objective import Form, Objective
-from flowrun.engine.passes.auto.options import Options
-from flowrun.engine.passes.auto.rows import Row, Rows, inputs_of, outputs_of
-from flowrun.engine.passes.auto.search import improved, search
-from flowrun.engine.passes.auto.starts import with_sets
-from flowrun.engine.passes.auto.weigh import ALONE, WEIGHTS, weighed
-from flowrun.engine.placement import Placement
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.passes.search.make_network import make_network
+from flowrun.engine.passes.search.objective import Form, Objective
+from flowrun.engine.passes.search.options import Options
+from flowrun.engine.passes.search.rows import Row, Rows, inputs_of, outputs_of
+from flowrun.engine.passes.search.search import improved, search
+from flowrun.engine.passes.search.starts import with_sets
+from flowrun.engine.passes.search.weigh import ALONE, WEIGHTS, weighed
 from flowrun.engine.strategy import Auto, Strategy
 
 GRIDS = ((2, 2), (2, 3), (3, 2), (4, 1), (4,))

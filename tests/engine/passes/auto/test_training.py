@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from flowrun.engine.compile import compile_evaluation, compile_training
-from flowrun.engine.cost.hardware import Hardware
-from flowrun.engine.cost.network import Level
-from flowrun.engine.runtime.virtual import VirtualCluster
-from flowrun.engine.sbp import Split
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.hardware.network import Level
+from flowrun.engine.ir.sbp import Split
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.strategy import Auto
 from support.layouts import Layout, example, initial, run_plan, strategy, task
 from support.plain_loop import gpt, loss_difference, plain_evaluation, plain_loop

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowrun.engine.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable
-from flowrun.engine.passes.auto.objective import Objective
-from flowrun.engine.passes.auto.trunk import hidden_seconds
-from flowrun.engine.placement import Placement
+from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.ir.placement import Placement
+from flowrun.engine.passes.search.objective import Objective
+from flowrun.engine.passes.search.trunk import hidden_seconds
 from flowrun.engine.strategy import Strategy
 
 # x -> a -> b -> c, which also reads the weight w; b's result is read by the very next op

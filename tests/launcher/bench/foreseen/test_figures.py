@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.engine.rehearsal import Rehearsal
+from flowrun.engine.rehearsal.rehearsal import Rehearsal
 from flowrun.launcher.bench.foreseen.figures import UNITS, gpt_flop
 from flowrun.launcher.recipe import load
 

@@ -1,0 +1,94 @@
+"""deadlock: who waits for which register of which rank, around the cycle, told as an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flowrun.engine.actors.plan import Plan, TransferWork
+from flowrun.engine.actors.protocol import counts
+from flowrun.engine.actors.scheduler import Scheduler
+from flowrun.engine.errors import PlanError
+
+Wait = tuple[str, int]  # ("input" | "credit", register), ("turn", axis), ("peer", channel or -1)
+
+
+def deadlock(plan: Plan, ranks: Sequence[Scheduler]) -> PlanError:
+    """The error that tells who waits for which register of which rank, around the cycle.
+
+    ranks: one of each stage.
+    """
+    cycle = _cycle(plan, ranks)
+    lines = [_story(plan, ranks, actor, *wait) for actor, wait in cycle]
+    short = [register for _, (why, register) in cycle if why == "credit"]
+    return PlanError(
+        f"placement.in_flight (register {short[0]})" if short else "plan",
+        "the plan would deadlock: its registers do not suffice.\n" + "\n".join(lines),
+        "Give the registers more slots: a larger placement.in_flight or engine.register_slots.",
+    )
+
+
+def _cycle(plan: Plan, ranks: Sequence[Scheduler]) -> list[tuple[int, Wait]]:
+    """From an actor that waits to the one it waits for, until one repeats."""
+    waits: dict[int, Wait] = {a: why[0] for rank in ranks for a, why in rank.waits().items()}
+    for rank in ranks:
+        waits.update({actor: ("peer", _channel(plan, actor)) for actor in rank.busy()})
+    seen: dict[int, Wait] = {}
+    actor = next(iter(waits), None)
+    while actor in waits and actor not in seen:
+        seen[actor] = waits[actor]
+        actor = _blamed(plan, ranks, actor, *waits[actor])
+    chain = list(seen.items())
+    return chain[list(seen).index(actor) :] if actor in seen else chain
+
+
+def _blamed(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int) -> int | None:
+    """Whom an actor waits for; None if that cannot be told from one rank of each stage."""
+    match why:
+        case "input":
+            return plan.registers[what].producer
+        case "credit":
+            return _holder(plan, ranks, what)
+        case "turn":
+            rank = ranks[plan.actors[actor].stage]
+            order = rank.order.get(what)
+            return order[rank.issued[what] % len(order)][0] if order else None
+    ends = (a.id for a in plan.actors if what >= 0 and _channel(plan, a.id) == what)
+    return next((end for end in ends if end != actor), None)
+
+
+def _holder(plan: Plan, ranks: Sequence[Scheduler], register: int) -> int:
+    """The reader that has given the fewest credits of a register back: it holds the oldest slot."""
+    maker = plan.registers[register].producer
+    assert maker is not None, f"register {register} is constant: nobody waits for a slot of it"
+    rank = ranks[plan.actors[maker].stage]
+    spec = rank.specs[maker]
+    ports = zip(counts(spec, rank.states[maker]), spec.ports, strict=True)
+    ends = ((n, port.other.to) for n, port in ports if port.fills and port.register == register)
+    return min(ends)[1]
+
+
+def _story(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int) -> str:
+    """What one actor waits for, in words."""
+    stage = plan.actors[actor].stage
+    place = f"{_name(plan, actor)} on rank {plan.placements[stage].ranks[0]} (stage {stage})"
+    match why:
+        case "input":
+            maker = _name(plan, plan.registers[what].producer)
+            return f"{place} waits to read register {what} from {maker}"
+        case "credit":
+            holder = _name(plan, _holder(plan, ranks, what))
+            free = f"a free slot ({plan.registers[what].slots} in all) of register {what}"
+            return f"{place} waits for {free}, held by {holder}"
+        case "turn":
+            return f"{place} waits for its turn among the collectives of axis {what}"
+    other = f"the other end of channel {what}" if what >= 0 else "the other ranks of its group"
+    return f"{place} waits for {other}"
+
+
+def _name(plan: Plan, actor: int | None) -> str:
+    return "nobody" if actor is None else f"actor {actor} {plan.actors[actor].name}"
+
+
+def _channel(plan: Plan, actor: int) -> int:
+    work = plan.actors[actor].work
+    return work.channel if isinstance(work, TransferWork) else -1

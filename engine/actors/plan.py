@@ -1,0 +1,314 @@
+"""Plan: who does what.  Actors, registers and channels of every rank, as data that prints as text.
+
+All ranks of a stage run the same actors and differ by their coordinate alone, so the plan holds
+each stage once and a rank is (stage, coordinate): planning is flat in the number of ranks.  Made by
+lower.py; run by rehearsal.py and runtime/.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from flowrun.engine.actors.protocol import Ring
+from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Variable
+from flowrun.engine.ir.placement import Placement
+
+READER, REGION, BOX, SEND, RECEIVE, REPORT = "reader", "region", "box", "send", "receive", "report"
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareWork:
+    """One step of making the samples of which the rank holds fields: on the host, a list of
+    whatever the data set makes.
+
+    source: what the step before made; None for the first.  feeds: say which samples.
+    """
+
+    step: str
+    source: str | None
+    made: str
+    feeds: tuple[Feed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedWork:
+    """Supplies batch fields (or @step) of one micro-batch, cut to what the rank holds, on its
+    device.
+
+    source: the samples, where actors before have prepared them.  unprepared: these fields can be
+    had without the rest of their samples.
+    """
+
+    feeds: tuple[Feed, ...]
+    source: str | None = None
+    unprepared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RegionWork:
+    """Ops that run with no communication between them: one program.
+
+    reads, makes: tensors from and for registers.
+    accumulates: those made that are summed over the acts of a step.
+    updates: (variable's tensor, tensor that it becomes).
+    overwrites: (tensor made, tensor read in whose memory it is written): overwrite.py.
+    tiles: ops[first:end] that run some rows at a time: tile.py.
+    """
+
+    ops: tuple[Op, ...]
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    accumulates: tuple[str, ...] = ()
+    updates: tuple[tuple[str, str], ...] = ()
+    overwrites: tuple[tuple[str, str], ...] = ()
+    tiles: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def runs(self) -> Iterator[tuple[tuple[Op, ...], bool]]:
+        """The ops in order: those of a tile together, others by themselves; and which it is."""
+        ends = dict(self.tiles)
+        k = 0
+        while k < len(self.ops):
+            end = ends.get(k, k + 1)
+            yield self.ops[k:end], k in ends
+            k = end
+
+    def shown(self, run: Sequence[Op]) -> tuple[str, ...]:
+        """What a run of ops makes and others read; nothing else of it is there as a whole."""
+        inside = {op.name for op in run}
+        read = {name for op in self.ops if op.name not in inside for name in op.inputs}
+        read.update(self.makes, (new for _, new in self.updates))
+        return tuple(name for op in run for name in op.makes if name in read)
+
+
+@dataclass(frozen=True, slots=True)
+class BoxWork:
+    """One collective over an axis of the stage's grid, for a bucket of tensors: (tensor read,
+    tensor made) pairs.
+
+    steps: one for each pair, of one axis, kind and reduction; the dims that they split may differ.
+    one_copy: what is read are pieces of what is made, in memory that the group shares: no byte
+        moves (shared_weights.py).
+    """
+
+    steps: tuple[Step, ...]
+    pairs: tuple[tuple[str, str], ...]
+    one_copy: bool = False
+
+    @property
+    def step(self) -> Step:
+        """The first step: its axis, kind and reduction are those of all."""
+        return self.steps[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferWork:
+    """Tensors that cross from one stage to another: (tensor sent, tensor received) pairs.  channel:
+    names both ends.
+    """
+
+    channel: int
+    source_stage: int
+    target_stage: int
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWork:
+    """Scalars that the step reports: (name, tensor)."""
+
+    results: tuple[tuple[str, str], ...]
+
+
+Work = PrepareWork | FeedWork | RegionWork | BoxWork | TransferWork | ReportWork
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The owner of one piece of work on each rank of a stage.
+
+    per_step: acts once a step instead of once a micro-batch.
+    inputs, outputs: register ids.
+    seconds: foreseen, of one act.
+    sent_bytes: of all ranks of the stage, in one act.
+    level: of communication, the outermost of the network that it crosses (hardware/network.py).
+    taken: of communication, what it takes of compute beside it (Level.taken).
+    crowding_s: of communication, what of `seconds` it waits only while others have the cores.
+    """
+
+    id: int
+    name: str
+    kind: str
+    stage: int
+    phase: str
+    per_step: bool
+    work: Work
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    seconds: float = 0.0
+    sent_bytes: float = 0.0
+    level: int = 0
+    taken: float = 0.0
+    crowding_s: float = 0.0
+
+    @property
+    def beside(self) -> bool:
+        """True if acts run beside the rank's compute, in a thread: what makes batches ready.
+
+        A number of the engine's own is there sooner than a thread.
+        """
+        match self.work:
+            case PrepareWork():
+                return True
+            case FeedWork(feeds):
+                return not all(feed.is_own for feed in feeds)
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A ring of `slots` buffers that one actor fills and others read.
+
+    tensors: what one slot holds; none where the register only holds a reader back.
+    producer: None for constants.
+    per_step: changes once a step.
+    initial: versions before the first act (weights).
+    num_bytes: of one slot, on the rank with the largest shards.
+    stash: waits for backward; its slots are the stage's micro-batches in flight.
+    """
+
+    id: int
+    name: str
+    stage: int
+    tensors: tuple[str, ...]
+    producer: int | None
+    readers: tuple[int, ...]
+    slots: int
+    per_step: bool
+    initial: int = 0
+    num_bytes: int = 0
+    stash: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that the ranks do in a step.
+
+    graph: the boxed logical graph, for shapes and layouts of tensors.
+    chunks: see Strategy.
+    order: (stage, axis) -> the order in which collectives of that group are issued within a step,
+        as (actor, act of the step); found by the rehearsal, the same on all ranks of the group.
+    shared_memory: messages lie in memory that the ranks share; what they take of it is counted so.
+    core, cores, own_messages, workspace: see Hardware.
+    blocking: axes whose collectives take turns with compute; their order is one, that of the first.
+    """
+
+    placements: tuple[Placement, ...]
+    axes: tuple[str, ...]
+    graph: LogicalGraph
+    actors: tuple[Actor, ...]
+    registers: tuple[Register, ...]
+    micro_batches: int
+    chunks: int = 1
+    order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...] = ()
+    notes: tuple[str, ...] = ()
+    shared_memory: bool = False
+    core: float = 1.0
+    cores: float = math.inf
+    own_messages: bool = False
+    workspace: Mapping[str, float] = field(default_factory=dict, hash=False)
+    blocking: tuple[int, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all stages."""
+        return len({rank for placement in self.placements for rank in placement.ranks})
+
+    def stage_of(self, rank: int) -> int:
+        """The stage that a rank belongs to."""
+        return next(stage for stage, placement in enumerate(self.placements) if rank in placement)
+
+    def blocks(self, actor: Actor) -> bool:
+        """True of a collective that nothing computes beside."""
+        return isinstance(actor.work, BoxWork) and actor.work.step.axis in self.blocking
+
+    def queue(self, actor: Actor) -> int:
+        """The axis in whose order a collective is issued; -1 for other actors."""
+        if not isinstance(actor.work, BoxWork):
+            return -1
+        return self.blocking[0] if self.blocks(actor) else actor.work.step.axis
+
+    def acts_per_step(self, actor: Actor) -> int:
+        """1 or the number of micro-batches."""
+        return 1 if actor.per_step else self.micro_batches
+
+    @cached_property
+    def variables(self) -> Mapping[str, Variable]:
+        """Tensor -> variable."""
+        return self.graph.variable_of
+
+    def stage_actors(self, stage: int) -> tuple[Actor, ...]:
+        """The actors that every rank of a stage runs."""
+        return tuple(actor for actor in self.actors if actor.stage == stage)
+
+    def rings(self, stage: int) -> tuple[Ring, ...]:
+        """What the protocol needs to know of a stage's registers; constants can always be read."""
+        return tuple(
+            Ring(r.id, r.producer, r.readers, r.slots, r.per_step, r.initial)
+            for r in self.registers
+            if r.stage == stage and r.producer is not None
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The plan as text, one actor or register a line."""
+        for stage, placement in enumerate(self.placements):
+            yield f"stage {stage}: {placement}"
+            for variable in (v for v in self.graph.variables if v.stage == stage):
+                sbp = ", ".join(map(str, variable.nd_sbp)) or "whole"
+                shape = self.graph.tensors[variable.tensor].shape
+                own = ", each rank's own" if variable.own else ""
+                yield f"  {variable.kind} {variable.name} {shape} {sbp}{own}"
+            for actor in self.stage_actors(stage):
+                rate = "step" if actor.per_step else "micro-batch"
+                yield f"  actor {actor.id} {actor.kind} {actor.name} [{actor.phase}, each {rate}]"
+                for r in (self.registers[i] for i in actor.inputs):
+                    maker = "-" if r.producer is None else r.producer
+                    yield f"    reads register {r.id} from {maker}"
+                yield from self._work_lines(actor)
+                for r in (self.registers[i] for i in actor.outputs):
+                    readers = ", ".join(map(str, r.readers)) or "-"
+                    kind, tensors = "stash " if r.stash else "", ", ".join(r.tensors)
+                    filled = f"{kind}register {r.id} x{r.slots} {r.num_bytes} bytes"
+                    yield f"    fills {filled} -> {readers}: {tensors}"
+        for note in self.notes:
+            yield f"note: {note}"
+
+    def _work_lines(self, actor: Actor) -> Iterator[str]:
+        match actor.work:
+            case RegionWork() as work:
+                for run, is_tile in work.runs:
+                    if is_tile:
+                        yield "      some rows at a time:"
+                    yield from (f"      {'  ' if is_tile else ''}{op}" for op in run)
+            case BoxWork(steps, pairs, one_copy):
+                where = ", in one copy" if one_copy else ""
+                for step, (read, made) in zip(steps, pairs, strict=True):
+                    change = f"{self.axes[step.axis]}: {step.source} -> {step.target}"
+                    yield f"      %{made} = {step.kind}(%{read}) on {change}{where}"
+            case TransferWork(channel, source, target, pairs):
+                where = f"channel {channel}, stage {source} -> {target}"
+                yield from (f"      {where}: %{sent} -> %{received}" for sent, received in pairs)
+            case PrepareWork(step, source, made):
+                yield f"      %{made} = {step}({f'%{source}' if source else ''})"
+            case FeedWork(feeds):
+                for feed in feeds:
+                    yield f"      %{feed.tensor} = {feed.field} {', '.join(map(str, feed.nd_sbp))}"
+            case ReportWork(results):
+                yield from (f"      {name} = %{tensor}" for name, tensor in results)

@@ -1,0 +1,203 @@
+"""Scheduler: the actors of one rank, their protocol states, and which of them act next.
+
+Shared by the three drivers (virtual clock, virtual cluster, torch.distributed); knows no clock,
+thread or tensor.  Ready actors act by priority: backward and update > forward > weight_grad, then
+older micro-batch, then plan order: an update that waits for a collective fills no gap better than
+backward does.  Where a stage has several chunks, forward and backward take turns (schedules.py).
+Collectives are issued at once, in the order that the rehearsal fixed for each group.
+
+Those of a blocking axis take turns with compute, as on one stream: one of them or one act at a
+time, a micro-batch's collectives first, a step's when nothing else can be computed.  All blocking
+axes of a stage have one order: so the first that is not done yet waits for no later one, on any of
+its ranks, and its ranks may compute until they come to it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan, RegionWork
+from flowrun.engine.actors.protocol import (
+    ActorSpec,
+    Launch,
+    begin,
+    can_act,
+    end,
+    idle,
+    initial_state,
+    missing,
+    receive,
+    wire,
+)
+from flowrun.engine.actors.schedules import Turns
+from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, UPDATE, WEIGHT_GRAD, WEIGHTS
+
+PRIORITY = {COUNT: 0, WEIGHTS: 0, UPDATE: 0, BACKWARD: 0, FORWARD: 1, WEIGHT_GRAD: 2}
+COMMUNICATION = (BOX, SEND, RECEIVE)
+
+
+class Scheduler:
+    """The actors of one rank of one stage.
+
+    They act from step `first` until `steps` have been done; acts are counted from step 0.
+    """
+
+    def __init__(self, plan: Plan, stage: int, steps: int, first: int = 0) -> None:
+        self.plan = plan
+        self.actors: dict[int, Actor] = {actor.id: actor for actor in plan.stage_actors(stage)}
+        self.per_step = {k: plan.acts_per_step(actor) for k, actor in self.actors.items()}
+        self.specs: dict[int, ActorSpec] = wire(self.per_step, plan.rings(stage), steps)
+        self.acts = {k: first * n for k, n in self.per_step.items()}  # finished ones
+        self.states = {k: initial_state(spec, self.acts[k]) for k, spec in self.specs.items()}
+        self.order = {axis: acts for (where, axis), acts in plan.order if where == stage}
+        self.issued = dict.fromkeys(self.order, 0)
+        self._axes = {k: plan.queue(actor) for k, actor in self.actors.items()}
+        self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
+        self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
+        self._priority = {
+            k: PRIORITY[actor.phase]
+            for k, actor in self.actors.items()
+            if actor.kind not in COMMUNICATION and not actor.beside
+        }
+        self._turns: dict[int, Callable[[int], int]] = {}
+        if plan.chunks > 1:
+            self._take_turns(Turns(len(plan.placements), stage, plan.chunks, plan.micro_batches))
+        self._compute: list[tuple[int, int, int]] = []  # heap of (priority, turn, actor)
+        self._communicate: list[int] = []
+        self._supply: list[int] = []
+        self._unfinished = sum(map(idle, self.states.values()))
+        for actor in self.actors:
+            if can_act(self.specs[actor], self.states[actor]):
+                self._queue(actor)
+
+    def done(self, actor: int) -> None:
+        """An act has ended: take all messages that follow from it on this rank.
+
+        An actor is queued by the token that was the last to come; tokens leave by its acts alone.
+        """
+        specs, states = self.specs, self.states
+        self._blocked.discard(actor)
+        acts = self.acts[actor] = self.acts[actor] + 1
+        state, sent = end(specs[actor], states[actor], acts)
+        states[actor] = state
+        if acts == specs[actor].limit:
+            self._unfinished -= 1
+        elif can_act(specs[actor], state):
+            self._queue(actor)
+        for message in sent:
+            to = message.to
+            before, spec = states[to], specs[to]
+            after = states[to] = receive(before, message)
+            if can_act(spec, after) and not can_act(spec, before):
+                self._queue(to)
+
+    def aside(self, actor: int) -> None:
+        """The rest of an act that computed goes on beside compute."""
+        self._blocked.discard(actor)
+
+    def next_compute(self) -> Launch | None:
+        """Take the ready computing actor of highest priority."""
+        if self._blocked:
+            return None
+        return self._launch(heapq.heappop(self._compute)[2]) if self._compute else None
+
+    def next_communication(self) -> Launch | None:
+        """Take a collective or transfer that may be issued now."""
+        for k, actor in enumerate(self._communicate):
+            if self._in_turn(actor) and not self._gives_way(actor):
+                del self._communicate[k]
+                return self._launch(actor)
+        return None
+
+    def next_supply(self) -> Launch | None:
+        """Take a ready actor that acts beside compute."""
+        return self._launch(self._supply.pop(0)) if self._supply else None
+
+    def finished(self) -> bool:
+        """True if every actor has done its last act."""
+        return not self._unfinished
+
+    def waits(self) -> dict[int, tuple[tuple[str, int], ...]]:
+        """What each unfinished idle actor waits for; ("turn", axis) if it waits for its place in a
+        group's order.
+        """
+        out: dict[int, tuple[tuple[str, int], ...]] = {}
+        for k, spec in self.specs.items():
+            if idle(self.states[k]):
+                out[k] = missing(spec, self.states[k]) or (("turn", self._axes[k]),)
+        return out
+
+    def busy(self) -> list[int]:
+        """The actors whose act has begun."""
+        done = {k for k, spec in self.specs.items() if self.acts[k] == spec.limit}
+        return [k for k, state in self.states.items() if not idle(state) and k not in done]
+
+    def moment(self, since: Sequence[int]) -> tuple[Any, ...]:
+        """All that decides what comes next, with acts counted from `since`, by actor."""
+        return (
+            tuple([acts - since[k] for k, acts in self.acts.items()]),
+            tuple(self.states.values()),
+            tuple([actor for *_, actor in sorted(self._compute)]),
+            tuple(self._communicate),
+            tuple(self._supply),
+        )
+
+    def forward(self, acts: int, turns: Mapping[int, int]) -> None:
+        """As if every actor of every micro-batch had done so many acts more, and each axis had had
+        so many turns: those that queue are the same.
+        """
+        for k, n in self.per_step.items():
+            self.acts[k] += acts if n > 1 else 0
+        for axis, count in turns.items():
+            self.issued[axis] += count
+        self._compute = [self._urgency(actor) for *_, actor in self._compute]
+        heapq.heapify(self._compute)
+
+    def _take_turns(self, turns: Turns) -> None:
+        """Of a stage that has several chunks: neither forward nor backward goes first."""
+        for k in self._priority:
+            actor = self.actors[k]
+            if isinstance(actor.work, RegionWork) and actor.phase in (FORWARD, BACKWARD):
+                place = turns.forward if actor.phase == FORWARD else turns.backward
+                self._turns[k] = partial(place, chunk=actor.work.ops[0].chunk)
+                self._priority[k] = PRIORITY[FORWARD]
+
+    def _urgency(self, actor: int) -> tuple[int, int, int]:
+        """The least of those that are ready computes next."""
+        act = self.acts[actor]
+        turn = self._turns[actor](act) if actor in self._turns else act
+        return self._priority[actor], turn, actor
+
+    def _launch(self, actor: int) -> Launch:
+        self.states[actor] = begin(self.states[actor])
+        if actor in self._priority or actor in self._blocking:
+            self._blocked.add(actor)
+        axis = self._axes[actor]
+        if axis in self.issued:
+            self.issued[axis] += 1
+        return Launch(actor, self.acts[actor])
+
+    def _gives_way(self, actor: int) -> bool:
+        """To what is under way, and what waits for a whole step to what can be computed."""
+        if actor not in self._blocking:
+            return False
+        return bool(self._blocked) or (self.actors[actor].per_step and bool(self._compute))
+
+    def _in_turn(self, actor: int) -> bool:
+        axis = self._axes[actor]
+        if axis not in self.order:
+            return True
+        order = self.order[axis]
+        turn = (actor, self.acts[actor] % self.per_step[actor])
+        return order[self.issued[axis] % len(order)] == turn
+
+    def _queue(self, actor: int) -> None:
+        if actor in self._priority:
+            heapq.heappush(self._compute, self._urgency(actor))
+        elif self.actors[actor].kind in COMMUNICATION:
+            self._communicate.append(actor)
+        else:
+            self._supply.append(actor)

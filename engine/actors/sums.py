@@ -1,0 +1,59 @@
+"""sums: what a region adds up over the micro-batches of a step, and what may lie in any order.
+
+Its program adds where the addend is made, so that no addend waits for the end of an act: it is
+given the sum of the micro-batches before, and nothing with the first one.  Then the sum begins as
+the addend itself, if that is memory of its own, or else as a copy.
+"""
+
+from __future__ import annotations
+
+from flowrun.engine.actors.plan import Plan, RegionWork
+from flowrun.engine.ops.memory import ALIASES, ALLOCATES
+
+
+def sums_of(plan: Plan, work: RegionWork) -> tuple[str, ...]:
+    """The sums that a program is given behind what it reads, in this order.
+
+    None of a step with one micro-batch: its addends are what the step hands on.
+    """
+    if plan.micro_batches == 1:
+        return ()
+    sums = {op.makes[0] for op in work.ops if op.target == "flow.accumulate"}
+    return tuple(name for name in work.accumulates if name in sums and name in work.makes)
+
+
+def taken_over(plan: Plan, work: RegionWork) -> frozenset[str]:
+    """The sums whose first addend is memory of its own that nothing else reads or keeps."""
+    made = {name: op for op in work.ops for name in op.makes}
+    written_over = {new for new, _ in work.overwrites}
+
+    def is_own(name: str) -> bool:
+        op = made.get(name)
+        if op is None or name in work.makes or len(plan.graph.consumers[name]) > 1:
+            return False
+        fresh = op.target in ALLOCATES and name not in written_over
+        return fresh or (op.target in ALIASES and is_own(op.inputs[0]))
+
+    return frozenset(n for n in sums_of(plan, work) if is_own(made[n].inputs[0]))
+
+
+def as_they_come(plan: Plan, work: RegionWork) -> frozenset[str]:
+    """Ops whose one result may lie in any order: it is only sent, or only added up in the same
+    region.
+    """
+    made = {op.makes[0]: op for op in work.ops if len(op.makes) == 1}
+    added = sums_of(plan, work)
+    sent = {name for name in made if only_sent(plan, name)}
+    addends = {
+        op.inputs[0]
+        for name, op in made.items()
+        if name in added or (op.target == "flow.accumulate" and name in sent)
+    }
+    alone = {name for name in addends if len(plan.graph.consumers[name]) == 1}
+    return frozenset(made[name].name for name in (sent | alone) & made.keys())
+
+
+def only_sent(plan: Plan, name: str) -> bool:
+    """True if boxings alone read it: a message is written row by row, however its tensors lie."""
+    readers = plan.graph.consumers.get(name, ())
+    return bool(readers) and all(reader.target == "flow.box" for reader in readers)

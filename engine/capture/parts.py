@@ -1,0 +1,157 @@
+"""parts: the ops of a captured graph as a line of equal blocks, forward and backward, and two
+neighbours of them compared: what unfold.py needs to know before it repeats one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from flowrun.engine.capture.fold import KEPT, Fold
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, map_refs
+from flowrun.engine.ir.module_path import block_of
+
+
+class UnlikeError(Exception):
+    """Blocks that are equal before autograd are not behind it."""
+
+
+class Place(NamedTuple):
+    """Where a tensor is made, by a part of the graph: see Parts."""
+
+    phase: str
+    part: int
+    op: int
+    output: int
+
+
+class Mode(NamedTuple):
+    """How an op of the repeated part reads a tensor.
+
+    own: not the same one in every part.  place: where it is made, if it is not a variable.
+    """
+
+    own: bool
+    place: Place | None = None
+
+
+class Parts:
+    """Forward ops from the first of a block to the first of the next; backward ops from the first
+    of a block to the first of the one before.  Of `numbers` of blocks; the parts count from 0.
+    """
+
+    def __init__(self, graph: LogicalGraph, blocks: str) -> None:
+        self.ops: dict[tuple[str, int], list[Op]] = {}
+        self.numbers: list[int] = []
+        self.place: dict[str, Place] = {}  # tensor -> where
+        self.of: dict[str, tuple[str, int]] = {}  # op -> phase and part
+        at = {FORWARD: -1, BACKWARD: -1}
+        for op in graph.ops:
+            number, phase = block_of(op.module, blocks), op.phase
+            if number is not None and phase == FORWARD and number not in self.numbers:
+                self.numbers.append(number)
+            part = self.numbers.index(number) if number in self.numbers else -1
+            first = at[phase] < 0
+            if part >= 0 and (first or (part > at[phase]) == (phase == FORWARD)):
+                at[phase] = part
+            if at[phase] >= 0:
+                key = self.of[op.name] = phase, at[phase]
+                ops = self.ops.setdefault(key, [])
+                for k, name in enumerate(op.outputs):
+                    if name is not None:
+                        self.place[name] = Place(*key, len(ops), k)
+                ops.append(op)
+
+
+class Pair:
+    """The part that is repeated, number `at`, and the next.  Raises UnlikeError if they differ in
+    more than what a step from one block to the next changes.
+
+    modes: op of either -> how it reads each input.  steps: phase and word -> names with this word
+    in a part.  moments: of autograd, in a part.  moment: the first of the repeated one.  undated:
+    ops that have one moment in both.
+    """
+
+    def __init__(self, graph: LogicalGraph, fold: Fold) -> None:
+        self.base = graph
+        self.fold = fold
+        self.parts = Parts(graph, fold.blocks)
+        self.at = self._second()
+        self.variables = {v.tensor for v in graph.variables}
+        self.modes: dict[str, tuple[Mode, ...]] = {}
+        self.steps: dict[tuple[str, str], int] = {}
+        self.moments = self.moment = 0
+        self.undated: set[str] = set()
+        for phase in (FORWARD, BACKWARD):
+            self._compare(phase)
+
+    def _second(self) -> int:
+        numbers, first = self.parts.numbers, self.fold.first
+        at = numbers.index(first) if first in numbers else 0
+        if numbers[at : at + KEPT] != [*range(first, first + KEPT)]:
+            raise UnlikeError(f"blocks of {self.fold.blocks} do not follow each other")
+        return at + 1
+
+    def _compare(self, phase: str) -> None:
+        """The repeated part with the next."""
+        these, those = (self.parts.ops.get((phase, self.at + k), []) for k in (0, 1))
+        if len(these) != len(those):
+            raise UnlikeError(f"{phase} of blocks of {self.fold.blocks} has not as many ops each")
+        for this, that in zip(these, those, strict=True):
+            if self._described(this, 0) != self._described(that, 1):
+                raise UnlikeError(f"{this} is unlike {that}")
+            pairs = zip(this.inputs, that.inputs, strict=True)
+            self.modes[this.name] = self.modes[that.name] = tuple(
+                self._mode(a, b) for a, b in pairs
+            )
+            (word, number), (_, other) = numbered(this.name), numbered(that.name)
+            step = abs(other - number)
+            if self.steps.setdefault((phase, word), step) != step:
+                raise UnlikeError(
+                    f"the names of {this} and {that} do not tell how many are between"
+                )
+            if phase == FORWARD and this.moment >= 0:
+                self.moments, self.moment = that.moment - this.moment, self.moment or this.moment
+            if this.moment == that.moment:
+                self.undated |= {this.name, that.name}
+
+    def _described(self, op: Op, part: int) -> tuple[Any, ...]:
+        """What must be equal of an op of the repeated part and of the next."""
+        made = [n and self.base.tensors[n] for n in op.outputs]
+        return (
+            numbered(op.name)[0],
+            op.target,
+            map_refs(op.args, lambda _: Ref("")),
+            map_refs(op.kwargs, lambda _: Ref("")),
+            [(t.shape, t.dtype) if t else None for t in made],
+            self._inside(op.module, part),
+        )
+
+    def _mode(self, this: str, that: str) -> Mode:
+        """How what a part reads is what the next part reads in its place."""
+        if this == that:
+            return Mode(False)
+        if {this, that} <= self.variables:
+            if self._inside(this, 0) == self._inside(that, 1):
+                return Mode(True)
+        elif this in self.parts.place and that in self.parts.place:
+            place = self.parts.place[this]
+            following = place._replace(part=place.part + 1)
+            if following == self.parts.place[that] and abs(place.part - self.at) <= 1:
+                return Mode(True, place)
+        raise UnlikeError(f"%{this} and %{that} are not read alike")
+
+    def _inside(self, path: str, part: int) -> tuple[bool, str]:
+        """A path as seen from the block of the repeated part, or of the next."""
+        own = f"{self.fold.blocks}.{self.fold.first + 1 + part}"
+        inside = f"{path}.".startswith(f"{own}.")
+        return inside, path.removeprefix(own) if inside else path
+
+
+_NUMBERED = re.compile(r"(.+?)_([1-9]\d*)")
+
+
+def numbered(name: str) -> tuple[str, int]:
+    """torch's name of a node: a word, and which one with that word."""
+    found = _NUMBERED.fullmatch(name)
+    return (found[1], int(found[2])) if found else (name, 0)

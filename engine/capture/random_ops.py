@@ -1,0 +1,225 @@
+"""random_ops: a captured graph -> the same graph with random ops of the engine's own.
+
+Each random op of torch becomes a draw (ops/random.py) with ordinary ops behind it.  A draw is named
+by the op that it comes from, its stream: so no two draws of a graph are alike, and what backward
+needs of one is a tensor that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Ref, Tensor, rename_inputs
+from flowrun.engine.ops.signature import bind
+from flowrun.engine.ops.traits import is_random
+
+DRAW = "@draw"
+
+
+def seed_random_ops(graph: LogicalGraph, seed: int) -> LogicalGraph:
+    """No op of the result asks torch for random numbers.
+
+    seed: of the run.  The feed "@draw" is added where something is drawn.  Raises RecipeError for a
+    random op that is not known.
+    """
+    return _Rewriter(graph, seed).graph()
+
+
+def _is_random(op: Op) -> bool:
+    """torch says so of its ops; attention without dropout draws nothing."""
+    return is_random(op.target) and bind(op).get("dropout_p") != 0.0
+
+
+class _Rewriter:
+    """The ops so far, and new names of what fell away."""
+
+    def __init__(self, graph: LogicalGraph, seed: int) -> None:
+        self.base = graph
+        self.seed = seed
+        self.tensors = dict(graph.tensors)
+        self.ops: list[Op] = []
+        self.names: dict[str, str] = {}
+
+    def graph(self) -> LogicalGraph:
+        """All ops rewritten."""
+        for old in self.base.ops:
+            op = rename_inputs(old, self.names)
+            if op.target == "aten.native_dropout_backward.default" and bind(op)["scale"] == 1.0:
+                self._pass_on(op, op.outputs[0])
+            elif _is_random(op):
+                self._rewrite(op)
+            else:
+                self.ops.append(op)
+        drawn = DRAW in self.tensors
+        return replace(
+            self.base,
+            ops=tuple(self.ops),
+            tensors=self.tensors,
+            feeds=(*self.base.feeds, *((Feed(DRAW, DRAW),) if drawn else ())),
+            results=tuple((key, self.names.get(name, name)) for key, name in self.base.results),
+        )
+
+    def _rewrite(self, op: Op) -> None:
+        write = _WRITE.get(op.target)
+        if write is None:
+            raise RecipeError(
+                "model",
+                f"{op.target} in module {op.module or '(top level)'} draws random numbers in a way "
+                "that flowrun does not know.",
+                f"Write it with one of: {', '.join(sorted(_WRITE))}.",
+            )
+        write(self, op, bind(op))
+
+    def _pass_on(self, op: Op, output: str | None) -> None:
+        """The op's output is its first input."""
+        if output is not None:
+            self.names[output] = op.inputs[0]
+
+    # ------------------------------------------------------------------ writing
+
+    def draw(self, op: Op, target: str, *args: Any, dtype: torch.dtype | None = None) -> str:
+        """A draw of the shape of the op's first used output, under the op's name."""
+        self.tensors.setdefault(DRAW, Tensor(DRAW, (), torch.int64))
+        like = self.tensors[op.makes[0]]
+        given = () if dtype is None else (("dtype", dtype),)
+        return self._append(
+            op,
+            "drawn",
+            f"flow.{target}",
+            (Ref(DRAW), self.seed, op.name, like.shape, *args),
+            given,
+            dtype or torch.bool,
+        )
+
+    def then(
+        self, op: Op, suffix: str, target: str, *args: Any, dtype: torch.dtype | None = None
+    ) -> str:
+        """An elementwise torch op behind it; names among the arguments are tensors.  dtype: of the
+        result, if it is not that of the first tensor.
+        """
+        refs = tuple(Ref(arg) if isinstance(arg, str) else arg for arg in args)
+        first = next(self.tensors[arg] for arg in args if isinstance(arg, str))
+        cast = target == "_to_copy.default"
+        given = (("dtype", dtype),) if cast else ()
+        return self._append(op, suffix, f"aten.{target}", refs, given, dtype or first.dtype)
+
+    def _append(
+        self,
+        op: Op,
+        suffix: str,
+        target: str,
+        args: tuple[Any, ...],
+        kwargs: tuple[tuple[str, Any], ...],
+        dtype: torch.dtype,
+    ) -> str:
+        name = f"{op.name}_{suffix}"
+        self.tensors[name] = Tensor(name, self.tensors[op.makes[0]].shape, dtype)
+        self.ops.append(
+            replace(op, name=name, target=target, args=args, kwargs=kwargs, outputs=(name,))
+        )
+        return name
+
+    def finish(self, op: Op, made: str, at: int = 0) -> None:
+        """What the last op made is output `at` of the op."""
+        output = op.outputs[at]
+        if output is not None:
+            assert self.tensors[output].dtype == self.tensors[made].dtype, (op, made)
+            self.names[output] = made
+
+    def scaled(self, op: Op, made: str, factor: float, offset: float) -> str:
+        """factor * x + offset."""
+        if factor != 1:
+            made = self.then(op, "scaled", "mul.Scalar", made, factor)
+        return self.then(op, "moved", "add.Scalar", made, offset) if offset != 0 else made
+
+
+# ---- what becomes of each ------------------------------------------------------------------------
+
+Given = Mapping[str, Any]
+
+
+def _dropout(w: _Rewriter, op: Op, given: Given) -> None:
+    """x * mask / (1 - p); nothing where nothing is dropped."""
+    p = float(given["p"])
+    if p == 0.0 or given["train"] is False:
+        w._pass_on(op, op.outputs[0])
+        p = 0.0
+    mask = w.draw(op, "dropout_mask", p)
+    w.finish(op, mask, 1)
+    if p != 0.0 and op.outputs[0] is not None:
+        kept = w.then(op, "kept", "mul.Tensor", op.inputs[0], mask)
+        scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+        w.finish(op, w.then(op, "scaled", "mul.Scalar", kept, scale))
+
+
+def _dtype(w: _Rewriter, op: Op) -> torch.dtype:
+    return w.tensors[op.makes[0]].dtype
+
+
+def _uniform(w: _Rewriter, op: Op, given: Given) -> None:
+    low, high = float(given.get("from") or 0.0), float(given.get("to", 1.0))
+    made = w.draw(op, "uniform", dtype=_dtype(w, op))
+    w.finish(op, w.scaled(op, made, high - low, low))
+
+
+def _normal(w: _Rewriter, op: Op, given: Given) -> None:
+    made = w.draw(op, "normal", dtype=_dtype(w, op))
+    w.finish(op, w.scaled(op, made, float(given.get("std", 1.0)), float(given.get("mean", 0.0))))
+
+
+def _bernoulli(w: _Rewriter, op: Op, given: Given) -> None:
+    """1 where a uniform number is below the probability, a number or a tensor."""
+    made = w.draw(op, "uniform", dtype=torch.float32)
+    p = given.get("p", op.inputs[0])
+    below = w.then(op, "below", f"lt.{_kind(p)}", made, _name(p), dtype=torch.bool)
+    w.finish(op, w.then(op, "out", "_to_copy.default", below, dtype=_dtype(w, op)))
+
+
+def _kind(p: Any) -> str:
+    return "Tensor" if isinstance(p, str | Ref) else "Scalar"
+
+
+def _name(p: Any) -> Any:
+    return p.name if isinstance(p, Ref) else p
+
+
+def _exponential(w: _Rewriter, op: Op, given: Given) -> None:
+    """-log(1 - u) / lambda."""
+    made = w.draw(op, "uniform", dtype=_dtype(w, op))
+    negative = w.then(op, "negative", "neg.default", made)
+    log = w.then(op, "log", "log1p.default", negative)
+    w.finish(op, w.then(op, "out", "mul.Scalar", log, -1.0 / float(given["lambd"])))
+
+
+def _integers(w: _Rewriter, op: Op, given: Given) -> None:
+    low, high = int(given.get("low", 0)), int(given["high"])
+    w.finish(op, w.draw(op, "integers", low, high, dtype=_dtype(w, op)))
+
+
+def _permutation(w: _Rewriter, op: Op, given: Given) -> None:
+    w.finish(op, w.draw(op, "permutation", dtype=_dtype(w, op)))
+
+
+_WRITE: Mapping[str, Callable[[_Rewriter, Op, Given], None]] = {
+    "aten.native_dropout.default": _dropout,
+    "aten.rand.default": _uniform,
+    "aten.rand_like.default": _uniform,
+    "aten.uniform.default": _uniform,
+    "aten.randn.default": _normal,
+    "aten.randn_like.default": _normal,
+    "aten.normal_functional.default": _normal,
+    "aten.bernoulli.default": _bernoulli,
+    "aten.bernoulli.p": _bernoulli,
+    "aten.bernoulli.Tensor": _bernoulli,
+    "aten.exponential.default": _exponential,
+    "aten.randint.default": _integers,
+    "aten.randint.low": _integers,
+    "aten.randint_like.default": _integers,
+    "aten.randint_like.low_dtype": _integers,
+    "aten.randperm.default": _permutation,
+}

@@ -1,0 +1,240 @@
+"""simplify: a captured graph -> a smaller one of the same values, by pure rewrites.
+
+Assignments under masks become choices (masked.py), mean losses sum / count, cross entropies are
+made of logits (kept_logits.py), double transposes and idle views go, products keep their batch dims
+(batched.py), duplicates are merged, dead ops dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from flowrun.engine.capture.rewrites.batched import keep_batches
+from flowrun.engine.capture.rewrites.kept_logits import keep_logits
+from flowrun.engine.capture.rewrites.masked import choose_under_masks
+from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, rename_inputs
+from flowrun.engine.ops.traits import Trait, has
+
+
+def simplify(graph: LogicalGraph, *, keeps_logits: bool = True) -> LogicalGraph:
+    """All rewrites, in order.  keeps_logits: see capture.Task.
+
+    A mean over a split batch is no partial sum; a sum and a count are (design: cross_entropy's
+    mean).
+    """
+    rewrites = (
+        choose_under_masks,
+        _split_mean_losses,
+        *((keep_logits,) if keeps_logits else ()),
+        _fill_by_views,
+        _fold_clones,
+        _forget_running_statistics,
+        keep_batches,
+        _fold_transposes,
+        _merge_duplicates,
+        _unbatch_indices,
+        _drop_dead,
+    )
+    for rewrite in rewrites:
+        graph = rewrite(graph)
+    return graph
+
+
+_NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
+
+
+def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
+    ops: list[Op] = []
+    tensors = dict(graph.tensors)
+    for op in graph.ops:
+        if op.target not in _NLL or op.args[3] != 1:
+            ops.append(op)
+            continue
+        loss, count = op.outputs
+        if count is None:
+            count = f"{op.name}_count"
+            tensors[count] = replace(tensors[str(loss)], name=count)
+        total = f"{op.name}_sum"
+        tensors[total] = replace(tensors[str(loss)], name=total)
+        ops.append(replace(op, args=(*op.args[:3], 2, *op.args[4:]), outputs=(total, count)))
+        ops.append(
+            replace(
+                op,
+                name=f"{op.name}_mean",
+                target="aten.div.Tensor",
+                args=(Ref(total), Ref(count)),
+                outputs=(loss,),
+            )
+        )
+    return replace(graph, ops=tuple(ops), tensors=tensors)
+
+
+def _forget_running_statistics(graph: LogicalGraph) -> LogicalGraph:
+    """Backward of a batch norm in training does not look at them (arguments 3 and 4; 7: training),
+    though it is handed them.
+    """
+    ops = tuple(
+        replace(op, args=(*op.args[:3], None, None, *op.args[5:]))
+        if op.target == "aten.native_batch_norm_backward.default" and op.args[7]
+        else op
+        for op in graph.ops
+    )
+    return replace(graph, ops=ops)
+
+
+_INSTEAD = {
+    "aten._conj.default": "aten._conj_physical.default",  # no rank asks whether it holds a view
+    "aten._neg_view.default": "aten.neg.default",
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
+    "aten.empty.memory_format": "aten.zeros.default",
+}
+
+
+def _fill_by_views(graph: LogicalGraph) -> LogicalGraph:
+    """What overwrites all of a tensor is a view of what it writes; memory that is not written yet
+    may as well be zero; conjugates are computed.
+    """
+    ops: list[Op] = []
+    for op in graph.ops:
+        if op.target in ("aten.copy.default", "aten.fill.Tensor"):
+            made, source = graph.tensors[op.makes[0]], graph.tensors[op.inputs[1]]
+            if made.dtype == source.dtype:
+                args = (Ref(source.name), made.shape)
+                op = replace(op, target="aten.expand.default", args=args, kwargs=())
+        elif op.target in _INSTEAD:
+            op = replace(op, target=_INSTEAD[op.target])
+        ops.append(op)
+    return replace(graph, ops=tuple(ops))
+
+
+def _renamed(graph: LogicalGraph, ops: list[Op], names: Mapping[str, str]) -> LogicalGraph:
+    results = tuple((key, names.get(tensor, tensor)) for key, tensor in graph.results)
+    return replace(graph, ops=tuple(ops), results=results)
+
+
+def _fold_clones(graph: LogicalGraph) -> LogicalGraph:
+    """A copy in the layout of its input (dropout at p = 0 makes one) is its input; that of an
+    expanded tensor is not, as a view needs memory of its own.
+    """
+    names: dict[str, str] = {}
+    ops: list[Op] = []
+    for old in graph.ops:
+        op = rename_inputs(old, names)
+        if op.target == "aten.clone.default" and not op.kwargs:
+            maker = graph.producer.get(op.inputs[0])
+            if maker is None or not maker.target.startswith("aten.expand"):
+                names[op.makes[0]] = op.inputs[0]
+                continue
+        ops.append(op)
+    return _renamed(graph, ops, names)
+
+
+def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
+    """t(t(x)) is x, a view of a view is one view, and a view to the shape that is there already is
+    no op.
+    """
+    names: dict[str, str] = {}
+    source: dict[str, str] = {}  # t's output -> its input
+    # (module, phase, a view's output) -> what it is a view of: what leaves a module keeps its shape
+    viewed: dict[tuple[str, str, str], str] = {}
+    ops: list[Op] = []
+    for old in graph.ops:
+        op = rename_inputs(old, names)
+        if op.target == "aten.t.default":
+            (inner,) = op.inputs
+            if inner in source:
+                names[op.makes[0]] = source[inner]
+                continue
+            source[op.makes[0]] = inner
+        elif has(op.target, Trait.RESHAPE):
+            inner, made = viewed.get((op.module, op.phase, op.inputs[0]), op.inputs[0]), op.makes[0]
+            if graph.tensors[inner].shape == graph.tensors[made].shape:
+                names[made] = inner
+                continue
+            viewed[op.module, op.phase, made] = inner
+            shape = graph.tensors[made].shape
+            op = replace(op, target="aten.view.default", args=(Ref(inner), shape))
+        ops.append(op)
+    return _renamed(graph, ops, names)
+
+
+def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
+    """Common subexpressions of one phase are computed once, those of weights alone in all phases
+    (autocast casts a weight at each use); no two random ops have one stream.
+    """
+    of_weights = graph.of_weights
+    names: dict[str, str] = {}
+    seen: dict[Any, Op] = {}
+    ops: list[Op] = []
+    for old in graph.ops:
+        op = rename_inputs(old, names)
+        phase = "" if of_weights.issuperset(op.makes) else op.phase
+        key = (op.target, repr(op.args), repr(op.kwargs), phase)
+        twin = seen.get(key)
+        same = twin is not None and all(
+            b is None or a is not None for a, b in zip(twin.outputs, op.outputs, strict=True)
+        )
+        if twin is not None and same:
+            names.update({b: a for a, b in zip(twin.outputs, op.outputs, strict=True) if a and b})
+            continue
+        seen[key] = op
+        ops.append(op)
+    return _renamed(graph, ops, names)
+
+
+def _unbatch_indices(graph: LogicalGraph) -> LogicalGraph:
+    """x[every sample, at], as a function mapped over samples writes it, is x[:, at]: samples stay
+    independent of each other.
+    """
+    ops: list[Op] = []
+    tensors = dict(graph.tensors)
+    for op in graph.ops:
+        which: tuple[Any, ...] = op.args[1] if op.target == "aten.index.Tensor" else ()
+        if len(which) != 2 or None in which or not _is_count(graph, *op.inputs[:2]):
+            ops.append(op)
+            continue
+        at, made = which[1], graph.tensors[op.makes[0]].shape
+        shape = graph.tensors[at.name].shape
+        if len(shape) != len(made) or shape[0] != 1:
+            ops.append(op)
+            continue
+        flat = f"{op.name}_at"
+        tensors[flat] = replace(tensors[at.name], name=flat, shape=shape[1:])
+        ops.append(
+            replace(
+                op, name=flat, target="aten.view.default", args=(at, shape[1:]), outputs=(flat,)
+            )
+        )
+        ops.append(replace(op, args=(op.args[0], (None, Ref(flat)))))
+    return replace(graph, ops=tuple(ops), tensors=tensors)
+
+
+def _is_count(graph: LogicalGraph, indexed: str, index: str) -> bool:
+    """True if the index is 0, 1, 2 … of every row of `indexed`, along its first dim alone."""
+    length, shape = graph.tensors[indexed].shape[:1], graph.tensors[index].shape
+    if shape != (*length, *(1,) * (len(shape) - 1)):
+        return False
+    made = graph.producer.get(index)
+    while made is not None and made.target == "aten.unsqueeze.default":
+        made = graph.producer.get(made.inputs[0])
+    return made is not None and made.target == "aten.arange.default"
+
+
+def _drop_dead(graph: LogicalGraph) -> LogicalGraph:
+    wanted = {tensor for _, tensor in graph.results} | {v.new for v in graph.variables if v.new}
+    kept: list[Op] = []
+    for op in reversed(graph.ops):
+        if wanted.intersection(op.makes):
+            outputs = tuple(name if name in wanted else None for name in op.outputs)
+            kept.append(replace(op, outputs=outputs))
+            wanted.update(op.inputs)
+    names = wanted | {v.tensor for v in graph.variables} | {f.tensor for f in graph.feeds}
+    return replace(
+        graph,
+        ops=tuple(reversed(kept)),
+        tensors={name: tensor for name, tensor in graph.tensors.items() if name in names},
+        feeds=tuple(feed for feed in graph.feeds if feed.tensor in wanted),
+    )

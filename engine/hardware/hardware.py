@@ -1,0 +1,176 @@
+"""Hardware: the numbers that turn work into seconds.  One profile serves inference, stage cuts,
+bucket sizes, the search and the rehearsal.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from flowrun.engine.hardware.measured_ops import Factors
+from flowrun.engine.hardware.network import Level, Link, axis_links, message_link
+from flowrun.engine.ir.placement import Placement
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """How fast matrix products are in one dtype.
+
+    flops: per second, at most; a multiply-add counts 2; 0: as in fp32.
+    flop, share: a curve: a product of flop[k] operations reaches share[k] of `flops`; between the
+        points by the logarithm of flop, outside as at the nearest.
+    """
+
+    flops: float = 0.0
+    flop: tuple[float, ...] = ()
+    share: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("flop", "share"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, after Hydra
+
+    def seconds(self, flop: float) -> float:
+        """Of one product of so many operations."""
+        return flop / (self.flops * self.reached(flop)) if flop else 0.0
+
+    def reached(self, flop: float) -> float:
+        """Share of `flops` that a product of so many operations reaches."""
+        at = bisect_left(self.flop, flop)
+        if not self.flop or at in (0, len(self.flop)):
+            return self.share[max(0, at - 1)] if self.flop else 1.0
+        low, high = self.flop[at - 1 : at + 1]
+        along = math.log(flop / low) / math.log(high / low)
+        return self.share[at - 1] + along * (self.share[at] - self.share[at - 1])
+
+
+# One thread of a server's core: small products find their matrices in no near cache.
+_CORE = (2.7e7, 5e7, 1e8, 2e8, 4e8, 1e9), (0.77, 0.862, 0.926, 0.962, 0.98, 0.992)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A rank's device, and what joins the ranks.  Numbers are of one rank; defaults those of
+    conf/hardware/cpu.yaml for ranks that share no memory, but for the shares of convolutions and of
+    batched products, and for `elements_per_s`.
+
+    device: "cpu": the ranks of a host share its cores; else each has a device of its own.
+    source: where the numbers come from.
+    fp32, tf32, bf16, fp16: products by dtype.  uses_tf32: products of fp32 numbers run as tf32.
+    backward_share, weight_grad_share, convolution_share, batched_share, attention_share: of the
+        speed of products of forward, what those of other kinds reach.
+    winograd: how many times fewer multiplications a 3 x 3 convolution of fp32 takes than counted;
+        2.25 by F(2 x 2, 3 x 3) of Lavin and Gray (arXiv 1509.09308), 1 where it is not used.
+    bias_apart: a product writes, and its bias is added in a pass of its own, unless a compiler puts
+        it into what follows.
+    writes_behind: a processor writes a tile of a product when its sums are done, and multiplies
+        nothing meanwhile.  Curves are of cubes: what others write beyond one is added.
+    tile: rows and columns of the tiles that products compute, each whole however little of it is
+        asked for.  Products of fewer rows or columns have kernels with smaller ones.
+    elements_per_s: op target -> elements of its first output a second, of ops that take longer
+        than their bytes: exponentials, statistics, sorting.
+    ops: op target -> shapes -> what ops that were timed take of what all else here foresees
+        (hardware/measured_ops.py).
+    own_messages: what a collective makes has memory that nothing else uses, ever, unless the
+        collective is one of a blocking axis.
+    workspace: op target -> bytes that its kernel takes for itself, for each of its first output.
+    memory_bytes_per_s: streaming reads plus writes.
+    memory_bytes: 0: not limited.  reserved_bytes: of these, what driver and libraries keep.
+    op_s: of starting one op.  act_s: overhead of one act of an actor.
+    levels: what joins ranks, innermost first.
+    crowded_share: of the speed of its share of a core, what a rank reaches that takes turns on it.
+    core: what a rank has of a core while all ranks of its host compute; all else here is of such a
+        share (`slowed`).
+    cores: of its host, for each thread that computes; beyond one they are for what makes batches
+        ready, which takes turns with compute where they are too few; inf: never.
+    """
+
+    name: str = CPU
+    device: str = CPU
+    source: str = ""
+    fp32: Products = Products(1.0e11, *_CORE)
+    tf32: Products = Products()
+    bf16: Products = Products(2.2e11, *_CORE)
+    fp16: Products = Products(9e8)
+    uses_tf32: bool = False
+    backward_share: float = 0.97
+    weight_grad_share: float = 0.9
+    convolution_share: float = 1.0
+    batched_share: float = 1.0
+    attention_share: float = 0.6
+    winograd: float = 1.0
+    bias_apart: bool = False
+    writes_behind: bool = False
+    tile: int = 1
+    elements_per_s: dict[str, float] = field(default_factory=dict, hash=False)
+    ops: dict[str, dict[str, float]] = field(default_factory=dict, hash=False)
+    own_messages: bool = False
+    workspace: dict[str, float] = field(default_factory=dict, hash=False)
+    memory_bytes_per_s: float = 2.5e10
+    memory_bytes: float = 0  # people write 16e9
+    reserved_bytes: float = 0
+    crowded_share: float = 1.0
+    op_s: float = 4e-6
+    act_s: float = 80e-6
+    levels: tuple[Level, ...] = (
+        Level(0, 150e-6, 1.5e9, taken=1.0, exchange_bytes={2: 1 << 21, 4: 1 << 18}),
+    )
+    core: float = 1.0
+    cores: float = math.inf
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", tuple(self.levels))  # a list, after Hydra
+        if not isinstance(self.ops, Factors):
+            object.__setattr__(self, "ops", Factors(self.ops))
+
+    @property
+    def tensor_bytes(self) -> int:
+        """What a rank's tensors may take; 0: not limited."""
+        return max(1, int(self.memory_bytes - self.reserved_bytes)) if self.memory_bytes else 0
+
+    def products(self, dtype: str) -> Products:
+        """Of matrices of a dtype by its short name, "bf16"; of others as of "fp32"."""
+        wide = self.tf32 if self.uses_tf32 and self.tf32.flops else self.fp32
+        narrow = {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, wide)
+        return narrow if narrow.flops else wide
+
+    def slowed(self, share: float) -> Hardware:
+        """A rank that has only a share of its core, which also carries what shared memory does."""
+        core, share = share, share * (self.crowded_share if share < 1 else 1.0)
+        return replace(
+            self,
+            fp32=replace(self.fp32, flops=self.fp32.flops * share),
+            tf32=replace(self.tf32, flops=self.tf32.flops * share),
+            bf16=replace(self.bf16, flops=self.bf16.flops * share),
+            fp16=replace(self.fp16, flops=self.fp16.flops * share),
+            elements_per_s={op: speed * share for op, speed in self.elements_per_s.items()},
+            memory_bytes_per_s=self.memory_bytes_per_s * share,
+            op_s=self.op_s / share,
+            act_s=self.act_s / share,
+            levels=tuple(level.slowed(core) for level in self.levels),
+            core=self.core * core,
+        )
+
+    def links(self, placement: Placement) -> tuple[Link, ...]:
+        """What the groups along each axis of a placement have of the network."""
+        return axis_links(self.levels, placement)
+
+    def crossing(self, source: Placement, target: Placement) -> Link:
+        """What messages from one placement to another have."""
+        return message_link(self.levels, source, target)
+
+    def is_far(self, source: Placement, target: Placement) -> bool:
+        """True if messages between two placements are slower than some inside the target."""
+        between = self.crossing(source, target).bytes_per_s
+        return any(k.bytes_per_s > between for k in self.links(target) if k.level >= 0)
+
+
+def on_hosts(levels: Sequence[Level], ranks: int, shared: bool) -> tuple[Level, ...]:
+    """The levels where every host has so many ranks; shared: they exchange messages in its memory,
+    else by the level outside.
+    """
+    kept = (level for level in levels if shared or not level.shared_memory)
+    return tuple(replace(level, ranks=ranks) if level.shared_memory else level for level in kept)

@@ -1,0 +1,248 @@
+"""Network: what joins ranks, as a hierarchy; and what a group of them has of it.
+
+Ranks are numbered consecutively: those of a device, of a node, of a pod follow one another.  Costs
+of a collective are those of a ring, as NCCL's and gloo's are for what takes time: at every level
+the ring leaves a unit once, however many of its ranks take part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from flowrun.engine.ir.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What joins the units of the level below (of the innermost: single ranks) into larger ones.
+
+    ranks: consecutive ranks of one unit; 0: all.
+    latency_s: seconds before the first byte of one collective or message.
+    busy_s: of these, what the core that computes does itself: it issues, and takes up what came.
+    crowded_latency_s: the same where ranks are more than cores, and one that is waited for may have
+        to wait for a core itself; 0: as much longer as everything else takes.
+    hop_s: seconds that each further unit on the way adds.
+    bytes_per_s: of one rank, each direction, while all ranks of a unit below send.
+    alone_bytes_per_s: the same while the others are silent; 0: no more than beside them.
+    crowding_s: of latency_s, what is waited only where others have the cores; `slowed` sets it.
+    taken: of compute beside it, how much stands still while bytes flow; 1: all, as on a core that
+        copies them itself.
+    mesh: of the innermost level, where no switch joins its ranks: a row of digits for each of a
+        unit, how many links it has to each other, "0112" to the second, third and fourth.
+        `bytes_per_s` is what all links of a rank carry together.
+    unlinked_bytes_per_s: in such a mesh, of one rank to those that it has no link to, while all
+        ranks send: across the sockets of the host.  0: by way of a neighbour, at no loss.
+    peer_s: seconds that each other rank here adds to the start of an all-to-all, where every piece
+        is a copy of its own.
+    shared_memory: the memory of one host.  `launch.transport=gloo` does without; `ranks` are those
+        of a host.
+    exchange_bytes: members of a group -> bytes up to which the message of an all-reduce goes as an
+        exchange: each member sends all of it to each other, and reduces what it gets.  A group of
+        a size that is not here does as the next larger, for what an exchange sends grows with
+        the members; beyond the largest, never.
+    """
+
+    ranks: int = 0
+    latency_s: float = 0.0
+    bytes_per_s: float = math.inf
+    hop_s: float = 0.0
+    alone_bytes_per_s: float = 0.0
+    taken: float = 0.0
+    mesh: tuple[str, ...] = ()
+    unlinked_bytes_per_s: float = 0.0
+    peer_s: float = 0.0
+    shared_memory: bool = False
+    crowded_latency_s: float = 0.0
+    busy_s: float = 0.0
+    exchange_bytes: dict[int, int] = field(default_factory=dict, hash=False)
+    crowding_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh", tuple(self.mesh))  # a list, after Hydra
+
+    def most_exchanged(self, members: int) -> int:
+        """Bytes up to which a group of so many exchanges what an all-reduce has."""
+        larger = (size for size in self.exchange_bytes if size >= members)
+        return self.exchange_bytes.get(min(larger, default=0), 0)
+
+    def slowed(self, share: float) -> Level:
+        """Between ranks that have only a share of their cores."""
+        latency_s, crowding_s = self.latency_s, 0.0
+        if self.shared_memory:
+            latency_s /= share
+        if share < 1 and self.crowded_latency_s:
+            latency_s = self.crowded_latency_s
+            crowding_s = max(0.0, latency_s - self.latency_s)
+        speed = self.bytes_per_s * share if self.shared_memory else self.bytes_per_s
+        busy_s = min(latency_s, self.busy_s / share)
+        return replace(
+            self, latency_s=latency_s, busy_s=busy_s, bytes_per_s=speed, crowding_s=crowding_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one group of ranks has of a network.
+
+    latency_s: before the first byte; busy_s: of it, what the core that computes does itself;
+    crowding_s: of it, what is not waited while those that take part have a core each.
+    ring_s, tree_s: what all hops of a ring add, and those from the leaves of a tree to its root.
+    bytes_per_s: of each rank, to the next in a ring, or in a message.
+    spread_bytes_per_s: of each rank, to all others alike, as in an all-to-all.  peers_s: what the
+    pieces of one add to its start.
+    level: the outermost that the group crosses; -1 of a single rank.
+    exchange_bytes: up to which the message of an all-reduce is exchanged (Level.exchange_bytes).
+    """
+
+    latency_s: float = 0.0
+    bytes_per_s: float = math.inf
+    ring_s: float = 0.0
+    tree_s: float = 0.0
+    spread_bytes_per_s: float = math.inf
+    level: int = -1
+    peers_s: float = 0.0
+    exchange_bytes: int = 0
+    busy_s: float = 0.0
+    crowding_s: float = 0.0
+
+    def message_seconds(self, num_bytes: float) -> float:
+        """Of a message from one rank to another."""
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int]) -> Link:
+    """What the ranks of a group have, while all ranks `busy` communicate as they do.
+
+    At a level that joins units of u ranks, a unit sends at most u times the level's bytes_per_s,
+    in equal shares for its busy ranks; those of the group pool theirs into one ring.  So a group
+    with one rank in each node of 8 has an eighth of what leaves a node; one that fills nodes has
+    all of it.  In a mesh a rank has its links to others of the group, and no more.  The slowest
+    level on the way, and the slowest unit in it, decide.
+    """
+    link = Link()
+    for at, (level, below, size) in enumerate(_units(levels)):
+        members = Counter(rank // below for rank in group)
+        joined = Counter(int(unit * below // size) for unit in members)
+        crossed = [unit for unit in members if joined[int(unit * below // size)] > 1]
+        if crossed:
+            senders = _by_unit(tuple(busy), below)
+            ring = spread = math.inf
+            for unit in crossed:
+                share = _share(level, below, senders[unit]) * _linked(level, unit, group)
+                ring = min(ring, share * members[unit])
+                spread = min(spread, share * (len(group) - 1) / (len(group) - members[unit]))
+                spread = min(spread, _unlinked(level, unit, group))
+            link = Link(
+                level.latency_s,
+                min(link.bytes_per_s, ring),
+                link.ring_s + level.hop_s * sum(units - 1 for units in joined.values()),
+                link.tree_s + level.hop_s * math.ceil(math.log2(max(joined.values()))),
+                min(link.spread_bytes_per_s, spread),
+                at,
+                link.peers_s + level.peer_s * _peers(members, below, size),
+                level.most_exchanged(len(group)),
+                level.busy_s,
+                level.crowding_s,
+            )
+    return link
+
+
+def _units(levels: Sequence[Level]) -> Iterator[tuple[Level, int, float]]:
+    """Each level with the ranks of the units that it joins, and of those that it makes."""
+    below = 1
+    for at, level in enumerate(levels):
+        last = not level.ranks or at == len(levels) - 1
+        yield level, below, math.inf if last else level.ranks
+        if last:
+            return
+        below = level.ranks
+
+
+@lru_cache(maxsize=256)
+def _by_unit(ranks: tuple[int, ...], size: int) -> Counter[int]:
+    """How many of the ranks are in each unit of so many."""
+    return Counter(rank // size for rank in ranks)
+
+
+def _share(level: Level, unit_ranks: int, senders: int) -> float:
+    """Bytes per second of one of the senders in a unit of so many ranks."""
+    most = level.alone_bytes_per_s or level.bytes_per_s
+    return min(most, level.bytes_per_s * unit_ranks / max(1, senders))
+
+
+def _linked(level: Level, rank: int, group: Sequence[int]) -> float:
+    """Of all links of a rank in a mesh, those to the others of a group; at least one, for what has
+    none goes by way of a neighbour.
+    """
+    if not level.mesh:
+        return 1.0
+    size = len(level.mesh)
+    links = tuple(map(int, level.mesh[rank % size]))
+    near = (other for other in group if other // size == rank // size)
+    return max(1, sum(links[other % size] for other in near)) / sum(links)
+
+
+def _unlinked(level: Level, rank: int, group: Sequence[int]) -> float:
+    """What an all-to-all of a group has where a rank sends some pieces past its links."""
+    if not level.mesh or not level.unlinked_bytes_per_s:
+        return math.inf
+    size = len(level.mesh)
+    near = (other for other in group if other // size == rank // size and other != rank)
+    past = sum(level.mesh[rank % size][other % size] == "0" for other in near)
+    return level.unlinked_bytes_per_s * (len(group) - 1) / past if past else math.inf
+
+
+def _peers(members: Mapping[int, int], below: int, size: float) -> int:
+    """The most ranks that one of a group meets in other units, inside the unit that joins them."""
+    joined: Counter[int] = Counter()
+    for unit, count in members.items():
+        joined[int(unit * below // size)] += count
+    return max(joined[int(unit * below // size)] - count for unit, count in members.items())
+
+
+@lru_cache(maxsize=4096)
+def axis_links(levels: tuple[Level, ...], placement: Placement) -> tuple[Link, ...]:
+    """What the groups along each axis have, on the worst of them, while all do the same."""
+    *_, (_, outermost, _) = _units(levels)
+    home = placement.ranks[0] // outermost * outermost
+    if home:  # whole units further on it is the same: stages are many
+        ranks = tuple(rank - home for rank in placement.ranks)
+        return axis_links(levels, Placement(placement.axes, ranks))
+    return tuple(
+        worst(group_link(levels, group, placement.ranks) for group in placement.groups(axis))
+        for axis in range(len(placement.shape))
+    )
+
+
+@lru_cache(maxsize=4096)
+def message_link(levels: tuple[Level, ...], source: Placement, target: Placement) -> Link:
+    """What messages between two grids have: each rank of the larger meets the one at the same share
+    of the smaller's way, all at once.
+    """
+    sources, targets = source.ranks, target.ranks
+    most = max(len(sources), len(targets))
+    pairs = {
+        (sources[k * len(sources) // most], targets[k * len(targets) // most]) for k in range(most)
+    }
+    return worst(group_link(levels, pair, sources) for pair in sorted(pairs) if len({*pair}) > 1)
+
+
+def worst(links: Iterable[Link]) -> Link:
+    """The slowest in every respect."""
+    found = list(dict.fromkeys(links))
+    return Link(
+        max((link.latency_s for link in found), default=0.0),
+        min((link.bytes_per_s for link in found), default=math.inf),
+        max((link.ring_s for link in found), default=0.0),
+        max((link.tree_s for link in found), default=0.0),
+        min((link.spread_bytes_per_s for link in found), default=math.inf),
+        max((link.level for link in found), default=-1),
+        max((link.peers_s for link in found), default=0.0),
+        min((link.exchange_bytes for link in found), default=0),
+        max((link.busy_s for link in found), default=0.0),
+        min((link.crowding_s for link in found), default=0.0),
+    )

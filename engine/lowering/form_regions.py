@@ -1,0 +1,122 @@
+"""form_regions: which ops of the boxed graph run together as one program.
+
+A region is a set of ops of one stage and phase with the same (run, depth):
+
+    run     a stretch of ops of one block of the model, in topological order: regions end where
+            blocks end, so that what crosses links starts early and equal blocks make equal programs
+    depth   the number of moving boxings behind an op: no region waits for communication inside
+
+Both only grow along every edge, so regions form a graph without cycles.  An op that waits for
+nothing but weights, and a view, sinks to the region that first needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrun.engine.ir.graph import COUNT, PHASES, WEIGHTS, LogicalGraph, Op
+from flowrun.engine.ir.module_path import unit_of
+from flowrun.engine.ops.traits import is_view
+
+Key = tuple[int, int, int, int]  # stage, phase, run, depth
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Ops in topological order; unit: the block of the model they come from."""
+
+    key: Key
+    unit: str
+    ops: tuple[Op, ...]
+
+
+def moves(op: Op) -> bool:
+    """True for ops that are communication: actors of their own."""
+    return op.target == "flow.transfer" or (op.target == "flow.box" and op.args[1].moves)
+
+
+def form_regions(graph: LogicalGraph) -> tuple[Region, ...]:
+    """All regions, in topological order."""
+    runs, counts = _runs(graph), of_counts(graph)
+    depths = _sink(graph, runs, _depths(graph, counts))
+    members: dict[Key, list[Op]] = {}
+    for op in graph.ops:
+        if not moves(op):
+            key = (op.stage, PHASES.index(op.phase), runs[op.name], depths[op.name])
+            members.setdefault(key, []).append(op)
+    regions = tuple(Region(key, _unit(ops), tuple(ops)) for key, ops in members.items())
+    late = {r.key: counts.isdisjoint(n for op in r.ops for n in op.makes) for r in regions}
+    return tuple(sorted(regions, key=lambda r: (late[r.key], r.key[3], *r.key[1:3], r.key[0])))
+
+
+def of_counts(graph: LogicalGraph) -> frozenset[str]:
+    """What is made of counts before the first forward of a step (passes/count_step.py)."""
+    found: set[str] = set()
+    for op in graph.ops:
+        if op.phase == COUNT or (op.phase == WEIGHTS and not found.isdisjoint(op.inputs)):
+            found.update(op.makes)
+    return frozenset(found)
+
+
+def _unit(ops: list[Op]) -> str:
+    return next((unit_of(op.module) for op in ops if op.module), "step")
+
+
+def _runs(graph: LogicalGraph) -> dict[str, int]:
+    """Op -> number of its run: for each stage, phase and chunk it grows where the block changes, to
+    one that no other chunk has.
+    """
+    current: dict[tuple[int, str, int], tuple[str, int]] = {}
+    count: dict[tuple[int, str], int] = {}
+    runs: dict[str, int] = {}
+    made: dict[str, tuple[tuple[int, str], int]] = {}
+    for op in graph.ops:
+        if moves(op):
+            continue
+        group, chunk = (op.stage, op.phase), (op.stage, op.phase, op.chunk)
+        unit, number = current.get(chunk, ("", -1))
+        here = unit_of(op.module) if op.module else unit
+        makers = (made[name] for name in op.inputs if name in made)
+        behind = max((run for where, run in makers if where == group), default=0)
+        if number < behind or (here != unit and unit):
+            number = count.get(group, 0)
+            count[group] = number + 1
+        current[chunk] = (here, number)
+        runs[op.name] = number
+        made.update(dict.fromkeys(op.makes, (group, number)))
+    return runs
+
+
+def _depths(graph: LogicalGraph, counts: frozenset[str]) -> dict[str, int]:
+    """Of each op; to what reads them with every micro-batch, counts of the step are there."""
+    depth_of: dict[str, int] = {}
+    depths: dict[str, int] = {}
+    for op in graph.ops:
+        early = op.phase in (COUNT, WEIGHTS)
+        behind = (name for name in op.inputs if early or name not in counts)
+        depth = max((depth_of.get(name, 0) for name in behind), default=0)
+        depths[op.name] = depth
+        for name in op.makes:
+            depth_of[name] = depth + moves(op)
+    return depths
+
+
+def _sink(graph: LogicalGraph, runs: dict[str, int], depths: dict[str, int]) -> dict[str, int]:
+    """Move views, and ops that wait for weights only, to the depth of their first reader in the
+    same run.
+    """
+    out = dict(depths)
+    reported = {tensor for _, tensor in graph.results}
+    variables = graph.variable_of
+    for op in reversed(graph.ops):
+        if moves(op) or reported.intersection(op.makes):
+            continue
+        free = is_view(op.target) or all(name in variables for name in op.inputs)
+        readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
+        same = all(
+            not moves(r) and (r.stage, r.phase, runs[r.name]) == (op.stage, op.phase, runs[op.name])
+            for r in readers
+        )
+        if free and readers and same:
+            out[op.name] = min(out[reader.name] for reader in readers)
+    return out

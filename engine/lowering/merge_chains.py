@@ -1,0 +1,142 @@
+"""merge_chains: regions that follow one another with no choice between them become one.
+
+Every act costs the loop some time, and every program its call.  A region joins the chain in front
+of it if nothing starts later for it:
+
+- it reads what the chain makes, and all else that it reads is there before the chain may begin;
+- every boxing that waits for the chain waits for this region, too;
+- no act of another micro-batch would go between;
+- neither is one of several equal regions, as blocks of a model make: equal programs are compiled
+  once.
+
+Weights, what is cast from them once a step, and counts of the step are taken as there: they act
+before forward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from graphlib import TopologicalSorter
+
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, PHASES, WEIGHT_GRAD, WEIGHTS, LogicalGraph
+from flowrun.engine.lowering.form_regions import Region, moves, of_counts
+
+Node = int | str  # a region's number, or the name of a moving op or of a stage's batch
+
+
+def merge_chains(
+    graph: LogicalGraph, regions: Sequence[Region], micro_batches: int
+) -> tuple[Region, ...]:
+    """The regions, in topological order; a chain stands where its first region stood, and its
+    regions' ops one behind the other.
+    """
+    merging = _Merging(graph, regions, micro_batches)
+    merged: set[int] = set()
+    out = []
+    for first, region in enumerate(regions):
+        if first not in merged:
+            chain = merging.chain(first, merged)
+            merged.update(chain)
+            units = dict.fromkeys((region.unit, regions[chain[-1]].unit))
+            ops = tuple(op for k in chain for op in regions[k].ops)
+            out.append(replace(region, unit="..".join(units), ops=ops))
+    return tuple(out)
+
+
+class _Merging:
+    """What waits for what: sets of nodes, as bits of integers."""
+
+    def __init__(self, graph: LogicalGraph, regions: Sequence[Region], micro_batches: int) -> None:
+        self.regions = regions
+        self.before = _before(graph, regions)
+        self.readers: dict[Node, list[int]] = {}
+        for node, read in self.before.items():
+            if isinstance(node, int):
+                for other in read:
+                    self.readers.setdefault(other, []).append(node)
+        order = tuple(TopologicalSorter(self.before).static_order())
+        self.bit = {node: 1 << k for k, node in enumerate(order)}
+        self.ancestors = dict.fromkeys(order, 0)
+        for node in order:
+            for other in self.before.get(node, ()):
+                self.ancestors[node] |= self.ancestors[other] | self.bit[other]
+        moving = {op.name for op in graph.ops if moves(op)}
+        self.boxings = dict.fromkeys(order, 0)  # those that wait for a node
+        for node in reversed(order):
+            here = self.boxings[node] | (self.bit[node] if node in moving else 0)
+            for other in self.before.get(node, ()):
+                self.boxings[other] |= here
+        self.told = {v.new for v in graph.variables if v.new} | {t for _, t in graph.results}
+        programs = [_program(graph, region) for region in regions]
+        times = Counter(programs)
+        self.equal = {k for k, program in enumerate(programs) if times[program] > 1}
+        self.waiting = _waiting(graph)
+        self.may_wait = (WEIGHT_GRAD,) if micro_batches == 1 else (FORWARD, BACKWARD, WEIGHT_GRAD)
+
+    def chain(self, first: int, merged: Collection[int]) -> list[int]:
+        """The regions that follow one another from the first on, without those merged before."""
+        found = [first]
+        while (following := self._follows(found)) is not None and following not in merged:
+            found.append(following)
+        return found
+
+    def _follows(self, chain: Sequence[int]) -> int | None:
+        """The region that joins a chain."""
+        stage, phase = self.regions[chain[0]].key[:2]
+        if chain[0] in self.equal or (stage in self.waiting and PHASES[phase] in self.may_wait):
+            return None
+        if self.told.intersection(name for op in self.regions[chain[-1]].ops for name in op.makes):
+            return None
+        there = self.ancestors[chain[0]] | sum(self.bit[k] for k in chain)
+        waiting = self.boxings[chain[-1]]
+        for k in sorted({k for member in chain for k in self.readers.get(member, ())} - {*chain}):
+            same = self.regions[k].key[:2] == (stage, phase) and k not in self.equal
+            if same and self._all(self.before[k]) & ~there == 0 == waiting & ~self.boxings[k]:
+                return k
+        return None
+
+    def _all(self, nodes: Iterable[Node]) -> int:
+        return sum(self.bit[node] for node in nodes)
+
+
+def _before(graph: LogicalGraph, regions: Sequence[Region]) -> dict[Node, set[Node]]:
+    """Region, or name of a moving op -> what it reads the tensors of."""
+    inside: dict[str, Node] = {op.name: k for k, r in enumerate(regions) for op in r.ops}
+    there = _made_of_weights(graph)
+    maker: dict[str, Node] = {f.tensor: f"batch@{f.stage}" for f in graph.feeds if not f.per_step}
+    for op in graph.ops:
+        maker.update((name, inside.get(op.name, op.name)) for name in op.makes if name not in there)
+    before: dict[Node, set[Node]] = {}
+    for op in graph.ops:
+        node = inside.get(op.name, op.name)
+        read = {maker[name] for name in op.inputs if name in maker}
+        before.setdefault(node, set()).update(read - {node})
+    return before
+
+
+def _program(graph: LogicalGraph, region: Region) -> tuple[object, ...]:
+    """What equal regions have in common."""
+    return (
+        region.key[:2],
+        *((op.target, *(graph.tensors[name].shape for name in op.makes)) for op in region.ops),
+    )
+
+
+def _made_of_weights(graph: LogicalGraph) -> frozenset[str]:
+    """Tensors that a rank makes of its own weights alone, once a step; and counts of the step."""
+    there = set(graph.variable_of) | {f.tensor for f in graph.feeds if f.per_step}
+    for op in graph.ops:
+        if op.phase == WEIGHTS and not moves(op) and there.issuperset(op.inputs):
+            there.update(op.makes)
+    return of_counts(graph) | there
+
+
+def _waiting(graph: LogicalGraph) -> frozenset[int]:
+    """Stages that wait for others in a micro-batch: others of its acts go between."""
+    found: set[int] = set()
+    for op in graph.ops:
+        if moves(op) and not op.per_step:
+            found |= {op.stage, op.args[1]} if op.target == "flow.transfer" else {op.stage}
+    return frozenset(found)

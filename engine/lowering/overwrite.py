@@ -1,0 +1,144 @@
+"""overwrite: Plan -> Plan.  Which op of a region may write its result over one that it reads, since
+nobody reads that any more: no new memory, and a third of the bytes less to move.
+
+Seldom worth its time, always worth its memory: logits and the gradients of a loss are among the
+largest tensors of a step.  What an op makes is memory of its own only where ALLOCATES says so.  All
+else counts as another name of what it reads, to which nothing is written unless ALIASES has the op.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from graphlib import TopologicalSorter
+
+from flowrun.engine.actors.plan import Actor, Plan, RegionWork
+from flowrun.engine.ir.graph import Op, Ref
+from flowrun.engine.ops.memory import ALIASES, ALLOCATES, INPLACE_ARGS
+
+
+def overwrite(plan: Plan) -> Plan:
+    """Fills `overwrites` of every region."""
+    found: dict[int, tuple[tuple[str, str], ...]] = {}
+    before = _ended_before(plan)
+    for stage in range(len(plan.placements)):
+        names = _Names(plan, stage)
+        for actor in plan.stage_actors(stage):
+            if isinstance(actor.work, RegionWork):
+                done = before[actor.id]
+                found[actor.id] = tuple(_of_region(plan, actor, actor.work, names, done))
+    return replace(plan, actors=tuple(_with(a, found.get(a.id, ())) for a in plan.actors))
+
+
+def _with(actor: Actor, overwrites: tuple[tuple[str, str], ...]) -> Actor:
+    if not isinstance(actor.work, RegionWork):
+        return actor
+    return replace(actor, work=replace(actor.work, overwrites=overwrites))
+
+
+def _ended_before(plan: Plan) -> Mapping[int, int]:
+    """Actor -> a bit for each that has ended its act of a micro-batch before the actor begins its
+    own, whatever the timing: what it makes is read on the way there.
+    """
+    makers: dict[int, set[int]] = {actor.id: set() for actor in plan.actors}
+    for r in plan.registers:
+        if r.producer is None or r.initial:
+            continue
+        if not any(plan.actors[k].per_step for k in (r.producer, *r.readers)):  # of a micro-batch
+            for reader in r.readers:
+                makers[reader].add(r.producer)
+    return all_before(makers)
+
+
+def all_before(makers: Mapping[int, Collection[int]]) -> Mapping[int, int]:
+    """Number -> a bit for each of those before it on any way.  makers: those right before it."""
+    found: dict[int, int] = {}
+    for number in TopologicalSorter(makers).static_order():
+        found[number] = 0
+        for maker in makers[number]:
+            found[number] |= found[maker] | 1 << maker
+    return found
+
+
+class _Names:
+    """Tensors of a stage that may be one memory."""
+
+    def __init__(self, plan: Plan, stage: int) -> None:
+        self._first: dict[str, str] = {}
+        fixed = [v.tensor for v in plan.graph.variables] + [f.tensor for f in plan.graph.feeds]
+        for op in (op for op in plan.graph.ops if op.stage == stage and op.target not in ALLOCATES):
+            names = (*op.inputs, *op.makes)
+            for name in names[1:]:
+                self._first[self.memory(name)] = self.memory(names[0])
+            fixed += names if op.target not in ALIASES else ()
+        self.fixed = {self.memory(name) for name in fixed}  # nothing is written there
+        self.readers: dict[str, set[int]] = {}  # memory -> actors, by the registers that hold it
+        self.lasting: set[str] = set()  # its registers outlive an act of their reader
+        for r in plan.registers:
+            for memory in map(self.memory, r.tensors):
+                self.readers.setdefault(memory, set()).update(r.readers)
+                if r.initial or any(plan.actors[k].per_step != r.per_step for k in r.readers):
+                    self.lasting.add(memory)
+
+    def memory(self, name: str) -> str:
+        """One of the names stands for all."""
+        first = self._first.get(name, name)
+        if first == name:
+            return name
+        found = self._first[name] = self.memory(first)
+        return found
+
+
+def _of_region(
+    plan: Plan, actor: Actor, work: RegionWork, names: _Names, done: int
+) -> Iterable[tuple[str, str]]:
+    """(made, what it is written over).  done: a bit for each actor that reads nothing any more."""
+    kept = {names.memory(n) for n in (*work.makes, *(new for _, new in work.updates))}
+    last = {names.memory(n): k for k, op in enumerate(work.ops) for n in op.inputs}
+    tiles = {op.name: _Tile(run, work, names) for run, tile in work.runs if tile for op in run}
+    for k, op in enumerate(work.ops):
+        reads = Counter(map(names.memory, _tensors(op)))
+        for argument in INPLACE_ARGS.get(op.target, ()):
+            ref = op.args[argument]
+            if not isinstance(ref, Ref) or not _alike(plan, op, ref.name):
+                continue
+            memory = names.memory(ref.name)
+            unread = last[memory] == k and reads[memory] == 1 and memory not in kept
+            others = names.readers.get(memory, set()) - {actor.id}
+            ours = all(done >> k & 1 for k in others) and memory not in names.lasting
+            fits = op.name not in tiles or tiles[op.name].allows(op.makes[0], ref.name)
+            if unread and ours and fits and memory not in names.fixed:
+                yield op.makes[0], ref.name
+                break
+
+
+class _Tile:
+    """Ops that run some rows at a time.  What they hand to one another is made a piece at a time,
+    so it is of use to nobody else, and other rows of what they read are read later.
+    """
+
+    def __init__(self, run: Sequence[Op], work: RegionWork, names: _Names) -> None:
+        self._inside = {name for op in run for name in op.makes} - {*work.shown(run)}
+        self._names = names
+        self._reads = {name for op in run for name in op.inputs}
+
+    def allows(self, made: str, over: str) -> bool:
+        """True if a piece of it may be written over the same piece of what is read."""
+        memory = self._names.memory(over)
+        if made in self._inside or over in self._inside:
+            return made in self._inside and over in self._inside
+        return {n for n in self._reads if self._names.memory(n) == memory} == {over}
+
+
+def _tensors(op: Op) -> Iterable[str]:
+    """Every tensor among the arguments, as often as it is there."""
+    return (arg.name for arg in (*op.args, *(v for _, v in op.kwargs)) if isinstance(arg, Ref))
+
+
+def _alike(plan: Plan, op: Op, name: str) -> bool:
+    """Of one shape, dtype and layout."""
+    read, made = plan.graph.tensors[name], plan.graph.tensors[op.makes[0]]
+    layouts = {op.in_sbp[k] for k, other in enumerate(op.inputs) if other == name}
+    same = (read.shape, read.dtype) == (made.shape, made.dtype)
+    return same and len(op.makes) == 1 and layouts == {op.out_sbp[0]}

@@ -1,0 +1,211 @@
+"""registers: what passes between actors, and how many slots each register has.
+
+Tensors that one actor makes for the same readers share a register.  Slots: 1 for what changes once
+a step; the stage's micro-batches in flight for a stash; engine.register_slots for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from flowrun.engine.actors.draft import Draft
+from flowrun.engine.actors.plan import BOX, READER, Register
+from flowrun.engine.actors.schedules import held_micro_batches
+from flowrun.engine.cost.actor_cost import ActorCost
+from flowrun.engine.errors import PlanError
+from flowrun.engine.ir.graph import BACKWARD, COUNT, PHASES, UPDATE, WEIGHT_GRAD, LogicalGraph
+from flowrun.engine.lowering.throttle import Throttle
+from flowrun.engine.strategy import Strategy
+
+Connected = tuple[tuple[Register, ...], list[list[int]], list[list[int]]]
+
+
+def connect(
+    drafts: Sequence[Draft], maker: Mapping[str, int], graph: LogicalGraph, cost: ActorCost
+) -> Connected:
+    """Registers between drafts; maker: tensor -> the draft that makes it.
+
+    Raises RecipeError for an unknown schedule.
+    """
+    return _Connector(drafts, maker, graph, cost, cost.strategy).connect()
+
+
+@dataclass(frozen=True)
+class _Connector:
+    drafts: Sequence[Draft]
+    maker: Mapping[str, int]
+    graph: LogicalGraph
+    cost: ActorCost
+    strategy: Strategy
+
+    def connect(self) -> Connected:
+        """Registers, and the ids that each draft reads and fills."""
+        readers = self.readers
+        groups: dict[tuple[int | None, bool, tuple[int, ...]], list[str]] = {}
+        for name in (*(v.tensor for v in self.graph.variables), *self.maker):
+            if name in readers:
+                producer = self._producer(name)
+                per_step = (
+                    producer is None
+                    or self.drafts[producer].per_step
+                    or (name in self.drafts[producer].step_makes)
+                )
+                groups.setdefault((producer, per_step, tuple(readers[name])), []).append(name)
+        inputs: list[list[int]] = [[] for _ in self.drafts]
+        outputs: list[list[int]] = [[] for _ in self.drafts]
+        registers: list[Register] = []
+        for (producer, per_step, read_by), names in groups.items():
+            register = self._register(len(registers), producer, per_step, read_by, tuple(names))
+            if producer is not None and self.throttle.gathers(producer):
+                register = replace(register, slots=1)
+            registers.append(register)
+            for reader in read_by:
+                inputs[reader].append(register.id)
+            if producer is not None:
+                outputs[producer].append(register.id)
+        for before, behind in self.throttle.pairs(self.strategy.register_slots):
+            name, stage = f"after {self.drafts[before].name}", self.drafts[before].stage
+            empty = Register(len(registers), name, stage, (), before, (behind,), 1, per_step=False)
+            registers.append(empty)
+            outputs[before].append(empty.id)
+            inputs[behind].append(empty.id)
+        return tuple(registers), inputs, outputs
+
+    @cached_property
+    def readers(self) -> Mapping[str, list[int]]:
+        """Tensor -> the drafts that read it."""
+        readers: dict[str, list[int]] = {}
+        new_of = {v.tensor: v.new for v in self.graph.variables if v.new}
+        for k, draft in enumerate(self.drafts):
+            for name in draft.reads:
+                if name in new_of and self.maker[new_of[name] or ""] == k:
+                    continue  # the update reads its own weight in place: it has the credit
+                readers.setdefault(name, []).append(k)
+        return readers
+
+    @cached_property
+    def throttle(self) -> Throttle:
+        """What would run ahead."""
+        return Throttle(self.drafts, self.maker, self.readers, self.graph.variable_of)
+
+    def _producer(self, name: str) -> int | None:
+        variable = self.graph.variable_of.get(name)
+        if variable is None:
+            return self.maker[name]
+        return None if variable.new is None else self.maker[variable.new]
+
+    def _register(
+        self,
+        id: int,
+        producer: int | None,
+        per_step: bool,
+        readers: tuple[int, ...],
+        names: tuple[str, ...],
+    ) -> Register:
+        stage = self.drafts[readers[0]].stage
+        variable = names[0] in self.graph.variable_of
+        chunk, passes_on = self._chunks(producer, readers)
+        waits = passes_on or self._is_stash(producer, readers)
+        stash = not variable and not per_step and waits
+        slots = (
+            1
+            if per_step or variable
+            else self._in_flight(stage, chunk)
+            if stash
+            else self.strategy.register_slots
+        )
+        if producer is not None and self.drafts[producer].kind == READER:
+            slots = max(slots, 2)
+            if self._is_counted(producer):  # all of a step is read before its first forward
+                slots = max(slots, self.strategy.micro_batches + self.strategy.register_slots)
+        label = self.drafts[producer].name if producer is not None else "constant"
+        self._check_rates(label, per_step, readers, names)
+        return Register(
+            id,
+            label,
+            stage,
+            names,
+            producer,
+            readers,
+            slots,
+            per_step,
+            int(variable),
+            sum(map(self.cost.tensor_bytes, names)),
+            stash,
+        )
+
+    def _check_rates(
+        self, label: str, per_step: bool, readers: Iterable[int], names: tuple[str, ...]
+    ) -> None:
+        """A reader returns as many versions a step as there are made, or a ring fills for good."""
+        slow = [self.drafts[r].name for r in readers if self.drafts[r].per_step]
+        if slow and not per_step and self.strategy.micro_batches > 1:
+            raise PlanError(
+                f"register of {label} ({', '.join(names)})",
+                f"it is filled with every micro-batch, but {slow[0]} reads it once a step.",
+                "This is a defect of flowrun's compiler: please report the recipe.",
+            )
+
+    def _is_stash(self, producer: int | None, readers: Iterable[int]) -> bool:
+        """Waits for backward (or, from backward, for weight_grad)."""
+        made_in = PHASES.index(self.drafts[producer].phase) if producer is not None else 0
+        later = {PHASES.index(self.drafts[r].phase) for r in readers}
+        return (
+            max(later) > made_in
+            and made_in < PHASES.index(UPDATE)
+            and max(later) <= PHASES.index(WEIGHT_GRAD)
+        )
+
+    def _is_counted(self, producer: int) -> bool:
+        """True for a reader of fields that are counted over the step."""
+        readers = (k for name in self.drafts[producer].makes for k in self.readers.get(name, ()))
+        return any(self.drafts[k].phase == COUNT for k in readers)
+
+    def _chunks(self, producer: int | None, readers: Iterable[int]) -> tuple[int, bool]:
+        """(the first chunk that has to do with a register, it waits for another chunk's turn).
+
+        What a reader supplies to its last chunk waits with what it supplies to the first.
+        """
+        if self.strategy.chunks == 1:
+            return 0, False
+        found = {self._chunk(k) for k in readers}
+        if producer is not None and self.drafts[producer].kind == READER:
+            makes = self.drafts[producer].makes
+            found = {self._chunk(k) for name in makes for k in self.readers.get(name, ())}
+        elif producer is not None:
+            found.add(self._chunk(producer))
+        return min(found), len(found) > 1
+
+    def _chunk(self, k: int) -> int:
+        """Of what a draft makes; a message to another stage is of the chunk that it leaves."""
+        draft = self.drafts[k]
+        makers = map(self.graph.producer.get, draft.makes or draft.reads)
+        return min((op.chunk for op in makers if op is not None), default=0)
+
+    def _in_flight(self, stage: int, chunk: int) -> int:
+        """Slots of a stage's stash: schedules are register counts."""
+        strategy, stages = self.strategy, self.strategy.num_stages
+        alone = self._single_stage_slots() if stages == 1 else 1
+        return held_micro_batches(
+            strategy.in_flight,
+            stages,
+            stage,
+            strategy.micro_batches,
+            alone,
+            chunk=chunk,
+            chunks=strategy.chunks,
+        )
+
+    def _single_stage_slots(self) -> int:
+        """Two micro-batches in flight where backward waits for collectives, else one.
+
+        It does not wait for what is gathered ahead, nor for what it leaves to be summed: ZeRO.
+        """
+        ahead = self.throttle
+        waits = (
+            d.kind == BOX and d.phase == BACKWARD and not (ahead.gathers(k) or ahead.reduces(k))
+            for k, d in enumerate(self.drafts)
+        )
+        return 2 if any(waits) else 1

@@ -1,0 +1,131 @@
+"""one_copy: which gathers of weights move no byte, since the ranks of the group share memory.
+
+ZeRO gathers a weight from shards that the ranks update.  Where they share memory, the shards lie
+side by side in it: each rank updates its own, all read the whole, and a weight is on a host once.
+What is left of the gather is to say that one's shard is written, and to hear it of the others.
+
+A rank must not write its shard while another still reads the whole.  It does not, where whatever
+reads the whole comes before a collective of the same group that comes before the update, as the sum
+of the weight's gradients does: no rank leaves a collective that another has not come to.  A gather
+of which the plan does not show that copies, as between hosts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from flowrun.engine.actors.draft import Draft
+from flowrun.engine.actors.plan import BoxWork, RegionWork
+from flowrun.engine.boxing.boxing import ALL_GATHER, replaced
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.placement import largest_shape
+from flowrun.engine.ir.sbp import B, NdSbp, Split
+from flowrun.engine.lowering.form_regions import moves
+from flowrun.engine.lowering.overwrite import all_before
+from flowrun.engine.ops.memory import ALLOCATES
+
+
+def one_copy(
+    drafts: Sequence[Draft], graph: LogicalGraph, grids: Sequence[tuple[int, ...]]
+) -> list[Draft]:
+    """The drafts, with `one_copy` of such gathers set.  grids: of each stage; all ranks share
+    memory.
+    """
+    order = _Order(drafts)
+    updates = {
+        variable: k
+        for k, draft in enumerate(drafts)
+        if isinstance(draft.work, RegionWork)
+        for variable, _ in draft.work.updates
+    }
+    gathers = {
+        k: draft.work
+        for k, draft in enumerate(drafts)
+        if isinstance(draft.work, BoxWork) and draft.work.step.kind == ALL_GATHER
+    }
+    axes: dict[str, set[int]] = {}  # variable -> those that it is gathered over
+    for work in gathers.values():
+        for read, _ in work.pairs:
+            axes.setdefault(read, set()).add(work.step.axis)
+    homes = {v.tensor: v.nd_sbp for v in graph.variables}
+
+    def lies_once(k: int, work: BoxWork) -> bool:
+        grid = grids[drafts[k].stage]
+        return all(
+            read in homes
+            and len(axes[read]) == 1
+            and _side_by_side(graph.tensors[read].shape, homes[read], step.axis, grid)
+            and (
+                read not in updates or order.are_read_before(k, _shown(graph, made), updates[read])
+            )
+            for step, (read, made) in zip(work.steps, work.pairs, strict=True)
+        )
+
+    found = {k for k, work in gathers.items() if lies_once(k, work)}
+    return [
+        replace(draft, work=replace(gathers[k], one_copy=True)) if k in found else draft
+        for k, draft in enumerate(drafts)
+    ]
+
+
+def _side_by_side(shape: Sequence[int], nd_sbp: NdSbp, axis: int, grid: tuple[int, ...]) -> bool:
+    """True if what the ranks of an axis hold are pieces of one stretch of memory."""
+    split = nd_sbp[axis]
+    assert isinstance(split, Split), "it is gathered"
+    whole = largest_shape(tuple(shape), replaced(nd_sbp, axis, B), grid)
+    return math.prod(whole[: split.dim]) == 1
+
+
+def _shown(graph: LogicalGraph, name: str) -> set[str]:
+    """Tensors that may be views of this one."""
+    found, left = {name}, [name]
+    while left:
+        for op in graph.consumers.get(left.pop(), ()):
+            if op.target not in ALLOCATES and not moves(op):
+                new = set(op.makes) - found
+                found |= new
+                left += new
+    return found
+
+
+class _Order:
+    """What comes before what on every rank, whatever the timing: what it makes is read on the way,
+    within a step.
+    """
+
+    def __init__(self, drafts: Sequence[Draft]) -> None:
+        self._drafts = drafts
+        maker = {name: k for k, draft in enumerate(drafts) for name in draft.makes}
+        makers: dict[int, set[int]] = {k: set() for k in range(len(drafts))}
+        self._readers: dict[str, list[int]] = {}
+        for k, draft in enumerate(drafts):
+            for name in draft.reads:
+                self._readers.setdefault(name, []).append(k)
+                if name in maker and _waits_for_all(draft, drafts[maker[name]], name):
+                    makers[k].add(maker[name])
+        self._before = all_before(makers)
+
+    def are_read_before(self, gather: int, names: Iterable[str], update: int) -> bool:
+        """True if each reader of these tensors comes before a collective of the gather's group that
+        comes before the update.
+        """
+        group = self._group(gather)
+        met = 0  # a bit for each that comes before such a collective
+        for k in range(len(self._drafts)):
+            if self._group(k) == group and k != gather and self._before[update] >> k & 1:
+                met |= self._before[k]
+        return all(met >> k & 1 for name in names for k in self._readers.get(name, ()))
+
+    def _group(self, k: int) -> tuple[int, int] | None:
+        """(stage, axis) of a collective."""
+        draft = self._drafts[k]
+        return (draft.stage, draft.work.step.axis) if isinstance(draft.work, BoxWork) else None
+
+
+def _waits_for_all(reader: Draft, maker: Draft, name: str) -> bool:
+    """True if all acts of the maker, of a step or up to a micro-batch, come before the reader's;
+    not where an actor of steps reads what another makes with each micro-batch.
+    """
+    return not reader.per_step or maker.per_step or name in maker.step_makes

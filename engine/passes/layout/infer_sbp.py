@@ -1,0 +1,279 @@
+"""infer_sbp: trained -> signed.  Gives every op one signature an axis: pins first, then the legal
+rows of least boxing time.
+
+Axis after axis, outermost first, on the shapes that the axes before left over.  For each axis
+chunks are decided in order, each exactly (axis_search.py): counts; forward; backward, given
+forward; what is written into buffers, where they live; update, given the weights' homes.
+shard_optimizer runs before the last: it is why the update chunk is a pass of its own.
+
+What a batch field and a weight start as is homes.py; seconds are costs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from flowrun.engine.errors import SbpError
+from flowrun.engine.ir.graph import (
+    BACKWARD,
+    COUNT,
+    FORWARD,
+    UPDATE,
+    WEIGHT_GRAD,
+    WEIGHTS,
+    Feed,
+    LogicalGraph,
+    Op,
+    Variable,
+)
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import B, P, S, Sbp, parse_sbp
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.mirror import RELABELS
+from flowrun.engine.ops.signature import Signature
+from flowrun.engine.ops.traits import Trait, has, is_engines
+from flowrun.engine.passes.layout.assignment import Layout
+from flowrun.engine.passes.layout.axis_search import (
+    ACTIVATION,
+    ROWS,
+    WEIGHT,
+    Form,
+    Forms,
+    Intent,
+    Problem,
+    Solution,
+    solve,
+)
+from flowrun.engine.passes.layout.costs import Costs
+from flowrun.engine.passes.layout.homes import feed_home, variable_homes
+from flowrun.engine.passes.mirror import own_ops
+from flowrun.engine.strategy import Strategy
+
+ASSIGN = "flow.assign"
+
+
+def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Signatures of forward and backward ops, homes of variables and feeds."""
+    layout = Layout(graph)
+    notes: list[str] = list(graph.notes)
+    for axis in range(len(strategy.axes)):
+        axis_view = _Axis(layout, strategy, axis)
+        counts = [op for op in graph.ops if op.phase in (COUNT, WEIGHTS)]
+        forward = [op for op in graph.ops if op.phase == FORWARD and op.target != ASSIGN]
+        backward = [op for op in graph.ops if op.phase in (BACKWARD, WEIGHT_GRAD)]
+        assigned = [op for op in graph.ops if op.target == ASSIGN and op.phase == FORWARD]
+        for chunk in (counts, forward, backward, assigned):
+            if chunk is assigned:
+                axis_view.settle(chunk)
+            solution = axis_view.decide(chunk)
+            if not solution.exact:
+                notes.append(
+                    f"axis {strategy.axes[axis]}: layout of {len(chunk)} ops is not proved least"
+                )
+        axis_view.keep_homes()
+        notes.extend(_without_table(graph, strategy, axis))
+    return replace(layout.graph(graph), level="signed", notes=tuple(dict.fromkeys(notes)))
+
+
+def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterator[str]:
+    """One note for each kind of op that no family of the engine knows: where its rows come from, or
+    that all ranks of the axis do all of it, from inputs that are gathered.
+    """
+    modules: dict[tuple[str, str], dict[str, None]] = {}  # target, origin -> where, in order
+    known = ("flow.pin", *RELABELS)
+    for op in graph.ops:
+        split = strategy.parts(op.stage, axis) > 1
+        if split and op.target not in known and (op.table or not registry.has_table(op.target)):
+            origin = op.table.origin if op.table else ""
+            modules.setdefault((op.target, origin), {})[op.module or "(top level)"] = None
+    for (target, origin), (first, *others) in modules.items():
+        where = f"module {first}" + (f" and {len(others)} more" if others else "")
+        if origin:
+            yield f"{target} in {where}: its rows are {origin}"
+        else:
+            yield (
+                f"{target} in {where} has no signature table: "
+                f"all ranks of {strategy.axes[axis]} do all of it"
+            )
+
+
+def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Signatures of the update ops, once the homes of weights and optimizer states are known."""
+    if strategy.auto.enabled and strategy.axes and not strategy.zero.stage:
+        return graph  # search_sbp has decided them with all others
+    ops = (replace(o, in_sbp=(), out_sbp=()) if o.phase == UPDATE else o for o in graph.ops)
+    layout = Layout(replace(graph, ops=tuple(ops)))  # it may be one that was searched without ZeRO
+    for axis in range(len(strategy.axes)):
+        axis_view = _Axis(layout, strategy, axis)
+        axis_view.decide([op for op in graph.ops if op.phase == UPDATE])
+        axis_view.keep_homes()
+    return layout.graph(layout.base)
+
+
+def inferred(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Signatures of all ops, homes of all that enters."""
+    return infer_update(infer_sbp(graph, strategy), strategy)
+
+
+class _Axis:
+    """Decides one axis."""
+
+    def __init__(self, layout: Layout, strategy: Strategy, axis: int) -> None:
+        self.layout = layout
+        self.strategy = strategy
+        self.axis = axis
+        self.name = strategy.axes[axis]
+        graph = layout.base
+        self.variables: dict[str, Variable] = dict(graph.variable_of)
+        self.weights = graph.of_weights  # to move what is made of a weight is to move the weight
+        self.own = own_ops(graph, strategy)
+        self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
+        self.homes: dict[str, Form] = {}
+        self.forms: dict[str, Forms] = {}
+        self.costs = Costs(layout, strategy, axis, self.forms)
+        self.whole: set[str] = set()  # made of nothing but constants and what is B: see _rows
+        for variable in graph.variables:
+            if len(variable.nd_sbp) > axis:
+                self.forms[variable.tensor] = frozenset(((variable.stage, variable.nd_sbp[axis]),))
+        for op in graph.ops:  # decided in an earlier pass: what later chunks may read
+            if len(layout.out_sbp[op.name]) and len(layout.out_sbp[op.name][0]) > axis:
+                for name, nd_sbp in zip(op.outputs, layout.out_sbp[op.name], strict=True):
+                    if name is not None:
+                        self.forms[name] = frozenset(((op.stage, nd_sbp[axis]),))
+
+    # ------------------------------------------------------------------ one chunk
+
+    def decide(self, ops: list[Op]) -> Solution:
+        """Solve one chunk and write the rows into the layout."""
+        made = {name for op in ops for name in op.makes}
+        read = {name for op in ops for name in op.inputs}
+        known = {name: self.forms[name] for name in read if name in self.forms and name not in made}
+        homes = {n: self._homes(n) for n in read if n not in made and n not in known}
+        self.whole |= {n for n, options in homes.items() if all(f[1] == B for f, _ in options)}
+        rows = [self._rows(op) for op in ops]
+        solution = solve(
+            Problem(ops, rows, known, homes, self.costs.box, self.costs.like, self._intent)
+        )
+        for op, row in zip(ops, solution.rows, strict=True):
+            ins, outs = self.layout.in_sbp[op.name], self.layout.out_sbp[op.name]
+            for i, sbp in enumerate(row.inputs):
+                ins[i] = (*ins[i], sbp)
+            for j, sbp in enumerate(row.outputs):
+                outs[j] = (*outs[j], sbp)
+        self.homes.update(solution.homes)
+        self.forms.update(solution.forms)
+        for op, row in zip(ops, solution.rows, strict=True):
+            for name, sbp in zip(op.outputs, row.outputs, strict=True):
+                if name is not None and name not in self.forms:
+                    self.forms[name] = frozenset(((op.stage, sbp),))
+        return solution
+
+    def settle(self, ops: list[Op]) -> None:
+        """The homes of variables that are written, and that nothing has read: a row that reads one
+        elsewhere would write a copy.
+        """
+        for name in dict.fromkeys(name for op in ops for name in op.inputs):
+            if name in self.variables and name not in self.homes | self.forms:
+                home, _ = self._homes(name)[0]
+                self.homes[name], self.forms[name] = home, frozenset((home,))
+
+    def keep_homes(self) -> None:
+        """Write the homes of this axis: a state lives with its parameter, and what nobody read is
+        B.
+        """
+        parameters = {v.name: v.tensor for v in self.variables.values()}
+        for tensor, nd_sbp in self.layout.homes.items():
+            if len(nd_sbp) > self.axis:
+                continue
+            variable = self.variables.get(tensor)
+            of = parameters.get(variable.of, "") if variable and variable.kind == "state" else ""
+            home = self.homes.get(of or tensor)
+            self.layout.homes[tensor] = (*nd_sbp, home[1] if home else B)
+
+    def _intent(self, name: str) -> Intent:
+        if name in self.weights:
+            return WEIGHT
+        maker = self.layout.base.producer.get(name)
+        return ROWS if maker is not None and maker.target == "flow.collect" else ACTIVATION
+
+    def _homes(self, name: str) -> list[tuple[Form, float]]:
+        source = self.feeds.get(name) or self.variables[name]
+        grid = self.strategy.placements[source.stage].shape
+        shape = self.layout.shape(name, self.layout.homes[name], self.axis, grid)
+        if isinstance(source, Feed):
+            options = [feed_home(self.strategy, self.axis, source, shape)]
+        else:
+            options = variable_homes(self.strategy, self.axis, source, shape)
+        return [((source.stage, sbp), 0.0) for sbp in options]
+
+    # ------------------------------------------------------------------ rows
+
+    def _rows(self, op: Op) -> list[tuple[Signature, float]]:
+        """Legal rows with their costs.
+
+        What needs no communication to be whole everywhere (positions, masks, views of whole
+        weights) is made whole: from B every other SBP is a local step.  It costs no boxing, and
+        without it each such tensor would multiply the states of the search.
+        """
+        parts = self.strategy.parts(op.stage, self.axis)
+        grid = self.strategy.placements[op.stage].shape
+        in_shapes = [
+            self.layout.shape(n, nd, self.axis, grid)
+            for n, nd in zip(op.inputs, self.layout.in_sbp[op.name], strict=True)
+        ]
+        out_shapes = [
+            None if n is None else self.layout.shape(n, nd, self.axis, grid)
+            for n, nd in zip(op.outputs, self.layout.out_sbp[op.name], strict=True)
+        ]
+        legal: Iterable[Signature]
+        if op.target == "flow.pin":
+            legal = self._pin_rows(op, in_shapes[0], parts)
+        elif op.target in RELABELS:
+            legal = (RELABELS[op.target],)
+        else:
+            legal = registry.signatures(op, in_shapes, out_shapes, parts)
+            legal = legal[:1] if op.name in self.own else legal
+        if op.phase == UPDATE or op.target == ASSIGN:
+            legal = self._at_home(op, legal)
+        elif _is_plain(op) and self.whole.issuperset(op.inputs):
+            legal = [row for row in legal if {*row.inputs, *row.outputs} <= {B}]
+            self.whole.update(op.makes)
+        rows = [(row, self.costs.row(op, row, in_shapes, out_shapes)) for row in legal]
+        if not rows:
+            raise SbpError(
+                f"{op.name} ({op.target}, module {op.module or '-'})",
+                f"no signature is legal on axis {self.name!r}.",
+                "Change the pins of this module's weights, or pin its input or output.",
+            )
+        return rows
+
+    def _pin_rows(self, op: Op, shape: Shape, parts: int) -> list[Signature]:
+        wanted = dict(op.args[1]).get(self.name)
+        if parts == 1:
+            return [Signature((B,), (B,))]
+        options: list[Sbp] = (
+            [parse_sbp(wanted)]
+            if wanted
+            else [B, P, *(S(i) for i, n in enumerate(shape) if n >= parts)]
+        )
+        return [Signature((sbp,), (sbp,)) for sbp in options]
+
+    def _at_home(self, op: Op, legal: Iterable[Signature]) -> list[Signature]:
+        """Rows that read every variable where it lives and leave it there."""
+        forms = {**self.forms, **{name: {home} for name, home in self.homes.items()}}
+        homes = {n: forms[n] for n in op.inputs if n in self.variables and n in forms}
+        return [
+            row
+            for row in legal
+            if all(
+                (op.stage, sbp) in homes[n]
+                for n, sbp in zip(op.inputs, row.inputs, strict=True)
+                if n in homes
+            )
+        ]
+
+
+def _is_plain(op: Op) -> bool:
+    """True for torch's ops and constants: a pin asks for its own SBP, a draw is shared out."""
+    return not is_engines(op.target) or has(op.target, Trait.CONSTANT)

@@ -1,0 +1,160 @@
+"""pin_activations: `in` and `out` pins of modules become flow.pin ops (OneFlow's to_global), and
+every pin is checked.
+
+A pin on the output of a module holds for the tensors that leave it in forward, a pin on its input
+for those that enter it.  Backward reads the pinned tensor too, and so shares what forward boxed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import FORWARD, Feed, LogicalGraph, Op, Ref, Variable, rename_inputs
+from flowrun.engine.ir.sbp import Partial, Split
+from flowrun.engine.ops.ranges import CHECK
+from flowrun.engine.strategy import Pin, Strategy
+
+
+def pin_activations(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Check every pin, then insert a flow.pin op, with the pins as an argument, where one is asked
+    for.
+    """
+    for pin in strategy.pins:
+        _check(graph, pin, strategy)
+    return with_pins(graph, strategy)
+
+
+def with_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Pins that were checked: of a graph of the same model, such as evaluation's, which may lack
+    some of the modules.
+    """
+    wanted = [pin for pin in strategy.pins if pin.where != "variable" and pin.axis in strategy.axes]
+    pinned: dict[str, dict[str, str]] = {}  # tensor -> axis -> sbp text
+    for pin in wanted:
+        for tensor in _crossing(graph, pin):
+            pinned.setdefault(tensor, {})[pin.axis] = str(pin.sbp)
+    if not pinned:
+        return graph
+    tensors = dict(graph.tensors)
+    names: dict[str, str] = {}
+    ops: list[Op] = []
+
+    def pin_made(name: str, like: Op) -> None:
+        if name in pinned:
+            made = names[name] = f"{name}/pinned"
+            tensors[made] = replace(tensors[name], name=made)
+            args = (Ref(name), tuple(pinned[name].items()))
+            pin = replace(like, name=made, target="flow.pin", args=args, kwargs=(), outputs=(made,))
+            ops.append(pin)
+
+    for feed in graph.feeds:
+        pin_made(feed.tensor, Op(feed.tensor, "", (), stage=feed.stage))
+    for old in graph.ops:
+        op = rename_inputs(old, names)
+        ops.append(op)
+        for name in op.makes:
+            pin_made(name, op)
+    return replace(graph, ops=tuple(ops), tensors=tensors)
+
+
+def _owner(pin: Pin, module: str) -> str | None:
+    """The outermost module around (or at) a path that the pin names."""
+    parts = module.split(".")
+    around = (".".join(parts[: k + 1]) for k in range(len(parts)))
+    return next((path for path in around if pin.matches(path)), None)
+
+
+def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
+    """Tensors that leave (out) or enter (in) one of the modules that the pin names, in forward."""
+    forward = [op for op in graph.ops if op.phase == FORWARD and not op.target.startswith("flow.")]
+    made_in: dict[str, str | None] = {feed.tensor: None for feed in graph.feeds}
+    made_in.update({name: _owner(pin, op.module) for op in forward for name in op.makes})
+    for op in graph.ops:  # ids that were checked are the ids
+        if op.target == CHECK:
+            made_in[op.makes[0]] = made_in.get(op.inputs[0])
+    crossing: dict[str, None] = {}
+    for op in forward:
+        reads_in = _owner(pin, op.module)
+        for name in op.inputs:
+            inner = made_in.get(name) if pin.where == "out" else reads_in
+            if name in made_in and inner is not None and made_in[name] != reads_in:
+                crossing[name] = None
+    return list(crossing)
+
+
+def matches_variable(pin: Pin, variable: Variable) -> bool:
+    """True if the pin names the parameter (by any of its names, if it is tied; a state by its
+    parameter's), or a module that holds it.
+    """
+    names = (variable.of or variable.name, *variable.aliases)
+    return pin.where == "variable" and any(
+        pin.matches(name) or _owner(pin, name.rpartition(".")[0]) is not None for name in names
+    )
+
+
+def names_field(pin: Pin, feed: Feed) -> bool:
+    """True if the pin names the field of the batch; a number of the engine's own is none."""
+    return pin.where == "variable" and not feed.is_own and pin.matches(f"batch.{feed.field}")
+
+
+def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
+    variables = [v for v in graph.variables if v.kind != "state" and matches_variable(pin, v)]
+    feeds = [feed for feed in graph.feeds if names_field(pin, feed)]
+    modules = {op.module for op in graph.ops if op.module not in ("", "loss")}
+    named = [m for m in modules if pin.where != "variable" and _owner(pin, m) is not None]
+    if not (variables or feeds or named):
+        kind = "parameter" if pin.where == "variable" else "module"
+        used = "reads" if pin.where == "variable" else "calls"
+        known = (
+            [v.name for v in graph.variables if v.kind == "parameter"]
+            if pin.where == "variable"
+            else sorted(modules)
+        )
+        raise RecipeError(
+            f"sbp.{pin.pattern}",
+            f"{pin.pattern!r} matches no {kind} of this model that forward {used}.",
+            _nearest(pin.pattern, known),
+        )
+    crossing = _crossing(graph, pin) if named else []
+    if named and not crossing:
+        raise RecipeError(
+            pin.key,
+            f"no tensor {'leaves' if pin.where == 'out' else 'enters'} {pin.pattern!r} in forward.",
+            "Pin a module whose "
+            + ("output another module reads." if pin.where == "out" else "input is no weight."),
+        )
+    if isinstance(pin.sbp, Partial) and (variables or feeds):
+        raise RecipeError(
+            pin.key,
+            "P says that what the ranks hold adds up to the tensor; a weight and a field of a batch"
+            " are whole on each, or split.",
+            "Write B or S(i).",
+        )
+    if not isinstance(pin.sbp, Split):
+        return
+    for name in [*(v.tensor for v in variables), *(f.tensor for f in feeds), *crossing]:
+        shape = graph.tensors[name].shape
+        if pin.sbp.dim >= len(shape):
+            dims = " and ".join(f"S({i})" for i in range(len(shape))) or "no split"
+            raise RecipeError(
+                pin.key,
+                f"Split dim {pin.sbp.dim} does not exist: {name} has shape {shape}, "
+                f"so {dims} are possible.",
+            )
+        if pin.axis in strategy.axes:
+            parts = max(p.shape[strategy.axes.index(pin.axis)] for p in strategy.placements)
+            if shape[pin.sbp.dim] < parts:
+                raise RecipeError(
+                    pin.key,
+                    f"dim {pin.sbp.dim} of {name} {shape} is shorter than "
+                    f"the {parts} ranks of {pin.axis!r}.",
+                    "Split another dim, or use fewer ranks on this axis.",
+                )
+
+
+def _nearest(pattern: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(pattern.replace("*", "0"), known, n=3, cutoff=0.3) or known[:6]
+    return "Names look like: " + ", ".join(close)

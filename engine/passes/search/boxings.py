@@ -1,0 +1,127 @@
+"""Boxings: what it costs to have one tensor in several forms: each is boxed once, in the best
+order, from where the tensor is made or from a form that is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowrun.engine.passes.search.forms import Forms
+from flowrun.engine.passes.search.objective import Array, Form, Objective
+
+MOST_ORDERED = 6  # forms whose boxings are tried in every order
+
+Places = tuple[int, ...]  # forms by their number, ascending
+
+
+Held = Mapping[int, Array]  # stage -> bytes that a rank of it holds on to
+
+
+class Boxings:
+    """Tables of seconds and held bytes; equal ones are one array.
+
+    complete: False where some order was not tried.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+        self.complete = True
+        self._number: dict[Form, int] = {}
+        self._seconds: dict[object, dict[tuple[int, int], float]] = {}
+        self._tables: dict[Any, tuple[Array, Held]] = {}
+        self._shown: dict[Any, Array] = {}
+
+    def table(
+        self,
+        name: str,
+        made: tuple[Forms, ...],
+        wanted: tuple[Forms, ...],
+        ways: Forms = frozenset(),
+    ) -> tuple[Array, Held]:
+        """(seconds, bytes) for each form in which a tensor is made and each set that is wanted.
+
+        ways: forms by way of which a boxing may go though none is wanted.
+        """
+        objective, tensor = self.objective, self.objective.graph.tensors[name]
+        keeps = objective.copy_bytes(name, next(iter(made[0]))) > 0
+        times = objective.box_times(name)
+        key = (tensor.shape, tensor.dtype, times, keeps, made, wanted, ways)
+        if key not in self._tables:
+            self._tables[key] = self._table(name, made, wanted, ways)
+        seconds, held = self._tables[key]
+        hidden = objective.hidden.get(name, 0.0)
+        if not hidden:
+            return seconds, held
+        if (id(seconds), hidden) not in self._shown:
+            self._shown[id(seconds), hidden] = objective.shown(seconds, hidden)
+        return self._shown[id(seconds), hidden], held
+
+    def _table(
+        self, name: str, made: Sequence[Forms], wanted: Sequence[Forms], ways: Forms
+    ) -> tuple[Array, Held]:
+        have_at = {forms: k for k, forms in enumerate(dict.fromkeys(made))}
+        want_at = {forms: k for k, forms in enumerate(dict.fromkeys(wanted))}
+        every = list(dict.fromkeys(f for forms in (*have_at, *want_at, ways) for f in forms))
+        place = {form: k for k, form in enumerate(every)}
+        into = self._prices(name, every, [place[way] for way in ways]).T.tolist()
+        copies = [self.objective.copy_bytes(name, form) for form in every]
+        times = self.objective.box_times(name)
+        seconds = np.zeros((len(have_at), len(want_at)))
+        held = {stage: np.zeros_like(seconds) for stage in dict.fromkeys(f[0] for f in every)}
+        known: dict[tuple[Places, Places], float] = {}
+        asked = [sorted(place[form] for form in forms) for forms in want_at]
+        for have, i in have_at.items():
+            there = tuple(sorted(place[form] for form in have))
+            for j, places in enumerate(asked):
+                missing = tuple(k for k in places if k not in there)
+                self.complete &= len(missing) <= MOST_ORDERED
+                seconds[i, j] = times * _least(into, there, missing, known)
+                for k in missing:
+                    held[every[k][0]][i, j] += copies[k]
+        at = np.ix_([have_at[f] for f in made], [want_at[f] for f in wanted])
+        return seconds[at], {stage: each[at] for stage, each in held.items()}
+
+    def _prices(self, name: str, every: Sequence[Form], ways: Sequence[int]) -> Array:
+        """Seconds from each form to each, perhaps by way of others."""
+        tensor = self.objective.graph.tensors[name]
+        kind = (tensor.shape, tensor.dtype.itemsize)
+        known = self._seconds.setdefault(kind, {})
+        numbers = [self._number.setdefault(form, len(self._number)) for form in every]
+        price = np.zeros((len(every), len(every)))
+        for i, a in enumerate(numbers):
+            for j, b in enumerate(numbers):
+                if (a, b) not in known:
+                    known[a, b] = self.objective.box_seconds(name, every[i], every[j])
+                price[i, j] = known[a, b]
+        for way in ways:
+            price = np.minimum(price, price[:, way, None] + price[way])
+        return price
+
+
+def _least(
+    into: Sequence[Sequence[float]],
+    have: Places,
+    missing: Places,
+    known: dict[tuple[Places, Places], float],
+) -> float:
+    """Least seconds of boxing to several forms, in any order: each from any that is there.
+
+    into: to each form, from each.  known: what was found before; it grows.
+    """
+    if not missing:
+        return 0.0
+    key = (have, missing)
+    if key not in known:
+        lasts = missing
+        if len(missing) > MOST_ORDERED:
+            lasts = (max(missing, key=lambda f: (min(into[f][h] for h in have), f)),)
+        there = have + missing
+        known[key] = min(
+            _least(into, have, tuple(k for k in missing if k != f), known)
+            + min(into[f][h] for h in there if h != f)
+            for f in lasts
+        )
+    return known[key]

@@ -1,0 +1,249 @@
+"""make_network: a graph -> the variables and tables of its layout.
+
+    variables   the row of every op; the home of every weight (its states live with it) and field;
+                for a tensor that several ops read, the set of forms in which it is there
+    tables      what rows and homes cost; for each tensor, to box it from the form in which it is
+                made to all that its readers ask for (boxings.py); and infinite ones: a reader's
+                form is in the set, an update finds its weight at home
+
+Equal tables are one array: what is found of one block is found of all (elimination.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Op, Variable
+from flowrun.engine.passes.search.boxings import Boxings
+from flowrun.engine.passes.search.forms import Choices, Forms, FormsOfRows, unions
+from flowrun.engine.passes.search.network import Network, Term
+from flowrun.engine.passes.search.objective import Array, Objective
+from flowrun.engine.passes.search.options import Choice, Options
+from flowrun.engine.passes.search.rows import inputs_of, outputs_of
+
+ASSIGN = "flow.assign"
+
+
+def make_network(
+    graph: LogicalGraph,
+    options: Options,
+    objective: Objective,
+    starts: Iterable[Choice] = (),
+    relaxed: bool = False,
+) -> Network:
+    """Of all ops of a graph.
+
+    starts: rows and homes whose sets are there, where they cannot all be.
+    relaxed: one that costs no more, and has no sets: of a tensor with k readers each pays 1/k of
+    what it would alone, which together is at most what the dearest of them pays.
+    """
+    return _Maker(graph, options, objective, tuple(starts), relaxed).made()
+
+
+class _Maker:
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        options: Options,
+        objective: Objective,
+        starts: tuple[Choice, ...],
+        relaxed: bool,
+    ) -> None:
+        self.graph = graph
+        self.options = options
+        self.objective = objective
+        self.starts = starts
+        self.relaxed = relaxed
+        self.home_of = options.variables
+        self.sizes = options.sizes
+        self.terms: list[Term] = []
+        self.sets: list[tuple[Choices, tuple[Choices, ...]]] = []
+        self.complete = True
+        self.forms, self.boxings = FormsOfRows(), Boxings(objective)
+        self.staying = _staying(graph)
+        self._nothing: dict[tuple[int, ...], Array] = {}
+        self._known: dict[Any, Array] = {}
+        self._unions: dict[Any, tuple[tuple[Forms, ...], bool]] = {}
+
+    def made(self) -> Network:
+        for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
+            seconds, held = self.objective.row_seconds(op, rows), self.objective.row_bytes(op, rows)
+            self.terms.append(Term((v,), seconds, held, op.stage))
+        self._weigh_homes()
+        makers = self._makers()
+        for name, asking in self._readers().items():
+            self._box(name, makers[name], asking)
+        self._keep_at_home()
+        return Network(
+            self.options,
+            tuple(self.sizes),
+            tuple(self.terms),
+            tuple(self.sets),
+            self.complete and self.boxings.complete,
+        )
+
+    def _weigh_homes(self) -> None:
+        """A state lives with its weight, and on its stage."""
+        living: dict[str, list[Variable]] = {}
+        for variable in self.graph.variables:
+            home = self.options.tied.get(variable.tensor, variable.tensor)
+            living.setdefault(home, []).append(variable)
+        for name, homes in zip(self.options.sources, self.options.homes, strict=True):
+            lives = living.get(name, ())
+            held = tuple(sum(self.objective.home_bytes(v, home) for v in lives) for home in homes)
+            array = self._known.setdefault(("held", held), np.array(held))
+            stage = lives[0].stage if lives else 0
+            self.terms.append(Term((self.home_of[name],), self._free(array.shape), array, stage))
+
+    # ------------------------------------------------------------------ forms
+
+    def _makers(self) -> dict[str, Choices]:
+        """The forms in which every tensor is made, or lives."""
+        out = {}
+        for source in self.graph.sources:
+            v = self.home_of[self.options.tied.get(source.tensor, source.tensor)]
+            homes = self.options.homes[v - len(self.options.ops)]
+            forms = self.forms.at(homes, self._stage(source.tensor, source.stage))
+            out[source.tensor] = Choices(v, forms)
+        for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
+            for j, name in enumerate(op.outputs):
+                if name is not None:
+                    out[name] = Choices(v, self.forms.made(rows, self._stage(name, op.stage), j))
+        return out
+
+    def _readers(self) -> dict[str, list[Choices]]:
+        """What every reader of each tensor asks for, by its rows."""
+        out: dict[str, list[Choices]] = {}
+        for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
+            inputs = op.inputs
+            for name in dict.fromkeys(inputs):
+                if self._is_changed(op, name):
+                    continue
+                places = tuple(i for i, other in enumerate(inputs) if other == name)
+                forms = self.forms.read(rows, self._stage(name, op.stage), places)
+                out.setdefault(name, []).append(Choices(v, forms))
+        return out
+
+    def _stage(self, name: str, stage: int) -> int:
+        """Of a tensor's forms: where it stays on one stage, the first stage that is like it."""
+        return self.objective.alike[stage] if name in self.staying else stage
+
+    def _is_changed(self, op: Op, name: str) -> bool:
+        """True if the op writes the variable: it reads it at home and leaves it there."""
+        variable = self.graph.variable_of.get(name)
+        return variable is not None and variable.new in op.makes
+
+    # ------------------------------------------------------------------ tables
+
+    def _keep_at_home(self) -> None:
+        for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
+            if op.phase != UPDATE and op.target != ASSIGN:
+                continue
+            for i, name in enumerate(op.inputs):
+                if not self._is_changed(op, name):
+                    continue
+                j = op.outputs.index(self.graph.variable_of[name].new)
+                home = self.home_of[self.options.tied.get(name, name)]
+                homes = self.options.homes[home - len(self.options.ops)]
+                key = ("home", homes, id(rows), i, j)
+                if key not in self._known:
+                    ends = [(inputs_of(row)[i], outputs_of(row)[j]) for row in rows]
+                    self._known[key] = _forbidding([[(h, h) == at for at in ends] for h in homes])
+                self._forbid((home, v), self._known[key])
+
+    def _box(self, name: str, maker: Choices, readers: list[Choices]) -> None:
+        if self.relaxed or not self.objective.auto.shared:
+            share = len(readers) if self.objective.auto.shared else 1
+            ways: Forms = frozenset()
+            if share > 1:
+                ways = ways.union(*(f for r in readers for f in r.forms))
+            for reader in readers:
+                self._paid(name, maker, reader, 1 / share, ways)
+            return
+        choosing = [reader for reader in readers if self.forms.several(reader.forms)]
+        certain: Forms = frozenset().union(
+            *(reader.forms[0] for reader in readers if not self.forms.several(reader.forms))
+        )
+        if not choosing:
+            self._paid(name, maker, Choices(None, (certain,)))
+        elif len(choosing) == 1 and not certain:
+            self._paid(name, maker, choosing[0])
+        else:
+            key = ("sets", certain, *(id(reader.forms) for reader in choosing))
+            if key not in self._unions:
+                self._unions[key] = unions(certain, choosing)
+            sets, complete = self._unions[key]
+            if not complete:
+                sets = tuple(dict.fromkeys((*sets, *self._started(certain, choosing))))
+                self.complete = False
+            there = Choices(len(self.sizes), sets)
+            self.sets.append((there, tuple(choosing)))
+            self.sizes.append(len(sets))
+            self._paid(name, maker, there)
+            for reader in choosing:
+                self._ask(there, reader)
+
+    def _started(self, certain: Forms, choosing: Sequence[Choices]) -> Iterator[Forms]:
+        """The sets that starts ask for."""
+        for choice in self.starts:
+            asked = (r.forms[choice[r.variable]] for r in choosing if r.variable is not None)
+            yield certain.union(*asked)
+
+    def _ask(self, there: Choices, reader: Choices) -> None:
+        """A reader's forms are among those that are there."""
+        key = ("asked", there.forms, reader.forms)
+        if key not in self._known:
+            self._known[key] = _forbidding([[f <= e for f in reader.forms] for e in there.forms])
+        assert there.variable is not None and reader.variable is not None
+        self._forbid((there.variable, reader.variable), self._known[key])
+
+    def _paid(
+        self,
+        name: str,
+        maker: Choices,
+        wanted: Choices,
+        share: float = 1.0,
+        ways: Forms = frozenset(),
+    ) -> None:
+        """What it costs to box a tensor to all that is wanted; or a share of that."""
+        if maker.variable == wanted.variable is not None:  # reads what it makes: never
+            raise AssertionError(name)
+        seconds, held = self.boxings.table(name, maker.forms, wanted.forms, ways)
+        over = tuple(c.variable for c in (maker, wanted) if c.variable is not None)
+        shape = [len(c.forms) for c in (maker, wanted) if c.variable is not None]
+        paid = self._shared(seconds, share, shape)
+        for stage, kept in held.items():
+            where = self.staying.get(name, stage)
+            self.terms.append(Term(over, paid, self._shared(kept, share, shape), where))
+            paid = self._free(paid.shape)  # once, wherever the copies are
+
+    def _shared(self, values: Array, share: float, shape: Sequence[int]) -> Array:
+        key = ("share", id(values), share, *shape)
+        if key not in self._known:
+            self._known[key] = (share * values if share != 1 else values).reshape(shape)
+        return self._known[key]
+
+    def _forbid(self, over: tuple[int, int], values: Array) -> None:
+        self.terms.append(Term(over, values, self._free(values.shape), 0))
+
+    def _free(self, shape: tuple[int, ...]) -> Array:
+        return self._nothing.setdefault(shape, np.zeros(shape))
+
+
+def _staying(graph: LogicalGraph) -> dict[str, int]:
+    """Tensors that are made, or live, where all their readers are, with that stage."""
+    stages: dict[str, set[int]] = {}
+    for source in graph.sources:
+        stages.setdefault(source.tensor, set()).add(source.stage)
+    for op in graph.ops:
+        for name in (*op.inputs, *op.makes):
+            stages.setdefault(name, set()).add(op.stage)
+    return {name: min(found) for name, found in stages.items() if len(found) == 1}
+
+
+def _forbidding(legal: Sequence[Sequence[bool]]) -> Array:
+    return np.where(np.array(legal), 0.0, math.inf)

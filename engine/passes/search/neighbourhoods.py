@@ -1,0 +1,145 @@
+"""Neighbourhoods of a choice: parts of a network that are small enough to be solved for themselves.
+
+    one axis    all rows and homes that are as they are on every other axis
+    ops         all their rows, all homes of what they read: of a block (what is repeated), of a
+                module, of two modules that follow each other
+
+What is repeated is solved once: a copy follows the first.  Only the first and the last one, which
+have other neighbours, are solved alone too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flowrun.engine.passes.search.network import Network
+from flowrun.engine.passes.search.options import Choice
+
+Ops = tuple[int, ...]
+_DEPTH = 3  # names of a module's path that tell modules apart
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Choices near one.  free: of some variables, the values that they may take; others stay.
+    follows: of some of these, the variable whose value they take.  widest: entries of a table in
+    its elimination.
+    """
+
+    free: Mapping[int, Sequence[int]]
+    follows: Mapping[int, int] = field(default_factory=dict)
+    widest: int = 1 << 17
+
+
+def neighbourhoods(network: Network, best: Choice) -> Iterator[Around]:
+    """Of one choice; the widest first."""
+    num_axes = len(network.options.rows[0][0])
+    for axis in range(num_axes) if num_axes > 1 else ():
+        yield _one_axis(network, best, axis)
+    parts = Parts(network)
+    for copies in parts.repeated():
+        yield parts.tied(copies, best)
+        for alone in dict.fromkeys((copies[0], copies[-1])) if len(copies) > 1 else ():
+            yield parts.free(alone, best)
+
+
+def _one_axis(network: Network, best: Choice, axis: int) -> Around:
+    free: dict[int, Sequence[int]] = {}
+    for v, options in enumerate((*network.options.rows, *network.options.homes)):
+        now = options[best[v]]
+        others = [a for a in range(len(now)) if a != axis]
+        free[v] = [k for k, at in enumerate(options) if all(at[a] == now[a] for a in others)]
+    free |= _sets(network, best, free, range(len(network.sets)))
+    return Around(free, widest=1 << 20)
+
+
+class Parts:
+    """Ops of blocks and modules, and what else belongs to them."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.source = network.options.variables
+        self.sets: dict[int, list[int]] = {}  # op -> sets that it reads
+        for k, (_, readers) in enumerate(network.sets):
+            for reader in readers:
+                if reader.variable is not None:
+                    self.sets.setdefault(reader.variable, []).append(k)
+
+    def repeated(self) -> Iterator[list[Ops]]:
+        """Every part, together with those that are the same but for a number in their names."""
+        modules = self._by_path(lambda path: path[:_DEPTH])
+        pairs = (
+            (f"{one}, {other}", (*modules[one], *modules[other]))
+            for one, other in zip(modules, list(modules)[1:], strict=False)
+        )
+        blocks = self._by_path(_block)
+        found: dict[object, list[Ops]] = {}
+        for name, ops in (*blocks.items(), *modules.items(), *pairs):
+            kind = re.sub(r"\d+", "*", name), tuple(id(self.network.options.rows[v]) for v in ops)
+            found.setdefault(kind, []).append(ops)
+        yield from found.values()
+
+    def _by_path(self, part_of: Callable[[list[str]], list[str]]) -> dict[str, Ops]:
+        found: dict[str, list[int]] = {}
+        for v, op in enumerate(self.network.options.ops):
+            found.setdefault(".".join(part_of(op.module.split("."))), []).append(v)
+        return {name: tuple(ops) for name, ops in found.items()}
+
+    def free(self, ops: Ops, best: Choice) -> Around:
+        """All rows of some ops, all homes of what they read."""
+        free: dict[int, Sequence[int]] = {}
+        for v in ops:
+            free[v] = range(self.network.sizes[v])
+            for name in self.network.options.ops[v].inputs:
+                if name in self.source:
+                    source = self.source[name]
+                    free[source] = range(self.network.sizes[source])
+        touched = dict.fromkeys(k for v in ops for k in self.sets.get(v, ()))
+        return Around({**free, **_sets(self.network, best, free, touched)})
+
+    def tied(self, copies: Sequence[Ops], best: Choice) -> Around:
+        """All of these, each as the first."""
+        every = [self.free(ops, best).free for ops in copies]
+        free: dict[int, Sequence[int]] = dict(every[0])
+        follows: dict[int, int] = {}
+        for other in every[1:]:
+            pairs = list(zip(every[0], other, strict=False))
+            equal = len(every[0]) == len(other)
+            for one, v in pairs if equal else ():
+                if v not in free and list(every[0][one]) == list(other[v]):
+                    follows[v] = one
+            free |= {v: values for v, values in other.items() if v not in free}
+        return Around(free, follows)
+
+
+def _block(path: list[str]) -> list[str]:
+    """What a list of modules has under one number."""
+    numbers = [k for k, name in enumerate(path[:_DEPTH]) if name.isdigit()]
+    return path[: numbers[-1] + 1] if numbers else path[:_DEPTH]
+
+
+def _sets(
+    network: Network, best: Choice, free: Mapping[int, Sequence[int]], some: Iterable[int]
+) -> dict[int, Sequence[int]]:
+    """The sets that the readers' allowed rows may ask for."""
+    allowed: dict[int, Sequence[int]] = {}
+    for at in some:
+        there, readers = network.sets[at]
+        assert there.variable is not None
+        asked = [
+            dict.fromkeys(r.forms[k] for k in free.get(r.variable, (best[r.variable],)))  # type: ignore[index, arg-type]
+            for r in readers
+        ]
+        possible = frozenset().union(*(f for forms in asked for f in forms))
+        certain = frozenset.intersection(*there.forms)
+        values = [
+            k
+            for k, forms in enumerate(there.forms)
+            if forms - certain <= possible
+            and all(any(f <= forms for f in options) for options in asked)
+        ]
+        now = best[there.variable]
+        allowed[there.variable] = values if now in values else [now, *values]
+    return allowed

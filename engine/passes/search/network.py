@@ -1,0 +1,73 @@
+"""Network: a layout problem as variables and tables over them (layout/elimination.py).
+
+Every table has seconds and bytes, so that their weights can change without making it anew.
+make_network.py makes one of a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flowrun.engine.passes.layout.elimination import Table
+from flowrun.engine.passes.search.forms import Choices
+from flowrun.engine.passes.search.objective import Array
+from flowrun.engine.passes.search.options import Options
+
+BYTES = 1e12  # that count a second where no other seconds do
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A table in two currencies.  bytes: that a rank of `stage` holds."""
+
+    over: tuple[int, ...]
+    seconds: Array
+    bytes: Array
+    stage: int
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is chosen and what it costs.
+
+    sizes: of every variable: ops and sources, as in options, then sets.  sets: of tensors that
+    several ops read, with the readers.
+    complete: False where some tensor's sets, or orders of boxings, are not all there.
+    """
+
+    options: Options
+    sizes: tuple[int, ...]
+    terms: tuple[Term, ...]
+    sets: tuple[tuple[Choices, tuple[Choices, ...]], ...]
+    complete: bool
+
+    def tables(self, byte_s: float = 0.0) -> list[Table]:
+        """All terms in seconds; byte_s: of a byte that a rank of any stage holds, infinite: bytes
+        alone count, a second for BYTES.  Equal ones stay one array.
+        """
+        weighed: dict[tuple[int, int], Array] = {}
+        for term in self.terms:
+            key = (id(term.seconds), id(term.bytes))
+            if key not in weighed:
+                weighed[key] = _weighed(term, byte_s)
+        return [Table(t.over, weighed[id(t.seconds), id(t.bytes)]) for t in self.terms]
+
+    def cost(self, choice: Sequence[int]) -> tuple[float, float]:
+        """(seconds of all stages, bytes of the rank that holds most) of a choice."""
+        seconds: list[float] = []
+        held: dict[int, list[float]] = {}
+        for term in self.terms:
+            where = tuple(choice[v] for v in term.over)
+            seconds.append(float(term.seconds[where]))
+            held.setdefault(term.stage, []).append(float(term.bytes[where]))
+        return math.fsum(seconds), max(map(math.fsum, held.values()), default=0.0)
+
+
+def _weighed(term: Term, byte_s: float) -> Array:
+    if math.isinf(byte_s):
+        return np.where(np.isinf(term.seconds), math.inf, term.bytes / BYTES)
+    return term.seconds + byte_s * term.bytes if byte_s else term.seconds

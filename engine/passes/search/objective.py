@@ -1,0 +1,225 @@
+"""Objective: what a layout costs, in seconds of one training step and in bytes that a rank holds.
+
+    seconds   of every op on the shapes that the busiest rank holds (cost/op_cost.py), and of every
+              boxing (boxing.py) with `wait_s` for the acts that it adds; both as often as they
+              happen in a step.  With stages: of all stages together.
+    hidden    of a boxing's seconds, those in which compute goes on beside it (trunk.py) count
+              little: they still take a link and some memory bandwidth, and among equals the fewest
+              bytes win.  Where the loop's own thread carries the bytes (shared memory), nothing is
+              hidden
+    bytes     weights with their states, accumulated gradients, what forward stores for backward,
+              and copies of both in other forms
+
+A held byte weighs as much as reading it so many times from memory (weigh.py).  So all is a sum of
+terms that each depend on a few choices: that is what makes it searchable (network.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowrun.engine.actors.schedules import held_micro_batches
+from flowrun.engine.boxing.boxing import path_seconds, start_seconds, states, step_seconds
+from flowrun.engine.boxing.crossing import transfer_sbps
+from flowrun.engine.cost.op_cost import op_seconds
+from flowrun.engine.errors import SbpError
+from flowrun.engine.ir.graph import FORWARD, UPDATE, LogicalGraph, Op, Variable
+from flowrun.engine.ir.placement import Shape, largest_shape
+from flowrun.engine.ir.sbp import B, NdSbp, P
+from flowrun.engine.ops.traits import Trait, has, is_view
+from flowrun.engine.passes.search.rows import Row, inputs_of, outputs_of
+from flowrun.engine.passes.search.trunk import hidden_seconds
+from flowrun.engine.strategy import Strategy
+
+Form = tuple[int, NdSbp]  # (stage, nd-SBP)
+Array = np.ndarray[Any, np.dtype[Any]]
+
+HIDDEN_SHARE = 0.05  # what a hidden second counts
+
+
+class Objective:
+    """Of one graph of forward, backward and update under one strategy."""
+
+    def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
+        self.graph = graph
+        self.strategy = strategy
+        self.auto = strategy.auto
+        hardware = strategy.hardware
+        self.wait_s = 2 * hardware.act_s if self.auto.wait_s is None else self.auto.wait_s
+        self.links = tuple(map(hardware.links, strategy.placements))
+        kinds = [(p.shape, k) for p, k in zip(strategy.placements, self.links, strict=True)]
+        self.alike = tuple(map(kinds.index, kinds))  # of each stage: the first with its grid, links
+        self.stored = _stored(graph)
+        self.hidden: Mapping[str, float] = {}
+        self._once = graph.of_weights | {
+            name
+            for op in graph.ops
+            if op.per_step or has(op.target, Trait.SUM)
+            for name in op.makes
+        }
+        self._once |= {feed.tensor for feed in graph.feeds if feed.per_step}
+        self._rows: dict[Any, tuple[Array, Array]] = {}
+        self._boxings: dict[Any, float] = {}
+
+    def hide(self, least_s: Mapping[str, float]) -> None:
+        """Let compute hide boxings, unless all axes block.  least_s: seconds of each op by name, at
+        its best.
+        """
+        if self.auto.trunk and not {*self.strategy.axes} <= {*self.strategy.blocking}:
+            levels = self.strategy.hardware.levels
+            carried = {
+                stage
+                for stage, links in enumerate(self.links)
+                if any(k.level >= 0 and levels[k.level].shared_memory for k in links)
+            }
+            self.hidden = hidden_seconds(self.graph, least_s, carried)
+
+    def shown(self, seconds: Array, hidden: float) -> Array:
+        """What boxings cost of which so many seconds are hidden."""
+        return np.maximum(seconds - hidden, HIDDEN_SHARE * seconds)
+
+    # ------------------------------------------------------------------ rows
+
+    def times(self, op: Op) -> int:
+        """Runs in a step; what is made of weights alone will be hoisted (hoist_weights.py)."""
+        once = op.per_step or (bool(op.makes) and self.graph.of_weights.issuperset(op.makes))
+        return 1 if once else self.strategy.micro_batches
+
+    def row_seconds(self, op: Op, rows: Sequence[Row]) -> Array:
+        """Of every row, in a step."""
+        return self._of_rows(op, rows)[0] * self.times(op)
+
+    def row_bytes(self, op: Op, rows: Sequence[Row]) -> Array:
+        """What an op makes and a rank holds on to: gradients, and what backward reads."""
+        return self._of_rows(op, rows)[1]
+
+    def _of_rows(self, op: Op, rows: Sequence[Row]) -> tuple[Array, Array]:
+        tensors = self.graph.tensors
+        held = tuple(name in self.stored or has(op.target, Trait.SUM) for name in op.outputs)
+        kinds = tuple((tensors[n].shape, tensors[n].dtype) for n in (*op.inputs, *op.makes))
+        stage = (self.links[op.stage], self._held(op))
+        key = (op.target, op.phase, stage, kinds, held, id(rows))  # rows: kept by Rows
+        if key not in self._rows:
+            found = [self._row(op, row, held) for row in rows]
+            self._rows[key] = (np.array([s for s, _ in found]), np.array([b for _, b in found]))
+        return self._rows[key]
+
+    def _row(self, op: Op, row: Row, held: Sequence[bool]) -> tuple[float, float]:
+        tensors, grid = self.graph.tensors, self.strategy.placements[op.stage].shape
+        ins = [
+            largest_shape(tensors[name].shape, nd, grid)
+            for name, nd in zip(op.inputs, inputs_of(row), strict=True)
+        ]
+        outs = [
+            None if name is None else largest_shape(tensors[name].shape, nd, grid)
+            for name, nd in zip(op.outputs, outputs_of(row), strict=True)
+        ]
+        hardware = self.strategy.hardware
+        seconds = self.auto.compute_ratio * op_seconds(op, ins, outs, tensors, hardware)
+        whole: NdSbp = (B,) * len(grid)
+        for axis, signature in enumerate(row):
+            if signature.reduced and grid[axis] > 1:
+                parts: NdSbp = (*whole[:axis], P, *whole[axis + 1 :])
+                count = signature.reduced
+                links = self.links[op.stage]
+                seconds += path_seconds(parts, whole, grid, (count,), 4 * count, links)
+                seconds += self.wait_s
+        num_bytes = sum(
+            math.prod(shape) * tensors[name].dtype.itemsize
+            for name, shape, keep in zip(op.outputs, outs, held, strict=True)
+            if keep and name is not None and shape is not None
+        )
+        in_flight = 1 if has(op.target, Trait.SUM) else self._held(op)
+        return seconds, float(num_bytes * in_flight)
+
+    def _held(self, op: Op) -> int:
+        """Micro-batches whose activations a stage stores, where the schedule has its way."""
+        strategy = self.strategy
+        return held_micro_batches(
+            strategy.in_flight,
+            strategy.num_stages,
+            op.stage,
+            strategy.micro_batches,
+            chunk=op.chunk,
+            chunks=strategy.chunks,
+        )
+
+    # ------------------------------------------------------------------ homes
+
+    def home_bytes(self, variable: Variable, home: NdSbp) -> float:
+        """Of a variable on the rank with the largest shard."""
+        return self._local_bytes(variable.tensor, (variable.stage, home))
+
+    def _local_bytes(self, name: str, form: Form) -> float:
+        tensor, grid = self.graph.tensors[name], self.strategy.placements[form[0]].shape
+        return math.prod(largest_shape(tensor.shape, form[1], grid)) * tensor.dtype.itemsize
+
+    # ------------------------------------------------------------------ boxings
+
+    def box_times(self, name: str) -> int:
+        """How often a tensor is boxed in a step."""
+        return 1 if name in self._once else self.strategy.micro_batches
+
+    def copy_bytes(self, name: str, form: Form) -> float:
+        """What a rank holds on to for a tensor's being there in one more form."""
+        held = name in self.graph.of_weights or name in self.stored
+        return self._local_bytes(name, form) if held else 0.0
+
+    def box_seconds(self, name: str, have: Form, wanted: Form) -> float:
+        """Of one boxing of a tensor, with its acts; nothing is hidden yet."""
+        if have == wanted:
+            return 0.0
+        tensor = self.graph.tensors[name]
+        key = (tensor.shape, tensor.dtype.itemsize, have, wanted)
+        if key not in self._boxings:
+            try:
+                found = self._box_seconds(tensor.shape, tensor.dtype.itemsize, have, wanted)
+            except SbpError:
+                found = math.inf
+            self._boxings[key] = found
+        return self._boxings[key]
+
+    def _box_seconds(self, shape: Shape, itemsize: int, have: Form, wanted: Form) -> float:
+        (stage, source), (to_stage, target) = have, wanted
+        num_bytes = itemsize * math.prod(shape)
+        if stage == to_stage:
+            return self._along(stage, source, target, shape, num_bytes)
+        placements = self.strategy.placements
+        crossing = self.strategy.hardware.crossing(placements[stage], placements[to_stage])
+        far = self.strategy.hardware.is_far(placements[stage], placements[to_stage])
+        leaves, enters = transfer_sbps(
+            placements[stage], source, placements[to_stage], target, shape, far
+        )
+        moved = itemsize * math.prod(largest_shape(shape, enters, placements[to_stage].shape))
+        return (
+            self._along(stage, source, leaves, shape, num_bytes)
+            + (crossing.message_seconds(moved) + self.wait_s)
+            + self._along(to_stage, enters, target, shape, num_bytes)
+        )
+
+    def _along(
+        self, stage: int, source: NdSbp, target: NdSbp, shape: Shape, num_bytes: int
+    ) -> float:
+        grid, links = self.strategy.placements[stage].shape, self.links[stage]
+        return sum(
+            start_seconds(step, links[step.axis])
+            + step_seconds(step, state, grid, shape, num_bytes, links[step.axis])
+            + self.wait_s * step.moves
+            for step, state in states(source, target, grid, shape)
+        )
+
+
+def _stored(graph: LogicalGraph) -> frozenset[str]:
+    """Tensors of forward whose memory backward reads: views stand for what they are views of."""
+    found = set()
+    late = (op for op in graph.ops if op.phase not in (FORWARD, UPDATE))
+    for name in {name for op in late for name in op.inputs}:
+        while (op := graph.producer.get(name)) is not None and is_view(op.target):
+            name = op.inputs[0]
+        if op is not None and op.phase == FORWARD and name not in graph.of_weights:
+            found.add(name)
+    return frozenset(found)

@@ -1,0 +1,139 @@
+"""Rows of an op over all axes of its grid, and homes of what enters: what the search may choose.
+
+A row for several axes is one row an axis, outermost first, each on the shapes that the axes before
+left over (ops/registry.py has the rows).  An axis is what its split makes of it: a batch field may
+be split over any axis, a weight too.  Only names say more: on axes of the batch (BATCH_AXES)
+fields are split along dim 0, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flowrun.engine.boxing.boxing import fits
+from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Variable, map_refs
+from flowrun.engine.ir.placement import Shape, left_over
+from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp, parse_sbp
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.mirror import RELABELS
+from flowrun.engine.ops.signature import Signature
+from flowrun.engine.passes.layout.homes import feed_home
+from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field
+from flowrun.engine.strategy import Strategy
+
+Row = tuple[Signature, ...]  # one signature an axis
+
+
+def inputs_of(row: Row) -> tuple[NdSbp, ...]:
+    """The nd-SBP of every input."""
+    return tuple(zip(*(s.inputs for s in row), strict=True)) if row[0].inputs else ()
+
+
+def outputs_of(row: Row) -> tuple[NdSbp, ...]:
+    """The nd-SBP of every output."""
+    return tuple(zip(*(s.outputs for s in row), strict=True)) if row[0].outputs else ()
+
+
+class Rows:
+    """Rows of the ops of one graph; equal ops share them."""
+
+    def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
+        self.graph = graph
+        self.strategy = strategy
+        self._known: dict[Any, tuple[Row, ...]] = {}
+
+    def of(self, op: Op) -> tuple[Row, ...]:
+        """Legal rows on the grid of the op's stage; the first that is legal for all is all B."""
+        ins = tuple(self.graph.tensors[name].shape for name in op.inputs)
+        outs = tuple(None if n is None else self.graph.tensors[n].shape for n in op.outputs)
+        grid = self.strategy.placements[op.stage].shape
+        key = (op.target, map_refs((op.args, op.kwargs), _nameless), ins, outs, grid)
+        if key not in self._known:
+            self._known[key] = tuple(
+                row for row in self._lifted(op, ins, outs, 0) if _fit(row, ins, outs, grid)
+            )
+        return self._known[key]
+
+    def _lifted(
+        self, op: Op, ins: Iterable[Shape], outs: Iterable[Shape | None], axis: int
+    ) -> Iterator[Row]:
+        grid = self.strategy.placements[op.stage].shape
+        if axis == len(grid):
+            yield ()
+            return
+        ins, outs, parts = tuple(ins), tuple(outs), grid[axis]
+        for first in self._on_axis(op, ins, outs, axis):
+            left = [
+                left_over(s, (sbp,), (parts,)) for s, sbp in zip(ins, first.inputs, strict=True)
+            ]
+            made = [
+                None if s is None else left_over(s, (sbp,), (parts,))
+                for s, sbp in zip(outs, first.outputs, strict=True)
+            ]
+            for rest in self._lifted(op, left, made, axis + 1):
+                yield (first, *rest)
+
+    def _on_axis(
+        self, op: Op, ins: tuple[Shape, ...], outs: tuple[Shape | None, ...], axis: int
+    ) -> Iterable[Signature]:
+        parts = self.strategy.parts(op.stage, axis)
+        if op.target == "flow.pin" and parts > 1:
+            wanted = dict(op.args[1]).get(self.strategy.axes[axis])
+            splits = [S(i) for i, size in enumerate(ins[0]) if size >= parts]
+            options: list[Sbp] = [parse_sbp(wanted)] if wanted else [B, P, *splits]
+            return [Signature((sbp,), (sbp,)) for sbp in options]
+        if op.target in RELABELS:
+            return (RELABELS[op.target],)
+        return registry.signatures(op, ins, outs, parts)
+
+    # ------------------------------------------------------------------ what enters
+
+    def homes(self, source: Variable | Feed) -> tuple[NdSbp, ...]:
+        """Where a variable or a batch field may live."""
+        shape = self.graph.tensors[source.tensor].shape
+        grid = self.strategy.placements[source.stage].shape
+        found = self._homes(source, shape, 0)
+        return tuple(home for home in found if fits(home, grid, shape))
+
+    def _homes(self, source: Variable | Feed, shape: Shape, axis: int) -> Iterator[NdSbp]:
+        if axis == len(self.strategy.axes):
+            yield ()
+            return
+        parts = self.strategy.parts(source.stage, axis)
+        for sbp in dict.fromkeys(self._homes_on(source, shape, axis)):
+            for rest in self._homes(source, left_over(shape, (sbp,), (parts,)), axis + 1):
+                yield (sbp, *rest)
+
+    def _homes_on(self, source: Variable | Feed, shape: Shape, axis: int) -> Iterator[Sbp]:
+        name, parts = self.strategy.axes[axis], self.strategy.parts(source.stage, axis)
+        if isinstance(source, Feed):
+            home = feed_home(self.strategy, axis, source, shape)
+            yield home
+            free = home == B and not source.per_step and not self._pinned(source, name)
+            if free and shape and parts > 1 and not shape[0] % parts:
+                yield S(0)
+            return
+        pins = (p for p in reversed(self.strategy.pins) if p.axis == name)
+        pin = next((pin for pin in pins if matches_variable(pin, source)), None)
+        if pin is not None and parts > 1:
+            yield pin.sbp
+            return
+        yield B
+        if parts > 1 and not (source.kind == "buffer" and source.new is None):
+            yield from (S(i) for i, size in enumerate(shape) if size >= parts)
+
+    def _pinned(self, feed: Feed, axis: str) -> bool:
+        return any(p.axis == axis and names_field(p, feed) for p in self.strategy.pins)
+
+
+def _nameless(_: object) -> None:
+    return None
+
+
+def _fit(
+    row: Row, ins: Iterable[Shape], outs: Iterable[Shape | None], grid: tuple[int, ...]
+) -> bool:
+    read = zip(inputs_of(row), ins, strict=True)
+    made = ((nd, s) for nd, s in zip(outputs_of(row), outs, strict=True) if s is not None)
+    return all(fits(nd, grid, shape) for nd, shape in (*read, *made))

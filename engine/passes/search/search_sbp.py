@@ -1,0 +1,105 @@
+"""search_sbp: trained -> signed, where `auto.enabled`.  Every op gets the signature, and every
+weight the home, with which the whole step costs least: forward, backward and update, all axes.
+
+Under ZeRO the update's signatures wait for shard_optimizer and infer_update, as without the search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from flowrun.engine.ir.graph import UPDATE, LogicalGraph
+from flowrun.engine.passes.layout.infer_sbp import infer_sbp, inferred
+from flowrun.engine.passes.search.make_network import make_network
+from flowrun.engine.passes.search.network import Network
+from flowrun.engine.passes.search.objective import Objective
+from flowrun.engine.passes.search.options import Choice, Options
+from flowrun.engine.passes.search.rows import Rows, inputs_of, outputs_of
+from flowrun.engine.passes.search.search import Found, search
+from flowrun.engine.passes.search.starts import choice_of, greedy, with_sets
+from flowrun.engine.passes.search.weigh import weighed
+from flowrun.engine.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search was about, and what it found.  starts: by name, what it began with."""
+
+    network: Network
+    starts: dict[str, Choice]
+    found: Found
+    byte_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the step: compute and boxings that nothing hides, of all stages together."""
+        return self.network.cost(self.found.choice)[0]
+
+    @property
+    def bytes(self) -> float:
+        """That a rank holds, by the search's own account."""
+        return self.network.cost(self.found.choice)[1]
+
+
+def assign_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Signatures of forward and backward ops, homes of variables and feeds: by search where
+    `auto.enabled`, else by inference.
+    """
+    if strategy.auto.enabled and strategy.axes:
+        return signed(graph, strategy, searched(graph, strategy))
+    return infer_sbp(graph, strategy)
+
+
+def searched(graph: LogicalGraph, strategy: Strategy) -> Searched:
+    """The search alone.  The inferred layout is one of its starts: it finds none above that."""
+    rows, objective = Rows(graph, strategy), Objective(graph, strategy)
+    objective.hide(
+        {op.name: float(objective.row_seconds(op, rows.of(op)).min()) for op in graph.ops}
+    )
+    options = Options.of(graph, rows)
+    layout = inferred(graph, replace(strategy, auto=replace(strategy.auto, enabled=False)))
+    simple = {"greedy": greedy(graph, options, objective), "inferred": choice_of(options, layout)}
+    chosen = {name: choice for name, choice in simple.items() if choice is not None}
+    net = make_network(graph, options, objective, chosen.values())
+    starts = {name: with_sets(net, choice) for name, choice in chosen.items()}
+    relaxed = cache(lambda: make_network(graph, options, objective, relaxed=True))
+
+    def found(byte_s: float, *better: Choice) -> Found:
+        return search(net, relaxed, byte_s, (*starts.values(), *better))
+
+    return Searched(net, starts, *weighed(found, net, strategy))
+
+
+def signed(graph: LogicalGraph, strategy: Strategy, result: Searched) -> LogicalGraph:
+    """The graph with what was found written into it, and a note of how good it is."""
+    net, choice = result.network, result.found.choice
+    late = strategy.zero.stage > 0
+    ops = tuple(
+        op
+        if late and op.phase == UPDATE
+        else replace(op, in_sbp=inputs_of(rows[k]), out_sbp=outputs_of(rows[k]))
+        for op, rows, k in zip(graph.ops, net.options.rows, choice, strict=False)
+    )
+    homes = net.options.homes_at(choice)
+    by_name = {v.name: v.tensor for v in graph.variables}
+    variables = tuple(
+        replace(v, nd_sbp=homes[v.tensor if v.tensor in homes else by_name[v.of]])
+        for v in graph.variables
+    )
+    feeds = tuple(replace(feed, nd_sbp=homes[feed.tensor]) for feed in graph.feeds)
+    notes = (*graph.notes, note(result))
+    return replace(graph, ops=ops, variables=variables, feeds=feeds, level="signed", notes=notes)
+
+
+def note(result: Searched) -> str:
+    """One line for a person: what was found, and how good it is."""
+    found = result.found
+    proof = "proved least" if found.gap == 0.0 else f"at most {found.gap:.1%} above the least"
+    if found.bound <= 0.0:
+        proof = "not proved least"
+    text = f"auto: the layout takes {result.seconds * 1e3:.1f} ms by the search's own account, "
+    text += f"op by op and boxing by boxing: {proof}"
+    if result.byte_s:
+        text += f"; held bytes weighed in, {result.bytes / 1e6:.0f} MB"
+    return text

@@ -1,0 +1,117 @@
+"""Starts: layouts made in simpler ways, for a search to begin with and never to be above."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from flowrun.engine.ir.graph import LogicalGraph, Op
+from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.passes.search.forms import Forms
+from flowrun.engine.passes.search.network import Network
+from flowrun.engine.passes.search.objective import Form, Objective
+from flowrun.engine.passes.search.options import Choice, Options
+from flowrun.engine.passes.search.rows import Row, inputs_of, outputs_of
+
+
+def choice_of(options: Options, signed: LogicalGraph) -> Choice | None:
+    """The choice that a graph with signatures stands for; None where it has rows of its own."""
+    signatures = {op.name: (op.in_sbp, op.out_sbp) for op in signed.ops}
+    places: dict[int, dict[object, int]] = {}  # of rows, which equal ops share
+    for rows in options.rows:
+        if id(rows) not in places:
+            ends = [(inputs_of(row), outputs_of(row)) for row in rows]
+            places[id(rows)] = {end: k for k, end in reversed(list(enumerate(ends)))}
+    lives = {source.tensor: source.nd_sbp for source in signed.sources}
+    found = [
+        places[id(rows)].get(signatures[op.name])
+        for op, rows in zip(options.ops, options.rows, strict=True)
+    ]
+    found += [
+        homes.index(lives[name]) if lives[name] in homes else None
+        for name, homes in zip(options.sources, options.homes, strict=True)
+    ]
+    chosen = tuple(k for k in found if k is not None)
+    return chosen if len(chosen) == len(found) else None
+
+
+def with_sets(network: Network, chosen: Choice) -> Choice:
+    """Rows and homes, with the smallest sets of forms that hold all that is asked for.
+
+    chosen: one of those that the network was made with, where it has not all sets.
+    """
+    choice = list(chosen)
+    for there, readers in network.sets:
+        asked = frozenset().union(
+            *(r.forms[choice[r.variable]] for r in readers if r.variable is not None)
+        )
+        enough = ((len(forms), k) for k, forms in enumerate(there.forms) if asked <= forms)
+        choice.append(min(enough)[1])
+    return tuple(choice)
+
+
+def greedy(graph: LogicalGraph, options: Options, objective: Objective) -> Choice:
+    """Op after op, the row that is cheapest with the boxings of its inputs; the first reader of a
+    weight decides where it lives.
+    """
+    walk = _Walk(graph, options, objective)
+    rows = tuple(map(walk.pass_by, options.ops, options.rows))
+    return (*rows, *(walk.homes.get(name, 0) for name in options.sources))
+
+
+class _Walk:
+    """Along the ops, with what is there so far.
+
+    there: tensor -> its forms.  homes: source -> which of its homes it lives in.
+    """
+
+    def __init__(self, graph: LogicalGraph, options: Options, objective: Objective) -> None:
+        self.graph = graph
+        self.options = options
+        self.objective = objective
+        self.there: dict[str, Forms] = {}
+        self.homes: dict[str, int] = {}
+        self.stages = {source.tensor: source.stage for source in graph.sources}
+        self.homes_of = dict(zip(options.sources, options.homes, strict=True))
+
+    def pass_by(self, op: Op, rows: Sequence[Row]) -> int:
+        """The cheapest row of an op; what it reads and makes is there from now on."""
+        costs = self.objective.row_seconds(op, rows).copy()
+        written = {name for name in op.inputs if self._writes(op, name)}
+        for k, row in enumerate(rows):
+            for name, nd_sbp in zip(op.inputs, inputs_of(row), strict=True):
+                costs[k] += self._price(name, (op.stage, nd_sbp), stays=name in written)
+        chosen = int(costs.argmin())
+        for name, nd_sbp in zip(op.inputs, inputs_of(rows[chosen]), strict=True):
+            if name not in self.there:
+                self._settle(name, nd_sbp)
+            self.there[name] |= {(op.stage, nd_sbp)}
+        for made, made_as in zip(op.outputs, outputs_of(rows[chosen]), strict=True):
+            if made is not None:
+                self.there[made] = frozenset(((op.stage, made_as),))
+        return chosen
+
+    def _writes(self, op: Op, name: str) -> bool:
+        variable = self.graph.variable_of.get(name)
+        return variable is not None and variable.new in op.makes
+
+    def _price(self, name: str, form: Form, stays: bool) -> float:
+        """Of a tensor in a form.  stays: it must be there in that, as what is written in place."""
+        source = self.options.tied.get(name, name)
+        if name not in self.there and source not in self.homes:
+            return 0.0 if form[1] in self.homes_of[source] else math.inf
+        if name not in self.there:
+            self._settle(name, None)
+        if stays:
+            return 0.0 if form in self.there[name] else math.inf
+        ways = (self.objective.box_seconds(name, have, form) for have in self.there[name])
+        return self.objective.box_times(name) * min(ways)
+
+    def _settle(self, name: str, wanted: NdSbp | None) -> None:
+        """A source that is read for the first time lives as wanted, if it can and does not live
+        already.
+        """
+        source = self.options.tied.get(name, name)
+        homes = self.homes_of[source]
+        self.homes.setdefault(source, homes.index(wanted) if wanted in homes else 0)
+        self.there[name] = frozenset(((self.stages[name], homes[self.homes[source]]),))

@@ -1,0 +1,63 @@
+"""trunk: which compute hides which boxing.
+
+Ops run in the order of the graph.  A boxing can start when its tensor is made and must end before
+the first op that reads it; what runs in between (the *trunk* goes on meanwhile) hides it.  A link
+does one thing at a time, so what could be hidden behind an op shares its seconds, by bytes: of all
+tensors that are under way there.  A tensor of the trunk itself is read by the very next op, and
+nothing hides it; the gradient of a weight is read by the update alone, and all of backward that is
+still to come hides it.
+
+OneFlow's trunk takes a constant wait from each boxing; here seconds of the boxing itself are taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from flowrun.engine.ir.graph import LogicalGraph
+
+
+def hidden_seconds(
+    graph: LogicalGraph, least_s: Mapping[str, float], but: Collection[int] = ()
+) -> dict[str, float]:
+    """Tensor -> seconds of a step that hide its boxing.
+
+    least_s: of each op by name, in a step.  but: stages where nothing is hidden.
+    """
+    place = {op.name: k for k, op in enumerate(graph.ops)}
+    opens: dict[int, list[str]] = {}
+    closes: dict[int, list[str]] = {}
+    for name, readers in graph.consumers.items():
+        maker = graph.producer.get(name)
+        start = place[maker.name] + 1 if maker else 0
+        first = min(place[op.name] for op in readers)
+        if first > start:
+            opens.setdefault(start, []).append(name)
+            closes.setdefault(first, []).append(name)
+    stage_of = {source.tensor: source.stage for source in graph.sources}
+    stage_of |= {name: op.stage for name, op in graph.producer.items()}
+    under_way: dict[int, int] = {}  # stage -> bytes
+    shares: dict[int, float] = {}  # stage -> seconds for each byte under way, so far
+    began: dict[str, float] = {}
+    hidden: dict[str, float] = {}
+    for k, op in enumerate(graph.ops):
+        for name in closes.get(k, ()):
+            stage, num_bytes = stage_of[name], graph.tensors[name].num_bytes
+            under_way[stage] -= num_bytes
+            if stage not in but:
+                hidden[name] = _rounded((shares.get(stage, 0.0) - began[name]) * num_bytes)
+        for name in opens.get(k, ()):
+            stage = stage_of[name]
+            under_way[stage] = under_way.get(stage, 0) + graph.tensors[name].num_bytes
+            began[name] = shares.get(stage, 0.0)
+        total = under_way.get(op.stage, 0)
+        if total:
+            shares[op.stage] = shares.get(op.stage, 0.0) + least_s[op.name] / total
+    return hidden
+
+
+def _rounded(seconds: float) -> float:
+    """Down, by an eighth at most, so that blocks that are nearly equal become equal."""
+    mantissa, exponent = math.frexp(max(0.0, seconds))
+    return math.ldexp(math.floor(16 * mantissa) / 16, exponent)

@@ -1,0 +1,127 @@
+"""chosen_stages: the stages of forward's line where they are not to be found but given: by the
+recipe's list of modules, or by another graph of the same model (evaluation follows training).
+
+What the choice does not name is on the latest stage of what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op
+from flowrun.engine.ir.module_path import unit_of, within
+from flowrun.engine.strategy import Decided
+
+
+def listed(graph: LogicalGraph, line: Sequence[Op], lists: Sequence[Sequence[str]]) -> list[int]:
+    """The stage of each op of the line, by patterns of modules for each stage.
+
+    A pattern covers what is inside a module that it names; of several stages that name a module the
+    first has it.  The loss is on the last stage.  Raises RecipeError at `placement.stages` where a
+    module is on no stage, and at a list of it with a pattern that puts nothing there.
+    """
+    modules = dict.fromkeys(op.module for op in graph.ops if op.phase == FORWARD)
+    paths = [path for path in modules if path not in ("", "loss")]
+    home: dict[str, int] = {}
+    for stage, patterns in enumerate(lists):
+        for pattern in patterns:
+            covered = [path for path in paths if _covers(pattern, path)]
+            for path in covered:
+                home.setdefault(path, stage)
+            if all(home[path] < stage for path in covered):
+                raise _idle(pattern, stage, covered, home, paths)
+    if lost := [path for path in paths if path not in home]:
+        raise RecipeError(
+            "placement.stages",
+            f"no stage lists the module {unit_of(lost[0])!r}.",
+            "Every module that computes must belong to one stage.",
+        )
+    home["loss"] = len(lists) - 1
+    return _completed(line, [home.get(op.module) for op in line])
+
+
+def _covers(pattern: str, path: str) -> bool:
+    return any(fnmatchcase(module, pattern) for module in within(path))
+
+
+def _idle(
+    pattern: str, stage: int, covered: list[str], home: dict[str, int], paths: list[str]
+) -> RecipeError:
+    """Of a pattern that puts nothing on its stage."""
+    where = f"placement.stages.{stage}.modules"
+    if covered:
+        unit, before = unit_of(covered[0]), home[covered[0]]
+        return RecipeError(
+            where,
+            f"all that {pattern!r} matches is on an earlier stage: {unit!r} on stage {before}.",
+            "Name a module on one stage.",
+        )
+    return RecipeError(
+        where,
+        f"{pattern!r} matches no module that computes anything.",
+        "Modules: " + ", ".join(dict.fromkeys(map(unit_of, paths))),
+    )
+
+
+def decided(graph: LogicalGraph) -> Decided:
+    """The stages of a graph, for another graph of the same model to follow."""
+    forward = [op for op in graph.ops if op.phase == FORWARD and op.target.startswith("aten.")]
+    stages = {key: op.stage for key, op in zip(_keys(forward), forward, strict=True)}
+    variables = tuple((v.name, v.stage) for v in graph.variables if v.kind != "state")
+    return Decided(tuple(stages.items()), variables)
+
+
+def as_decided(line: Sequence[Op], stages: Decided, last: int) -> list[int]:
+    """The stage of each op of the line, as in another graph.  An op that the other has not: the
+    stage of its module's last op there.  last: the stage of a loss that the other has not.
+    """
+    known = dict(stages.ops)
+    of_module: dict[str, int] = {"loss": last}
+    of_module.update({module: stage for (module, _, _), stage in known.items()})
+    found = [known.get(key, of_module.get(key[0])) for key in _keys(line)]
+    return _completed(line, found)
+
+
+def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
+    """(module, target, how many of these came before); copies on several stages count once."""
+    seen: dict[tuple[str, str], dict[str, int]] = {}
+    out: list[tuple[str, str, int]] = []
+    for op in ops:
+        names = seen.setdefault((op.module, op.target), {})
+        name = op.name.partition("@")[0]
+        out.append((op.module, op.target, names.setdefault(name, len(names))))
+    return out
+
+
+def in_turn(stages: Sequence[int], num_stages: int, chunks: int) -> list[int]:
+    """The piece of each op of a line that goes around the stages.
+
+    Raises RecipeError at `placement.chunks` where it does not go around so often.
+    """
+    out: list[int] = []
+    piece = 0
+    for stage in stages:
+        piece += (stage - piece) % num_stages
+        out.append(piece)
+    around = piece // num_stages + 1
+    if around != chunks:
+        raise RecipeError(
+            "placement.chunks",
+            f"{chunks} chunks, but what placement.stages lists goes around the {num_stages} stages"
+            f" {around} time{'s' * (around > 1)}, in the order in which they compute.",
+            f"Write chunks: {around}, or list them in another order.",
+        )
+    return out
+
+
+def _completed(line: Sequence[Op], stages: Sequence[int | None]) -> list[int]:
+    """An op of unknown stage is on the latest stage of its inputs."""
+    made: dict[str, int] = {}
+    out: list[int] = []
+    for op, known in zip(line, stages, strict=True):
+        stage = max((made.get(n, 0) for n in op.inputs), default=0) if known is None else known
+        made.update(dict.fromkeys(op.makes, stage))
+        out.append(stage)
+    return out

@@ -1,0 +1,226 @@
+"""split_stages: captured -> staged.  Gives every op of forward and backward the stage (group of
+ranks) that runs it.
+
+Forward ops form a line, cut into `placement.chunks` times as many pieces as there are stages; stage
+k owns every piece that is k modulo their number, as its chunks 0, 1, …. The piece of each op is
+chosen already (chosen_stages.py), or the line is cut by foreseen time (balance_stages.py); a cut
+may fall inside a module. A backward op follows its forward op; a sum of gradients follows the
+earliest piece that it hears from (the gradient travels towards the first once, summed). What no
+activation enters (masks, rotary tables, views and casts of weights) is no part of the line: each
+piece that reads it computes its own. A parameter lives where it is first used; a batch field enters
+at every stage that reads it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from flowrun.engine.hardware.network import worst
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, Feed, LogicalGraph, Op, rename_inputs
+from flowrun.engine.passes.stages.balance_stages import Line, balanced_cuts, line_of
+from flowrun.engine.passes.stages.chosen_stages import as_decided, in_turn, listed
+from flowrun.engine.passes.stages.stage_costs import one_stage, weigh_line
+from flowrun.engine.strategy import Strategy
+
+Places = dict[str, tuple[int, ...]]  # op -> the pieces of the line that run it, in order
+
+
+def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Stage of every op, variable and feed.  Raises RecipeError where `placement.stages` does not
+    fit the model.
+    """
+    if strategy.num_stages > 1:
+        line, free = _line(graph)
+        if strategy.decided:
+            pieces = as_decided(line, strategy.decided, strategy.num_stages - 1)
+        elif strategy.stage_modules:
+            pieces = listed(graph, line, strategy.stage_modules)
+            if strategy.chunks > 1:
+                pieces = in_turn(pieces, strategy.num_stages, strategy.chunks)
+        else:
+            pieces = _balanced(graph, line, free, strategy)
+        graph = _staged(graph, _places(graph, line, free, pieces), strategy.num_stages)
+    return _with_sources(replace(graph, level="staged"), strategy)
+
+
+def line_to_cut(graph: LogicalGraph, strategy: Strategy) -> tuple[tuple[Op, ...], Line]:
+    """(the first op of each piece, the line) of what stages share out of a micro-batch.  graph:
+    captured.
+    """
+    line, free = _line(graph)
+    starts, weighed = _weighed(graph, line, free, strategy)
+    return tuple(line[start] for start in starts), weighed
+
+
+def _balanced(
+    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
+) -> list[int]:
+    """The piece of each op of the line, cut by foreseen time."""
+    starts, weighed = _weighed(graph, line, free, strategy)
+    ranks = [len(placement.ranks) for placement in strategy.placements]
+    cuts = [starts[cut] for cut in balanced_cuts(weighed, ranks, strategy.chunks)]
+    return [bisect_right(cuts, k) for k in range(len(line))]
+
+
+def _weighed(
+    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
+) -> tuple[list[int], Line]:
+    """(the op of the line with which each piece begins, what pieces and cuts before them cost)."""
+    again = strategy.placements[:1] if strategy.chunks > 1 else ()
+    pairs = itertools.pairwise((*strategy.placements, *again))
+    link = worst(strategy.hardware.crossing(*pair) for pair in pairs)
+    places = {name: at[0] for name, at in _places(graph, line, free, range(len(line))).items()}
+    alone = one_stage(strategy)
+    staged = _with_sources(replace(graph, level="staged"), alone)
+    ranks = len(alone.placements[0].ranks)  # that do each second of work together
+    seconds = [ranks * each for each in weigh_line(staged, places, len(line), alone)]
+    return line_of(graph, line, seconds, link, ranks * strategy.hardware.act_s)
+
+
+# ---- which ops go where --------------------------------------------------------------------------
+
+
+def _line(graph: LogicalGraph) -> tuple[list[Op], frozenset[str]]:
+    """(the forward ops that stages share out, in order; names of all ops that are free)."""
+    free = _free(graph)
+    return [op for op in graph.ops if op.phase == FORWARD and op.name not in free], free
+
+
+def _free(graph: LogicalGraph) -> frozenset[str]:
+    """Ops that no activation enters: only weights, or only the batch, constants and draws, stand
+    behind them.
+    """
+    behind: dict[str, frozenset[str]] = {feed.tensor: frozenset(("batch",)) for feed in graph.feeds}
+    for v in graph.variables:
+        behind[v.tensor] = frozenset(("weight",)) if v.kind == "parameter" else frozenset()
+    free: set[str] = set()
+    for op in graph.ops:
+        sources = frozenset().union(*(behind[name] for name in op.inputs))
+        if len(sources) < 2:
+            free.add(op.name)
+        behind.update(dict.fromkeys(op.makes, sources))
+    return frozenset(free)
+
+
+def _places(
+    graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], pieces: Sequence[int]
+) -> Places:
+    """Where every op runs, given the piece that each op of the line is of."""
+    places: Places = {op.name: (piece,) for op, piece in zip(line, pieces, strict=True)}
+    last = max(pieces)
+    forward = [op for op in graph.ops if op.phase == FORWARD]
+    _beside_readers(graph, [op for op in forward if op.name in free], places, None)
+    followed = _Followed(forward, places, last)
+    made: dict[str, int] = {}  # tensor -> piece
+    for op in graph.ops:
+        if op.phase == BACKWARD and op.name not in free:
+            places[op.name] = (followed.piece(op, [made[n] for n in op.inputs if n in made]),)
+        made.update(dict.fromkeys(op.makes, places.get(op.name, (last,))[0]))
+    _beside_readers(graph, [op for op in graph.ops if op.name in free], places, last)
+    return {**places, **_of_buffers(graph, places)}
+
+
+def _of_buffers(graph: LogicalGraph, places: Places) -> Places:
+    """A buffer that forward changes lives in one piece, the first that reads it: what copies it and
+    what writes it run there.
+    """
+    found: Places = {}
+    for v in (v for v in graph.variables if v.tensor in graph.running):
+        ops = graph.consumers[v.tensor]
+        found.update({op.name: (min(places[ops[0].name]),) for op in ops})
+    return found
+
+
+def _beside_readers(
+    graph: LogicalGraph, free: Sequence[Op], places: Places, unread: int | None
+) -> None:
+    """Free ops run wherever they are read; unread: the piece of one that nobody reads."""
+    for op in reversed(free):
+        readers = [r.name for name in op.makes for r in graph.consumers.get(name, ())]
+        found = sorted({piece for name in readers for piece in places.get(name, ())})
+        if found:
+            places[op.name] = tuple(found)
+        elif unread is not None:
+            places[op.name] = (unread,)
+
+
+class _Followed:
+    """The piece of a backward op: that of its forward op, by the moment at which torch recorded
+    that; by the module where the moment is not known.
+    """
+
+    def __init__(self, forward: Sequence[Op], places: Mapping[str, tuple[int, ...]], last: int):
+        placed = [op for op in forward if op.name in places]
+        dated = sorted((op for op in placed if op.moment >= 0), key=lambda op: op.moment)
+        self.moments = [op.moment for op in dated]
+        self.pieces = [places[op.name][0] for op in dated]
+        self.of_module = {op.module: places[op.name][0] for op in placed}
+        self.last = last
+
+    def piece(self, op: Op, inputs: Sequence[int]) -> int:
+        """inputs: pieces of what it reads."""
+        at = bisect_right(self.moments, op.moment)
+        if op.moment >= 0 and at:
+            return self.pieces[at - 1]
+        if op.module and op.module in self.of_module:
+            return self.of_module[op.module]
+        return min(inputs, default=self.last)
+
+
+# ---- writing it down -----------------------------------------------------------------------------
+
+
+def _staged(graph: LogicalGraph, places: Places, num_stages: int) -> LogicalGraph:
+    """Every op with its stage and chunk; one that runs in several pieces becomes a copy in each."""
+    copies: dict[str, dict[int, str]] = {}  # tensor -> piece -> its name there
+    tensors = dict(graph.tensors)
+    ops: list[Op] = []
+    for op in graph.ops:
+        pieces = places[op.name]
+        for piece in pieces:
+            here = {n: copies[n][piece] for n in op.inputs if piece in copies.get(n, ())}
+            chunk, stage = divmod(piece, num_stages)
+            placed = replace(rename_inputs(op, here), stage=stage, chunk=chunk)
+            if len(pieces) > 1:
+                names = {n: f"{n}@{piece}" for n in op.makes}
+                tensors.update({new: replace(tensors[n], name=new) for n, new in names.items()})
+                for n, new in names.items():
+                    copies.setdefault(n, {})[piece] = new
+                made = tuple(n and names[n] for n in op.outputs)
+                placed = replace(placed, name=f"{op.name}@{piece}", outputs=made)
+            ops.append(placed)
+    results = tuple(
+        (name, min(copies[t].items())[1] if t in copies else t) for name, t in graph.results
+    )
+    return replace(graph, ops=tuple(ops), tensors=tensors, results=results)
+
+
+def _with_sources(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """One feed for each stage that reads a field, and the home stage of every variable."""
+    readers: dict[str, list[int]] = {}
+    for op in graph.ops:
+        for name in op.inputs:
+            readers.setdefault(name, []).append(op.stage)
+    feeds: list[Feed] = []
+    tensors = dict(graph.tensors)
+    names: dict[tuple[str, int], str] = {}
+    for feed in graph.feeds:
+        for stage in sorted(set(readers.get(feed.tensor, ()))):
+            name = feed.tensor if strategy.num_stages == 1 else f"{feed.tensor}@{stage}"
+            names[feed.tensor, stage] = name
+            tensors[name] = replace(tensors[feed.tensor], name=name)
+            feeds.append(replace(feed, tensor=name, stage=stage))
+    ops = tuple(
+        rename_inputs(op, {n: names[n, op.stage] for n in op.inputs if (n, op.stage) in names})
+        for op in graph.ops
+    )
+    homes = dict(strategy.decided.variables) if strategy.decided else {}
+    variables = tuple(
+        replace(v, stage=homes.get(v.name, readers[v.tensor][0]))
+        for v in graph.variables
+        if v.tensor in readers
+    )
+    return replace(graph, ops=ops, tensors=tensors, feeds=tuple(feeds), variables=variables)

@@ -1,0 +1,92 @@
+"""weigh_line: what each op of forward's line takes, with all that follows it.
+
+The whole model is laid out on the ranks of one stage, as if there were no other: every op on its
+own shards, with its boxings, accumulators and a share of the update.  Logical shapes alone do not
+tell: what only weights decide (accumulators, the zeros of an embedding's gradient) takes the ranks
+of a data axis as long however many they are, and what a tensor axis does not split each of its
+ranks does whole.
+
+Invariant: the pieces of a stage sum to what its actors compute and box for a micro-batch in the
+plan, but for acts, messages between stages and what recomputation repeats: that is not counted, so
+that candidates which differ by it can share a layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from flowrun.engine.cost.seconds import boxing_seconds, local_seconds
+from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Variable
+from flowrun.engine.ir.placement import Placement, largest_shape
+from flowrun.engine.passes.layout.pin_activations import pin_activations
+from flowrun.engine.passes.search.search_sbp import assign_sbp
+from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
+from flowrun.engine.passes.update.update_ops import update_ops
+from flowrun.engine.strategy import Strategy
+
+UPDATE_PASSES = 7  # over a weight: AdamW reads it, its gradient and two states, and writes three
+
+
+def weigh_line(
+    graph: LogicalGraph, places: Mapping[str, int], length: int, strategy: Strategy
+) -> list[float]:
+    """Seconds of a rank in a micro-batch, of each of `length` ops of the line.
+
+    graph: staged, all on one stage.  places: which op of the line each op follows, by name; those
+    that are not there follow what they read.  strategy: as by one_stage.
+    """
+    graph = _trained(graph, places, strategy)
+    for rewrite in (pin_activations, assign_sbp):
+        graph = rewrite(graph, strategy)
+    hardware, micro_batches = strategy.hardware, strategy.micro_batches
+    seconds = [0.0] * length
+    made: dict[str, int] = {}  # tensor -> the op of the line
+    for op in (op for op in graph.ops if op.phase != UPDATE):
+        behind = (made[name] for name in op.inputs if name in made)
+        at = places[op.name] if op.name in places else next(behind, 0)
+        made.update(dict.fromkeys(op.makes, at))
+        each = local_seconds(op, graph, strategy.placements[0].shape, hardware)
+        once = graph.of_weights.issuperset(op.makes)
+        seconds[at] += each / micro_batches if once else each
+    for maker, each in boxing_seconds(graph, strategy.placements, hardware):
+        once = graph.of_weights.issuperset(maker.makes)
+        seconds[made[maker.makes[0]]] += each / micro_batches if once else each
+    for v in (v for v in graph.variables if v.kind == "parameter"):
+        homes = [
+            made[name] for op in graph.consumers[v.tensor] for name in op.makes if name in made
+        ]
+        if homes:
+            moved = UPDATE_PASSES * _updated_bytes(v, graph, strategy) / micro_batches
+            seconds[min(homes)] += moved / hardware.memory_bytes_per_s
+    return seconds
+
+
+def one_stage(strategy: Strategy) -> Strategy:
+    """The first stage alone, or one rank where the grids of stages differ.  Its layout is inferred:
+    a search would take several times as long.
+    """
+    first = strategy.placements[0]
+    if any(placement.shape != first.shape for placement in strategy.placements):
+        first = Placement(tuple((name, 1) for name, _ in first.axes), first.ranks[:1])
+    return replace(strategy, placements=(first,), auto=replace(strategy.auto, enabled=False))
+
+
+def _trained(graph: LogicalGraph, places: Mapping[str, int], strategy: Strategy) -> LogicalGraph:
+    """With accumulators: of a weight that several ops of the line read one each, as where these are
+    on stages of their own.
+    """
+    apart = tuple(replace(op, stage=places[op.name]) for op in graph.ops)
+    graph = replace(graph, ops=apart)
+    for rewrite in (sum_tied_gradients, update_ops):
+        graph = rewrite(graph, strategy)
+    return replace(graph, ops=tuple(replace(op, stage=0) for op in graph.ops))
+
+
+def _updated_bytes(v: Variable, graph: LogicalGraph, strategy: Strategy) -> float:
+    """Of a weight, on the rank with the largest shard: what one rank updates without ZeRO, by which
+    stages are not cut otherwise: candidates of auto.placement that differ by it share their cut.
+    """
+    tensor, grid = graph.tensors[v.tensor], strategy.placements[0].shape
+    return math.prod(largest_shape(tensor.shape, v.nd_sbp, grid)) * tensor.dtype.itemsize

@@ -1,0 +1,146 @@
+"""GraphBuilder: what a pass adds to a graph, collected; then everything in topological order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flowrun.engine.ir.graph import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    Feed,
+    LogicalGraph,
+    Op,
+    Tensor,
+    Variable,
+)
+
+
+class GraphBuilder:
+    """base: the graph as it came.  tensors, variables, feeds: those of the graph to be."""
+
+    def __init__(self, graph: LogicalGraph) -> None:
+        self.base = graph
+        self.tensors = dict(graph.tensors)
+        self.variables: dict[str, Variable] = {v.name: v for v in graph.variables}
+        self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
+        self.added: list[Op] = []
+        self.notes: list[str] = []
+        self.dropped: set[str] = set()
+
+    def tensor(self, name: str, like: Tensor | None = None) -> str:
+        """A new tensor, shaped as another, or an fp32 scalar; its name."""
+        shape, dtype = (like.shape, like.dtype) if like else ((), torch.float32)
+        self.tensors[name] = Tensor(name, shape, dtype)
+        return name
+
+    def free_name(self, name: str) -> str:
+        """The name of a state, which no parameter and no buffer of the model has."""
+        own = {v.name for v in self.base.variables}
+        while name in own:
+            name += "~"
+        return name
+
+    def op(
+        self,
+        name: str,
+        target: str,
+        args: tuple[Any, ...],
+        kwargs: tuple[tuple[str, Any], ...] = (),
+        outputs: tuple[str, ...] = (),
+        *,
+        module: str = "",
+        phase: str = UPDATE,
+        stage: int = 0,
+    ) -> None:
+        """Append an op, of the chunk of what it reads; its outputs are tensors already."""
+        op = Op(name, target, args, kwargs, outputs, module, phase, stage)
+        sources = (self.base.producer.get(read) for read in op.inputs if phase != UPDATE)
+        chunk = max((source.chunk for source in sources if source), default=0)
+        self.added.append(replace(op, chunk=chunk))
+
+    def one(
+        self,
+        name: str,
+        target: str,
+        args: tuple[Any, ...],
+        kwargs: tuple[tuple[str, Any], ...] = (),
+        *,
+        like: Tensor | None = None,
+        module: str = "",
+        phase: str = UPDATE,
+        stage: int = 0,
+    ) -> str:
+        """Append an op that makes one tensor of its own name; the name."""
+        made = self.tensor(name, like)
+        self.op(made, target, args, kwargs, (made,), module=module, phase=phase, stage=stage)
+        return made
+
+    def number(self, field: str, stage: int, values: tuple[float, ...] = ()) -> str:
+        """A number of the engine's own: a scalar that the stage's reader supplies once a step."""
+        name = f"{field}@{stage}"
+        if name not in self.feeds:
+            made = self.tensor(name)
+            self.feeds[name] = Feed(field, made, stage, per_step=True, values=values)
+        return name
+
+    def drop_feed(self, field: str) -> Feed | None:
+        """Take a feed out; None if there is none."""
+        found = next((f for f in self.feeds.values() if f.field == field), None)
+        if found is not None:
+            del self.feeds[found.tensor]
+        return found
+
+    def drop_dead(self, names: Iterable[str]) -> None:
+        """Take ops out, and what reads them."""
+        gone: set[str] = set()
+        wanted = set(names)
+        for op in self.base.ops:
+            if op.name in wanted or gone.intersection(op.inputs):
+                gone.update(op.makes)
+                self.dropped.add(op.name)
+        self.tensors = {name: t for name, t in self.tensors.items() if name not in gone}
+
+    def graph(self, results: tuple[tuple[str, str], ...], level: str) -> LogicalGraph:
+        """Everything together: forward, backward with its accumulators, update."""
+        kept = [op for op in self.base.ops if op.name not in self.dropped]
+        forward = [op for op in kept if op.phase == FORWARD]
+        backward = [op for op in kept if op.phase == BACKWARD]
+        micro = [op for op in self.added if op.phase != UPDATE]
+        first = [op for op in micro if not any(name in self.base.producer for name in op.inputs)]
+        sums = [op for op in micro if op not in first]
+        after = [op for op in self.added if op.phase == UPDATE]
+        return replace(
+            self.base,
+            ops=(*_sums_behind([*forward, *first, *backward], sums), *after),
+            tensors=self.tensors,
+            variables=tuple(self.variables.values()),
+            feeds=tuple(self.feeds.values()),
+            results=results,
+            level=level,
+            notes=(*self.base.notes, *self.notes),
+        )
+
+
+def _sums_behind(ops: list[Op], sums: list[Op]) -> list[Op]:
+    """Accumulators directly behind the op whose output they sum; those of feeds, and of forward's
+    values for backward, at the end.
+    """
+    behind: dict[str, list[Op]] = {}
+    late = {name for op in ops if op.phase == FORWARD for name in op.makes}
+    made = {name for op in ops for name in op.makes}
+    last: list[Op] = []
+    for op in sums:
+        source = op.inputs[0]
+        elsewhere = source not in made or (op.phase != FORWARD and source in late)
+        (last if elsewhere else behind.setdefault(source, [])).append(op)
+    out: list[Op] = []
+    for op in ops:
+        out.append(op)
+        for name in op.makes:
+            out.extend(behind.get(name, ()))
+    return out + last

@@ -1,0 +1,197 @@
+"""optimizer_ops: the update of one parameter, as ops (part of the pass update_ops).
+
+AdamW and SGD are one op each.  Any other optimizer is traced to ATen ops, each a value of its own;
+one flow.assign at the end writes the new weight and states, so that nothing is changed while it may
+still be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flowrun.engine.capture.update_trace import FED, fed_to, states_of, trace
+from flowrun.engine.ir.graph import Ref, Tensor, Variable, map_refs
+from flowrun.engine.ops.sparse import RowUpdate
+from flowrun.engine.ops.update import FUNCTIONS
+from flowrun.engine.passes.update.graph_builder import GraphBuilder
+from flowrun.engine.strategy import Optimizer
+
+Kwargs = tuple[tuple[str, Any], ...]
+
+
+def update(
+    builder: GraphBuilder,
+    optimizer: Optimizer,
+    variable: Variable,
+    gradient: str,
+    coefficient: str | None,
+    skip: str | None = None,
+    step: str | None = None,
+    ids: str | None = None,
+) -> None:
+    """Ops that change one parameter and its states.
+
+    coefficient: scalar that multiplies the gradient first.  skip: scalar bool; where it is true the
+    parameter and its states stay.  step: number of this update; None: of the step of training.
+    ids: the gradient is of these rows alone.
+    """
+    settings = optimizer.settings(variable.name)
+    rate = _rate(builder, optimizer, float(settings.pop("lr")), variable.stage)
+    if optimizer.function is not None and ids is None:
+        _traced(builder, optimizer, variable, gradient, rate, coefficient, skip, step)
+        return
+    states, fed = _called(optimizer, settings)
+    numbers: dict[str, str] = {"lr": rate} if "lr" in fed else {}
+    if "step" in fed:
+        numbers["step"] = step or builder.number("@step", variable.stage)
+    numbers |= {"coefficient": coefficient} if coefficient else {}
+    numbers |= {"skip": skip} if skip else {}
+    changed, new = _changed(builder, variable, states)
+    param, *rest = changed
+    target, gradients = f"flow.{optimizer.name}", [gradient]
+    by: dict[str, Any] = {}
+    if ids is not None:
+        by["by"] = RowUpdate(optimizer.name, optimizer.function or FUNCTIONS[target])
+        target, gradients = "flow.update_rows", [ids, gradient]
+    builder.op(
+        f"update/{variable.tensor}",
+        target,
+        (Ref(param), *map(Ref, gradients), *map(Ref, rest)),
+        (*by.items(), *((k, Ref(v)) for k, v in numbers.items()), *settings.items()),
+        new,
+        module=variable.name.rpartition(".")[0],
+        stage=variable.stage,
+    )
+
+
+def average(
+    builder: GraphBuilder, variable: Variable, decay: float, skip: str | None = None
+) -> None:
+    """The moving average of a weight that has just been updated; as it was where `skip` is true."""
+    state = _state(builder, variable, "ema", None)
+    builder.op(
+        f"average/{variable.tensor}",
+        "flow.ema",
+        (Ref(state.tensor), Ref(builder.variables[variable.name].new or "")),
+        (("decay", decay), *((("skip", Ref(skip)),) if skip else ())),
+        (state.new or "",),
+        module=variable.name.rpartition(".")[0],
+        stage=variable.stage,
+    )
+
+
+States = tuple[tuple[str, float | None], ...]
+
+
+def _called(
+    optimizer: Optimizer, settings: dict[str, float | bool]
+) -> tuple[States, tuple[str, ...]]:
+    """(states with their starts, numbers that are fed) of an optimizer that runs as one op."""
+    if optimizer.function is not None:
+        return states_of(optimizer.function), fed_to(optimizer.function)
+    if optimizer.name == "adamw":
+        return (("exp_avg", 0.0), ("exp_avg_sq", 0.0)), FED
+    return ((("momentum_buffer", 0.0),) if settings.get("momentum") else ()), ("lr",)
+
+
+def _rate(builder: GraphBuilder, optimizer: Optimizer, lr: float, stage: int) -> str:
+    """The learning rate as a scalar; parameters of one rate share it."""
+    field = "@lr" if lr == dict(optimizer.arguments).get("lr") else f"@lr={lr:g}"
+    return builder.number(field, stage, dict(optimizer.rates).get(lr, (lr,)))
+
+
+def _state(builder: GraphBuilder, variable: Variable, kind: str, start: float | None) -> Variable:
+    """A new state of a parameter: shaped as it is, living where it lives."""
+    param = builder.tensors[variable.tensor]
+    tensor = builder.tensor(f"{kind}/{variable.tensor}", param)
+    new, name = builder.tensor(f"{tensor}'", param), builder.free_name(f"{kind}/{variable.name}")
+    made = Variable(name, tensor, "state", new, variable.name, variable.stage, start=start)
+    builder.variables[name] = made
+    return made
+
+
+def _changed(
+    builder: GraphBuilder, variable: Variable, states: States
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tensors of the parameter and its states, and what they become."""
+    new = builder.tensor(f"{variable.tensor}'", builder.tensors[variable.tensor])
+    builder.variables[variable.name] = replace(variable, new=new)
+    made = [_state(builder, variable, kind, start) for kind, start in states]
+    return (variable.tensor, *(s.tensor for s in made)), (new, *(s.new or "" for s in made))
+
+
+def _traced(
+    builder: GraphBuilder,
+    optimizer: Optimizer,
+    variable: Variable,
+    gradient: str,
+    rate: str,
+    coefficient: str | None,
+    skip: str | None,
+    step: str | None,
+) -> None:
+    function = optimizer.function
+    assert function is not None, optimizer.name
+    where: dict[str, Any] = {
+        "module": variable.name.rpartition(".")[0],
+        "stage": variable.stage,
+    }
+    settings = tuple(optimizer.settings(variable.name).items())
+    param = builder.tensors[variable.tensor]
+    program = trace(
+        function, param.shape, param.dtype, tuple(s for s in settings if s[0] not in FED)
+    )
+    changed, new = _changed(builder, variable, states_of(function))
+    names = dict(zip(("param", *(name for name, _ in states_of(function))), changed, strict=True))
+    names["grad"] = _prepared(builder, variable, gradient, coefficient, param, where)
+    names["lr"] = rate
+    if "step" in fed_to(function):
+        names["step"] = step or builder.number("@step", variable.stage)
+    for line in program.lines:
+        swap = lambda ref: Ref(names[ref.name])  # noqa: E731
+        names[line.made] = builder.one(
+            f"update.{line.made}/{variable.tensor}",
+            line.target,
+            map_refs(line.args, swap),
+            map_refs(line.kwargs, swap),
+            like=program.made[line.made],
+            **where,
+        )
+    builder.op(
+        f"update/{variable.tensor}",
+        "flow.assign",
+        (tuple(map(Ref, changed)), tuple(Ref(names[result]) for result in program.results)),
+        (("skip", Ref(skip)),) if skip else (),
+        new,
+        **where,
+    )
+
+
+def _prepared(
+    builder: GraphBuilder,
+    variable: Variable,
+    gradient: str,
+    coefficient: str | None,
+    param: Tensor,
+    where: dict[str, Any],
+) -> str:
+    """The gradient times the coefficient, in the parameter's dtype."""
+    if coefficient is not None:
+        gradient = builder.one(
+            f"scaled/{variable.tensor}",
+            "aten.mul.Tensor",
+            (Ref(gradient), Ref(coefficient)),
+            like=builder.tensors[gradient],
+            **where,
+        )
+    if builder.tensors[gradient].dtype != param.dtype:
+        gradient = builder.one(
+            f"cast/{variable.tensor}",
+            "aten._to_copy.default",
+            (Ref(gradient),),
+            (("dtype", param.dtype),),
+            like=param,
+            **where,
+        )
+    return gradient

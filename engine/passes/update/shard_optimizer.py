@@ -1,0 +1,79 @@
+"""shard_optimizer: ZeRO by SBP alone (ZeRO, Rajbhandari et al. 2020; OneFlow, section 6).
+
+A parameter that is B along the ZeRO axis moves its home, with its optimizer states, to S(i) on that
+axis.  All else follows: the gradient boxes P -> S, the update runs on the shard, readers of the
+weight box S -> B.
+
+    stage 1   the accumulated gradient stays P: a reduce-scatter and a gather of the weight a step
+    stage 2   the accumulator is S: the gradient is reduce-scattered with each micro-batch
+    stage 3   forward and backward gather the weight apart, with each micro-batch
+
+i is the first dim that divides evenly and that no other axis splits.  What has none, or is small,
+stays B and is noted.  So does a table that is updated by rows: to gather it would cost every step
+the whole table; a pin splits it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowrun.engine.ir.graph import LogicalGraph, Op, Tensor, Variable, gradient_of
+from flowrun.engine.ir.sbp import Broadcast, NdSbp, S, Split
+from flowrun.engine.passes.update.sparse_ops import sparse_tables
+from flowrun.engine.strategy import Strategy
+
+
+def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Homes of parameters and states on the ZeRO axis, and of accumulators from stage 2 on."""
+    if not strategy.zero.axis or strategy.zero.stage == 0:
+        return graph
+    axis = strategy.axes.index(strategy.zero.axis)
+    homes: dict[str, NdSbp] = {}
+    kept: list[str] = []
+    tables = sparse_tables(graph)
+    for v in graph.variables:
+        if v.kind != "parameter" or v.new is None:
+            continue
+        if v.tensor in tables:
+            continue
+        home = _sharded(v, graph.tensors[v.tensor], axis, strategy)
+        if home is None:
+            kept.append(v.name)
+        else:
+            homes[v.name] = home
+    variables = tuple(
+        replace(v, nd_sbp=homes.get(v.of or v.name, v.nd_sbp)) for v in graph.variables
+    )
+    note = f"ZeRO {strategy.zero.stage} on {strategy.zero.axis}: {len(homes)} parameters sharded"
+    if kept:
+        names = ", ".join(kept[:4]) + (" …" if len(kept) > 4 else "")
+        note += f", {len(kept)} stay B (small, or no dim divides): {names}"
+    if tables:
+        note += f", {len(tables)} tables stay where they are, for they are updated by rows"
+    ops = graph.ops
+    if strategy.zero.stage >= 2:
+        of_tensors = {v.tensor: homes[v.name] for v in graph.variables if v.name in homes}
+        ops = tuple(_sharded_accumulator(op, of_tensors, axis) for op in ops)
+    return replace(graph, ops=ops, variables=variables, notes=(*graph.notes, note))
+
+
+def _sharded(variable: Variable, tensor: Tensor, axis: int, strategy: Strategy) -> NdSbp | None:
+    grid = strategy.placements[variable.stage].shape
+    if grid[axis] == 1 or not isinstance(variable.nd_sbp[axis], Broadcast):
+        return None
+    if tensor.num_elements < strategy.zero.min_elements:
+        return None
+    taken = {sbp.dim for sbp in variable.nd_sbp if isinstance(sbp, Split)}
+    for dim, size in enumerate(tensor.shape):
+        if dim not in taken and size % grid[axis] == 0:
+            return (*variable.nd_sbp[:axis], S(dim), *variable.nd_sbp[axis + 1 :])
+    return None
+
+
+def _sharded_accumulator(op: Op, homes: dict[str, NdSbp], axis: int) -> Op:
+    made = op.outputs[0] if op.outputs else None
+    home = homes.get(gradient_of(made or ""))
+    if op.target != "flow.accumulate" or home is None:
+        return op
+    nd_sbp = (*op.in_sbp[0][:axis], home[axis], *op.in_sbp[0][axis + 1 :])
+    return replace(op, in_sbp=(nd_sbp,), out_sbp=(nd_sbp,))

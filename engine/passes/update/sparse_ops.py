@@ -1,0 +1,214 @@
+"""sparse_ops: gradients of embedding tables as rows (part of the pass update_ops).
+
+Where the gradient of a table comes from look-ups alone, and fewer rows are looked up in a step than
+there are, ids and rows are collected over the micro-batches.  Where (Optimizer.sparse) it is the
+same as the dense update, or is asked for, rows of equal ids are summed, and the update changes
+those rows: a step then costs the same for any number of rows in the table.  Elsewhere the dense
+gradient is made of them once a step: no micro-batch fills a table with zeros and adds it to
+another, and ranks that divide the batch exchange rows where that is faster than to sum tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from flowrun.engine.capture.update_trace import FED, is_elementwise, rests
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.ir.placement import BATCH_AXES
+from flowrun.engine.ops.signature import bind
+from flowrun.engine.passes.update.graph_builder import GraphBuilder
+from flowrun.engine.strategy import Optimizer, Strategy
+
+LOOKED_UP = "aten.embedding_dense_backward.default"
+_CAST = "aten._to_copy.default"
+_MANY = 4  # a table of so many times the rows of a step is worth a note
+
+
+def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) -> tuple[Op, ...]:
+    """The look-ups whose gradients sum up to a parameter's; empty if the sum has other terms."""
+    found: list[Op] = []
+    pending = list(parts)
+    while pending:
+        op = graph.producer.get(pending.pop())
+        if op is None or op.stage != variable.stage or len(parts) > 1:
+            return ()
+        readers = sum(len(graph.consumers.get(name, ())) for name in op.makes)
+        if readers > (0 if op.makes[0] in parts else 1):
+            return ()
+        added = op.target == "aten.add.Tensor" and len(op.inputs) == 2 and not op.kwargs
+        if added or (op.target == _CAST and [key for key, _ in op.kwargs] == ["dtype"]):
+            pending += op.inputs  # of a table that the model casts, then looks up
+        elif op.target == LOOKED_UP and not bind(op)["scale_grad_by_freq"]:
+            found.append(op)
+        else:
+            return ()
+    return tuple(reversed(found))
+
+
+def by_rows(
+    graph: LogicalGraph, variable: Variable, lookups: Sequence[Op], strategy: Strategy
+) -> tuple[bool, str]:
+    """(whether the table is updated by rows, what the plan's notes say).
+
+    Raises RecipeError for optim.sparse=lazy with an optimizer that mixes rows.
+    """
+    if not lookups:
+        return False, ""
+    optimizer = strategy.optimizer
+    table, rows = _rows_of_a_step(graph, variable, lookups, strategy)
+    lazy = optimizer.sparse == "lazy"
+    if optimizer.sparse == "off" or (rows >= table and not lazy):
+        return False, ""
+    if lazy:
+        _check_lazy(optimizer, variable)
+        return True, (
+            f"{variable.name}: only rows that a step looks up, at most {rows} of {table}, are "
+            f"updated (optim.sparse=lazy); {optimizer.name} on the whole table may differ"
+        )
+    why = _what_moves(optimizer, variable)
+    if why:
+        note = (
+            f"{variable.name}: all {table} rows are updated every step, though at most {rows} are "
+            f"looked up: {why}; optim.sparse=lazy leaves the others alone"
+        )
+        return False, note if table >= _MANY * rows else ""
+    return True, (
+        f"{variable.name}: at most {rows} of {table} rows are updated a step, those looked up; the "
+        "same as the dense update"
+    )
+
+
+def is_made_of_rows(
+    graph: LogicalGraph, variable: Variable, lookups: Sequence[Op], strategy: Strategy
+) -> bool:
+    """Whether the dense gradient of a table is made once a step, of the rows of its one look-up.
+
+    They are not split where the table is, but by samples: so there are to be fewer of them than of
+    the rows that a rank may hold of the table.
+    """
+    if len(lookups) != 1:
+        return False
+    table, rows = _rows_of_a_step(graph, variable, lookups, strategy)
+    parts = math.prod(
+        strategy.parts(variable.stage, axis)
+        for axis, name in enumerate(strategy.axes)
+        if name not in BATCH_AXES
+    )
+    return rows < table // parts
+
+
+def _rows_of_a_step(
+    graph: LogicalGraph, variable: Variable, lookups: Sequence[Op], strategy: Strategy
+) -> tuple[int, int]:
+    """Rows of the table, and those that a step looks up at most."""
+    ids = sum(math.prod(graph.tensors[op.inputs[1]].shape) for op in lookups)
+    return graph.tensors[variable.tensor].shape[0], ids * strategy.micro_batches
+
+
+def _what_moves(optimizer: Optimizer, variable: Variable) -> str:
+    """What changes rows without a gradient; "" if nothing does."""
+    settings = optimizer.settings(variable.name)
+    if optimizer.ema:
+        return "a moving average changes with every step"
+    if optimizer.function is not None:
+        numbers = tuple((key, value) for key, value in settings.items() if key not in FED)
+        if not is_elementwise(optimizer.function, numbers):
+            return f"{optimizer.name} mixes rows"
+        return "" if rests(optimizer.function, numbers) else f"{optimizer.name} moves them"
+    if optimizer.name == "sgd":
+        moving = [key for key in ("momentum", "weight_decay") if settings.get(key)]
+        return f"{' and '.join(moving)} moves them" if moving else ""
+    return f"{optimizer.name} moves them"
+
+
+def _check_lazy(optimizer: Optimizer, variable: Variable) -> None:
+    if optimizer.function is None:
+        return
+    settings = optimizer.settings(variable.name).items()
+    numbers = tuple((key, value) for key, value in settings if key not in FED)
+    if not is_elementwise(optimizer.function, numbers):
+        raise RecipeError(
+            "optim.sparse",
+            f"{optimizer.name} mixes the rows of {variable.name}, so that some of them alone "
+            "cannot be updated.",
+            "Write exact or off, or use another optimizer.",
+        )
+
+
+def collect_rows(
+    builder: GraphBuilder, variable: Variable, lookups: Sequence[Op], micro_batches: int
+) -> tuple[str, str]:
+    """Ops that leave (ids, sums of their rows), each id once; the dense gradient's ops go."""
+    table = builder.tensors[variable.tensor]
+    ids: list[str] = []
+    grads: list[str] = []
+    for k, op in enumerate(lookups):
+        made = _collect(builder, op, f"{k}/{variable.tensor}", table.dtype, micro_batches)
+        ids.append(made[0])
+        grads.append(made[1])
+    builder.drop_dead([op.name for op in lookups])
+    total = sum(int(builder.tensors[name].shape[0]) for name in ids)
+    dtypes = builder.tensors[ids[0]].dtype, builder.tensors[grads[0]].dtype
+    unique = builder.tensor(f"ids'/{variable.tensor}", Tensor("", (total,), dtypes[0]))
+    sums = builder.tensor(f"sums/{variable.tensor}", Tensor("", (total, table.shape[1]), dtypes[1]))
+    builder.op(
+        f"coalesce/{variable.tensor}",
+        "flow.coalesce",
+        (tuple(map(Ref, ids)), tuple(map(Ref, grads)), tuple(_padding(op) for op in lookups)),
+        (),
+        (unique, sums),
+        module=variable.name.rpartition(".")[0],
+        stage=variable.stage,
+    )
+    return unique, sums
+
+
+def dense_of_rows(builder: GraphBuilder, variable: Variable, lookup: Op, micro_batches: int) -> str:
+    """Ops that leave the dense gradient of a table, made of the rows of all micro-batches."""
+    table = builder.tensors[variable.tensor]
+    ids, rows = _collect(builder, lookup, f"/{variable.tensor}", table.dtype, micro_batches)
+    builder.drop_dead([lookup.name])
+    return builder.one(
+        f"grad/{variable.tensor}",
+        LOOKED_UP,
+        (Ref(rows), Ref(ids), table.shape[0], _padding(lookup), False),
+        like=table,
+        module=variable.name.rpartition(".")[0],
+        stage=variable.stage,
+    )
+
+
+def _collect(
+    builder: GraphBuilder, op: Op, suffix: str, dtype: torch.dtype, micro_batches: int
+) -> tuple[str, str]:
+    """(ids, rows) of one look-up, of all micro-batches of a step, in the table's dtype: so they are
+    summed in it.
+    """
+    grad, index = (builder.tensors[name] for name in op.inputs)
+    count = micro_batches * math.prod(index.shape)
+    ids = builder.tensor(f"ids{suffix}", Tensor("", (count,), index.dtype))
+    rows = builder.tensor(f"rows{suffix}", Tensor("", (count, grad.shape[-1]), dtype))
+    builder.op(
+        f"collect{suffix}",
+        "flow.collect",
+        (Ref(grad.name), Ref(index.name)),
+        (("dtype", dtype),) if grad.dtype != dtype else (),
+        (ids, rows),
+        module=op.module,
+        phase=BACKWARD,
+        stage=op.stage,
+    )
+    return ids, rows
+
+
+def _padding(op: Op) -> int:
+    return int(bind(op)["padding_idx"])
+
+
+def sparse_tables(graph: LogicalGraph) -> frozenset[str]:
+    """Tensors of the tables that are updated by rows."""
+    return frozenset(op.inputs[0] for op in graph.ops if op.target == "flow.update_rows")

@@ -1,0 +1,183 @@
+"""update_ops: staged -> trained.  Accumulation, clipping and the optimizer join the graph as ops.
+
+For every parameter: accumulate its gradient over the micro-batches (flow.accumulate; the rows of
+an embedding table are collected, update/sparse_ops.py), clip it by value and all together by their
+global norm (update/clip_ops.py), then update (update/optimizer_ops.py).  Their layout follows by
+the same rules as any other op's; that is all there is to ZeRO and to clipping under tensor
+parallelism and stages. The loss of a step is the mean over its micro-batches: each micro-batch's
+tangent is 1 / micro_batches.
+"""
+
+from __future__ import annotations
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Ref, Variable
+from flowrun.engine.passes.hoist_weights import CAST
+from flowrun.engine.passes.update.clip_ops import clip_by_norm, clip_by_value
+from flowrun.engine.passes.update.graph_builder import GraphBuilder
+from flowrun.engine.passes.update.optimizer_ops import average, update
+from flowrun.engine.passes.update.scale_loss import check_gradients, scaled_tangent, unscale
+from flowrun.engine.passes.update.sparse_ops import (
+    by_rows,
+    collect_rows,
+    dense_of_rows,
+    is_made_of_rows,
+    lookups_of,
+)
+from flowrun.engine.strategy import Strategy
+
+
+def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Adds accumulators, clipping, updates, optimizer states, and the step's mean loss."""
+    builder = GraphBuilder(graph)
+    optimizer = strategy.optimizer
+    gradients: dict[str, list[str]] = {}  # parameter -> its gradient, in parts if tied over stages
+    for name, tensor in graph.results:
+        if name.startswith("grad/"):
+            gradients.setdefault(name.removeprefix("grad/"), []).append(tensor)
+    trained = [v for v in graph.variables if v.name in gradients]
+    _check_groups(strategy, [v for v in graph.variables if v.kind == "parameter"])
+    scales = _tangent(builder, strategy)
+    summed: dict[str, str] = {}
+    ids: dict[str, str] = {}  # of tables that are updated by rows
+    for v in trained:
+        lookups = lookups_of(graph, v, gradients[v.name])
+        sparse, note = by_rows(graph, v, lookups, strategy)
+        builder.notes += [note] if note else []
+        if sparse:
+            ids[v.name], summed[v.name] = collect_rows(builder, v, lookups, strategy.micro_batches)
+        elif is_made_of_rows(graph, v, lookups, strategy):
+            summed[v.name] = dense_of_rows(builder, v, lookups[0], strategy.micro_batches)
+        else:
+            summed[v.name] = _accumulate(builder, gradients[v.name], v)
+    scaled, coefficient, squares = None, None, None
+    if scales and trained and strategy.loss_scale:
+        scaled = check_gradients(builder, trained, summed, strategy.loss_scale)
+        coefficient, squares = scaled.inverse, scaled.squares
+    if optimizer.clip_value:
+        if scaled:
+            unscale(builder, trained, summed, scaled.inverse)
+            coefficient, squares = None, None
+        clip_by_value(builder, trained, summed, optimizer.clip_value)
+    if optimizer.clip_norm and trained:
+        limit = optimizer.clip_norm
+        coefficient = clip_by_norm(builder, trained, summed, limit, coefficient, squares)
+    skip, step = (scaled.skip, scaled.step) if scaled else (None, None)
+    for variable in trained:
+        gradient, rows = summed[variable.name], ids.get(variable.name)
+        update(builder, optimizer, variable, gradient, coefficient, skip, step, rows)
+        if optimizer.ema:
+            average(builder, variable, optimizer.ema, skip)
+    results = tuple(
+        (name, _mean(builder, name, t, strategy.micro_batches))
+        for name, t in graph.results
+        if not name.startswith("grad/")
+    )
+    return builder.graph((*results, *(scaled.results if scaled else ())), "trained")
+
+
+def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:
+    """A pattern that names no parameter is a mistake; evaluation has no optimizer."""
+    for group in strategy.optimizer.groups:
+        if not any(group.matches(v.name) for v in parameters):
+            names = ", ".join(v.name for v in parameters[:6])
+            raise RecipeError(
+                f"optim.groups.{group.pattern}",
+                "no parameter has such a name.",
+                f"Patterns match the model's own names; its first are {names}.",
+            )
+
+
+def _tangent(builder: GraphBuilder, strategy: Strategy) -> bool:
+    """The feed of the loss's own gradient becomes a constant, on every stage that reads it, or the
+    loss scale (then: True).
+    """
+    value = 1.0 / strategy.micro_batches
+    feeds = iter(lambda: builder.drop_feed("@tangent"), None)
+    if strategy.loss_scale is not None:
+        return scaled_tangent(builder, list(feeds), strategy.loss_scale.start, value)
+    for feed in feeds:
+        builder.op(
+            feed.tensor,
+            "aten.full.default",
+            ((), value),
+            (("dtype", builder.tensors[feed.tensor].dtype),),
+            (feed.tensor,),
+            module="loss",
+            phase=BACKWARD,
+            stage=feed.stage,
+        )
+    return False
+
+
+def _accumulate(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:
+    """Sum of a gradient over the micro-batches of a step, and of its parts once a step; in the
+    weight's own dtype.
+    """
+    total = _accumulated(builder, parts, variable)
+    own = builder.tensors[variable.tensor]
+    if builder.tensors[total].dtype == own.dtype:
+        return total
+    return builder.one(
+        f"wide/{variable.tensor}",
+        CAST,
+        (Ref(total),),
+        (("dtype", own.dtype),),
+        like=own,
+        module=variable.name.rpartition(".")[0],
+        stage=variable.stage,
+    )
+
+
+def _accumulated(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:
+    name = f"grad/{variable.tensor}"
+    if len(parts) == 1:
+        return _sum(builder, parts[0], name)
+    sums = [
+        _sum(builder, part, f"grad@{builder.base.producer[part].stage}/{variable.tensor}")
+        for part in parts
+    ]
+    return builder.one(
+        name,
+        "flow.add_n",
+        tuple(map(Ref, sums)),
+        like=builder.tensors[parts[0]],
+        module=variable.name.rpartition(".")[0],
+        stage=variable.stage,
+    )
+
+
+def _sum(builder: GraphBuilder, tensor: str, name: str) -> str:
+    """Sum of a tensor over the micro-batches of a step; runs where the tensor is made."""
+    source = builder.base.producer[tensor]
+    return builder.one(
+        name,
+        "flow.accumulate",
+        (Ref(tensor),),
+        like=builder.tensors[tensor],
+        module=source.module,
+        phase=BACKWARD,
+        stage=source.stage,
+    )
+
+
+def _mean(builder: GraphBuilder, name: str, tensor: str, micro_batches: int) -> str:
+    """Mean of a scalar result over the micro-batches of the step."""
+    source, like = builder.base.producer[tensor], builder.tensors[tensor]
+    total = builder.one(
+        f"{name}/sum",
+        "flow.accumulate",
+        (Ref(tensor),),
+        like=like,
+        module="loss",
+        phase=FORWARD,
+        stage=source.stage,
+    )
+    return builder.one(
+        f"{name}/mean",
+        "aten.mul.Tensor",
+        (Ref(total), 1.0 / micro_batches),
+        like=like,
+        phase=UPDATE,
+        stage=source.stage,
+    )

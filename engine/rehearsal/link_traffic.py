@@ -1,0 +1,134 @@
+"""Flights: the bytes under way between stages and ranks, on the clock's links.
+
+A rank has links at each level of the network (network.py).  Messages between stages go out over one
+and in over another, for bytes a second are those of each direction.  A collective takes both, but
+messages overtake: they have streams of their own, and are what the next stage waits for, while a
+step's gradients are waited for at its end.  The collectives behind them wait as much longer.  What
+crosses different levels runs side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+from flowrun.engine.actors.plan import BoxWork, Plan, TransferWork
+
+Flight = tuple[float, float, float]  # counted up to, ends, what it takes of compute
+
+
+class _Way(NamedTuple):
+    """Which links an actor's bytes take: out of one, into one; around: both, as a collective.
+
+    taken: of compute beside it, on these stages.
+    """
+
+    out: int
+    into: int
+    around: bool
+    taken: float
+    stages: tuple[int, ...]
+
+
+class Flights:
+    """out, into, around: when the links of each stage and level are free.  beside: of each stage,
+    flights that may take from the act that computes.  quantum: of seconds, see clock.exact_seconds.
+    """
+
+    def __init__(self, plan: Plan, quantum: float) -> None:
+        self.quantum = quantum
+        levels = 1 + max((actor.level for actor in plan.actors), default=0)
+        places = range(len(plan.placements) * levels)
+        self.out, self.into, self.around = ([0.0 for _ in places] for _ in range(3))
+        self.beside: list[list[Flight]] = [[] for _ in plan.placements]
+        self._ways: dict[int, _Way] = {}
+        for actor in plan.actors:
+            if isinstance(actor.work, BoxWork):
+                ends = (actor.stage, actor.stage)
+            elif isinstance(actor.work, TransferWork):
+                ends = (actor.work.source_stage, actor.work.target_stage)
+            else:
+                continue
+            out, into = (stage * levels + actor.level for stage in ends)
+            around = isinstance(actor.work, BoxWork)
+            stages = tuple(sorted({*ends})) if actor.taken else ()
+            self._ways[actor.id] = _Way(out, into, around, actor.taken, stages)
+
+    def take(self, actor: int, now: float, seconds: float, spared: float = 0.0) -> float:
+        """When an act of communication begins that wants its links from now on.  spared: seconds
+        that it does not wait this time; what it takes of compute, it takes in what is left.
+        """
+        out, into, around, taken, stages = self._ways[actor]
+        if spared:
+            taken = min(1.0, taken * seconds / (seconds - spared)) if seconds > spared else 0.0
+            seconds -= spared
+        start = max(now, self.out[out], self.into[into])
+        if around:
+            start = max(start, self.around[out])
+            self.around[out] = start + seconds
+        else:
+            self.out[out] = self.into[into] = start + seconds
+            for place in (out, into):
+                if self.around[place] > start:
+                    self.around[place] += seconds
+        for stage in stages:
+            self.beside[stage].append((start, start + seconds, taken))
+        return start
+
+    def computes(self, stage: int, now: float) -> None:
+        """An act of compute begins: what went before took nothing from it."""
+        self._forget(stage, now)
+
+    def longer(self, stage: int, now: float) -> float:
+        """By how much flights make an act longer that should end now.  What it is longer, it runs
+        beside them too; those that begin meanwhile are for the next time that this is asked.
+        Several at once take what one of them takes, the one that takes most.
+        """
+        if not self.beside[stage]:
+            return 0.0
+        flights = [(since - now, to - now, k) for since, to, k in self.beside[stage]]
+        edges = sorted({0.0, *(t for since, to, _ in flights for t in (since, to))})
+        before = [t for t in edges if t <= 0]
+        lost = sum((to - since) * _taken(flights, since) for since, to in pairwise(before))
+        if lost <= 0:
+            return 0.0
+        end = 0.0  # all from now on: what repeats later is the same to the last bit
+        for until in edges[len(before) :]:
+            rate = 1 - _taken(flights, end)
+            if rate * (until - end) >= lost:
+                break
+            lost -= rate * (until - end)
+            end = until
+        else:
+            rate = 1.0
+        more = round((end + lost / rate) / self.quantum) * self.quantum
+        self._forget(stage, now + more)
+        return more
+
+    def _forget(self, stage: int, before: float) -> None:
+        if flights := self.beside[stage]:
+            self.beside[stage] = [(max(s, before), to, k) for s, to, k in flights if to > before]
+
+    def moment(self, now: float) -> tuple[object, ...]:
+        """All that decides what follows, seen from now."""
+        beside = [
+            (stage, *[(since - now, to - now, k) for since, to, k in flights])
+            for stage, flights in enumerate(self.beside)
+            if flights
+        ]
+        free = [max(0.0, t - now) for t in (*self.out, *self.into, *self.around)]
+        return tuple(free), tuple(beside)
+
+    def forward(self, wait: float) -> None:
+        """As if so much time had gone by and all else were as it is."""
+        for free in (self.out, self.into, self.around):
+            free[:] = [time + wait for time in free]
+        self.beside = [[(s + wait, t + wait, k) for s, t, k in each] for each in self.beside]
+
+
+def _taken(flights: Iterable[Flight], at: float) -> float:
+    """Of compute, by what is under way at a moment.  18.9 % is the mean of trainings in which
+    collectives of several kinds ran at once, and 40 % the most (arXiv 2507.03114): no sum.
+    """
+    return max((k for since, to, k in flights if since <= at < to), default=0.0)

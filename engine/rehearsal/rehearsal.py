@@ -1,0 +1,80 @@
+"""rehearse: the plan executed before anything starts, by the same protocol, on a virtual clock
+(clock.py).
+
+Yields: a proof that the plan ends (else PlanError with the wait cycle, deadlock.py), the order of
+collectives in each group, step time and bubble, peak bytes, and the timeline.
+
+What repeats is run once (period.py): in the middle of a step of many micro-batches, and when a step
+has left everything as the one before it did.  All that follows is then known, to the last bit, so
+that the proof and the numbers are those of the whole run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flowrun.engine.actors.plan import Actor, Plan
+from flowrun.engine.rehearsal.clock import Clock, Event, computes
+
+STEPS = 4  # at most: from cold to steady, and one behind it
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What is foreseen.
+
+    step_s: of a step in the steady state.  first_step_s: of a cold one.
+    bubble: share of a step in which a rank of the stage does not compute, by stage.
+    peak_bytes: of one rank, by stage.  bound_bytes: the same with every stash full, which messages
+        that come early or late may bring about.
+    sent_bytes: of all ranks in a step.
+    first_step: the timeline of a cold step.
+    order: see Plan.order.
+    """
+
+    step_s: float
+    first_step_s: float
+    bubble: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    bound_bytes: tuple[int, ...]
+    sent_bytes: float
+    first_step: tuple[Event, ...]
+    order: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]
+
+
+def rehearse(
+    plan: Plan, seconds: Callable[[Actor], float] | None = None, *, shortly: bool = True
+) -> Rehearsal:
+    """Run a cold step or two, fix the order of collectives, then run again to see a steady step.
+
+    seconds: cost of one act, if not the foreseen one (unit times in tests).  shortly: what repeats
+    is run once.  Raises PlanError if the plan cannot end.
+    """
+    cost = seconds or (lambda actor: actor.seconds)
+    cold = Clock(plan, cost, steps=1, shortly=shortly)
+    cold.run()
+    order = cold.order()
+    if plan.chunks > 1 and plan.blocking:  # the turns of a cold step would hold up all others
+        second = Clock(plan, cost, steps=2, shortly=shortly)
+        second.run()
+        order = second.order()
+    warm = Clock(replace(plan, order=order), cost, steps=STEPS, shortly=shortly, observed=True)
+    warm.run()
+    busy = [0.0] * len(plan.placements)
+    first = tuple(e for e in cold.events if e.act < plan.acts_per_step(plan.actors[e.actor]))
+    for event in first:
+        if computes(plan.actors[event.actor]):
+            busy[event.stage] += event.end - event.start
+    sent = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
+    step_s = warm.step_s
+    return Rehearsal(
+        step_s,
+        cold.now,
+        tuple(max(0.0, 1 - b / step_s) if step_s else 0.0 for b in busy),
+        tuple(memory.peak for memory in warm.memory),
+        tuple(memory.bound for memory in warm.memory),
+        sent,
+        first,
+        order,
+    )

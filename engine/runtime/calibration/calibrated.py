@@ -1,0 +1,244 @@
+"""Calibrated: measurements -> a hardware profile.  Pure; calibration/calibration.py measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from statistics import fmean, median
+from typing import TypeVar
+
+from flowrun.engine.boxing.boxing import ALL_REDUCE, EXCHANGE
+from flowrun.engine.hardware.hardware import Hardware, Products
+from flowrun.engine.hardware.network import Level
+
+FORWARD, BACKWARD, WEIGHT_GRAD = "forward", "backward", "weight_grad"
+CONVOLUTION, CONVOLUTION_BACKWARD = "convolution", "convolution backward"
+BATCHED, ELEMENTS = "batched", "elements"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Seconds of one kind of work of a device.  work: operations, bytes, elements or pieces, as
+    `what` has it.
+
+    what: "fp32 forward" and the like, "attention fp32", "convolution", "batched", "elements" and
+    an op, "stream", "op".
+    """
+
+    what: str
+    work: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Seconds of one kind of communication.
+
+    kind: of a step (boxing.py), or "message".  members: ranks that take part.  message_bytes: of
+    the tensor that they share, or that is sent.  sent_bytes: by each rank.  between_ops: that it
+    adds to ops which it stands between, as in a step; busy_s: then, what a rank's cores did for it.
+    """
+
+    kind: str
+    members: int
+    message_bytes: int
+    sent_bytes: float
+    seconds: float
+    between_ops: bool = False
+    busy_s: float = 0.0
+
+
+# What is timed -> the key that says how fast it is beside forward's fp32 products of equal work.
+_SHARES = {
+    f"fp32 {BACKWARD}": "backward_share",
+    f"fp32 {WEIGHT_GRAD}": "weight_grad_share",
+    "attention fp32": "attention_share",
+    BATCHED: "batched_share",
+}
+
+
+One = TypeVar("One", Timed, Moved)
+
+
+def typical(rounds: Sequence[Sequence[One]]) -> list[One]:
+    """Of measurements that were all made several times, in one order: each with its median, for a
+    machine that others use has slow minutes.
+    """
+    return [
+        replace(
+            same[0],
+            **{
+                key: median(getattr(one, key) for one in same)
+                for key in ("seconds", "busy_s")
+                if hasattr(same[0], key)
+            },
+        )
+        for same in zip(*rounds, strict=True)
+    ]
+
+
+_OF_A_RUN = {"core", "cores"}  # keys that follow from how many ranks a host has
+
+
+def with_device(base: Hardware, timed: Sequence[Timed]) -> Hardware:
+    """The profile with what was measured of one rank's device; the rest as it was."""
+    by_kind: dict[str, list[Timed]] = {}
+    for one in timed:
+        by_kind.setdefault(one.what, []).append(one)
+    products = {
+        what.split()[0]: curve(found) for what, found in by_kind.items() if what.endswith(FORWARD)
+    }
+    found = replace(base, **products)  # type: ignore[arg-type]
+    changes = {
+        key: _share(by_kind[kind], found.fp32) for kind, key in _SHARES.items() if kind in by_kind
+    }
+    found = replace(found, **changes)  # type: ignore[arg-type]
+    if CONVOLUTION in by_kind:
+        backward = by_kind.get(CONVOLUTION_BACKWARD, ())
+        share = _convolution_share(by_kind[CONVOLUTION], backward, found)
+        found = replace(found, convolution_share=share)
+    if "stream" in by_kind:
+        found = replace(found, memory_bytes_per_s=_speed(by_kind["stream"]))
+    if "op" in by_kind:
+        found = replace(found, op_s=digits(median(t.seconds / t.work for t in by_kind["op"])))
+    elements = {
+        kind.partition(" ")[2]: _speed(timed)
+        for kind, timed in by_kind.items()
+        if kind.startswith(ELEMENTS)
+    }
+    return replace(found, elements_per_s={**found.elements_per_s, **elements})
+
+
+def _convolution_share(
+    forward: Sequence[Timed], backward: Sequence[Timed], hardware: Hardware
+) -> float:
+    """Of all layers together, as a net has them: their median would be that of none.  Gradients'
+    products have a share of their own already.
+    """
+    measured_s = sum(one.seconds for one in forward)
+    measured_s += sum(one.seconds * hardware.backward_share for one in backward)
+    foreseen_s = sum(hardware.fp32.seconds(one.work) for one in (*forward, *backward))
+    return digits(foreseen_s / measured_s)
+
+
+def curve(timed: Sequence[Timed]) -> Products:
+    """The fastest, and what each size reaches of it; never less than a smaller one does."""
+    sizes = sorted({one.work for one in timed})
+    speeds = [median(t.work / t.seconds for t in timed if t.work == size) for size in sizes]
+    rising = [max(speeds[: k + 1]) for k in range(len(speeds))]
+    shares = tuple(digits(speed / rising[-1]) for speed in rising)
+    return Products(digits(rising[-1]), tuple(sizes), shares)
+
+
+def exchange_bytes(moved: Sequence[Moved]) -> int:
+    """Of one group that was timed both ways, between ops: the size of message up to which an
+    exchange is worth it; 0: none is.  With it all sizes take least together, each counted alike.
+
+    In a loop of its own an exchange among more ranks than cores looks better than it is in a step,
+    and figures of the same thing differ by a factor of three.
+    """
+    ways = {
+        kind: {m.message_bytes: m.seconds for m in moved if m.kind == kind and m.between_ops}
+        for kind in (ALL_REDUCE, EXCHANGE)
+    }
+
+    def together(most: int) -> float:
+        return sum(
+            log(ways[EXCHANGE if size <= most else ALL_REDUCE][size]) for size in ways[EXCHANGE]
+        )
+
+    return min((0, *sorted(ways[EXCHANGE])), key=together)
+
+
+def crowded_share(paces: Sequence[Sequence[tuple[float, float]]], cores: int) -> float:
+    """Of the speed of its share of a core, what a rank reaches among more ranks than cores.
+
+    paces: of every rank, in each round beside all and beside one a core (0: stood aside); rounds
+    are compared one by one.
+    """
+    share = min(1.0, cores / len(paces))
+    rounds = [
+        fmean(crowded for crowded, _ in each) / (fmean(a for _, a in each if a) * share)
+        for each in zip(*paces, strict=True)
+    ]
+    return digits(min(1.0, median(rounds)))
+
+
+def is_used(moved: Moved, level: Level) -> bool:
+    """False of an all-reduce of a size that goes the other way on this level."""
+    if moved.kind not in (ALL_REDUCE, EXCHANGE):
+        return True
+    exchanged = moved.message_bytes <= level.most_exchanged(moved.members)
+    return exchanged == (moved.kind == EXCHANGE)
+
+
+def level_of(moved: Sequence[Moved], level: Level) -> Level:
+    """The level with latency and bandwidth as measured, of what it uses.  Bandwidth is that of
+    transfers one after another; latency that of the smallest between ops, and of it the part that
+    cores are busy.
+    """
+    used = [one for one in moved if is_used(one, level)]
+    least = min(one.message_bytes for one in used)
+    between = [one for one in used if one.between_ops and one.message_bytes == least]
+    alone = [(one.sent_bytes, one.seconds) for one in used if not one.between_ops]
+    latency_s, bytes_per_s = line(alone)
+    busy_s = level.busy_s
+    if between:
+        latency_s = median(one.seconds for one in between)
+        busy_s = min(latency_s, median(one.busy_s for one in between))
+    return replace(
+        level,
+        latency_s=digits(latency_s),
+        busy_s=digits(busy_s),
+        bytes_per_s=digits(bytes_per_s),
+    )
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(seconds at 0, work per second): the line with the least squares of relative errors.
+
+    points: (work, seconds), of at least two sizes.
+    """
+    weights = [1 / seconds**2 for _, seconds in points]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
+    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    along = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
+    slope = along / spread
+    assert slope > 0, f"more takes no longer: {points}"
+    return max(0.0, mean_y - slope * mean_x), 1 / slope
+
+
+def as_yaml(hardware: Hardware) -> Mapping[str, object]:
+    """The keys of a profile, as a file of the group `hardware` has them."""
+    tree: dict[str, object] = {}
+    for name in (n for n in Hardware.__dataclass_fields__ if n not in _OF_A_RUN):
+        value = getattr(hardware, name)
+        if isinstance(value, Products):
+            tree[name] = {"flops": value.flops, "flop": [*value.flop], "share": [*value.share]}
+        elif name == "levels":
+            tree[name] = [
+                {key: getattr(level, key) for key in Level.__dataclass_fields__} for level in value
+            ]
+        elif name == "ops":
+            tree[name] = {target: dict(known) for target, known in value.items()}
+        else:
+            tree[name] = value
+    return tree
+
+
+def _share(timed: Sequence[Timed], products: Products) -> float:
+    """Of the speed of forward's products, the median."""
+    return digits(median(products.seconds(one.work) / one.seconds for one in timed))
+
+
+def _speed(timed: Sequence[Timed]) -> float:
+    """Work a second, the median."""
+    return digits(median(one.work / one.seconds for one in timed))
+
+
+def digits(value: float) -> float:
+    """Three of them: more says nothing."""
+    return float(f"{value:.3g}")

@@ -1,0 +1,6 @@
+"""Who turns the crank of a plan.
+
+distributed.py   one rank in a process of its own: acts as registers allow, messages to the others
+virtual.py       all ranks in this process, one after the other
+recorder.py      with a record of every act; checkpoint.py   state to disk and back
+"""

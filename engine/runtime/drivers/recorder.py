@@ -1,0 +1,161 @@
+"""What a rank did and when, for a trace: drivers that note the time of what they do.
+
+A note is a tuple, and the last ones are kept; a run without a trace uses the drivers as they are.
+Why an act waited is not noted: the plan tells it afterwards (engine/trace/trace.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from flowrun.engine.actors.plan import Actor, Plan
+from flowrun.engine.actors.protocol import Launch
+from flowrun.engine.actors.scheduler import COMMUNICATION, Scheduler
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
+from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.trace.trace import (
+    COMPUTE,
+    FLIGHT,
+    ISSUE,
+    RUN,
+    SLEEP,
+    TAKE,
+    Act,
+    Note,
+    by_device,
+    of_last_steps,
+)
+
+
+def room_for(plan: Plan, stage: int, steps: int) -> deque[Note]:
+    """For the last steps of a rank, and one of which readers are ahead.  No act has more than four
+    notes.
+    """
+    acts = sum(plan.acts_per_step(actor) for actor in plan.stage_actors(stage))
+    return deque(maxlen=4 * acts * (steps + 1) + 1)
+
+
+class RecordedRank(DistributedRank):
+    """A rank that notes what it does.  trace: the number of last steps to tell of."""
+
+    def __init__(self, plan: Plan, rank: int, *arguments: Any, trace: int, **options: Any) -> None:
+        super().__init__(plan, rank, *arguments, **options)
+        self.trace = trace
+        self.notes = room_for(plan, self.body.stage, trace)
+        self.marks: deque[tuple[Act, tuple[Any, Any]]] = deque(maxlen=self.notes.maxlen)
+
+    def run(
+        self,
+        steps: int,
+        on_step: Callable[[int, Results, float], None] | None = None,
+        first: int = 0,
+    ) -> list[Results]:
+        """See DistributedRank."""
+        begin = perf_counter_ns()
+        results = super().run(steps, on_step, first)
+        self.notes.append(Note(RUN, 0, 0, begin, perf_counter_ns()))
+        return results
+
+    def recorded(self) -> list[Note]:
+        """The notes of the last steps; on CUDA by the device's clock."""
+        notes = of_last_steps(self.plan, self.notes, self.trace)
+        if self.device.type != "cuda":
+            return notes
+        acts = {(note.actor, note.act) for note in notes if note.what == COMPUTE}
+        return by_device(notes, self._device_times(acts))
+
+    def _device_times(self, acts: Collection[Act]) -> dict[Act, tuple[int, int]]:
+        """In ns of the host's clock, to what an event is late: some 10 us."""
+        last = self._mark()
+        last.synchronize()
+        now = perf_counter_ns()
+
+        def at(mark: Any) -> int:
+            ago_ms: float = mark.elapsed_time(last)
+            return now - round(ago_ms * 1e6)
+
+        marked = ((act, marks) for act, marks in self.marks if act in acts)
+        return {act: (at(begin), at(end)) for act, (begin, end) in marked}
+
+    @staticmethod
+    def _mark() -> Any:
+        """A point of the stream that computes."""
+        mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        mark.record()
+        return mark
+
+    def _compute(self, actor: Actor, act: int) -> None:
+        on_cuda, begin = self.device.type == "cuda", perf_counter_ns()
+        first = self._mark() if on_cuda else None
+        super()._compute(actor, act)
+        if on_cuda:
+            self.marks.append(((actor.id, act), (first, self._mark())))
+        self.notes.append(Note(COMPUTE, actor.id, act, begin, perf_counter_ns()))
+
+    def _issue(self, actor: Actor, act: int) -> None:
+        begin = perf_counter_ns()
+        super()._issue(actor, act)
+        self.notes.append(Note(ISSUE, actor.id, act, begin, perf_counter_ns()))
+
+    def _supply(self, actor: Actor, act: int) -> None:
+        begin = perf_counter_ns()
+        super()._supply(actor, act)
+        self.notes.append(Note(ISSUE, actor.id, act, begin, perf_counter_ns()))
+
+    def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
+        begin = perf_counter_ns()
+        super()._report(scheduler, actor, act)
+        self.notes.append(Note(ISSUE, actor.id, act, begin, perf_counter_ns()))
+
+    def _landed(self, actor: int, act: int) -> None:
+        now = perf_counter_ns()
+        self.notes.append(Note(FLIGHT, actor, act, now, now))
+        super()._landed(actor, act)
+
+    def _arrived(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
+        begin = perf_counter_ns()
+        super()._arrived(scheduler, actor_id, act)
+        self.notes.append(Note(TAKE, actor_id, act, begin, perf_counter_ns()))
+
+    def _sleep(self) -> tuple[int, int]:
+        begin = perf_counter_ns()
+        actor, act = super()._sleep()
+        self.notes.append(Note(SLEEP, actor, act, begin, perf_counter_ns()))
+        return actor, act
+
+
+class RecordedCluster(VirtualCluster):
+    """A virtual cluster that notes what its ranks do.  trace: see RecordedRank."""
+
+    def __init__(self, plan: Plan, *arguments: Any, trace: int) -> None:
+        super().__init__(plan, *arguments)
+        self.trace = trace
+        self.notes = {rank: room_for(plan, body.stage, trace) for rank, body in self.ranks.items()}
+
+    def recorded(self) -> dict[int, list[Note]]:
+        """The notes of the last steps, by rank."""
+        return {
+            rank: of_last_steps(self.plan, notes, self.trace) for rank, notes in self.notes.items()
+        }
+
+    def _act(self, rank: int, launched: Launch) -> None:
+        begin = perf_counter_ns()
+        super()._act(rank, launched)
+        self.notes[rank].append(Note(COMPUTE, *launched, begin, perf_counter_ns()))
+
+    def _post(self, rank: int, actor: Actor, act: int) -> None:
+        begin = perf_counter_ns()
+        self.notes[rank].append(Note(ISSUE, actor.id, act, begin, begin))
+        super()._post(rank, actor, act)
+
+    def _done(self, rank: int, actor: Actor, act: int) -> None:
+        if actor.kind in COMMUNICATION:
+            now = perf_counter_ns()
+            self.notes[rank].append(Note(FLIGHT, actor.id, act, now, now))
+        super()._done(rank, actor, act)

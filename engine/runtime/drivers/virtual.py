@@ -1,0 +1,269 @@
+"""The virtual cluster: all ranks of a plan in one process, with real tensors.
+
+The same protocol as the real one.  Messages and acts may be taken in any order (`order_seed`): the
+numbers must not depend on it.  Every byte that crosses between ranks is copied by the virtual
+transport and counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from flowrun.engine.actors.deadlock import deadlock
+from flowrun.engine.actors.plan import Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.actors.protocol import Launch, violations
+from flowrun.engine.actors.scheduler import Scheduler
+from flowrun.engine.boxing.crossing import held_by, route
+from flowrun.engine.errors import FlowrunError, RunError
+from flowrun.engine.ir.placement import local_slices
+from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
+from flowrun.engine.runtime.rank.rank import Rank, Results, There
+from flowrun.engine.runtime.rank.readers import Batches
+from flowrun.engine.runtime.transport.shared_weights import Share, side_by_side, wholes
+from flowrun.engine.runtime.transport.transport import run_group, run_route
+
+
+class VirtualCluster:
+    """All ranks of a plan.  sent_bytes: by actor, of all ranks together, over the whole run.
+
+    there: of each rank, variables that it has.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        batches: Batches,
+        initial: Mapping[str, torch.Tensor] | None,
+        order_seed: int | None = None,
+        check: bool = False,
+        kernels: Kernels = eager_kernels,
+        there: Mapping[int, There] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.check = check
+        self.random = None if order_seed is None else random.Random(order_seed)
+        ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
+        device = torch.device("cpu")
+        has = there or {}
+        memory = _SharedMemory()
+        self.ranks: dict[int, Rank] = {}
+        for rank in ranks:
+            lying = None if rank in has else side_by_side(plan, rank, memory.of(rank))
+            self.ranks[rank] = Rank(
+                plan, rank, batches, initial, device, kernels, has.get(rank), lying
+            )
+        self.wholes = {rank: wholes(plan, body.side_by_side) for rank, body in self.ranks.items()}
+        self.schedulers: dict[int, Scheduler] = {}
+        self.sent_bytes: dict[int, int] = {}
+        self.posted: dict[
+            tuple[int, int, int], list[tuple[int, int]]
+        ] = {}  # meeting -> (rank, actor)
+
+    @torch.no_grad()
+    def run(
+        self,
+        steps: int,
+        on_step: Callable[[int, Results], None] | None = None,
+        first: int = 0,
+    ) -> list[Results]:
+        """Run from step `first` until `steps` have been done, then come to rest; the results of
+        each step.  A run in pieces is the run in one: acts are counted from step 0.
+
+        Raises PlanError if nothing can act before the end; RunError, naming rank and actor, if an
+        act fails.
+        """
+        self.schedulers = {
+            rank: Scheduler(self.plan, body.stage, steps, first)
+            for rank, body in self.ranks.items()
+        }
+        reporter = self.reporter()
+        told = first
+        while self._advanced():
+            while told in self.ranks[reporter].results:
+                if on_step:
+                    on_step(told, self.ranks[reporter].results[told])
+                told += 1
+        if not all(scheduler.finished() for scheduler in self.schedulers.values()):
+            firsts = [self.schedulers[p.ranks[0]] for p in self.plan.placements]
+            raise deadlock(self.plan, firsts)
+        return [self.ranks[reporter].results[k] for k in range(first, steps)]
+
+    def reporter(self) -> int:
+        """The rank whose report counts: the first of the stage that reports."""
+        stage = next(a.stage for a in self.plan.actors if a.kind == "report")
+        return self.plan.placements[stage].ranks[0]
+
+    def value(self, name: str) -> torch.Tensor:
+        """The logical value of a variable, joined from the shards; of copies the first rank's."""
+        variable = next(v for v in self.plan.graph.variables if v.name == name)
+        tensor = self.plan.graph.tensors[variable.tensor]
+        out = torch.empty(tensor.shape, dtype=tensor.dtype)
+        placement = self.plan.placements[variable.stage]
+        for rank in reversed(placement.ranks):
+            view = out
+            slices = local_slices(
+                tensor.shape, variable.nd_sbp, placement.shape, placement.coordinate(rank)
+            )
+            for dim, (start, length) in enumerate(slices):
+                view = view.narrow(dim, start, length)
+            view.copy_(self.ranks[rank].variables[variable.tensor])
+        return out
+
+    # ------------------------------------------------------------------ one round
+
+    def _advanced(self) -> bool:
+        try:
+            return self._advance()
+        except FlowrunError:
+            raise
+        except Exception as error:
+            rank, actor = self.current or ("?", None)
+            raise RunError(
+                f"rank {rank}, actor {actor.name if actor else '?'}",
+                f"{type(error).__name__}: {error}",
+            ) from error
+
+    def _advance(self) -> bool:
+        """Let every rank issue its communication and do one act; False if nothing happened."""
+        happened = False
+        order = list(self.schedulers)
+        if self.random:
+            self.random.shuffle(order)
+        for rank in order:
+            scheduler = self.schedulers[rank]
+            while launched := scheduler.next_communication():
+                happened = True
+                self.current = rank, self.plan.actors[launched.actor]
+                self._post(rank, self.plan.actors[launched.actor], launched.act)
+            while launched := scheduler.next_supply():
+                happened = True
+                self._act(rank, launched)
+            if self.random and self.random.random() < 0.5:
+                happened = happened or bool(scheduler._compute)
+                continue
+            if launched := scheduler.next_compute():
+                happened = True
+                self._act(rank, launched)
+        return happened
+
+    def _act(self, rank: int, launched: Launch) -> None:
+        actor = self.plan.actors[launched.actor]
+        self.current = rank, actor
+        self.ranks[rank].compute(actor, launched.act)
+        self._done(rank, actor, launched.act)
+
+    def _done(self, rank: int, actor: Actor, act: int) -> None:
+        self.ranks[rank].release(actor, act)
+        self.schedulers[rank].done(actor.id)
+        if self.check:
+            scheduler = self.schedulers[rank]
+            busy = scheduler.busy()
+            broken = [
+                violation
+                for k, spec in scheduler.specs.items()
+                for violation in violations(spec, scheduler.states[k], running=k in busy)
+            ]
+            assert not broken, broken
+
+    # ------------------------------------------------------------------ meetings
+
+    def _post(self, rank: int, actor: Actor, act: int) -> None:
+        """A rank has come to a collective or transfer; when all have, it happens."""
+        if isinstance(actor.work, TransferWork):
+            meeting = (-1 - actor.work.channel, act, 0)
+            expected = sum(
+                len(self.plan.placements[s].ranks)
+                for s in (actor.work.source_stage, actor.work.target_stage)
+            )
+        else:
+            assert isinstance(actor.work, BoxWork)
+            group = self.ranks[rank].placement.group(rank, actor.work.step.axis)
+            meeting = (actor.id, act, group[0])
+            expected = len(group)
+        here = self.posted.setdefault(meeting, [])
+        here.append((rank, actor.id))
+        if len(here) == expected:
+            del self.posted[meeting]
+            if isinstance(actor.work, TransferWork):
+                self._transfer(actor.work, here, act)
+            else:
+                self._collective(actor, [r for r, _ in here], act)
+            for member, posted in here:
+                self._done(member, self.plan.actors[posted], act)
+
+    def _collective(self, actor: Actor, members: list[int], act: int) -> None:
+        work = actor.work
+        assert isinstance(work, BoxWork)
+        group = self.ranks[members[0]].placement.group(members[0], work.step.axis)
+        if actor.id in self.wholes[group[0]]:
+            made = [self.wholes[rank][actor.id] for rank in group]
+        else:
+            pieces = [self.ranks[rank].inputs(actor, act) for rank in group]
+            made, sent = run_group(work.step, pieces, self.ranks[group[0]].layouts(actor))
+            self._count(actor.id, sum(sent))
+        for rank, values in zip(group, made, strict=True):
+            self.ranks[rank].store(actor, act, values)
+            self.ranks[rank].acts[actor.id] = act + 1
+
+    def _transfer(self, work: TransferWork, here: list[tuple[int, int]], act: int) -> None:
+        senders = {
+            rank: self.plan.actors[a] for rank, a in here if self.plan.actors[a].kind == "send"
+        }
+        receivers = {
+            rank: self.plan.actors[a] for rank, a in here if self.plan.actors[a].kind == "receive"
+        }
+        source, target = (self.plan.placements[s] for s in (work.source_stage, work.target_stage))
+        inputs = {rank: self.ranks[rank].inputs(actor, act) for rank, actor in senders.items()}
+        made: dict[int, list[torch.Tensor]] = {rank: [] for rank in receivers}
+        for k, (sent, received) in enumerate(work.pairs):
+            op = self.plan.graph.producer[received]
+            shape = self.plan.graph.tensors[sent].shape
+            sends = route(source, op.in_sbp[0], target, op.out_sbp[0], shape)
+            pieces = {rank: values[k] for rank, values in inputs.items()}
+            out, counts = run_route(
+                sends,
+                pieces,
+                held_by(source, op.in_sbp[0], shape),
+                held_by(target, op.out_sbp[0], shape),
+            )
+            self._count(next(iter(senders.values())).id, sum(counts.values()))
+            for rank, value in out.items():
+                made[rank].append(value)
+        for rank, actor in receivers.items():
+            self.ranks[rank].store(actor, act, made[rank])
+            self.ranks[rank].acts[actor.id] = act + 1
+        for rank, actor in senders.items():
+            self.ranks[rank].acts[actor.id] = act + 1
+
+    def _count(self, actor: int, sent: int) -> None:
+        self.sent_bytes[actor] = self.sent_bytes.get(actor, 0) + sent
+
+
+class _SharedMemory:
+    """What groups of ranks share: the first of a group to ask makes it."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[tuple[int, ...], int], _Memory] = {}
+
+    def of(self, rank: int) -> Share:
+        """As this rank asks for it."""
+        asked: Counter[tuple[int, ...]] = Counter()
+
+        def share(ranks: tuple[int, ...], _: int, num_bytes: int) -> _Memory:
+            asked[ranks] += 1
+            return self._made.setdefault((ranks, asked[ranks]), _Memory(bytearray(num_bytes)))
+
+        return share
+
+
+class _Memory(NamedTuple):
+    memory: bytearray
+
+    def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat view.  start: in bytes.  count: elements."""
+        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)

@@ -1,0 +1,228 @@
+"""CompiledRegions: the regions of a plan as compiled programs, equal ones once for all ranks of a
+host.
+
+Made before ranks are, so that forked workers inherit the code.  A piece of a region has a key: the
+text of its program at the shapes that a rank holds, and how its inputs lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowrun.engine.actors.plan import Plan, RegionWork
+from flowrun.engine.actors.sums import sums_of
+from flowrun.engine.errors import RunError
+from flowrun.engine.ir.placement import local_shape
+from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.runtime.inductor.graph_breaks import Piece, split
+from flowrun.engine.runtime.inductor.inductor import Boxed, Code, Spec, compiled, made_specs
+from flowrun.engine.runtime.kernels.kernels import Kernel, emit
+from flowrun.engine.runtime.kernels.program import Program
+from flowrun.engine.runtime.kernels.region_program import region_program
+
+Coordinate = tuple[int, ...]
+Strides = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a region as one rank runs it.
+
+    specs: how its inputs lie.  key: equal for equal code; "" if it runs as it is.
+    """
+
+    piece: Piece
+    specs: tuple[Spec, ...]
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A region as one rank runs it."""
+
+    program: Program
+    parts: tuple[Part, ...]
+
+
+class CompiledRegions:
+    """Called as Kernels are (kernels.py), with a rank of the plan.
+
+    device: "cpu" or "cuda".  threads: of one rank's compute.  code: by key, what is compiled.
+    """
+
+    def __init__(self, plan: Plan, device: str, threads: int) -> None:
+        self.plan = plan
+        self.device = device
+        self.threads = threads
+        self.code: dict[str, Boxed] = {}
+        self._layout = _layouts(plan)
+        self._made: dict[tuple[str, tuple[Spec, ...]], tuple[Spec, ...]] = {}
+        self._regions: dict[tuple[int, Coordinate], Mapping[int, Region]] = {}
+
+    def __call__(
+        self, plan: Plan, stage: int, coordinate: Coordinate, device: torch.device
+    ) -> Mapping[int, Kernel]:
+        """Region actor -> kernel; what is not compiled yet is compiled now."""
+        assert plan is self.plan, "compiled for another plan"
+        return {
+            actor: Chain(
+                region.program,
+                [(part.piece, _strides(part), self.kernel(part)) for part in region.parts],
+            )
+            for actor, region in self.of_rank(stage, coordinate).items()
+        }
+
+    @property
+    def count(self) -> int:
+        """Regions of the plan: of one rank of each stage."""
+        return sum(isinstance(actor.work, RegionWork) for actor in self.plan.actors)
+
+    @property
+    def different(self) -> Mapping[str, Part]:
+        """Key -> a part of all that have it, of all ranks: what there is to compile."""
+        return {
+            part.key: part
+            for stage, placement in enumerate(self.plan.placements)
+            for rank in placement.ranks
+            for region in self.of_rank(stage, placement.coordinate(rank)).values()
+            for part in region.parts
+            if part.key
+        }
+
+    def kernel(self, part: Part) -> Boxed:
+        """Its code; what is not there yet is compiled, or taken from Inductor's cache on disk.
+
+        Raises RunError if Inductor does not compile it.
+        """
+        if not part.key:
+            return emit(part.piece.program)
+        if part.key not in self.code:
+            program = part.piece.program
+            try:
+                self.code[part.key] = compiled(program, part.specs, self.device, self.threads)
+            except Exception as error:
+                raise RunError(
+                    "engine.compiler",
+                    f"inductor failed with {type(error).__name__}: {error}",
+                    "engine.compiler=eager runs the ops one by one.",
+                ) from error
+        return self.code[part.key]
+
+    # ------------------------------------------------------------------ what a rank runs
+
+    def of_rank(self, stage: int, coordinate: Coordinate) -> Mapping[int, Region]:
+        """Region actor -> region.  On CUDA only ranks ask: it touches the device."""
+        if (stage, coordinate) not in self._regions:
+            self._regions[stage, coordinate] = self._of_rank(stage, coordinate)
+        return self._regions[stage, coordinate]
+
+    def _of_rank(self, stage: int, coordinate: Coordinate) -> dict[int, Region]:
+        """Tensors lie as the regions before leave them; what comes from elsewhere is row-major."""
+        known: dict[str, Spec] = {}
+        regions = {}
+        for actor in self.plan.stage_actors(stage):
+            work = actor.work
+            if not isinstance(work, RegionWork):
+                continue
+            program = region_program(self.plan, work, stage, coordinate)
+            given = [
+                known.get(name) or self._row_major(name, stage, coordinate) for name in work.reads
+            ]
+            given += [self._row_major(n, stage, coordinate) for n in sums_of(self.plan, work)]
+            regions[actor.id], specs = self._region(program, given)
+            for name, number in zip(work.makes, program.results, strict=False):
+                if name not in work.accumulates or self.plan.micro_batches == 1:
+                    known[name] = specs[number]
+        return regions
+
+    def _row_major(self, name: str, stage: int, coordinate: Coordinate) -> Spec:
+        tensor, grid = self.plan.graph.tensors[name], self.plan.placements[stage].shape
+        shape = local_shape(tensor.shape, self._layout[name], grid, coordinate)
+        return Spec.row_major(shape, tensor.dtype)
+
+    def _region(self, program: Program, given: Sequence[Spec]) -> tuple[Region, dict[int, Spec]]:
+        """A region whose inputs lie so, and how each of its values does."""
+        specs = dict(enumerate(given))
+        parts = []
+        for piece in split(program):
+            reads = tuple(specs[k] for k in piece.reads)
+            text = str(piece.program)
+            settings = (torch.__version__, self.device, self.threads, reads)
+            key = hashlib.sha256(f"{settings}\n{text}".encode()).hexdigest()[:16]
+            part = Part(piece, reads, "" if piece.plain else key)
+            made = self._made.get((text, reads))
+            if made is None:
+                made = self._made[text, reads] = self._specs(part)
+            specs.update(zip(piece.makes, made, strict=True))
+            parts.append(part)
+        return Region(program, tuple(parts)), specs
+
+    def _specs(self, part: Part) -> tuple[Spec, ...]:
+        """How what a part makes lies.  On CUDA its code decides, and so is compiled first."""
+        if not part.piece.makes:
+            return ()
+        made = made_specs(part.piece.program, part.specs, self.device)
+        if self.device == "cpu" or not part.key:
+            return made
+        code = self.kernel(part)
+        assert isinstance(code, Code)
+        return tuple(replace(m, stride=s) for m, s in zip(made, code.strides, strict=True))
+
+
+def _layouts(plan: Plan) -> dict[str, NdSbp]:
+    """Tensor -> nd-SBP."""
+    graph = plan.graph
+    layouts = {source.tensor: source.nd_sbp for source in graph.sources}
+    for op in graph.ops:
+        for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
+            if name is not None:
+                layouts[name] = nd_sbp
+    return layouts
+
+
+def _strides(part: Part) -> Strides:
+    """What code insists on."""
+    return tuple(spec.stride for spec in part.specs) if part.key else ()
+
+
+class Chain:
+    """The kernel of a program in pieces; what no piece reads any more is dropped before the next.
+
+    pieces: each with the strides of its inputs, if they count, and its kernel.
+    """
+
+    def __init__(self, program: Program, pieces: Sequence[tuple[Piece, Strides, Boxed]]) -> None:
+        self.results = program.results
+        last = {k: i for i, (piece, _, _) in enumerate(pieces) for k in piece.reads}
+        self.steps = [
+            (
+                kernel,
+                tuple((k, last[k] == i and k not in program.results) for k in piece.reads),
+                piece.makes,
+                strides,
+            )
+            for i, (piece, strides, kernel) in enumerate(pieces)
+        ]
+
+    def __call__(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        held = dict(enumerate(values))
+        values.clear()
+        for kernel, reads, makes, strides in self.steps:
+            inputs = [held.pop(k) if last else held[k] for k, last in reads]
+            for k, stride in enumerate(strides):
+                if inputs[k].stride() != stride:
+                    inputs[k] = _laid(inputs[k], stride)
+            held.update(zip(makes, kernel(inputs), strict=True))
+        return tuple([held[k] for k in self.results])
+
+
+def _laid(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A copy that lies as the code was compiled for: of what came from outside in another way.
+
+    Variables, which are changed where they are, always lie row-major (Rank).
+    """
+    return value.new_empty_strided(value.shape, stride).copy_(value)

@@ -1,0 +1,96 @@
+"""Pieces: a program cut where a line is not compiled, so that all else can be.
+
+Compiled and other pieces alternate.  A line goes to the first piece of its kind behind what it
+reads, and behind those who read what it changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowrun.engine.ir.graph import Ref, map_refs
+from flowrun.engine.ops.traits import Trait, has, is_view
+from flowrun.engine.runtime.kernels.program import Line, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """program: with numbers of its own.  reads, makes: the values of the whole program that these
+    are.  plain: it runs as it is.
+    """
+
+    program: Program
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    plain: bool
+
+
+def split(program: Program) -> tuple[Piece, ...]:
+    """The pieces in the order in which they run."""
+    lines: dict[int, list[Line]] = {}
+    for line, at in zip(program.lines, _places(program), strict=True):
+        lines.setdefault(at, []).append(line)
+    wanted = set(program.results)
+    pieces: list[Piece] = []
+    for at in sorted(lines, reverse=True):
+        piece = _piece(lines[at], wanted, bool(at % 2) or not _fuses(lines[at]))
+        wanted.update(piece.reads)
+        pieces.append(piece)
+    return tuple(reversed(pieces))
+
+
+def _fuses(lines: list[Line]) -> bool:
+    """True if there is something to fuse: products are calls of a library either way, and views are
+    nothing.
+    """
+    functions = [line.call.function for line in lines]
+    if not all(isinstance(function, torch._ops.OpOverload) for function in functions):
+        return True
+    names = map(str, functions)
+    return sum(not (has(name, Trait.PRODUCT) or is_view(name)) for name in names) > 1
+
+
+def _places(program: Program) -> list[int]:
+    """Line by line the number of its piece: even ones are compiled."""
+    made = dict.fromkeys(range(program.reads), 0)  # value -> piece that made or last changed it
+    read = dict(made)  # value -> last piece that reads it
+    places = []
+    for line in program.lines:
+        behind = [made[k] for k in line.reads] + [read[k] for k in line.changes]
+        at = max(behind, default=0)
+        at += (at + line.plain) % 2
+        for k in line.reads:
+            read[k] = max(read[k], at)
+        for number in (*line.made, *line.changes):
+            if number is not None:
+                made[number] = read[number] = at
+        places.append(at)
+    return places
+
+
+def _piece(lines: list[Line], wanted: set[int], plain: bool) -> Piece:
+    made = [k for line in lines for k in line.made if k is not None]
+    inside = set(made)
+    reads = tuple(dict.fromkeys(k for x in lines for k in x.reads if k not in inside))
+    makes = tuple(k for k in made if k in wanted)
+    numbers = {k: i for i, k in enumerate((*reads, *made))}
+    rename = lambda ref: Ref(str(numbers[int(ref.name)]))  # noqa: E731
+    renamed = tuple(
+        Line(
+            replace(
+                line.call,
+                args=map_refs(line.call.args, rename),
+                kwargs=map_refs(line.call.kwargs, rename),
+            ),
+            tuple(None if k is None else numbers[k] for k in line.made),
+            line.single,
+            tuple(numbers[k] for k in line.changes),
+            line.plain,
+            None if line.into is None else numbers[line.into],
+        )  # not loose: other pieces are compiled for rows
+        for line in lines
+    )
+    program = Program(len(reads), renamed, tuple(numbers[k] for k in makes))
+    return Piece(program, reads, makes, plain)

@@ -1,0 +1,94 @@
+"""What runs in place of a torch op on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrun.engine.ops import create
+from flowrun.engine.runtime.kernels import attention, pointwise, products
+
+aten = torch.ops.aten
+
+
+def kernel_of(function: Callable[..., Any], loose: bool = False) -> Callable[..., Any]:
+    """Mostly the op itself.
+
+    loose: what it makes may lie as it comes.
+    """
+    if function is create.constant:
+        return kept()
+    if function in _BY_DEVICE:
+        return _BY_DEVICE[function]
+    if not products.rule():
+        return function
+    return (_LOOSE if loose else _REPLACED).get(function, _REPLACED.get(function, function))
+
+
+def kept() -> Callable[..., Tensor]:
+    """flow.constant of one op: its numbers go to the device once, for a copy from the host makes a
+    step wait and is in no CUDA graph.  What it hands out is the reader's to write over.
+    """
+    made: list[Tensor] = []
+
+    def constant(*given: Any, **how: Any) -> Tensor:
+        if not made:
+            made.append(create.constant(*given, **how))
+        return made[0].clone()
+
+    return constant
+
+
+def _attention_backward(grad: Tensor, *given: Any, **how: Any) -> tuple[Tensor, ...]:
+    run = products.attention_backward if grad.is_cpu else attention.backward
+    return run(grad, *given, **how)
+
+
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of narrow activations and wide weights, as autocast leaves them on a CPU; CUDA's kernel takes
+    one dtype.
+    """
+    run = aten.native_layer_norm.default
+    if x.is_cpu or weight is None or weight.dtype == x.dtype:
+        return run(x, shape, weight, bias, eps)  # type: ignore[no-any-return]
+    made, mean, rstd = run(x.to(weight.dtype), shape, weight, bias, eps)
+    return made.to(x.dtype), mean, rstd
+
+
+def _layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    *given: Any,
+) -> tuple[Tensor | None, ...]:
+    run = aten.native_layer_norm_backward.default
+    if x.is_cpu or weight is None or weight.dtype == x.dtype:
+        return run(grad, x, shape, mean, rstd, weight, *given)  # type: ignore[no-any-return]
+    wide = weight.dtype
+    of_x, *others = run(grad.to(wide), x.to(wide), shape, mean, rstd, weight, *given)
+    return (None if of_x is None else of_x.to(x.dtype), *others)
+
+
+_BY_DEVICE: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: attention.forward,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+}
+_REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    aten.mm.default: products.mm,
+    aten.addmm.default: products.addmm,
+    aten.convolution.default: pointwise.convolution,
+    aten.convolution_backward.default: pointwise.convolution_backward,
+}
+_LOOSE: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    aten.mm.default: products.mm_as_it_comes,
+}

@@ -1,0 +1,71 @@
+"""Convolutions by kernels of one pixel, which are products of matrices: which library does them.
+
+torch gives them to MKL where it has one thread and fewer than 16 samples, all others to oneDNN
+(products.py says what is wrong with MKL).  oneDNN brings images and weight into an order of its
+own, and what it makes back, which for the gradient of a weight can take twice its product: where
+the weight is the largest of the three, it is less to bring the images into matrices of one row a
+pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flowrun.engine.runtime.kernels import products
+
+Tensor = torch.Tensor
+
+aten = torch.ops.aten
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: Any) -> Tensor:
+    """aten.convolution; given: stride, padding, dilation, transposed, output_padding, groups."""
+    if _is_product(x, weight, given):
+        given = _to_onednn(given)
+    return aten.convolution.default(x, weight, bias, *given)  # type: ignore[no-any-return]
+
+
+def convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *rest: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """aten.convolution_backward: gradients of x, weight and bias.  rest: given as in forward, and
+    which are wanted; the others are None.
+    """
+    given, wanted = rest[:-1], rest[-1]
+    of_weight = None
+    if _is_product(x, weight, given):
+        pixels, (out, channels) = grad[:, 0].numel(), weight.shape[:2]
+        given = _to_onednn(given)
+        if wanted[1] and pixels * (out + channels) <= out * channels:
+            down, right = given[0]
+            of_weight = products.mm(_rows(grad).t(), _rows(x[:, :, ::down, ::right]))
+            wanted = (wanted[0], False, wanted[2])
+    made = aten.convolution_backward.default(grad, x, weight, bias_sizes, *given, wanted)
+    return made if of_weight is None else (made[0], of_weight.view(weight.shape), made[2])
+
+
+def _is_product(x: Tensor, weight: Tensor, given: Sequence[Any]) -> bool:
+    """True if it is one, and large enough."""
+    rule = products.rule()
+    if rule is None or not rule.pointwise or x.dtype != torch.float32 or not x.is_cpu:
+        return False
+    stride, padding, _, transposed, _, groups = given
+    if weight.shape[2:] != (1, 1) or any(padding) or transposed or groups > 1:
+        return False
+    pixels: int = x.numel() // math.prod(stride)  # of all channels
+    return 2 * pixels * len(weight) >= rule.least_flop
+
+
+def _to_onednn(given: Sequence[Any]) -> tuple[Any, ...]:
+    """A kernel of one pixel has nothing to dilate, but torch calls oneDNN for what is dilated."""
+    stride, padding, _, *others = given
+    return (stride, padding, (2, 2), *others)
+
+
+def _rows(images: Tensor) -> Tensor:
+    """(samples, channels, height, width) -> (samples x height x width, channels), new memory."""
+    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])

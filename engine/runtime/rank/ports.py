@@ -1,0 +1,141 @@
+"""Ports: where on a rank the tensors lie that an actor reads and makes."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from flowrun.engine.actors.plan import (
+    RECEIVE,
+    SEND,
+    Actor,
+    BoxWork,
+    FeedWork,
+    Plan,
+    PrepareWork,
+    RegionWork,
+    ReportWork,
+    TransferWork,
+)
+from flowrun.engine.actors.sums import sums_of
+
+
+class Ring:
+    """The versions of a register that are there.
+
+    versions: number -> tensors.  left: number -> readers that have not returned it.  most: versions
+    there at once, so far.
+    """
+
+    __slots__ = ("left", "most", "versions")
+
+    def __init__(self) -> None:
+        self.versions: dict[int, list[torch.Tensor]] = {}
+        self.left: dict[int, int] = {}
+        self.most = 0
+
+
+class Source(NamedTuple):
+    """Where an input tensor of an actor lies: a variable (ring None), or a place in a register.
+
+    every: acts of the actor that one version lasts.
+    """
+
+    name: str
+    ring: Ring | None
+    position: int = 0
+    every: int = 1
+
+
+class Port(NamedTuple):
+    """A register that an actor reads or fills.
+
+    every: see Source.  tensors, positions: what it holds, and where the producer has it among what
+    it makes.
+    """
+
+    ring: Ring
+    every: int
+    num_readers: int
+    tensors: tuple[str, ...]
+    positions: tuple[int, ...]
+
+
+def sources(
+    plan: Plan, actor: Actor, rings: Mapping[int, Ring], variables: Container[str]
+) -> tuple[Source, ...]:
+    """Of the tensors that an act reads, in the order of its work.  rings: by register."""
+    places: dict[str, Source] = {}
+    acts = plan.acts_per_step(actor)
+    for register in (plan.registers[k] for k in actor.inputs):
+        for position, name in enumerate(register.tensors):
+            every = acts if register.per_step else 1
+            places[name] = Source(name, rings[register.id], position, every)
+    return tuple(
+        Source(name, None) if name in variables else places[name] for name in reads_of(actor)
+    )
+
+
+def ports(
+    plan: Plan, actor: Actor, rings: Mapping[int, Ring], registers: Sequence[int]
+) -> tuple[Port, ...]:
+    """Those registers of an actor whose versions come and go: variables are updated in place."""
+    acts = plan.acts_per_step(actor)
+    at = {name: k for k, name in enumerate(makes_of(actor))}
+    return tuple(
+        Port(
+            rings[r.id],
+            acts if r.per_step else 1,
+            len(r.readers),
+            r.tensors,
+            tuple(at[name] for name in r.tensors) if r.producer == actor.id else (),
+        )
+        for r in (plan.registers[k] for k in registers)
+        if not r.initial
+    )
+
+
+def summed(plan: Plan, actor: Actor, filled: Sequence[Port]) -> tuple[Source, ...]:
+    """What a region adds to, in the order of its program.  filled: its ports."""
+    if not isinstance(actor.work, RegionWork):
+        return ()
+    places = {
+        name: Source(name, port.ring, position, port.every)
+        for port in filled
+        for position, name in enumerate(port.tensors)
+    }
+    return tuple(places[name] for name in sums_of(plan, actor.work))
+
+
+def reads_of(actor: Actor) -> tuple[str, ...]:
+    """What an act reads, in order."""
+    match actor.work:
+        case PrepareWork(source=str(source)) | FeedWork(source=str(source)):
+            return (source,)
+        case RegionWork(reads=reads):
+            return reads
+        case BoxWork(pairs=pairs):
+            return tuple(read for read, _ in pairs)
+        case TransferWork(pairs=pairs) if actor.kind == SEND:
+            return tuple(sent for sent, _ in pairs)
+        case ReportWork(results):
+            return tuple(dict.fromkeys(tensor for _, tensor in results))
+    return ()
+
+
+def makes_of(actor: Actor) -> tuple[str, ...]:
+    """What an act makes, in order."""
+    match actor.work:
+        case PrepareWork(made=made):
+            return (made,)
+        case FeedWork(feeds=feeds):
+            return tuple(feed.tensor for feed in feeds)
+        case RegionWork(makes=makes, updates=updates):
+            return (*makes, *(new for _, new in updates))
+        case BoxWork(pairs=pairs):
+            return tuple(made for _, made in pairs)
+        case TransferWork(pairs=pairs) if actor.kind == RECEIVE:
+            return tuple(made for _, made in pairs)
+    return ()

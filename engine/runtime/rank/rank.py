@@ -1,0 +1,276 @@
+"""Rank: the buffers of one rank, its variables and its kernels.
+
+Runs acts; knows no protocol, no clock, no other rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from flowrun.engine.actors.plan import (
+    Actor,
+    BoxWork,
+    FeedWork,
+    Plan,
+    PrepareWork,
+    RegionWork,
+    ReportWork,
+)
+from flowrun.engine.actors.sums import only_sent
+from flowrun.engine.errors import RunError
+from flowrun.engine.ir.graph import Variable
+from flowrun.engine.ir.placement import Slices, local_slices
+from flowrun.engine.ops.ranges import OutOfRange
+from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
+from flowrun.engine.runtime.rank.ports import Port, Ring, Source, ports, reads_of, sources, summed
+from flowrun.engine.runtime.rank.readback import Told
+from flowrun.engine.runtime.rank.readers import Batches, Readers, cut
+from flowrun.engine.runtime.transport.shared_weights import Weight
+from flowrun.engine.runtime.transport.transport import Layout, Layouts, layout_of
+
+_OUT_OF_RANGE = (
+    "As in plain torch. Give the data set labels and ids that the model has; a label that shall"
+    " count for nothing is the loss's ignore_index (-100)."
+)
+Results = dict[str, Any]  # of a step, by name: a number, or a list with one of each rank
+
+
+class There(NamedTuple):
+    """What a rank of one plan has that the same rank of another reads, by the other's tensors.
+
+    side_by_side: of these variables, those of which a host has one copy.
+    """
+
+    variables: dict[str, torch.Tensor]
+    side_by_side: dict[str, Weight]
+
+
+class Rank:
+    """One rank of a plan.
+
+    batches(step, micro_batch, rows): rows (a slice of samples) of a micro-batch as logical tensors.
+    initial: logical initial value of each parameter and buffer by variable name, asked for one at a
+    time; None: somebody fills the variables.  there: variables that it has (`variables_for`).
+    side_by_side: of the others, those of which its host has one copy.  kernels: of its regions.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        batches: Batches,
+        initial: Mapping[str, torch.Tensor] | None,
+        device: torch.device,
+        kernels: Kernels = eager_kernels,
+        there: There | None = None,
+        side_by_side: Mapping[str, Weight] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.stage = plan.stage_of(rank)
+        self.placement = plan.placements[self.stage]
+        self.grid = self.placement.shape
+        self.coordinate = self.placement.coordinate(rank)
+        self.device = device
+        self.readers = Readers(plan, self.stage, self.coordinate, batches, device)
+        self.variables: dict[str, torch.Tensor] = {}
+        self.rings = {r.id: Ring() for r in plan.registers if r.stage == self.stage}
+        self.results: dict[int, Results] = {}
+        self.acts: dict[int, int] = {}
+        self.kernels = kernels(plan, self.stage, self.coordinate, device)
+        self.sources: dict[int, tuple[Source, ...]] = {}
+        self.read: dict[int, tuple[Port, ...]] = {}
+        self.filled: dict[int, tuple[Port, ...]] = {}
+        self.sums: dict[int, tuple[Source, ...]] = {}  # those that a region adds to
+        self._layouts: dict[int, Layouts] = {}
+        self.side_by_side = (there.side_by_side if there else side_by_side) or {}
+        self._own_variables(initial, there.variables if there else {})
+        for actor in plan.stage_actors(self.stage):
+            self.sources[actor.id] = sources(plan, actor, self.rings, self.variables)
+            self.read[actor.id] = ports(plan, actor, self.rings, actor.inputs)
+            filled = self.filled[actor.id] = ports(plan, actor, self.rings, actor.outputs)
+            self.sums[actor.id] = summed(plan, actor, filled)
+
+    # ------------------------------------------------------------------ set-up
+
+    def _own_variables(
+        self, initial: Mapping[str, torch.Tensor] | None, there: Mapping[str, torch.Tensor]
+    ) -> None:
+        """What has an initial value comes first: that is made whole, and what it took is free again
+        when the states of the optimizer are.
+        """
+        own = [v for v in self.plan.graph.variables if v.stage == self.stage]
+        self.variables |= {v.tensor: there[v.tensor] for v in own if v.tensor in there}
+        new = [v for v in own if v.tensor not in there]
+        states = [v for v in new if v.kind == "state" and v.start is not None]
+        valued = [v for v in new if v.kind != "state" or v.start is None]
+        to_fill: dict[str, list[tuple[torch.Tensor, Slices]]] = {}  # by initial value
+        for v in valued:
+            value, slices = self._empty(v)
+            to_fill.setdefault(v.of or v.name, []).append((value, slices))
+        if initial is not None:
+            for name, unfilled in to_fill.items():
+                _fill(unfilled, initial[name])
+        for v in states:
+            assert v.start is not None
+            self._empty(v)[0].fill_(v.start)
+
+    def _empty(self, variable: Variable) -> tuple[torch.Tensor, Slices]:
+        """This rank's own of a variable, and which part of it that is."""
+        tensor = self.plan.graph.tensors[variable.tensor]
+        slices = local_slices(tensor.shape, variable.nd_sbp, self.grid, self.coordinate)
+        lies = self.side_by_side.get(variable.tensor)
+        value = self.variables[variable.tensor] = (
+            torch.empty([n for _, n in slices], dtype=tensor.dtype, device=self.device)
+            if lies is None
+            else lies.piece
+        )
+        return value, slices
+
+    def variables_for(self, plan: Plan, instead: Mapping[str, str]) -> There:
+        """What the same rank of another plan reads of these (evaluation of training's): variables
+        of the same name, or of that which `instead` gives.
+        """
+        own = {v.name: tensor for tensor, v in self.plan.variables.items()}
+        names = {tensor: instead.get(v.name, v.name) for tensor, v in plan.variables.items()}
+        read = {tensor: own[name] for tensor, name in names.items() if name in own}
+        return There(
+            {tensor: self.variables[k] for tensor, k in read.items() if k in self.variables},
+            {tensor: self.side_by_side[k] for tensor, k in read.items() if k in self.side_by_side},
+        )
+
+    @property
+    def most_live(self) -> dict[int, int]:
+        """Register -> most versions that were there at once."""
+        return {register: ring.most for register, ring in self.rings.items() if ring.most}
+
+    # ------------------------------------------------------------------ acts
+
+    def inputs(self, actor: Actor, act: int) -> list[torch.Tensor]:
+        """The tensors that an act reads, in the order of its work."""
+        return [
+            self.variables[name] if ring is None else ring.versions[act // every][position]
+            for name, ring, position, every in self.sources[actor.id]
+        ]
+
+    def compute(self, actor: Actor, act: int) -> None:
+        """Run one act of an actor that needs no other rank."""
+        match actor.work:
+            case RegionWork():
+                self._region(actor, actor.work, act)
+            case PrepareWork() | FeedWork():
+                self.store(actor, act, self.readers.supply(actor, act, self.inputs(actor, act)))
+            case ReportWork():
+                self.report(actor, act)()
+            case other:
+                raise AssertionError(other)
+        self.acts[actor.id] = act + 1
+
+    def report(self, actor: Actor, act: int) -> Callable[[], None]:
+        """Begin to tell results of a step; what is returned waits until they are there, in any
+        thread.
+        """
+        assert isinstance(actor.work, ReportWork)
+        values = dict(zip(reads_of(actor), self.inputs(actor, act), strict=True))
+        names, tensors = zip(*actor.work.results, strict=True)
+        told = Told(values[tensor] for tensor in tensors)
+
+        def read() -> None:
+            self.results[act] = dict(zip(names, told.read(), strict=True))
+
+        return read
+
+    def _region(self, actor: Actor, work: RegionWork, act: int) -> None:
+        inputs: list[Any] = self.inputs(actor, act)
+        inputs += [
+            ring.versions[act // every][position] if ring and act % every else None
+            for _, ring, position, every in self.sums[actor.id]
+        ]
+        self.give_up(actor, act)
+        try:
+            made = self.kernels[actor.id](inputs)
+        except OutOfRange as error:
+            found = self.readers.located(error, act) or str(error)
+            where = f"rank {self.rank}, actor {actor.name}"
+            raise RunError(where, found, _OUT_OF_RANGE) from None  # no line of ours
+        if work.updates:
+            for (variable, _), new in zip(work.updates, made[len(work.makes) :], strict=True):
+                if new is not self.variables[variable]:
+                    self.variables[variable].copy_(new)
+        self.store(actor, act, made)
+
+    def give_up(self, actor: Actor, act: int) -> None:
+        """Empty the slots that only this act will still read: a kernel frees them as it goes, what
+        communicates when it has copied them.
+        """
+        for ring, every, *_ in self.read[actor.id]:
+            if (act + 1) % every == 0 and ring.left[act // every] == 1:
+                ring.versions[act // every] = []
+
+    def store(self, actor: Actor, act: int, made: Sequence[torch.Tensor]) -> None:
+        """Put what an act made, in the order of its work, into the slots of its registers."""
+        for ring, every, num_readers, tensors, positions in self.filled[actor.id]:
+            values = [made[k] for k in positions]
+            version, part = divmod(act, every)
+            if every > 1:
+                before = ring.versions.get(version, [None] * len(values))
+                values = [
+                    self._so_far(name, value, old, part, every)
+                    for name, value, old in zip(tensors, values, before, strict=True)
+                ]
+            ring.versions[version] = values
+            if not part:
+                ring.left[version] = num_readers
+                ring.most = max(ring.most, len(ring.versions))
+
+    def _so_far(
+        self,
+        name: str,
+        value: torch.Tensor,
+        before: torch.Tensor | None,
+        part: int,
+        parts: int,
+    ) -> torch.Tensor:
+        """What a step has of a tensor: a sum, to which the region has added, or rows of all
+        micro-batches, one behind the other (flow.collect).
+        """
+        if self.plan.graph.producer[name].target != "flow.collect":
+            # products that are only added up lie as they come; who reads the sum wants rows
+            done = part == parts - 1 and not only_sent(self.plan, name)
+            return value.contiguous() if done else value
+        if before is None:
+            before = value.new_empty((parts * len(value), *value.shape[1:]))
+        before.narrow(0, part * len(value), len(value)).copy_(value)
+        return before
+
+    def release(self, actor: Actor, act: int) -> None:
+        """An act has ended: drop the versions that it was the last to read."""
+        for ring, every, *_ in self.read[actor.id]:
+            if (act + 1) % every == 0:
+                version = act // every
+                ring.left[version] -= 1
+                if not ring.left[version]:
+                    del ring.left[version], ring.versions[version]
+
+    def layouts(self, actor: Actor) -> Layouts:
+        """How the tensors of a collective lie on this rank's group."""
+        found = self._layouts.get(actor.id)
+        if found is None:
+            found = self._layouts[actor.id] = Layouts(tuple(self._layouts_of(actor)))
+        return found
+
+    def _layouts_of(self, actor: Actor) -> Iterator[Layout]:
+        assert isinstance(actor.work, BoxWork)
+        for step, (read, made) in zip(actor.work.steps, actor.work.pairs, strict=True):
+            op = self.plan.graph.producer[made]
+            shape = self.plan.graph.tensors[read].shape
+            yield layout_of(step, shape, op.in_sbp[0], self.grid, self.coordinate)
+
+
+def _fill(own: Sequence[tuple[torch.Tensor, Slices]], value: torch.Tensor) -> None:
+    """Copy regions of a logical value, which then is no longer needed."""
+    for target, slices in own:
+        target.copy_(cut(value, slices))

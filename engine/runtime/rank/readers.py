@@ -1,0 +1,158 @@
+"""Readers: what a rank reads of the batches, and the engine's own numbers.
+
+Knows no buffers and no variables: an act of a reader may run in a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+
+from flowrun.engine.actors.plan import Actor, FeedWork, Plan, PrepareWork
+from flowrun.engine.ir.graph import Feed
+from flowrun.engine.ir.placement import Slices, local_slices
+from flowrun.engine.ops.ranges import OutOfRange
+from flowrun.engine.runtime.rank.readback import number, on_device
+
+# (step, micro-batch) -> batch of the whole micro-batch, logical; a rank cuts what it holds
+Batches = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
+
+
+class Samples(Protocol):
+    """Batches whose samples are made in steps, each by an actor of its own, or of which some fields
+    can be had alone.
+    """
+
+    def prepare(
+        self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
+    ) -> list[Any]:
+        """The samples after the step `name`; None: before the first."""
+
+    def at_once(self, step: int, micro_batch: int, rows: slice) -> Mapping[str, torch.Tensor]:
+        """The fields that can be had alone (Strategy.unprepared)."""
+
+    def collate(
+        self, samples: list[Any], step: int, micro_batch: int, rows: slice
+    ) -> Mapping[str, torch.Tensor]:
+        """The batch of samples that are ready, which are those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """The readers of the rank at a coordinate of a stage."""
+
+    plan: Plan
+    stage: int
+    coordinate: tuple[int, ...]
+    batches: Batches
+    device: torch.device
+
+    def supply(self, actor: Actor, act: int, inputs: Sequence[Any]) -> list[Any]:
+        """What an act of a reader makes, in the order of its work."""
+        match actor.work:
+            case PrepareWork(step=name, feeds=feeds):
+                step, micro_batch = divmod(act, self.plan.micro_batches)
+                samples = inputs[0] if inputs else None
+                rows = self._rows(_fields_of(feeds))
+                return [self._samples.prepare(name, samples, step, micro_batch, rows)]
+            case FeedWork(feeds) as work:
+                fields = self._fields(work, act, inputs)
+                return [
+                    self._number(feed, actor, act) if feed.is_own else fields[feed.tensor]
+                    for feed in feeds
+                ]
+        raise AssertionError(actor.work)
+
+    def located(self, error: OutOfRange, act: int) -> str:
+        """The error with the sample that it is of, found by reading the micro-batch again; "" where
+        no field has such a value.
+        """
+        step, micro_batch = divmod(act, self.plan.micro_batches)
+        for feed in self.plan.graph.feeds:
+            if feed.field not in error.fields or feed.stage != self.stage or feed.per_step:
+                continue
+            rows = self._rows([feed])
+            value = self.batches(step, micro_batch, rows)[feed.field]
+            at = (
+                (value == error.value).flatten(1).any(1)
+                if value.dim() > 1
+                else value == error.value
+            )
+            if at.any():
+                row = rows.start + int(at.nonzero()[0])
+                number = getattr(self.batches, "index", None)
+                sample = (
+                    f"sample {number(step, micro_batch, row)}"
+                    if number
+                    else f"row {row} of micro-batch {micro_batch}, step {step}"
+                )
+                return f"{sample}: {error.describe((feed.field,))}"
+        return ""
+
+    @property
+    def _samples(self) -> Samples:
+        return cast(Samples, self.batches)
+
+    def _number(self, feed: Feed, actor: Actor, act: int) -> torch.Tensor:
+        """A number of the engine's own, as a scalar."""
+        step, micro_batch = divmod(act, self.plan.acts_per_step(actor))
+        value: float
+        match feed.field:
+            case "@step":
+                value = step + 1
+            case "@draw":
+                value = step * self.plan.micro_batches + micro_batch
+            case _ if feed.values:
+                value = feed.values[min(step, len(feed.values) - 1)]
+            case other:
+                raise AssertionError(other)
+        return number(value, self._dtype(feed), self.device)
+
+    def _dtype(self, feed: Feed) -> torch.dtype:
+        return self.plan.graph.tensors[feed.tensor].dtype
+
+    def _held(self, feed: Feed) -> Slices:
+        shape = self.plan.graph.tensors[feed.tensor].shape
+        grid = self.plan.placements[self.stage].shape
+        return local_slices(shape, feed.nd_sbp, grid, self.coordinate)
+
+    def _rows(self, feeds: Sequence[Feed]) -> slice:
+        """Samples of a micro-batch of which this rank holds fields."""
+        held = [self._held(feed)[0] for feed in feeds]
+        return slice(min(start for start, _ in held), max(map(sum, held)))
+
+    def _fields(self, work: FeedWork, act: int, samples: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """What this rank holds of the batch's fields.  samples: prepared ones, if any."""
+        feeds = _fields_of(work.feeds)
+        if not feeds:
+            return {}
+        rows = self._rows(feeds)
+        step, micro_batch = divmod(act, self.plan.micro_batches)
+        if samples:
+            batch = self._samples.collate(samples[0], step, micro_batch, rows)
+        elif work.unprepared:
+            batch = self._samples.at_once(step, micro_batch, rows)
+        else:
+            batch = self.batches(step, micro_batch, rows)
+        out = {}
+        for feed in feeds:
+            (start, length), *rest = self._held(feed)
+            value = cut(batch[feed.field], ((start - rows.start, length), *rest))
+            out[feed.tensor] = on_device(value, self.device)
+        return out
+
+
+def cut(value: torch.Tensor, slices: Slices) -> torch.Tensor:
+    """The slices of a tensor, as a view."""
+    for dim, (start, length) in enumerate(slices):
+        if (start, length) != (0, value.shape[dim]):
+            value = value.narrow(dim, start, length)
+    return value
+
+
+def _fields_of(feeds: Sequence[Feed]) -> list[Feed]:
+    """The feeds that are fields of the batch."""
+    return [feed for feed in feeds if not feed.is_own]

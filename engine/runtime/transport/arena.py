@@ -1,0 +1,73 @@
+"""Arena: memory of one rank that the other ranks of its host read: messages, and weights that they
+write too (shared_weights.py).
+
+An anonymous file in memory: it has no name that could be left behind, and goes when the last
+process that maps it ends.  It is as large as the rank's share of the machine's memory and takes
+what has been touched: pages come into being when first written.  Messages lie as low as they fit,
+so what is touched is the most that was ever under way at once, and a small loop of messages stays
+in the caches.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import torch
+from torch import Tensor
+
+from flowrun.engine.cost.first_fit import FirstFit, rounded
+
+
+class Arena:
+    """The memory behind a descriptor, as tensors."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+
+    def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """A flat view.  start: in bytes.  count: elements, at least one."""
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
+
+    def put(self, start: int, said: bytes) -> None:
+        """A few bytes."""
+        self._memory[start : start + len(said)] = said
+
+    def get(self, start: int, count: int) -> bytes:
+        """The same, read."""
+        return self._memory[start : start + count]
+
+
+class OwnArena(Arena):
+    """The arena that this rank writes: who wants to write takes a piece first."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        """ranks: of this host; each maps the arenas of all."""
+        self.descriptor = os.memfd_create("flowrun", os.MFD_CLOEXEC)
+        size = os.sysconf("SC_PHYS_PAGES") // ranks * os.sysconf("SC_PAGE_SIZE")
+        os.ftruncate(self.descriptor, size)
+        super().__init__(self.descriptor)
+        self._pieces = FirstFit(size)
+        self._kept = 0
+
+    @property
+    def touched(self) -> int:
+        """Bytes that messages ever used."""
+        return self._pieces.touched - self._kept
+
+    def take(self, num_bytes: int) -> int:
+        """The start of a piece that nobody uses: the lowest that fits."""
+        return self._pieces.take(num_bytes)
+
+    def keep(self, num_bytes: int) -> int:
+        """The same, for good."""
+        self._kept += rounded(num_bytes)
+        return self._pieces.take(num_bytes)
+
+    def give(self, start: int) -> None:
+        """The piece is free again."""
+        self._pieces.give(start)
+
+    def close(self) -> None:
+        """Let go of the descriptor; the memory stays as long as it is mapped."""
+        os.close(self.descriptor)

@@ -1,0 +1,390 @@
+"""The transport of torch.distributed: every collective and message of it is here.
+
+`start` begins one step of a boxing for a bucket of tensors, `send` and `receive` one message
+between grids; each answers with a Pending and never blocks.  "Done" means that the bytes are there:
+on CUDA a thread of the group, or of the channel, sleeps on an event behind the communication.  If
+the stream that computes waited for it instead, nothing would be computed beside it, and a receive
+that is posted early would hold up the very act whose answer it is.
+
+Measured with gloo of torch 2.13: its reduce-scatter is an all-reduce inside and sends twice the
+bytes, while its all-to-all takes unequal pieces and any dtype.  So uneven steps, and reduce-scatter
+on the CPU, go by all-to-all and are summed by the receiver, in order of the members.  So do those
+all-reduces of which the plan says that they are exchanged (Level.exchange_bytes).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER, Step
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.runtime.transport.pending import (
+    Callback,
+    PeerGone,
+    Pending,
+    Settled,
+    num_bytes,
+    put_tensors,
+    tensors_in,
+)
+from flowrun.engine.runtime.transport.transport import (
+    Layouts,
+    incoming,
+    outgoing,
+    pack,
+    reduced,
+    sent_elements,
+    unpack,
+)
+
+# Process group, the other rank, tag, True for sends; of a collective (group, -1, 0, True).
+Channel = tuple[Any, int, int, bool]
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+# torch 2.13 renames these two and warns at the old names.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@contextmanager
+def _others() -> Iterator[None]:
+    """Around what torch does with other ranks.  Raises PeerGone for what it says of them; what a
+    device says of this rank stays.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError as error:
+        raise PeerGone(f"{type(error).__name__}: {error}") from error
+
+
+class TorchPending:
+    """Communication under way.
+
+    sent_bytes: what this rank puts on the wire for it; 0 for a receive.
+    """
+
+    def __init__(
+        self,
+        work: Any,
+        finish: Callable[[], list[Tensor]],
+        sent_bytes: int = 0,
+        channel: Channel | None = None,
+        holds: Sequence[Tensor] = (),
+    ) -> None:
+        """work: torch's handle, None if nothing moves.  finish: unpacks, once the work is done.
+
+        channel: of what a thread must wait for: gloo gives a message no future, and NCCL's is there
+        before the bytes are.  holds: memory to keep until then: a stream that frees it may write
+        there while another still reads.
+        """
+        self.sent_bytes = sent_bytes
+        self._holds = holds
+        self._work = work
+        self._finish: Callable[[], list[Tensor]] | None = finish
+        self._channel = channel
+        self._watched: threading.Event | None = None
+        self._error: BaseException | None = None
+        self._result: list[Tensor] = []
+
+    def wait(self) -> list[Tensor]:
+        """The tensors after the step (of a send: none), again at every call.
+
+        Blocks the host until then; on CUDA, where on_done was not called, the current stream alone.
+        """
+        if self._finish is not None:
+            if self._watched is None:
+                self.settle()
+            else:
+                self._watched.wait()  # only one thread may wait for a message of gloo, and once
+            if self._error is not None:
+                raise self._error
+            self._result = self._finish()
+            self._finish = self._work = None  # the buffers may go
+            self._holds = ()
+        return self._result
+
+    def on_done(self, callback: Callback) -> None:
+        """Call back, once, when `wait` will not block any more (it may raise).
+
+        At once if that is so already; else from another thread.
+        """
+        if self._work is None:
+            callback()
+        elif self._channel is None:
+            self._work.get_future().add_done_callback(lambda _: callback())
+        else:
+            self._watched = threading.Event()
+            _watcher(self._channel).inbox.put((self, self._watched, callback))
+
+    def settle(self, make_stream: Callable[[torch.device], Any] | None = None) -> None:
+        """Wait for torch's handle; an error is kept for `wait`.
+
+        make_stream: of CUDA, which waits in the place of the current one, and the host for it.
+        """
+        try:
+            stream = None
+            if make_stream is not None and self.device.type == "cuda":
+                stream = make_stream(self.device)
+            if self._work is not None:
+                with _others(), nullcontext() if stream is None else torch.cuda.stream(stream):
+                    self._work.wait()
+                if stream is not None:
+                    reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+                    reached.record(stream)
+                    reached.synchronize()
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def device(self) -> torch.device:
+        """Where the memory is that it holds."""
+        return self._holds[0].device if self._holds else torch.device("cpu")
+
+
+# ---- connections ---------------------------------------------------------------------------------
+
+
+def connect(group: Any, device: torch.device) -> None:
+    """Have each member of a group, which this rank is one of, send a byte to each other, and wait.
+
+    NCCL connects two ranks when the first of them sends to the other or receives, and holds its
+    host until the other does so too (ncclP2PPreconnectFunc of its group.cc): two that post their
+    receives before they send would never come to that.  What all ranks do in one order cannot.
+    """
+    count = dist.get_world_size(group)
+    inbox, outbox = (torch.zeros(count, dtype=torch.uint8, device=device) for _ in range(2))
+    with _others():
+        dist.all_to_all_single(inbox, outbox, group=group)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+# ---- collectives ---------------------------------------------------------------------------------
+
+# Torch's handle, what unpacks when it is done, and what must stay until then.
+Begun = tuple[Any, Callable[[], list[Tensor]], Sequence[Tensor]]
+
+
+def start(
+    step: Step,
+    bucket: Sequence[Tensor],
+    layouts: Layouts,
+    group: Any,
+    ranks: Sequence[int],
+    coordinate: int,
+) -> Pending:
+    """Begin a step that moves bytes, for a bucket of tensors of one dtype and kind of step.
+
+    layouts: one for each tensor (transport.layout_of).  group: torch's process group of `ranks`,
+    which are in order of their coordinate on the axis.  coordinate: this rank's.  The bucket is
+    only read; what `wait` returns is new memory.
+    """
+    parts = len(ranks)
+    assert step.moves and layouts.parts == parts, f"{step}, {parts} ranks"
+    if layouts.empty:
+        return Settled([bucket[0].new_empty(shape) for shape in layouts.after(coordinate)])
+    sent_bytes = sent_elements(step, layouts, coordinate) * bucket[0].element_size()
+    begin = _BEGIN.get(step.kind, _begin_all_to_all)
+    work, finish, holds = begin(step, bucket, layouts, group, coordinate)
+    channel = (group, -1, 0, True) if bucket[0].is_cuda else None
+    return TorchPending(work, finish, sent_bytes, channel, holds)
+
+
+def _begin_all_reduce(
+    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+) -> Begun:
+    if step.reduce not in _OPS:  # statistics, a number a row: libraries know no such sum
+        return _begin_exchange(step, bucket, layouts, group, index)
+    message = pack(bucket)
+    reduce = "max" if message.dtype == torch.bool and step.reduce == "sum" else step.reduce
+    shapes = layouts.after(index)
+    with _others():
+        work = dist.all_reduce(message, op=_OPS[reduce], group=group, async_op=True)
+    return work, lambda: unpack(message, shapes), (message,)
+
+
+def _begin_exchange(
+    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+) -> Begun:
+    """An all-reduce: each member gets what all have, and reduces it itself."""
+    others = layouts.parts - 1
+    outbox = pack([*bucket] * others)
+    size = len(outbox) // others
+    sizes = [0 if k == index else size for k in range(others + 1)]
+    inbox = torch.empty_like(outbox)
+    with _others():
+        work = dist.all_to_all_single(inbox, outbox, sizes, sizes, group=group, async_op=True)
+
+    def finish() -> list[Tensor]:
+        messages = list(inbox.split(sizes))
+        messages[index] = outbox[:size]
+        return unpack(reduced(messages, step.reduce), layouts.after(index))
+
+    return work, finish, (inbox, outbox)
+
+
+def _begin_all_gather(
+    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+) -> Begun:
+    sizes = [layouts.size(k, index) for k in range(layouts.parts)]
+    if len(set(sizes)) > 1:
+        return _begin_all_to_all(step, bucket, layouts, group, index)
+    message = pack(bucket)
+    whole = message.new_empty(sum(sizes))
+    with _others():
+        work = _all_gather(whole, message, group=group, async_op=True)
+    return work, lambda: incoming(whole.split(sizes), layouts, index), (whole, message)
+
+
+def _begin_reduce_scatter(
+    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+) -> Begun:
+    members = range(layouts.parts)
+    sizes = [layouts.size(index, k) for k in members]
+    plain = step.reduce in _OPS and bucket[0].dtype != torch.bool
+    if not bucket[0].is_cuda or len(set(sizes)) > 1 or not plain:
+        return _begin_all_to_all(step, bucket, layouts, group, index)
+    messages = torch.cat([outgoing(bucket, layouts, k) for k in members])
+    shard = messages.new_empty(sizes[index])
+    with _others():
+        work = _reduce_scatter(shard, messages, op=_OPS[step.reduce], group=group, async_op=True)
+    shapes = layouts.after(index)
+    return work, lambda: unpack(shard, shapes), (shard, messages)
+
+
+def _begin_all_to_all(
+    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+) -> Begun:
+    """Each message straight to who wants it, of any size; what a rank sends itself stays here."""
+    members = range(layouts.parts)
+    own = outgoing(bucket, layouts, index)
+    there = [layouts.size(index, k) if k != index else 0 for k in members]
+    back = [layouts.size(k, index) if k != index else 0 for k in members]
+    outbox = torch.cat([outgoing(bucket, layouts, k) for k in members if k != index])
+    inbox = outbox.new_empty(sum(back))
+    with _others():
+        work = dist.all_to_all_single(inbox, outbox, back, there, group=group, async_op=True)
+
+    def finish() -> list[Tensor]:
+        messages = list(inbox.split(back))
+        messages[index] = own
+        if step.kind == REDUCE_SCATTER:
+            total = reduced(messages, step.reduce)
+            return unpack(total, layouts.after(index))
+        return incoming(messages, layouts, index)
+
+    return work, finish, (inbox, outbox)
+
+
+_BEGIN = {
+    ALL_REDUCE: _begin_all_reduce,
+    EXCHANGE: _begin_exchange,
+    ALL_GATHER: _begin_all_gather,
+    REDUCE_SCATTER: _begin_reduce_scatter,
+}
+
+
+# ---- messages between grids ----------------------------------------------------------------------
+
+
+def send(tensors: Sequence[Tensor], target_rank: int, tag: int, group: Any = None) -> Pending:
+    """Begin one message of tensors of any dtypes; done when the other rank has received it.
+
+    Messages of one tag arrive in the order sent.  The tensors must not change before it is done.
+    tag: one for each channel of the plan, not for each message (a thread waits for each).
+    """
+    size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
+    if not size:
+        return Settled([])
+    message = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
+    put_tensors(message, tensors)
+    with _others():
+        work = dist.isend(message, dst=target_rank, group=group, tag=tag)
+    channel = (group, target_rank, tag, True)
+    return TorchPending(work, list, size, channel, (message,))
+
+
+def receive(
+    shapes: Sequence[Shape],
+    dtypes: Sequence[torch.dtype],
+    source_rank: int,
+    tag: int,
+    group: Any = None,
+    device: torch.device | str = "cpu",
+) -> Pending:
+    """Post the slot for one message of `send`, of which both sides know the shapes and dtypes."""
+    message = torch.empty(num_bytes(shapes, dtypes), dtype=torch.uint8, device=device)
+
+    def finish() -> list[Tensor]:
+        return tensors_in(message, shapes, dtypes)
+
+    if not message.numel():
+        return Settled(finish())
+    with _others():
+        work = dist.irecv(message, src=source_rank, group=group, tag=tag)
+    return TorchPending(work, finish, 0, (group, source_rank, tag, False), (message,))
+
+
+# ---- threads that wait ---------------------------------------------------------------------------
+
+
+class _Watcher:
+    """The thread of one channel, or of a group on CUDA: it waits in order and calls back."""
+
+    def __init__(self, channel: Channel) -> None:
+        _, other, tag, sends = channel
+        way = "to" if sends else "from"
+        self.inbox: SimpleQueue[tuple[TorchPending, threading.Event, Callback] | None] = (
+            SimpleQueue()
+        )
+        self.stream: Any = None
+        self.thread = threading.Thread(
+            target=self._run, name=f"message {way} rank {other} tag {tag}", daemon=True
+        )
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (entry := self.inbox.get()) is not None:
+            pending, watched, callback = entry
+            pending.settle(self._stream_of)
+            watched.set()
+            callback()
+            del entry, pending, watched, callback  # and what they hold, while this sleeps
+
+    def _stream_of(self, device: torch.device) -> Any:
+        """This thread's own, on CUDA."""
+        if self.stream is None:
+            torch.cuda.set_device(device)  # of this thread; else it opens the first
+            # torch has 32 streams to hand out, again and again: these are other ones than
+            # those that compute, communicate or record
+            self.stream = torch.cuda.Stream(device, priority=-1)
+        return self.stream
+
+
+_watchers: dict[Channel, _Watcher] = {}
+
+
+def _watcher(channel: Channel) -> _Watcher:
+    if channel not in _watchers:
+        _watchers[channel] = _Watcher(channel)
+    return _watchers[channel]
+
+
+def close_channels() -> None:
+    """End the threads that wait for messages; every message must be done."""
+    for watcher in _watchers.values():
+        watcher.inbox.put(None)
+    for watcher in _watchers.values():
+        watcher.thread.join()
+    _watchers.clear()

@@ -1,0 +1,272 @@
+"""Neighbours: the ranks of one host, joined by shared memory and a socket a pair.
+
+The bytes of a message are written once, into the arena of the rank that sends, and read there.
+What goes through the sockets are notes of 16 bytes: a message is written, a slot for one is
+posted, a message has been read.  They wake the loop of the other rank, which sleeps on its sockets
+itself (inbox.py), not on a thread; and they end when the other rank does, whatever ended it.
+
+Only Linux has what this needs: anonymous files in memory, and sockets with names on no disk.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flowrun.engine.runtime.transport.arena import Arena, OwnArena
+from flowrun.engine.runtime.transport.inbox import Inbox
+from flowrun.engine.runtime.transport.pending import PeerGone
+
+WRITTEN, POSTED, _READ, _REST = range(4)  # what a note says of a message of a stream
+
+Note = Callable[[int | None], None]  # where the message starts; None: the peer has gone
+
+_NOTE = struct.Struct("<iiq")  # what, stream, start
+_RANK = struct.Struct("<i")
+_CREDENTIALS = struct.Struct("3i")  # of a process: its own number, its user's, its group's
+
+AVAILABLE = sys.platform == "linux"
+
+
+class Neighbours:
+    """What one rank knows of the other ranks of its host."""
+
+    def __init__(self, inbox: Inbox[Any]) -> None:
+        """inbox: of the rank's loop; it handles what comes."""
+        self.inbox = inbox
+        self.arena: OwnArena | None = None
+        self._hosts: dict[tuple[str, ...], list[int]] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._readers: dict[int, int] = {}  # start -> ranks that have yet to read what lies there
+
+    def meet(self, rank: int, host: str) -> None:
+        """Get to know those that name the same host; every rank of every host has to call it.
+
+        host: ranks of one machine may still name different ones.
+        """
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("")  # the kernel finds a name; it is on no disk
+            listener.listen(dist.get_world_size())
+            met: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(met, ((host, *_machine()), listener.getsockname()))
+            for k, (where, _) in enumerate(met):
+                self._hosts.setdefault(where, []).append(k)
+            here = self._hosts[met[rank][0]]
+            if len(here) > 1:
+                try:
+                    self._shake_hands(rank, here, listener, [name for _, name in met])
+                except (OSError, struct.error) as error:
+                    raise PeerGone(f"a rank of this host has ended: {error}") from error
+
+    def _shake_hands(
+        self, rank: int, here: list[int], listener: socket.socket, names: list[bytes]
+    ) -> None:
+        """A socket to each of the others; through it goes the descriptor of the arena."""
+        self.arena = OwnArena(len(here))
+        sockets = [socket.socket(socket.AF_UNIX) for other in here if other < rank]
+        for one, other in zip(sockets, here, strict=False):
+            one.connect(names[other])
+        sockets += [_accepted(listener) for other in here if other > rank]
+        for one in sockets:
+            socket.send_fds(one, [_RANK.pack(rank)], [self.arena.descriptor])
+        for one in sockets:
+            said, descriptors, _, _ = socket.recv_fds(one, _RANK.size, 1)
+            (other,) = _RANK.unpack(said)
+            self._peers[other] = _Peer(other, one, Arena(descriptors[0]), self.inbox, self.read_own)
+            os.close(descriptors[0])
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._peers
+
+    def are_together(self, ranks: Sequence[int]) -> bool:
+        """True if these ranks are on one host, whichever: all ranks answer alike."""
+        return any(set(ranks).issubset(here) for here in self._hosts.values())
+
+    def write(self, num_bytes: int, readers: int = 1) -> int:
+        """The start of a piece of this rank's arena, which so many ranks will read."""
+        assert self.arena is not None
+        start = self.arena.take(num_bytes)
+        self._readers[start] = readers
+        return start
+
+    def keep(self, num_bytes: int) -> int:
+        """The start of a piece of this rank's arena that is not given back."""
+        assert self.arena is not None
+        return self.arena.keep(num_bytes)
+
+    def written(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """What lies in this rank's arena."""
+        assert self.arena is not None
+        return self.arena.tensor(start, count, dtype)
+
+    def message(self, peer: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """What lies in the arena of another rank: a message, until `read` is told; or what that
+        rank keeps.
+        """
+        return self._peers[peer].arena.tensor(start, count, dtype)
+
+    def say(self, start: int, said: bytes) -> None:
+        """Write a few bytes into this rank's arena."""
+        assert self.arena is not None
+        self.arena.put(start, said)
+
+    def said(self, peer: int, start: int, count: int) -> bytes:
+        """What another rank said there."""
+        return self._peers[peer].arena.get(start, count)
+
+    def tell(self, peer: int, what: int, stream: int, start: int = 0) -> None:
+        """WRITTEN or POSTED.  stream: notes of one stream and kind are taken in the order told."""
+        self._peers[peer].tell(what, stream, start)
+
+    def read(self, peer: int, start: int) -> None:
+        """Tell the other rank that it may write there again."""
+        self._peers[peer].tell(_READ, 0, start)
+
+    def expect(self, peer: int, what: int, stream: int, note: Note) -> None:
+        """Take the next note of a stream: at once, or in the loop when it comes."""
+        self._peers[peer].expect(what, stream, note)
+
+    def read_own(self, start: int) -> None:
+        """One of its readers has read what lies in this rank's arena."""
+        self._readers[start] -= 1
+        if not self._readers[start]:
+            assert self.arena is not None
+            del self._readers[start]
+            self.arena.give(start)
+
+    def rest(self, ranks: Container[int]) -> None:
+        """Return when all of these ranks that are of this host have called this, and have heard all
+        that they were told before; those that have gone do not count.
+
+        Nobody may stop listening sooner: a rank whose notes find no room waits for the listener.
+        """
+        peers = [peer for rank, peer in self._peers.items() if rank in ranks]
+        waiting = {peer.rank for peer in peers}
+        for peer in peers:
+            peer.tell(_REST, 0, 0)
+            peer.expect(_REST, 0, lambda _, k=peer.rank: waiting.discard(k))  # type: ignore[misc]
+        while waiting or any(peer.behind for peer in peers):
+            self.inbox.turn()
+
+    def close(self) -> None:
+        """Leave; the others find this rank gone, if they still expect something."""
+        for peer in self._peers.values():
+            peer.close()
+        if self.arena is not None:
+            self.arena.close()
+
+
+class _Peer:
+    """The other end of one socket."""
+
+    def __init__(
+        self,
+        rank: int,
+        link: socket.socket,
+        arena: Arena,
+        inbox: Inbox[Any],
+        read: Callable[[int], None],
+    ) -> None:
+        self.rank = rank
+        self.arena = arena
+        self._link = link
+        self._inbox = inbox
+        self._read = read
+        self._gone = False
+        self._rest = b""  # of a note that came in two pieces
+        self.behind = b""  # notes for which the socket had no room
+        self._full = False
+        self._came: dict[tuple[int, int], deque[int]] = {}
+        self._expected: dict[tuple[int, int], deque[Note]] = {}
+        link.setblocking(False)
+        inbox.watch(link.fileno(), self._handle)
+
+    def tell(self, what: int, stream: int, start: int) -> None:
+        if not self._gone:
+            self.behind += _NOTE.pack(what, stream, start)
+            self._flush()
+
+    def expect(self, what: int, stream: int, note: Note) -> None:
+        came = self._came.get((what, stream))
+        if came:
+            note(came.popleft())
+        elif self._gone:
+            note(None)
+        else:
+            self._expected.setdefault((what, stream), deque()).append(note)
+
+    def _handle(self) -> None:
+        if self.behind:
+            self._flush()
+        try:
+            data = self._link.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        data = self._rest + data
+        whole = len(data) // _NOTE.size * _NOTE.size
+        self._rest = data[whole:]
+        for what, stream, start in _NOTE.iter_unpack(data[:whole]):
+            self._take(what, stream, start)
+
+    def _take(self, what: int, stream: int, start: int) -> None:
+        if what == _READ:
+            self._read(start)
+        elif expected := self._expected.get((what, stream)):
+            expected.popleft()(start)
+        else:
+            self._came.setdefault((what, stream), deque()).append(start)
+
+    def _flush(self) -> None:
+        """Send what can be sent; with a full socket, the rest when it has room."""
+        try:
+            self.behind = self.behind[self._link.send(self.behind) :]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self.behind = b""  # what the other said before it went can still be read
+        if self._full != bool(self.behind):
+            self._full = bool(self.behind)
+            self._inbox.watch(self._link.fileno(), self._handle, write=self._full)
+
+    def _lose(self) -> None:
+        self._gone, self.behind = True, b""
+        self._inbox.forget(self._link.fileno())
+        expected, self._expected = self._expected, {}
+        for notes in expected.values():
+            for note in notes:
+                note(None)
+
+    def close(self) -> None:
+        if not self._gone:
+            self._lose()
+        self._link.close()
+
+
+def _accepted(listener: socket.socket) -> socket.socket:
+    """From a process of the same user: a socket without a file is open to all of the machine."""
+    while True:
+        one, _ = listener.accept()
+        raw = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(raw)[1] == os.geteuid():
+            return one
+        one.close()
+
+
+def _machine() -> tuple[str, ...]:
+    """Equal for processes that can reach each other's sockets by name."""
+    with open("/proc/sys/kernel/random/boot_id") as boot:
+        return boot.read().strip(), os.readlink("/proc/self/ns/net")

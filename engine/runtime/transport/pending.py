@@ -1,0 +1,88 @@
+"""Pending: communication under way, by whatever transport."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flowrun.engine.ir.placement import Shape
+
+Callback = Callable[[], None]
+
+
+class PeerGone(RuntimeError):
+    """Another rank is not there any more, or cannot be reached."""
+
+
+class Pending(Protocol):
+    """A step of a boxing for a bucket of tensors, or one message, that has begun."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank sends for it, as the tables count; 0 for a receive."""
+
+    def wait(self) -> list[Tensor]:
+        """The tensors after the step (of a send: none), again at every call.
+
+        Blocks the host until then.  Raises PeerGone.
+        """
+
+    def on_done(self, callback: Callback) -> None:
+        """Call back, once, when `wait` will not block any more (it may raise).
+
+        At once if that is so already.
+        """
+
+
+class Settled:
+    """Nothing had to move."""
+
+    def __init__(self, result: list[Tensor]) -> None:
+        self.sent_bytes = 0
+        self._result = result
+
+    def wait(self) -> list[Tensor]:
+        """What was there all along."""
+        return self._result
+
+    def on_done(self, callback: Callback) -> None:
+        """At once."""
+        callback()
+
+
+# ---- messages of tensors of any dtypes ----------------------------------------------------------
+
+
+def put_tensors(message: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write tensors into a message (bytes, flat)."""
+    views = tensors_in(message, [t.shape for t in tensors], [t.dtype for t in tensors])
+    for view, tensor in zip(views, tensors, strict=True):
+        view.copy_(tensor)
+
+
+def tensors_in(
+    message: Tensor, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]
+) -> list[Tensor]:
+    """The tensors of a message, as views of it."""
+    out, start = [message] * len(shapes), 0
+    for k in _widest_first(dtypes):
+        size = math.prod(shapes[k]) * dtypes[k].itemsize
+        out[k] = message[start : start + size].view(dtypes[k]).view(shapes[k])
+        start += size
+    return out
+
+
+def num_bytes(shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> int:
+    """Of the message."""
+    pairs = zip(shapes, dtypes, strict=True)
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
+
+
+def _widest_first(dtypes: Iterable[torch.dtype]) -> list[int]:
+    """Order of tensors inside a message: each then starts where its dtype may start."""
+    sizes = [dtype.itemsize for dtype in dtypes]
+    return sorted(range(len(sizes)), key=lambda k: -sizes[k])

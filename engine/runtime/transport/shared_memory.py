@@ -1,0 +1,300 @@
+"""The transport between ranks of one host: messages lie in shared memory (neighbours.py).
+
+The same three functions as collectives.py.  A rank writes what others want of its tensors once, and
+each of the others adds or joins it straight from there: no copy beside, no thread, no socket that
+bytes go through.  All of it is done by the loop's own thread, where it picks the message up.  Sums
+run in order of the members, so all get the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER, Step
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.runtime.transport.neighbours import POSTED, WRITTEN, Neighbours
+from flowrun.engine.runtime.transport.pending import (
+    Callback,
+    PeerGone,
+    Pending,
+    Settled,
+    num_bytes,
+    put_tensors,
+    tensors_in,
+)
+from flowrun.engine.runtime.transport.transport import (
+    Layouts,
+    joined,
+    lies_by_columns,
+    put,
+    reduced,
+    sent_elements,
+    unpack,
+)
+
+_SMALL = 1 << 16  # bytes of tensors that are summed as one; they live as long as the last of them
+Starts = Mapping[int, int]  # peer -> where its message starts, in its arena
+
+
+class Exchange:
+    """Notes of other ranks under way."""
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        wanted: tuple[int, int],
+        peers: Sequence[int],
+        finish: Callable[[Starts], list[Tensor]],
+        sent_bytes: int,
+    ) -> None:
+        """wanted: what note of what stream, of each peer.  finish: reads what they wrote."""
+        self.sent_bytes = sent_bytes
+        self._inbox = neighbours.inbox
+        self._finish: Callable[[Starts], list[Tensor]] | None = finish
+        self._missing = len(peers)
+        self._starts: dict[int, int] = {}
+        self._gone: int | None = None
+        self._callback: Callback | None = None
+        self._result: list[Tensor] = []
+        for peer in peers:
+            neighbours.expect(peer, *wanted, lambda start, peer=peer: self._take(peer, start))  # type: ignore[misc]
+
+    @property
+    def _done(self) -> bool:
+        return not self._missing or self._gone is not None
+
+    def _take(self, peer: int, start: int | None) -> None:
+        if start is None:
+            self._gone = peer if self._gone is None else self._gone
+        else:
+            self._starts[peer] = start
+            self._missing -= 1
+        if self._done and self._callback:
+            callback, self._callback = self._callback, None
+            callback()
+
+    def wait(self) -> list[Tensor]:
+        """The tensors after the step (of a send: none), again at every call.
+
+        Raises PeerGone if a rank that takes part has ended.
+        """
+        while not self._done:
+            self._inbox.turn()
+        if self._missing:
+            raise PeerGone(f"rank {self._gone} has ended")
+        if self._finish is not None:
+            self._result = self._finish(self._starts)
+            self._finish = None  # what it holds may go
+        return self._result
+
+    def on_done(self, callback: Callback) -> None:
+        """Call back, once, when `wait` will not block: at once, or in the loop's thread."""
+        if self._done:
+            callback()
+        else:
+            self._callback = callback
+
+
+# ---- collectives ---------------------------------------------------------------------------------
+
+
+def start(
+    step: Step,
+    bucket: Sequence[Tensor],
+    layouts: Layouts,
+    neighbours: Neighbours,
+    stream: int,
+    ranks: Sequence[int],
+    index: int,
+) -> Pending:
+    """Begin a step that moves bytes, for a bucket of tensors of one dtype and kind of step.
+
+    layouts: one for each tensor (transport.layout_of).  ranks: the group, in order of their
+    coordinate on the axis.  index: this rank's.  stream: of this group alone; all members begin the
+    steps of a group in one order.  The bucket must not change before it is done, unless its owner
+    lets go of it; what `wait` returns is new memory.
+    """
+    dtype = bucket[0].dtype
+    if layouts.empty:
+        return Settled([bucket[0].new_empty(shape) for shape in layouts.after(index)])
+    member = _Member(
+        neighbours, stream, {rank: k for k, rank in enumerate(ranks) if k != index}, index, layouts
+    )
+    if step.kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER):  # all want the same, this rank too
+        finish = member.one_for_all(step, bucket)
+    else:
+        finish = member.one_for_each(step, bucket)
+    sent_bytes = sent_elements(step, layouts, index) * dtype.itemsize
+    return Exchange(neighbours, (WRITTEN, stream), list(member.others), finish, sent_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """This rank in its group, for one step of a bucket.  others: rank -> its index."""
+
+    neighbours: Neighbours
+    stream: int
+    others: Mapping[int, int]
+    index: int
+    layouts: Layouts
+
+    def one_for_all(self, step: Step, bucket: Sequence[Tensor]) -> Callable[[Starts], list[Tensor]]:
+        """Write a message that this rank reads as the others do: the bucket may go."""
+        dtype, layouts, neighbours = bucket[0].dtype, self.layouts, self.neighbours
+        sizes = [layouts.size(k, self.index) for k in range(layouts.parts)]
+        size = sizes[self.index]
+        begin = neighbours.write(size * dtype.itemsize, len(sizes))
+        put(bucket, neighbours.written(begin, size, dtype))
+        _tell(neighbours, self.others, self.stream, begin)
+
+        def finish(starts: Starts) -> list[Tensor]:
+            messages = [neighbours.written(begin, size, dtype)] * len(sizes)
+            for rank, k in self.others.items():
+                messages[k] = neighbours.message(rank, starts[rank], sizes[k], dtype)
+            if step.kind == ALL_GATHER:
+                out = joined(self._unpacked(messages), layouts)
+            elif size * dtype.itemsize <= _SMALL:
+                out = unpack(reduced(messages, step.reduce), layouts.after(self.index))
+            else:
+                columns = self._unpacked(messages)
+                out = [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
+            neighbours.read_own(begin)
+            self._tell_read(starts)
+            return out
+
+        return finish
+
+    def one_for_each(
+        self, step: Step, bucket: Sequence[Tensor]
+    ) -> Callable[[Starts], list[Tensor]]:
+        """Write a message for each of the others.  Pieces that lie by columns and are to be summed
+        are sent so, for who sums them turns the sum alone; behind the tensors, a byte for each says
+        which.
+        """
+        dtype, layouts, neighbours = bucket[0].dtype, self.layouts, self.neighbours
+        own, summed = layouts.pieces_for(bucket, self.index), step.kind == REDUCE_SCATTER
+        for rank, k in self.others.items():
+            pieces = layouts.pieces_for(bucket, k)
+            turned = [summed and lies_by_columns(piece) for piece in pieces]
+            size = layouts.size(self.index, k)
+            begin = neighbours.write(size * dtype.itemsize + len(pieces))
+            lying = [p.t() if turn else p for p, turn in zip(pieces, turned, strict=True)]
+            put(lying, neighbours.written(begin, size, dtype))
+            neighbours.say(begin + size * dtype.itemsize, bytes(turned))
+            _tell(neighbours, [rank], self.stream, begin)
+
+        def finish(starts: Starts) -> list[Tensor]:
+            columns = [own] * (len(self.others) + 1)
+            for rank, k in self.others.items():
+                start, size = starts[rank], layouts.size(k, self.index)
+                message = neighbours.message(rank, start, size, dtype)
+                turned = neighbours.said(rank, start + size * dtype.itemsize, len(own))
+                columns[k] = unpack(message, layouts.message(k, self.index), turned)
+            out = (
+                [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
+                if summed
+                else joined(columns, layouts)
+            )
+            self._tell_read(starts)
+            return out
+
+        return finish
+
+    def _unpacked(self, messages: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Those of all members, in order."""
+        shapes = (self.layouts.message(k, self.index) for k in range(self.layouts.parts))
+        return list(map(unpack, messages, shapes))
+
+    def _tell_read(self, starts: Starts) -> None:
+        for rank in self.others:
+            self.neighbours.read(rank, starts[rank])
+
+
+def _tell(neighbours: Neighbours, ranks: Iterable[int], stream: int, begin: int) -> None:
+    for rank in ranks:
+        neighbours.tell(rank, WRITTEN, stream, begin)
+
+
+def meet(neighbours: Neighbours, stream: int, ranks: Sequence[int], rank: int) -> Pending:
+    """Begin a meeting of a group that moves nothing: it is done when all have come to it."""
+    others = [other for other in ranks if other != rank]
+    _tell(neighbours, others, stream, 0)
+    return Exchange(neighbours, (WRITTEN, stream), others, lambda _: [], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a rank's arena that ranks of a group write and read as their own, to the end."""
+
+    neighbours: Neighbours
+    peer: int | None  # whose arena; None: this rank's
+    begin: int
+
+    def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """A flat view.  start: in bytes.  count: elements."""
+        if self.peer is None:
+            return self.neighbours.written(self.begin + start, count, dtype)
+        return self.neighbours.message(self.peer, self.begin + start, count, dtype)
+
+
+def share(
+    neighbours: Neighbours, stream: int, ranks: Sequence[int], rank: int, owner: int, num_bytes: int
+) -> Piece:
+    """Memory for a group; all members ask for it in one order, between the steps of the group.
+
+    owner: the rank in whose arena it lies.  Raises PeerGone if that has ended.
+    """
+    if rank == owner:
+        begin = neighbours.keep(num_bytes)
+        _tell(neighbours, [other for other in ranks if other != rank], stream, begin)
+        return Piece(neighbours, None, begin)
+    told: list[Starts] = []
+
+    def finish(starts: Starts) -> list[Tensor]:
+        told.append(starts)
+        return []
+
+    Exchange(neighbours, (WRITTEN, stream), [owner], finish, 0).wait()
+    return Piece(neighbours, owner, told[0][owner])
+
+
+# ---- messages between grids ----------------------------------------------------------------------
+
+
+def send(neighbours: Neighbours, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
+    """Begin one message of tensors of any dtypes; done when the other rank has posted its slot.
+
+    Messages of one tag arrive in the order sent.  The tensors may change at once.
+    """
+    size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
+    if not size:
+        return Settled([])
+    begin = neighbours.write(size)
+    put_tensors(neighbours.written(begin, size, torch.uint8), tensors)
+    neighbours.tell(target_rank, WRITTEN, tag, begin)
+    return Exchange(neighbours, (POSTED, tag), [target_rank], lambda _: [], size)
+
+
+def receive(
+    neighbours: Neighbours,
+    shapes: Sequence[Shape],
+    dtypes: Sequence[torch.dtype],
+    source_rank: int,
+    tag: int,
+) -> Pending:
+    """Post the slot for one message of `send`, of which both sides know the shapes and dtypes."""
+    size = num_bytes(shapes, dtypes)
+    if not size:
+        return Settled(tensors_in(torch.empty(0, dtype=torch.uint8), shapes, dtypes))
+
+    def finish(starts: Starts) -> list[Tensor]:
+        message = neighbours.message(source_rank, starts[source_rank], size, torch.uint8).clone()
+        neighbours.read(source_rank, starts[source_rank])
+        return tensors_in(message, shapes, dtypes)
+
+    neighbours.tell(source_rank, POSTED, tag)
+    return Exchange(neighbours, (WRITTEN, tag), [source_rank], finish, 0)

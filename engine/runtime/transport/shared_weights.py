@@ -1,0 +1,98 @@
+"""Side by side: the weights that ranks of one host hold in pieces and read whole, in one memory
+(engine/lowering/shared_weights.py says which).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+
+from flowrun.engine.actors.plan import BoxWork, Plan
+from flowrun.engine.runtime.transport.transport import Layout, layout_of
+
+
+class Memory(Protocol):
+    """Memory that a group of ranks shares."""
+
+    def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat view, whose storage is no larger.  start: in bytes.  count: elements."""
+
+
+# (ranks of a group, the one of them in whose memory it is to lie, bytes) -> memory for all of them;
+# None if they share none
+Share = Callable[[tuple[int, ...], int, int], Memory | None]
+
+
+class Weight(NamedTuple):
+    """A variable as one rank has it.  piece: what it holds, a part of the whole.  axis: of the
+    placement, along which the pieces lie.
+    """
+
+    axis: int
+    whole: torch.Tensor
+    piece: torch.Tensor
+
+
+def side_by_side(plan: Plan, rank: int, share: Share) -> dict[str, Weight]:
+    """Memory for the variables of a rank that its host has once; nothing is written there.
+
+    All ranks of a group ask `share` for theirs in one order.
+    """
+    placement = plan.placements[plan.stage_of(rank)]
+    coordinate = placement.coordinate(rank)
+    lying = _lying(plan, rank)
+    # the largest first: the members of a group, which all count alike, shall have as much each
+    sizes = {name: math.prod(layout.shape) for name, (layout, _) in lying.items()}
+    held: Counter[tuple[tuple[int, ...], int]] = Counter()  # (group, member) -> bytes
+    found: dict[str, Weight] = {}
+    for name in sorted(lying, key=lambda name: -sizes[name]):
+        (layout, axis), dtype = lying[name], plan.graph.tensors[name].dtype
+        group = placement.group(rank, axis)
+        owner = min((held[group, member], member) for member in group)[1]
+        held[group, owner] += sizes[name] * dtype.itemsize
+        memory = share(group, owner, sizes[name] * dtype.itemsize)
+        if memory is not None:
+            index = coordinate[axis]
+            before = sum(math.prod(layout.before(k)) for k in range(index))
+            found[name] = Weight(
+                axis,
+                _view(memory, 0, layout.shape, dtype),
+                _view(memory, before, layout.before(index), dtype),
+            )
+    return found
+
+
+def wholes(plan: Plan, there: Mapping[str, Weight]) -> dict[int, list[torch.Tensor]]:
+    """Of each gather whose variables lie so, what it makes."""
+    return {
+        actor.id: [there[read].whole for read, _ in actor.work.pairs]
+        for actor in plan.actors
+        if isinstance(actor.work, BoxWork) and actor.work.one_copy
+        if all(
+            read in there and there[read].axis == actor.work.step.axis
+            for read, _ in actor.work.pairs
+        )
+    }
+
+
+def _lying(plan: Plan, rank: int) -> dict[str, tuple[Layout, int]]:
+    """Variables of a rank's stage to lie so: how, and over which axis."""
+    stage = plan.stage_of(rank)
+    placement, coordinate = plan.placements[stage], plan.placements[stage].coordinate(rank)
+    found: dict[str, tuple[Layout, int]] = {}
+    for actor in plan.stage_actors(stage):
+        if isinstance(actor.work, BoxWork) and actor.work.one_copy:
+            for step, (read, made) in zip(actor.work.steps, actor.work.pairs, strict=True):
+                shape, op = plan.graph.tensors[read].shape, plan.graph.producer[made]
+                layout = layout_of(step, shape, op.in_sbp[0], placement.shape, coordinate)
+                found[read] = layout, step.axis
+    return found
+
+
+def _view(memory: Memory, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """start: in elements."""
+    return memory.tensor(start * dtype.itemsize, math.prod(shape), dtype).view(shape)

@@ -1,0 +1,384 @@
+"""What a boxing does to bytes: messages cut, joined and summed; and a transport in one process.
+
+The tensor functions are pure and serve both transports: the virtual one (`run_group`, `run_route`:
+all members at once, every byte that crosses counted) and torch.distributed (collectives.py).
+Sums run in order of the members: a result does not depend on timing, all members get the same bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flowrun.engine.boxing.boxing import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    EXCHANGE,
+    REDUCE_SCATTER,
+    SLICE,
+    Step,
+    replaced,
+)
+from flowrun.engine.boxing.crossing import Send
+from flowrun.engine.ir.placement import (
+    Shape,
+    Slices,
+    local_shape,
+    split_range,
+)
+from flowrun.engine.ir.sbp import B, NdSbp, S, Sbp, Split
+
+Place = tuple[int, int, int]  # dim, start, length
+_ROWS = 512  # of a piece by columns, turned at a time
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "logsumexp": torch.logaddexp,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one tensor of a bucket lies on a group before and after a step.
+
+    shape: of the tensor that the group shares: this axis' split undone, those of the others not.
+    parts: members of the group.  Uneven splits are balanced (placement.split_range).
+    """
+
+    shape: Shape
+    parts: int
+    source: Sbp
+    target: Sbp
+
+    def before(self, index: int) -> Shape:
+        """Shape of what member `index` holds before the step."""
+        return self._piece(self.source, index, self.shape)
+
+    def after(self, index: int) -> Shape:
+        """Shape of what member `index` holds after the step."""
+        return self._piece(self.target, index, self.shape)
+
+    def message(self, sender: int, receiver: int) -> Shape:
+        """Shape of what goes from one member to another."""
+        return self._piece(self.target, receiver, self.before(sender))
+
+    def place(self, receiver: int) -> Place | None:
+        """Where in what a member holds before the step lies what another one wants of it."""
+        if not isinstance(self.target, Split):
+            return None
+        dim = self.target.dim
+        return dim, *split_range(self.shape[dim], self.parts, receiver)
+
+    def _piece(self, sbp: Sbp, index: int, shape: Shape) -> Shape:
+        if not isinstance(sbp, Split):
+            return shape
+        _, length = split_range(self.shape[sbp.dim], self.parts, index)
+        return (*shape[: sbp.dim], length, *shape[sbp.dim + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Those of a bucket.  What follows from them alone is worked out once: a step is done again and
+    again, and Python is slow just behind an act that has had the caches to itself.
+    """
+
+    each: tuple[Layout, ...]
+    _shapes: dict[tuple[int, int], list[Shape]] = field(default_factory=dict, repr=False)
+    _places: dict[int, list[Place | None]] = field(default_factory=dict, repr=False)
+
+    @property
+    def parts(self) -> int:
+        """Members of the group."""
+        return self.each[0].parts
+
+    @property
+    def empty(self) -> bool:
+        """True if no tensor has an element."""
+        return not any(math.prod(layout.shape) for layout in self.each)
+
+    def after(self, index: int) -> list[Shape]:
+        """Shapes of what a member holds after the step."""
+        return [layout.after(index) for layout in self.each]
+
+    def message(self, sender: int, receiver: int) -> list[Shape]:
+        """Shapes of the pieces in the message from one member to another."""
+        found = self._shapes.get((sender, receiver))
+        if found is None:
+            found = [layout.message(sender, receiver) for layout in self.each]
+            self._shapes[sender, receiver] = found
+        return found
+
+    def size(self, sender: int, receiver: int) -> int:
+        """Elements in that message."""
+        return sum(map(math.prod, self.message(sender, receiver)))
+
+    def pieces_for(self, bucket: Sequence[Tensor], receiver: int) -> list[Tensor]:
+        """What another member wants of each tensor, as views."""
+        places = self._places.get(receiver)
+        if places is None:
+            places = self._places[receiver] = [layout.place(receiver) for layout in self.each]
+        pairs = zip(bucket, places, strict=True)
+        return [tensor if place is None else tensor.narrow(*place) for tensor, place in pairs]
+
+
+def layout_of(
+    step: Step, shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]
+) -> Layout:
+    """The layout for the group of the rank at `coordinate`; `nd_sbp`: before the step."""
+    shared = local_shape(shape, replaced(nd_sbp, step.axis, B), grid, coordinate)
+    return Layout(shared, grid[step.axis], step.source, step.target)
+
+
+# ---- local steps --------------------------------------------------------------------------------
+
+
+def local_step(
+    step: Step,
+    tensor: Tensor,
+    shape: Shape,
+    nd_sbp: NdSbp,
+    grid: tuple[int, ...],
+    coordinate: tuple[int, ...],
+) -> Tensor:
+    """Do slice, pad or keep on the rank at `coordinate`; the result is new memory.
+
+    shape: logical.  nd_sbp: before the step.
+    """
+    layout = layout_of(step, shape, nd_sbp, grid, coordinate)
+    index = coordinate[step.axis]
+    if step.kind == SLICE:
+        piece = _cut(tensor, layout.target, layout.parts, index)
+        return piece.clone(memory_format=torch.contiguous_format)
+    padded = tensor.new_full(layout.shape, identity(step.reduce, tensor.dtype))
+    if isinstance(step.source, Split):
+        _cut(padded, step.source, layout.parts, index).copy_(tensor)
+    elif index == 0:
+        padded.copy_(tensor)
+    return padded
+
+
+def identity(reduce: str, dtype: torch.dtype) -> float | int | bool:
+    """The value that does not count: 0 in a sum, the greatest in a min, else the least."""
+    if reduce == "sum" or dtype == torch.bool:
+        return reduce == "min" if dtype == torch.bool else 0
+    if dtype.is_floating_point:
+        return math.inf if reduce == "min" else -math.inf
+    info = torch.iinfo(dtype)
+    return info.max if reduce == "min" else info.min
+
+
+# ---- messages -----------------------------------------------------------------------------------
+
+
+def pack(tensors: Iterable[Tensor]) -> Tensor:
+    """One new flat message of tensors of one dtype."""
+    given = list(tensors)
+    return put(given, given[0].new_empty(sum(tensor.numel() for tensor in given)))
+
+
+def put(tensors: Sequence[Tensor], message: Tensor) -> Tensor:
+    """Fill a flat message with them, row by row; the message."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return torch.cat([tensor.view(-1) for tensor in tensors], out=message)
+    for view, tensor in zip(unpack(message, [x.shape for x in tensors]), tensors, strict=True):
+        _copy(view, tensor)
+    return message
+
+
+def _copy(rows: Tensor, tensor: Tensor) -> None:
+    """Fill contiguous memory.  torch turns a whole transposed matrix block by block, but a piece of
+    one element by element: so a piece is made whole, some rows at a time, which a cache holds.
+    """
+    if tensor.dim() != 2 or tensor.stride(0) != 1 or tensor.stride(1) in (1, tensor.shape[0]):
+        rows.copy_(tensor)
+        return
+    for to, some in zip(rows.split(_ROWS), tensor.split(_ROWS), strict=True):
+        to.copy_(some.t().contiguous().t())
+
+
+def unpack(
+    message: Tensor, shapes: Sequence[Shape], turned: Iterable[int] = itertools.repeat(False)
+) -> list[Tensor]:
+    """The tensors of a message, as views of it.  turned: of each, whether it lies by columns."""
+    parts = message.split([math.prod(shape) for shape in shapes])
+    return [
+        part.view(shape[::-1]).t() if by_columns else part.view(shape)
+        for part, shape, by_columns in zip(parts, shapes, turned, strict=False)
+    ]
+
+
+def outgoing(bucket: Sequence[Tensor], layouts: Layouts, receiver: int) -> Tensor:
+    """What a member sends to another one, as one message."""
+    return pack(layouts.pieces_for(bucket, receiver))
+
+
+def incoming(messages: Sequence[Tensor], layouts: Layouts, receiver: int) -> list[Tensor]:
+    """A member's tensors after an all-gather or all-to-all; a message of each member, own too."""
+    return joined(
+        [
+            unpack(message, layouts.message(sender, receiver))
+            for sender, message in enumerate(messages)
+        ],
+        layouts,
+    )
+
+
+def joined(columns: Sequence[Sequence[Tensor]], layouts: Layouts) -> list[Tensor]:
+    """The same, of the pieces that each member has sent."""
+    out = []
+    for layout, pieces in zip(layouts.each, zip(*columns, strict=True), strict=True):
+        assert isinstance(layout.source, Split)
+        out.append(torch.cat(pieces, layout.source.dim))
+    return out
+
+
+def reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
+    """The messages of all members (two or more) made one, in order of the members; new memory,
+    contiguous.
+    """
+    if all(map(lies_by_columns, messages)):  # turned once, behind the sum
+        rows = messages[0].new_empty(messages[0].shape)
+        for to, *some in zip(rows.split(_ROWS), *(m.split(_ROWS) for m in messages), strict=True):
+            to.copy_(_reduced([each.t() for each in some], reduce).t())
+        return rows
+    return _reduced([_by_rows(message) for message in messages], reduce)
+
+
+def _reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
+    first, second, *others = messages
+    total = REDUCTIONS[reduce](first, second).contiguous()
+    for message in others:
+        REDUCTIONS[reduce](total, message, out=total)
+    return total
+
+
+def lies_by_columns(piece: Tensor) -> bool:
+    """True of a matrix whose columns lie one behind the other, as gradients of weights may."""
+    return piece.dim() == 2 and piece.stride(0) == 1 and not piece.is_contiguous()
+
+
+def _by_rows(piece: Tensor) -> Tensor:
+    """The piece, or a copy where its columns lie one behind the other: to add such a one to rows
+    takes longer.
+    """
+    if piece.is_contiguous() or piece.stride(-1) == 1:
+        return piece
+    rows = piece.new_empty(piece.shape)
+    _copy(rows, piece)
+    return rows
+
+
+def sent_elements(step: Step, layouts: Layouts, index: int) -> int:
+    """Elements that member `index` puts on the wire; the sum over members is boxing's table."""
+    parts = layouts.parts
+    if step.kind == ALL_REDUCE:
+        total = layouts.size(index, index)
+        _, own = split_range(total, parts, index)
+        return total - own + (parts - 1) * own
+    return sum(layouts.size(index, other) for other in range(parts) if other != index)
+
+
+def _cut(tensor: Tensor, sbp: Sbp, parts: int, index: int) -> Tensor:
+    """The piece of member `index`, as a view; the whole unless sbp splits."""
+    if not isinstance(sbp, Split):
+        return tensor
+    return tensor.narrow(sbp.dim, *split_range(tensor.shape[sbp.dim], parts, index))
+
+
+# ---- the virtual transport ----------------------------------------------------------------------
+
+
+def run_group(
+    step: Step, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
+) -> tuple[list[list[Tensor]], list[int]]:
+    """Do a collective for a whole group.
+
+    pieces[member]: a bucket of tensors of one dtype, one for each layout.  Returns the buckets
+    after the step, and the bytes that each member sent to others.  Every piece goes straight to who
+    wants it; an all-reduce is a reduce-scatter and an all-gather of the flat bucket, unless it is
+    exchanged.
+    """
+    if step.kind == ALL_REDUCE:
+        return _all_reduce(step, pieces, layouts)
+    members = range(len(pieces))
+    sent = [0 for _ in members]
+    out: list[list[Tensor]] = []
+    for receiver in members:
+        inbox = []
+        for sender in members:
+            message = outgoing(pieces[sender], layouts, receiver)
+            inbox.append(message)
+            sent[sender] += message.nbytes if sender != receiver else 0
+        if step.kind in (REDUCE_SCATTER, EXCHANGE):
+            total = reduced(inbox, step.reduce)
+            out.append(unpack(total, layouts.after(receiver)))
+        else:
+            assert step.kind in (ALL_GATHER, ALL_TO_ALL), f"{step} moves nothing"
+            out.append(incoming(inbox, layouts, receiver))
+    return out, sent
+
+
+def _all_reduce(
+    step: Step, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
+) -> tuple[list[list[Tensor]], list[int]]:
+    parts = len(pieces)
+    size = layouts.size(0, 0)
+    scatter, gather = Step(step.axis, step.source, S(0)), Step(step.axis, S(0), B)
+    flat = [[pack(bucket)] for bucket in pieces]
+    scattered = Layouts((Layout((size,), parts, step.source, S(0)),))
+    gathered = Layouts((Layout((size,), parts, S(0), B),))
+    shards, sent = run_group(scatter, flat, scattered)
+    whole, sent_back = run_group(gather, shards, gathered)
+    out = [unpack(message, layouts.after(0)) for (message,) in whole]
+    return out, [there + back for there, back in zip(sent, sent_back, strict=True)]
+
+
+# ---- between grids ------------------------------------------------------------------------------
+
+
+def cut(piece: Tensor, held: Slices, region: Slices) -> Tensor:
+    """The values of a region, in logical coordinates, of a piece that holds the slices `held`; a
+    view.
+    """
+    for dim, ((start, _), (low, length)) in enumerate(zip(held, region, strict=True)):
+        piece = piece.narrow(dim, low - start, length)
+    return piece
+
+
+def join(parts: Sequence[tuple[Slices, Tensor]], held: Slices) -> Tensor:
+    """The piece that holds the slices `held`, from regions that tile it."""
+    if len(parts) == 1:
+        return parts[0][1]
+    piece = parts[0][1].new_empty([length for _, length in held])
+    for region, values in parts:
+        view = piece
+        for dim, ((start, _), (low, length)) in enumerate(zip(held, region, strict=True)):
+            view = view.narrow(dim, low - start, length)
+        view.copy_(values)
+    return piece
+
+
+def run_route(
+    sends: Sequence[Send],
+    pieces: Mapping[int, Tensor],
+    held: Mapping[int, Slices],
+    wanted: Mapping[int, Slices],
+) -> tuple[dict[int, Tensor], dict[int, int]]:
+    """Do a route: pieces by source rank -> (pieces by target rank, bytes sent by source rank).
+
+    held, wanted: slices of each source and each target rank (crossing.held_by).
+    """
+    sent = dict.fromkeys(held, 0)
+    inbox: dict[int, list[tuple[Slices, Tensor]]] = {rank: [] for rank in wanted}
+    for send in sends:
+        values = cut(pieces[send.source], held[send.source], send.region)
+        inbox[send.target].append((send.region, values))
+        sent[send.source] += values.nbytes if send.source != send.target else 0
+    return {rank: join(parts, wanted[rank]) for rank, parts in inbox.items()}, sent
