@@ -15,8 +15,8 @@ from flowrun.engine.passes.layout.infer_sbp import inferred
 from flowrun.engine.passes.search.search_sbp import Searched, searched
 from flowrun.engine.pipeline import LAYOUT
 from flowrun.engine.strategy import Auto
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
 
 TABLE = "<!-- tables: python docs/auto.py -->\n"
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").glob("*.yaml"))
@@ -80,7 +80,7 @@ def search_of(keys: Sequence[str], pins: bool) -> tuple[Searched, float]:
     graph = captured(job.task, job.example, strategy)
     for rewrite in LAYOUT[:-1]:
         graph = rewrite(graph, strategy)
-    gc.disable()  # as launcher/job.py does while a plan is made
+    gc.disable()  # as launcher/job/job.py does while a plan is made
     begin = time.process_time()
     found = searched(graph, strategy, inferred)
     seconds = time.process_time() - begin

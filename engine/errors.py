@@ -7,7 +7,7 @@
     └── RunError     a rank failed while running; `where` is a rank and an actor
 
 The engine knows only dotted keys (`sbp.blocks.*.attn`); places in files are the launcher's business
-(launcher/locate.py).
+(launcher/recipe/locate.py).
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.engine.runtime.process import heap
-from flowrun.launcher import doing
-from flowrun.launcher.garbage import uncollected
+from flowrun.launcher.job.garbage import uncollected
+from flowrun.launcher.terminal import doing
 
 COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "calibrate", "recipes")
 _READ_RECIPES = ("run", "plan", "verify", "resume")
@@ -169,11 +169,11 @@ def _check_words(given: Sequence[str]) -> None:
     options = {name for each in command.params for name in each.opts} | {"--help", "-h"}
     for text in given[1:]:
         if text.startswith("--") and text.partition("=")[0] not in options:
-            from flowrun.launcher.errors import bad_option
+            from flowrun.launcher.recipe.errors import bad_option
 
             raise bad_option(text, sorted(options))
     if given[0] == "run" and len(given) > 1 and given[1].isalpha():
-        from flowrun.launcher.errors import bad_command
+        from flowrun.launcher.recipe.errors import bad_command
 
         if error := bad_command(given[1], COMMANDS):
             raise error
@@ -298,11 +298,11 @@ def resume(
     """Go on with a run (see _RESUME_HELP)."""
     file = run_folder / "recipe.yaml"
     with _errors_shown([f"recipe={file}", *(overrides or [])], config_dir):
-        from flowrun.launcher.resume import checkpoint_of, resumed
+        from flowrun.launcher.commands.resume import checkpoint_of, resumed
 
         start = checkpoint_of(run_folder, step)
         recipe = resumed(start, overrides or [], config_dir)
-        from flowrun.launcher.progress import Progress
+        from flowrun.launcher.report.progress import Progress
         from flowrun.launcher.run import run as run_recipe
 
         run_recipe(recipe, run_folder, Progress(), start)
@@ -320,7 +320,7 @@ def export(
 ) -> None:
     """Write the weights of a run (see _EXPORT_HELP)."""
     with _errors_shown([], None):
-        from flowrun.launcher.export import export as export_weights
+        from flowrun.launcher.commands.export import export as export_weights
 
         typer.echo(export_weights(run_folder, step, to))
 
@@ -339,7 +339,7 @@ def bench(
         from flowrun.launcher.bench.foreseen.story import foresee
         from flowrun.launcher.bench.story import bench as run_suite
         from flowrun.launcher.bench.suite import Suite, load_suite
-        from flowrun.launcher.console import wide_console
+        from flowrun.launcher.terminal.console import wide_console
 
         suite, folder = load_suite(given, config_dir)
         if not isinstance(suite, Suite):
@@ -371,10 +371,10 @@ def calibrate(
     if "=" in str(file):  # FILE left out
         given, file = [str(file), *given], Path("profiles/hardware/mine.yaml")
     with _errors_shown(given, config_dir):
-        from flowrun.launcher import calibrate as story
-        from flowrun.launcher.calibrate_ops import show_ops, with_ops
-        from flowrun.launcher.console import wide_console
-        from flowrun.launcher.profile import of_file, shipped
+        from flowrun.launcher.commands import calibrate as story
+        from flowrun.launcher.commands.calibrate_ops import show_ops, with_ops
+        from flowrun.launcher.recipe.hardware_keys import of_file, shipped
+        from flowrun.launcher.terminal.console import wide_console
 
         console = wide_console()
         recipe = _load(given, config_dir) if given else None
@@ -405,7 +405,7 @@ def recipes() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from flowrun.launcher.hydra_source import FOLDERS, describe, recipe_names
+    from flowrun.launcher.recipe.hydra_source import FOLDERS, describe, recipe_names
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -424,7 +424,7 @@ def _print_rows(rows: Sequence[Any]) -> None:
     """A table of dataclasses: their fields are the columns."""
     from rich.table import Table
 
-    from flowrun.launcher.console import wide_console
+    from flowrun.launcher.terminal.console import wide_console
 
     names = [field.name for field in fields(rows[0])] if rows else []
     table = Table(box=None, pad_edge=False)
@@ -440,7 +440,7 @@ def _print_rows(rows: Sequence[Any]) -> None:
 
 def _load(overrides: list[str], config_dir: str | None) -> Any:
     with uncollected():
-        from flowrun.launcher.recipe import load
+        from flowrun.launcher.recipe.compose import load
 
     return load(overrides, config_dir)
 
@@ -457,11 +457,11 @@ def _errors_shown(overrides: list[str], config_dir: str | None) -> Iterator[None
     except Exception as error:
         if isinstance(error, typer.Exit) or os.environ.get(TRACEBACK) == "1":
             raise
-        from flowrun.launcher.errors import explain
+        from flowrun.launcher.recipe.errors import explain
 
         status = RECIPE_WRONG if isinstance(error, FlowrunError) else RUN_FAILED
         if not isinstance(error, FlowrunError):
-            from flowrun.launcher.failure import own_fault
+            from flowrun.launcher.launch.failure import own_fault
 
             error = own_fault(error)
         text = explain(error, overrides, config_dir)

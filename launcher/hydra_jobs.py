@@ -14,8 +14,8 @@ from typing import Any
 import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError
-from flowrun.launcher import doing
-from flowrun.launcher.garbage import uncollected
+from flowrun.launcher.job.garbage import uncollected
+from flowrun.launcher.terminal import doing
 
 
 def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -> list[Any]:
@@ -25,8 +25,14 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
     with uncollected():
         import hydra
 
-        from flowrun.launcher.errors import from_hydra
-        from flowrun.launcher.recipe import CONFIG_MODULE, CONFIG_NAME, register, schema, spell
+        from flowrun.launcher.recipe.compose import (
+            CONFIG_MODULE,
+            CONFIG_NAME,
+            register,
+            schema,
+            spell,
+        )
+        from flowrun.launcher.recipe.errors import from_hydra
 
         register()
         spelled = spell(overrides)
@@ -60,7 +66,7 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from flowrun.launcher.recipe import regrouped, to_recipe
+    from flowrun.launcher.recipe.compose import regrouped, to_recipe
 
     try:
         if HydraConfig.get().job.chdir:
@@ -80,7 +86,7 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
             return _submitted(recipe, Path(HydraConfig.get().runtime.output_dir))
         doing.doing("importing torch")
         with uncollected():
-            from flowrun.launcher.progress import Progress
+            from flowrun.launcher.report.progress import Progress
             from flowrun.launcher.run import run as run_recipe
 
         return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
@@ -101,7 +107,7 @@ def _submitted(recipe: Any, folder: Path) -> Any:
     typer.echo(f"submitted: {submitted}")
     if not recipe.launch.slurm.wait or HydraConfig.get().mode == RunMode.MULTIRUN:
         return submitted
-    from flowrun.launcher.progress import Progress
+    from flowrun.launcher.report.progress import Progress
 
     report = submitted.report()
     Progress().finished(report, folder)

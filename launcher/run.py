@@ -17,24 +17,25 @@ from rich.console import Console
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
-from flowrun.launcher import trace, weights
-from flowrun.launcher.beside import apart
-from flowrun.launcher.checkpoint import Checkpoint, alone, prepare
-from flowrun.launcher.compiling import check_runs, kernels_of
-from flowrun.launcher.device import may_use_gpus
-from flowrun.launcher.elastic import execute_local
-from flowrun.launcher.failure import compiling
-from flowrun.launcher.job import Job
-from flowrun.launcher.notes import notes
-from flowrun.launcher.progress import Progress
-from flowrun.launcher.record import Record
-from flowrun.launcher.report import Report
-from flowrun.launcher.schema import Recipe
-from flowrun.launcher.show import plan_report
-from flowrun.launcher.virtual import execute_virtual
+from flowrun.launcher.job.compiling import check_runs, kernels_of
+from flowrun.launcher.job.forked import apart
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.launch.elastic import execute_local
+from flowrun.launcher.launch.failure import compiling
+from flowrun.launcher.launch.virtual import execute_virtual
+from flowrun.launcher.recipe.device import may_use_gpus
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.report import trace
+from flowrun.launcher.report.notes import notes
+from flowrun.launcher.report.progress import Progress
+from flowrun.launcher.report.record import Record
+from flowrun.launcher.report.report import Report
+from flowrun.launcher.report.show import plan_report
+from flowrun.launcher.store import weights
+from flowrun.launcher.store.checkpoint import Checkpoint, alone, prepare
 
 if TYPE_CHECKING:
-    from flowrun.launcher.verify import Comparison
+    from flowrun.launcher.commands.verify import Comparison
 
 
 def run(
@@ -76,7 +77,7 @@ def run(
 
 def _resumed(job: Job, start: Checkpoint) -> tuple[str, ...]:
     """Put the job where the checkpoint left it; what a person should know."""
-    from flowrun.launcher import resume  # imports what few runs need: 0.8 s
+    from flowrun.launcher.commands import resume  # imports what few runs need: 0.8 s
 
     resume.restore(job, start)
     return tuple(resume.notes(job, start))
@@ -86,8 +87,8 @@ def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, R
     """The recipe as it will run; with its plan, where flowrun has placed it."""
     if not recipe.auto.placement:
         return recipe, None
-    from flowrun.launcher.auto.show import summary
-    from flowrun.launcher.auto.story import place
+    from flowrun.launcher.place.show import summary
+    from flowrun.launcher.place.story import place
 
     placed = apart(lambda: place(recipe)) if may_use_gpus(recipe) else place(recipe)
     if progress:
@@ -107,14 +108,14 @@ def plan_text(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None =
     with console.capture() as text:
         planned = None
         if recipe.auto.placement:
-            from flowrun.launcher.auto.show import table
-            from flowrun.launcher.auto.story import place
+            from flowrun.launcher.place.show import table
+            from flowrun.launcher.place.story import place
 
             placed = place(recipe)
             recipe, planned = placed.recipe, placed.training
             console.print(table(placed.found), "")
             if save:
-                from flowrun.launcher.auto.saved import save as write
+                from flowrun.launcher.place.saved import save as write
 
                 write(placed, list(overrides), save)
         console.print(plan_report(Job(recipe, values=False, planned=planned), width))
@@ -125,6 +126,6 @@ def plan_text(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None =
 
 def verify(recipe: Recipe) -> Comparison:
     """A few steps of the recipe under every layout, each beside plain torch."""
-    from flowrun.launcher.verify import compare_layouts
+    from flowrun.launcher.commands.verify import compare_layouts
 
     return compare_layouts(recipe, run)

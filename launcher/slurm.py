@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
-from flowrun.launcher.checkpoint import prepare
-from flowrun.launcher.hosts import ranks_of_a_host
-from flowrun.launcher.job import Job
-from flowrun.launcher.report import Report
-from flowrun.launcher.resume import continued
+from flowrun.launcher.commands.resume import continued
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.launch.hosts import ranks_of_a_host
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.report.report import Report
 from flowrun.launcher.run import run
-from flowrun.launcher.schema import Recipe
+from flowrun.launcher.store.checkpoint import prepare
 
 _NO_GPU = "no GPU was asked for: launch.device=cuda asks for one a rank"
 _PORTS = range(20_000, 30_000)  # where hosts meet; the job's number chooses

@@ -18,7 +18,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.suite import Suite, load_suite
 from flowrun.launcher.cli import COMMANDS
-from flowrun.launcher.recipe import load, spell
+from flowrun.launcher.recipe.compose import load, spell
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# One line a level: folders of a level do not import each other, nor those of a later level.
-LEVELS = (
+# One line a level: folders of a level do not import each other, nor those of a later level.  A file
+# at the top of engine/ or launcher/ has a level of its own.
+ENGINE = (
     ("errors", "own_files", "user_code", "ir", "runtime/process"),
     ("hardware", "ops"),
     ("ops/expansions", "boxing", "strategy"),
@@ -27,23 +28,42 @@ LEVELS = (
     ("runtime/drivers",),
     ("runtime/calibration",),
 )
+LAUNCHER = (
+    ("terminal",),
+    ("recipe",),
+    ("model", "store"),
+    ("job",),
+    ("report",),
+    ("launch", "place"),
+    ("commands",),
+    ("run",),
+    ("bench", "slurm"),
+    ("hydra_jobs",),
+    ("cli",),
+)
+BENCH = "launcher/bench"
+# thin: names that users know
+PUBLIC_NAMES = {"launcher/weights.py", "launcher/multirun.py"}
 # an op may carry rows of its own, which speak of ops: types alone
-TYPES_ALONE = {("ir/graph.py", "ops/table.py")}
+TYPES_ALONE = {("engine/ir/graph.py", "engine/ops/table.py")}
 MOST_FILES = 14
-WIDE = {"ops": "one family of ops a file"}
-FILES = sorted((ROOT / "engine").rglob("*.py"))
+WIDE = {"engine/ops": "one family of ops a file"}
+FILES = sorted(file for top in ("engine", "launcher") for file in (ROOT / top).rglob("*.py"))
 
 
 def level_of(file: str) -> int:
-    """The level of a file of engine/, by its folder, or by its own name at the top."""
-    folder = file.rpartition("/")[0] or file.removesuffix(".py")
-    while folder and not any(folder in level for level in LEVELS):
+    """The level of a file, by its folder, or by its own name at the top; -1: it has none."""
+    top, _, rest = file.partition("/")
+    levels = {"engine": ENGINE, "launcher": LAUNCHER}.get(top, ())
+    folder = rest.rpartition("/")[0] or rest.removesuffix(".py")
+    while folder and not any(folder in level for level in levels):
         folder = folder.rpartition("/")[0]
-    return next((k for k, level in enumerate(LEVELS) if folder in level), -1)
+    found = next((k for k, level in enumerate(levels) if folder in level), -1)
+    return found + (len(ENGINE) if top == "launcher" and found >= 0 else 0)
 
 
 def imported(file: Path) -> set[str]:
-    """Files of engine/ that a file imports, wherever in it."""
+    """Files of flowrun that a file imports, wherever in it."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -57,20 +77,28 @@ def imported(file: Path) -> set[str]:
     return found
 
 
+def room_of(file: str) -> str:
+    """Its folder; the bench, with its peers and foreseen figures, is one."""
+    return BENCH if file.startswith(f"{BENCH}/") else file.rpartition("/")[0]
+
+
 def back_arrows(file: Path) -> list[str]:
     """What a file imports though it comes later, or beside it in another folder."""
-    name, found = file.relative_to(ROOT / "engine").as_posix(), []
+    name, found = file.relative_to(ROOT).as_posix(), []
     for target in imported(file):
-        other = target.removeprefix("engine/")
-        same = name.rpartition("/")[0] == other.rpartition("/")[0] != ""
-        comes_before = target.startswith("engine/") and level_of(other) < level_of(name)
-        if not same and not comes_before and (name, other) not in TYPES_ALONE:
+        outside = target.startswith(("models/", "testing/", "conf/"))
+        if (outside and not name.startswith("engine/")) or (name, target) in TYPES_ALONE:
+            continue
+        rooms = [room_of(path) for path in (name, target)]
+        same = rooms[0] == rooms[1] not in ("engine", "launcher")
+        if not same and not 0 <= level_of(target) < level_of(name):
             found.append(f"{name} imports {target}")
     return found
 
 
 def test_a_file_imports_only_what_comes_before_it() -> None:
-    assert [arrow for file in FILES for arrow in back_arrows(file)] == []
+    files = [file for file in FILES if file.relative_to(ROOT).as_posix() not in PUBLIC_NAMES]
+    assert [arrow for file in files for arrow in back_arrows(file)] == []
 
 
 def test_a_planted_back_arrow_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,14 +110,14 @@ def test_a_planted_back_arrow_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_every_folder_has_a_level_and_few_files() -> None:
-    for folder in {file.parent for file in FILES if file.parent != ROOT / "engine"}:
-        name = folder.relative_to(ROOT / "engine").as_posix()
+    for folder in {file.parent for file in FILES}:
+        name = folder.relative_to(ROOT).as_posix()
         files = [file for file in folder.glob("*.py") if file.name != "__init__.py"]
-        assert not files or level_of(f"{name}/x.py") >= 0, name
+        assert "/" not in name or not files or level_of(f"{name}/x.py") >= 0, name
         assert len(files) <= MOST_FILES or name in WIDE, name
 
 
 def test_every_folder_begins_with_its_map() -> None:
     for file in FILES:
-        if file.name == "__init__.py" and len(list(file.parent.glob("*.py"))) > 2:
+        if file.name == "__init__.py" and len(list(file.parent.glob("*.py"))) > 1:
             assert ast.get_docstring(ast.parse(file.read_text())), file

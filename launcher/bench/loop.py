@@ -23,8 +23,8 @@ from flowrun.engine.runtime.kernels.kernels import Kernel
 from flowrun.engine.runtime.rank.ports import makes_of
 from flowrun.engine.runtime.rank.readers import Readers
 from flowrun.engine.runtime.transport.links import Links
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
 
 _STEPS, _TRIALS = 20, 5
 

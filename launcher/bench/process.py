@@ -22,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 from flowrun.launcher.bench.runs import Run
-from flowrun.launcher.beside import uninterrupted
+from flowrun.launcher.job.forked import uninterrupted
 
 _LOOK_S = 0.05  # between two looks at the processes
 _END_S = 5.0  # from a request to end to the end

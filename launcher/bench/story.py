@@ -26,9 +26,9 @@ from flowrun.launcher.bench.results import Line, Record, key_of, lines, settled
 from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.show import table
 from flowrun.launcher.bench.suite import Suite
-from flowrun.launcher.console import NO_PLOT
-from flowrun.launcher.quantities import seconds
-from flowrun.launcher.recipe import compose
+from flowrun.launcher.recipe.compose import compose
+from flowrun.launcher.terminal.console import NO_PLOT
+from flowrun.launcher.terminal.units import seconds
 
 FILE, PLOT = "bench.json", "bench.svg"
 

@@ -17,11 +17,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher import hydra_source
 from flowrun.launcher.bench.foreseen import published
 from flowrun.launcher.bench.foreseen.published import Foreseen
-from flowrun.launcher.errors import PlacedError, did_you_mean, from_hydra
-from flowrun.launcher.recipe import CONFIG_MODULE
+from flowrun.launcher.recipe import hydra_source
+from flowrun.launcher.recipe.compose import CONFIG_MODULE
+from flowrun.launcher.recipe.errors import PlacedError, did_you_mean, from_hydra
 
 CONFIG_NAME = "bench"
 MODES = ("eager", "compiled")

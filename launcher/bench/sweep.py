@@ -20,19 +20,19 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from flowrun.engine.errors import FlowrunError
-from flowrun.launcher.auto.captures import Captures
-from flowrun.launcher.auto.planner import Planner
-from flowrun.launcher.auto.space import Candidate, Space
-from flowrun.launcher.auto.story import placed
 from flowrun.launcher.bench.process import Sample, execute
 from flowrun.launcher.bench.results import settled
 from flowrun.launcher.bench.runs import FLOWRUN, Run
 from flowrun.launcher.bench.story import machine, sigterm_as_ctrl_c
 from flowrun.launcher.bench.suite import Suite, Sweep
-from flowrun.launcher.job import Job
-from flowrun.launcher.quantities import seconds
-from flowrun.launcher.recipe import compose, load
-from flowrun.launcher.schema import Recipe
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.place.captures import Captures
+from flowrun.launcher.place.planner import Planner
+from flowrun.launcher.place.space import Candidate, Space
+from flowrun.launcher.place.story import placed
+from flowrun.launcher.recipe.compose import compose, load
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.terminal.units import seconds
 
 FILE = "sweep.json"
 Heard = tuple[Sample, Mapping[str, Any]]  # of one run, and its report.json

@@ -9,14 +9,14 @@ from pathlib import Path
 from rich.console import Console
 
 from flowrun.engine.hardware.hardware import Hardware
-from flowrun.launcher import calibrate
 from flowrun.launcher.bench.suite import Suite
 from flowrun.launcher.bench.sweep import candidates
-from flowrun.launcher.calibrate_ops import OpTimes
-from flowrun.launcher.job import Job
-from flowrun.launcher.profile import shipped
-from flowrun.launcher.recipe import load
-from flowrun.launcher.schema import Recipe
+from flowrun.launcher.commands import calibrate
+from flowrun.launcher.commands.calibrate_ops import OpTimes
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.hardware_keys import shipped
+from flowrun.launcher.recipe.schema import Recipe
 
 NAME = "measured"
 _TIMES = 2  # that ops are measured before each round

@@ -17,8 +17,8 @@ from flowrun.engine.ir.sbp import B, P
 from flowrun.engine.rehearsal.clock import computes
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.rehearsal.shared_cores import Crowd
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
 from support.tight_plan import MAKE, USE, tight_plan
 
 GPT = "recipe=gpt_pp model.depth=4 data.max_bytes=100000 eval.batches=0 engine.cache=false"

@@ -10,8 +10,8 @@ from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import PlanError
 from flowrun.engine.rehearsal.clock import Clock
 from flowrun.engine.rehearsal.rehearsal import rehearse
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
 from support.tight_plan import tight_plan
 
 GPT = "recipe=gpt_pp model.depth=4 data.max_bytes=100000 eval.batches=0 engine.cache=false"

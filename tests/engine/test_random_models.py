@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.recipe import load
+from flowrun.launcher.recipe.compose import load
 from support.random_blocks import BLOCKS
 from support.random_models import (
     FIVE,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.launcher.alike import alike, extent, one_of_each, some, spans
-from flowrun.launcher.quantities import size
+from flowrun.launcher.report.group_equal import alike, extent, one_of_each, some, spans
+from flowrun.launcher.terminal.units import size
 
 
 @pytest.mark.parametrize(

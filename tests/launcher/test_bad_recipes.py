@@ -12,7 +12,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.cli import main
-from flowrun.launcher.recipe import load
+from flowrun.launcher.recipe.compose import load
 
 MLP = "defaults: [/model: mlp, /data: digits]\n"
 

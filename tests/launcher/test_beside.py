@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.launcher import beside as module
-from flowrun.launcher.beside import apart, beside, started
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job import forked as module
+from flowrun.launcher.job.forked import apart, beside, started
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
 from support.command import workplace
 
 
@@ -137,9 +137,9 @@ def test_a_process_that_ends_without_a_word_is_an_error() -> None:
 CAPTURES_NOTHING = """
 import os, sys
 from torch._functorch import aot_autograd
-from flowrun.launcher import device
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.recipe import device
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
 
 device._num_gpus = lambda: 8
 here, capture = os.getpid(), aot_autograd.aot_export_joint_with_descriptors

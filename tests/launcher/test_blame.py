@@ -11,8 +11,8 @@ import pytest
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.distributed import LostPeer
-from flowrun.launcher.elastic import _Heard
-from flowrun.launcher.failure import described
+from flowrun.launcher.launch.elastic import _Heard
+from flowrun.launcher.launch.failure import described
 
 OWN = ("error", "rank 2, actor head", "ValueError: no.", "", False)
 LOST = ("error", "rank 0, actor all_reduce", "lost another rank.", "", True)

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.calibration.calibration import Sizes
-from flowrun.launcher import calibrate
-from flowrun.launcher.calibrate_ops import show_ops, with_ops
-from flowrun.launcher.profile import of_file, shipped
-from flowrun.launcher.recipe import load
+from flowrun.launcher.commands import calibrate
+from flowrun.launcher.commands.calibrate_ops import show_ops, with_ops
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.hardware_keys import of_file, shipped
 
 SMALL = Sizes(
     products=((16, 16, 16), (64, 64, 64)),

@@ -12,7 +12,7 @@ import pytest
 
 from flowrun.engine.errors import FlowrunError, PlanError, RunError, SbpError
 from flowrun.launcher.cli import main
-from flowrun.launcher.multirun import PLOT, TABLE
+from flowrun.launcher.report.multirun import PLOT, TABLE
 
 
 def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
@@ -49,13 +49,16 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Path]]:
             foreseen={"step_s": 0.001, "sent_bytes": 4096, "peak_bytes": {"0": 2e6}},
         )
 
-    module, progress = ModuleType("flowrun.launcher.run"), ModuleType("flowrun.launcher.progress")
+    module, progress = (
+        ModuleType("flowrun.launcher.run"),
+        ModuleType("flowrun.launcher.report.progress"),
+    )
     module.run = run  # type: ignore[attr-defined]
     module.plan_text = lambda recipe, *_: f"plan of {recipe.name}"  # type: ignore[attr-defined]
     progress.Progress = lambda: None  # type: ignore[attr-defined]
     progress.seconds = progress.size = lambda value: f"{value:g}"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flowrun.launcher.run", module)
-    monkeypatch.setitem(sys.modules, "flowrun.launcher.progress", progress)
+    monkeypatch.setitem(sys.modules, "flowrun.launcher.report.progress", progress)
     return seen
 
 

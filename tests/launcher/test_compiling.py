@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.recipe import load
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import plan_text
 from support.command import Command, losses, run_folder, workplace
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher import weights
-from flowrun.launcher.checkpoint import FOLDER, find_all, prepare
-from flowrun.launcher.export import export
-from flowrun.launcher.recipe import load
-from flowrun.launcher.record import METRICS, _lines_before
-from flowrun.launcher.resume import checkpoint_of, continued, resumed
+from flowrun.launcher.commands.export import export
+from flowrun.launcher.commands.resume import checkpoint_of, continued, resumed
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.report.record import METRICS, _lines_before
 from flowrun.launcher.run import run
-from flowrun.launcher.schema import Recipe
+from flowrun.launcher.store import weights
+from flowrun.launcher.store.checkpoint import FOLDER, find_all, prepare
 from support.command import workplace
 
 

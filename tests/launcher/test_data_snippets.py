@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.build import instantiate_data
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.model.build import instantiate_data
+from flowrun.launcher.recipe.compose import load
 from flowrun.models.data.tokens import write_tokens
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.runtime.rank.rank import Rank
-from flowrun.launcher.build import describe_model, instantiate_model
-from flowrun.launcher.deferred import LEAST_BYTES, Unrecordable, deferred
-from flowrun.launcher.initial import initial_of, named
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
-from flowrun.launcher.replay import Geometry
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.model.build import describe_model, instantiate_model
+from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, deferred
+from flowrun.launcher.model.initial import initial_of, named
+from flowrun.launcher.model.replay import Geometry
+from flowrun.launcher.recipe.compose import load
 from support.architectures import ARCHITECTURES
 from support.constructors import MODULES, FromArrays, Tables
 
@@ -229,7 +229,7 @@ def test_what_cannot_be_recorded_is_told_and_made_whole(
 ) -> None:
     with pytest.raises(Unrecordable, match=why):
         deferred(lambda: kind(150))
-    monkeypatch.setattr("flowrun.launcher.build._make", lambda target, where: kind(150))
+    monkeypatch.setattr("flowrun.launcher.model.build._make", lambda target, where: kind(150))
     recipe = load(GPT)
     described, plain = describe_model(recipe), instantiate_model(recipe)
     (note,) = described.notes
@@ -239,7 +239,9 @@ def test_what_cannot_be_recorded_is_told_and_made_whole(
 
 
 def test_values_that_no_op_makes_are_held_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowrun.launcher.build._make", lambda target, where: FromArrays(10_000))
+    monkeypatch.setattr(
+        "flowrun.launcher.model.build._make", lambda target, where: FromArrays(10_000)
+    )
     (note,) = describe_model(load(GPT)).notes
     assert note.startswith("the launcher holds 0.4 MB of weights and buffers")
     assert "taken and 1 more" in note
@@ -272,8 +274,8 @@ def test_dropped_weights_go_back_to_the_system() -> None:
     """Of 84 MB of weights in a process of its own."""
     program = (
         "from torch import nn\n"
-        "from flowrun.launcher.deferred import deferred\n"
-        "from flowrun.launcher.process_memory import taken\n"
+        "from flowrun.launcher.model.deferred import deferred\n"
+        "from flowrun.launcher.launch.process_memory import taken\n"
         "sizes = (300, 700, 1100, 900) * 10\n"
         "before = taken()\n"
         "model = deferred(lambda: nn.Sequential(*(nn.Linear(n, 700) for n in sizes)))\n"

@@ -19,7 +19,7 @@ from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variabl
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.strategy import Decided, Group, LossScale, Optimizer, Pin, Preparation, Strategy
-from flowrun.launcher.digest import Undigested, digest
+from flowrun.launcher.job.digest import Undigested, digest
 
 GRAPH = LogicalGraph(
     ops=(

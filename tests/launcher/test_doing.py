@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flowrun.launcher import doing
+from flowrun.launcher.terminal import doing
 
 
 class _Terminal(io.StringIO):

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.build import instantiate_loss, instantiate_model
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.model.build import instantiate_loss, instantiate_model
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.run import run
-from flowrun.launcher.schema import Recipe
 
 
 def recipe(groups: dict[str, Any], *overrides: str) -> Recipe:

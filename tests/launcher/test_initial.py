@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowrun.launcher.initial import Initial
+from flowrun.launcher.model.initial import Initial
 
 
 def test_to_ask_whether_there_is_a_value_does_not_make_it(monkeypatch: pytest.MonkeyPatch) -> None:

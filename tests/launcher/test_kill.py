@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrun.launcher import weights
-from flowrun.launcher.checkpoint import find_all
+from flowrun.launcher.store import weights
+from flowrun.launcher.store.checkpoint import find_all
 from support.command import Command, free_port, losses, run_folder, workplace
 
 pytestmark = pytest.mark.processes

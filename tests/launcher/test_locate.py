@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.locate import Place, locate
+from flowrun.launcher.recipe.locate import Place, locate
 
 RECIPE = """\
 # Mine.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowrun.launcher.recipe import load
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 
 CODE = """

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher import notes as module
-from flowrun.launcher.console import wide_console
-from flowrun.launcher.job import Job
-from flowrun.launcher.notes import notes
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.report import notes as module
+from flowrun.launcher.report.notes import notes
+from flowrun.launcher.report.show import plan_report
 from flowrun.launcher.run import run
-from flowrun.launcher.show import plan_report
+from flowrun.launcher.terminal.console import wide_console
 
 MLP = "recipe=mlp_data_parallel"  # data 2, no pins
 UNPINNED = "axis other divides nothing: its 2 ranks do the same work; pin with sbp"

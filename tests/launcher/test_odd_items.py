@@ -14,12 +14,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.launcher.beside import apart
-from flowrun.launcher.items import check_items, check_kind, random_fields
-from flowrun.launcher.own_files import reopen_files
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.forked import apart
+from flowrun.launcher.job.open_files import reopen_files
+from flowrun.launcher.job.sampler import Sampler, forms_of
+from flowrun.launcher.model.dataset_checks import check_items, check_kind, random_fields
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from flowrun.launcher.sampler import Sampler, forms_of
 from flowrun.models.data.collate import ItemError
 from support.command import Command, losses, run_folder, workplace
 
@@ -253,7 +253,7 @@ def test_a_later_item_is_a_run_error_with_item_and_line(
 
 
 def test_random_items_are_noted_where_ranks_may_share_them(place: Path) -> None:
-    from flowrun.launcher.job import Job
+    from flowrun.launcher.job.job import Job
 
     (place / "odd.py").write_text(ODD)
     given = ["recipe=small", "data._target_=odd.Drawn"]

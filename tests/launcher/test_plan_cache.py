@@ -18,12 +18,13 @@ import torch
 from flowrun.engine import compile as compiler
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.own_files import Unusable, read_own
-from flowrun.launcher import job as jobs
-from flowrun.launcher import plan_cache, weights
-from flowrun.launcher.job import Job
-from flowrun.launcher.plan_cache import PlanCache
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job import job as jobs
+from flowrun.launcher.job import plan_cache
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.plan_cache import PlanCache
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
+from flowrun.launcher.store import weights
 from support.command import Command, losses, run_folder, workplace
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flowrun.launcher.process_memory import most_taken, taken
+from flowrun.launcher.launch.process_memory import most_taken, taken
 
 _MB = 1 << 20
 

@@ -12,10 +12,10 @@ from flowrun.engine.hardware.hardware import Hardware, on_hosts
 from flowrun.engine.hardware.network import Level
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.kernels import products
-from flowrun.launcher.compiling import check_runs
-from flowrun.launcher.job import Job
-from flowrun.launcher.profile import rank_hardware, shares_memory
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.compiling import check_runs
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
 
 FOLDER = Path(__file__).resolve().parents[2] / "conf/hardware"
 PROFILES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -64,7 +64,7 @@ def test_a_profile_of_gpus_is_planned_with_on_a_machine_without() -> None:
 
 
 def test_gpus_are_planned_for_and_run_on_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowrun.launcher.device._num_gpus", lambda: 0)
+    monkeypatch.setattr("flowrun.launcher.recipe.device._num_gpus", lambda: 0)
     recipe = load(["recipe=gpt_dp", "hardware=h100", "launch.device=cuda"])
     assert Job(recipe, values=False).device_type == "cuda"
     with pytest.raises(RecipeError, match="need a GPU each; torch sees 0"):
@@ -73,10 +73,10 @@ def test_gpus_are_planned_for_and_run_on_where_they_are(monkeypatch: pytest.Monk
 
 def test_graphs_are_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load(["recipe=gpt_dp", "engine.cuda_graphs=true", "placement.axes.data=2"])
-    monkeypatch.setattr("flowrun.launcher.device._num_gpus", lambda: 0)
+    monkeypatch.setattr("flowrun.launcher.recipe.device._num_gpus", lambda: 0)
     with pytest.raises(RecipeError, match="these ranks run on CPUs"):
         check_runs(recipe)
-    monkeypatch.setattr("flowrun.launcher.device._num_gpus", lambda: 2)
+    monkeypatch.setattr("flowrun.launcher.recipe.device._num_gpus", lambda: 2)
     check_runs(recipe)
     assert "takes more than is foreseen" in Job(recipe, values=False).notes[-1]
 
@@ -98,8 +98,8 @@ def test_graphs_are_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_on_gpus_are_planned_for_by_a_profile_of_theirs(
     gpu: str, expected: str, is_its_own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowrun.launcher.device._num_gpus", lambda: 8)
-    monkeypatch.setattr("flowrun.launcher.profile.gpu_name", lambda: gpu)
+    monkeypatch.setattr("flowrun.launcher.recipe.device._num_gpus", lambda: 8)
+    monkeypatch.setattr("flowrun.launcher.recipe.hardware_keys.gpu_name", lambda: gpu)
     one = load(["recipe=gpt_dp", "placement.axes.data=2"])
     assert rank_hardware(one).name == expected
     assert not shares_memory(one)

@@ -18,10 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.errors import PlacedError, explain
-from flowrun.launcher.ranges import ANY, INTEGER, RANGES, Range
-from flowrun.launcher.recipe import compose, load, schema, to_recipe
-from flowrun.launcher.strategy import strategy_of
+from flowrun.launcher.job.strategy import strategy_of
+from flowrun.launcher.recipe.compose import compose, load, schema, to_recipe
+from flowrun.launcher.recipe.errors import PlacedError, explain
+from flowrun.launcher.recipe.ranges import ANY, INTEGER, RANGES, Range
 
 RECIPES = ("gpt_hybrid", "gpt_zero", "insightface_hybrid", "mlp_pipeline", "wide_mlp")
 
@@ -80,7 +80,7 @@ def test_a_value_that_cannot_be_is_named(arguments: str, expected: tuple[str, st
 def test_a_batch_larger_than_the_data_set_is_refused_before_it_is_read(
     workplace: Path,
 ) -> None:
-    from flowrun.launcher.job import Job
+    from flowrun.launcher.job.job import Job
 
     with pytest.raises(RecipeError, match="more than the data set") as error:
         Job(load(["recipe=mlp_hybrid", "train.batch_size=2147483640", "launch=virtual"]))

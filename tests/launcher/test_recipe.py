@@ -13,8 +13,8 @@ import pytest
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.strategy import Pin
-from flowrun.launcher.hydra_source import describe, recipe_names
-from flowrun.launcher.recipe import load, spell
+from flowrun.launcher.recipe.compose import load, spell
+from flowrun.launcher.recipe.hydra_source import describe, recipe_names
 
 SHIPPED = sorted(recipe_names())
 
@@ -182,7 +182,7 @@ def test_a_folder_of_own_groups_is_searched_first(workplace: Path) -> None:
 
 def test_composing_needs_no_torch() -> None:
     program = (
-        "import sys; from flowrun.launcher.recipe import load; "
+        "import sys; from flowrun.launcher.recipe.compose import load; "
         "load(['recipe=gpt_dp']); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

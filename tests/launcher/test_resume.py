@@ -16,13 +16,13 @@ import torch
 from rich.console import Console
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.launcher import weights
-from flowrun.launcher.checkpoint import FOLDER, Checkpoint, find_all
-from flowrun.launcher.progress import Progress
-from flowrun.launcher.recipe import load
-from flowrun.launcher.resume import checkpoint_of, resumed
+from flowrun.launcher.commands.resume import checkpoint_of, resumed
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.run import run
-from flowrun.launcher.schema import Recipe
+from flowrun.launcher.store import weights
+from flowrun.launcher.store.checkpoint import FOLDER, Checkpoint, find_all
 from support.command import workplace
 
 RUN = ("recipe=small", "launch=virtual", "optim=adamw", "eval.every=4", "train.keep=0")

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.drivers.checkpoint import contents, read_whole
-from flowrun.launcher import weights
-from flowrun.launcher.checkpoint import FOLDER
-from flowrun.launcher.recipe import load
-from flowrun.launcher.resume import checkpoint_of, resumed
+from flowrun.launcher.commands.resume import checkpoint_of, resumed
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
+from flowrun.launcher.store import weights
+from flowrun.launcher.store.checkpoint import FOLDER
 from support.command import losses, workplace
 
 NET = """\

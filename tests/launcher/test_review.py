@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.commands.verify import _relative
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import verify
-from flowrun.launcher.verify import _relative
 
 NETS = """
 import torch

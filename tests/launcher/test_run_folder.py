@@ -11,12 +11,12 @@ import torch
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.rank.shards import to_write
-from flowrun.launcher import weights
-from flowrun.launcher.checkpoint import alone
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
-from flowrun.launcher.report import advice_on
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.report.report import advice_on
 from flowrun.launcher.run import run
+from flowrun.launcher.store import weights
+from flowrun.launcher.store.checkpoint import alone
 from support.command import losses, workplace
 
 

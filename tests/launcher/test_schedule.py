@@ -12,8 +12,8 @@ from torch.optim import SGD
 from torch.optim import lr_scheduler as of_torch
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.schedule import rates
-from flowrun.launcher.schema import Optim
+from flowrun.launcher.job.lr_schedule import rates
+from flowrun.launcher.recipe.schema import Optim
 
 STEPS = 12
 

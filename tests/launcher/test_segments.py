@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.launcher.recipe import load
-from flowrun.launcher.schema import Recipe
-from flowrun.launcher.segments import Segment, segments
+from flowrun.launcher.job.segments import Segment, segments
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.schema import Recipe
 
 RECIPE = load(["recipe=mlp_hybrid"])
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.ir.sbp import S
-from flowrun.launcher.job import Job, Work
-from flowrun.launcher.progress import units
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job, Work
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.report.progress import units
 from support.pinned_plans import PINNED, TORCH, digest, texts
 from support.small_recipes import RECIPES, small_job
 

@@ -20,9 +20,9 @@ from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import Call, LocalView, OpView, rows
 from flowrun.engine.ops.table import GivenTable
 from flowrun.engine.strategy import Strategy
-from flowrun.launcher.digest import Undigested, digest
-from flowrun.launcher.plan_cache import inputs
-from flowrun.launcher.signatures import GROUP, tables_of
+from flowrun.launcher.job.digest import Undigested, digest
+from flowrun.launcher.job.plan_cache import inputs
+from flowrun.launcher.model.signatures import GROUP, tables_of
 
 OP = Op("y", "my.op.default", (Ref("x"),), (), ("y",))
 HERE = "flowrun.engine.ops.pointwise.NONLINEAR"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.launcher import resume
-from flowrun.launcher.checkpoint import FOLDER, Checkpoint
-from flowrun.launcher.recipe import load
-from flowrun.launcher.resume import continued
+from flowrun.launcher.commands import resume
+from flowrun.launcher.commands.resume import continued
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.slurm import Agent, submit
+from flowrun.launcher.store.checkpoint import FOLDER, Checkpoint
 from support.command import Command, losses, run_folder, workplace
 
 # Stands where Slurm would: keeps the batch file and answers as sbatch does.

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.runtime.rank.readers import cut
 from flowrun.engine.runtime.rank.shards import Shard, whole
-from flowrun.launcher.checkpoint import prepare
-from flowrun.launcher.tensor_file import CODES, TensorFile, runs, write, write_whole
+from flowrun.launcher.store.checkpoint import prepare
+from flowrun.launcher.store.tensor_file import CODES, TensorFile, runs, write, write_whole
 
 TOLD = {"format": "pt", "steps": "7"}
 

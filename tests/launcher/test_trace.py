@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.recipe import load
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from support.command import Command, run_folder, workplace
 

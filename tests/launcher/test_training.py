@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Group
-from flowrun.launcher.job import Job
-from flowrun.launcher.optimizer import optimizer_of
-from flowrun.launcher.plain_loop import plain_loop
-from flowrun.launcher.recipe import load
+from flowrun.launcher.commands.plain_loop import plain_loop
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.optimizer import optimizer_of
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 
 RECIPE = """

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from flowrun.launcher import weights
-from flowrun.launcher.build import instantiate_model
-from flowrun.launcher.export import export
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.commands.export import export
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.model.build import instantiate_model
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
+from flowrun.launcher.store import weights
 from support.architectures import ARCHITECTURES
 from support.command import losses
 from support.transformers_models import LENGTH, VOCABULARY

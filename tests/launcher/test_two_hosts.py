@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrun.launcher import weights
-from flowrun.launcher.build import describe_model, instantiate_model
-from flowrun.launcher.recipe import load
-from flowrun.launcher.replay import View
+from flowrun.launcher.model.build import describe_model, instantiate_model
+from flowrun.launcher.model.replay import View
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.store import weights
 from support.command import Command, Ended, free_port, losses, run_folder, workplace
 
 pytestmark = pytest.mark.processes

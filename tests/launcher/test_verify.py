@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher import verify
-from flowrun.launcher.recipe import load
+from flowrun.launcher.commands import verify
+from flowrun.launcher.commands.verify import Comparison, compare_layouts
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.run import run
-from flowrun.launcher.schema import Recipe
-from flowrun.launcher.verify import Comparison, compare_layouts
 
 NETS = """
 import torch

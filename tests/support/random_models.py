@@ -44,10 +44,11 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flowrun.engine.errors import FlowrunError, RunError
-from flowrun.launcher import beside, job
-from flowrun.launcher.recipe import compose, frozen, resolved
+from flowrun.launcher.job import forked as beside
+from flowrun.launcher.job import job
+from flowrun.launcher.recipe.compose import compose, frozen, resolved
+from flowrun.launcher.recipe.schema import changed
 from flowrun.launcher.run import run
-from flowrun.launcher.schema import changed
 from flowrun.models.sampling import sample_indices
 from support.random_blocks import BLOCKS, Shape, Skip, Writer, candidates
 from support.random_extras import EXTRAS, MORE_MISTAKES, extra_heads

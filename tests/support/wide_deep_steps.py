@@ -13,8 +13,8 @@ import time
 from itertools import pairwise
 
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 

@@ -304,7 +304,7 @@ class DistributedRank:
                 if self._here(send, actor) == self.rank:
                     other = send.target if actor.kind == SEND else send.source
                     assert other != self.rank, (
-                        "a rank belongs to one stage (launcher/layout.py sees to it)"
+                        "a rank belongs to one stage (launcher/recipe/placement_keys.py sees to it)"
                     )
                     legs.setdefault(other, []).append((k, held, send.region))
         return [_Leg(other, work.channel, pieces) for other, pieces in sorted(legs.items())]

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from flowrun.engine.capture.capture import Task
 from flowrun.engine.compile import Rehearsed, captured, planned_training
-from flowrun.launcher import build
-from flowrun.launcher.plan_cache import PlanCache, inputs
-from flowrun.launcher.schema import Recipe
-from flowrun.launcher.strategy import AUTOCAST, strategy_of
+from flowrun.launcher.job.plan_cache import PlanCache, inputs
+from flowrun.launcher.job.strategy import AUTOCAST, strategy_of
+from flowrun.launcher.model import build
+from flowrun.launcher.recipe.schema import Recipe
 
 
 def planned(recipe: Recipe) -> Rehearsed:

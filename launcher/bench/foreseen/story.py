@@ -19,8 +19,8 @@ from flowrun.launcher.bench.foreseen.plot import draw
 from flowrun.launcher.bench.foreseen.published import Foreseen, Row, Table
 from flowrun.launcher.bench.foreseen.score import Line, Score, score
 from flowrun.launcher.bench.foreseen.show import result
-from flowrun.launcher.console import NO_PLOT
-from flowrun.launcher.recipe import load
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.terminal.console import NO_PLOT
 
 FILE, PLOT = "bench.json", "bench.svg"
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flowrun.launcher.schema import Optim
+from flowrun.launcher.recipe.schema import Optim
 
 KINDS: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from flowrun.engine.runtime.rank.readback import Told
 from flowrun.launcher.bench.order import Order
 from flowrun.launcher.bench.peers.setting import Setting, Step
-from flowrun.launcher.job import Job
-from flowrun.launcher.process_memory import most_taken, taken
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.launch.process_memory import most_taken, taken
+from flowrun.launcher.recipe.compose import load
 
 MODULES = {  # of each kind; only the one that is needed is imported: it takes up to a second
     "single": "data_parallel",

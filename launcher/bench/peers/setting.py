@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from flowrun.engine.runtime.rank.readback import on_device
 from flowrun.launcher.bench.suite import Peer
-from flowrun.launcher.build import instantiate_model
-from flowrun.launcher.job import Job
-from flowrun.launcher.strategy import AUTOCAST
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.strategy import AUTOCAST
+from flowrun.launcher.model.build import instantiate_model
 
 Batch = Mapping[str, Tensor]
 Step = Callable[[], Tensor | None]  # one training step -> its loss, None where this rank has none

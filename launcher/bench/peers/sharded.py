@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flowrun.launcher.bench.peers.loop import loop, prepared
 from flowrun.launcher.bench.peers.optimizer import KINDS, arguments
 from flowrun.launcher.bench.peers.setting import Setting, Step, chosen
-from flowrun.launcher.strategy import AUTOCAST
+from flowrun.launcher.job.strategy import AUTOCAST
 
 
 def zero1(setting: Setting) -> Step:

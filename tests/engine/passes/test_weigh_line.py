@@ -18,7 +18,7 @@ from flowrun.engine.passes.stages.split_stages import line_to_cut
 from flowrun.engine.pipeline import lay_out
 from flowrun.engine.rehearsal.clock import computes
 from flowrun.engine.strategy import Strategy
-from flowrun.launcher.auto.blocks import Blocks, cut
+from flowrun.launcher.place.blocks import Blocks, cut
 from support.small_recipes import RECIPES, small_job
 
 DEPTH = 6

@@ -7,8 +7,8 @@ from dataclasses import replace
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.hardware.measured_ops import shapes_of
 from flowrun.engine.runtime.calibration.op_times import op_times
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
 
 GPT = "recipe=gpt_dp model.depth=1 data.max_bytes=100000 eval.batches=0 engine.cache=false"
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.passes.stages.balance_stages import Line
-from flowrun.launcher.auto.blocks import Blocks, cut_evenly, equal_blocks, with_blocks
+from flowrun.launcher.place.blocks import Blocks, cut_evenly, equal_blocks, with_blocks
 
 
 class Tower(nn.Module):

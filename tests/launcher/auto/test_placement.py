@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.auto.saved import save
-from flowrun.launcher.auto.show import ten, why
-from flowrun.launcher.auto.story import Placed, place
 from flowrun.launcher.cli import main
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.place.saved import save
+from flowrun.launcher.place.show import ten, why
+from flowrun.launcher.place.story import Placed, place
+from flowrun.launcher.recipe.compose import load
 from support.placements import SMALL
 
 LIMITED = [

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.launcher.auto.outcome import Bound, Outcome
-from flowrun.launcher.auto.search import Found, order, search
-from flowrun.launcher.auto.space import Branch, Candidate
+from flowrun.launcher.place.outcome import Bound, Outcome
+from flowrun.launcher.place.search import Found, order, search
+from flowrun.launcher.place.space import Branch, Candidate
 
 TIMES = st.integers(1, 30).map(float)
 COST = st.tuples(TIMES, st.integers(1, 20))  # seconds, bytes

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from flowrun.launcher.auto.planner import Planner
-from flowrun.launcher.auto.short import ShortPlanner
-from flowrun.launcher.auto.space import Branch, Candidate
-from flowrun.launcher.recipe import load
+from flowrun.launcher.place.planner import Planner
+from flowrun.launcher.place.short import ShortPlanner
+from flowrun.launcher.place.space import Branch, Candidate
+from flowrun.launcher.recipe.compose import load
 
 LONG = [
     "recipe=gpt_tp",

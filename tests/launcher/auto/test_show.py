@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from flowrun.launcher.auto.outcome import Outcome, Spent
-from flowrun.launcher.auto.search import Found
-from flowrun.launcher.auto.show import table
-from flowrun.launcher.auto.space import Branch, Candidate
+from flowrun.launcher.place.outcome import Outcome, Spent
+from flowrun.launcher.place.search import Found
+from flowrun.launcher.place.show import table
+from flowrun.launcher.place.space import Branch, Candidate
 
 
 def outcome(stages: int, step_s: float, spent: Spent, missing: int = 0) -> Outcome:

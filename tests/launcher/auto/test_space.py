@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.launcher.auto.space import Branch, Candidate, Space, factors
+from flowrun.launcher.place.space import Branch, Candidate, Space, factors
 
 
 def tree(**changed: Any) -> dict[str, Any]:

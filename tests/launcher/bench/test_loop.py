@@ -7,8 +7,8 @@ import torch
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.launcher.bench.loop import EmptyRank, loop_times
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.auto.space import Branch, Candidate
 from flowrun.launcher.bench.process import Sample
 from flowrun.launcher.bench.suite import Suite, Sweep, load_suite
 from flowrun.launcher.bench.sweep import (
@@ -27,7 +26,8 @@ from flowrun.launcher.bench.sweep import (
 )
 from flowrun.launcher.bench.sweep_profile import recipes_timed
 from flowrun.launcher.bench.sweep_show import table
-from flowrun.launcher.recipe import load
+from flowrun.launcher.place.space import Branch, Candidate
+from flowrun.launcher.recipe.compose import load
 
 SUITE, _ = load_suite(["suite=auto", "suite.steps=3", "suite.warmup=1"])
 PLAIN = Candidate(Branch((("data", 2), ("tensor", 1)), 1, 1))

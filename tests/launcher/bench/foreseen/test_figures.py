@@ -8,7 +8,7 @@ import pytest
 
 from flowrun.engine.rehearsal.rehearsal import Rehearsal
 from flowrun.launcher.bench.foreseen.figures import UNITS, gpt_flop
-from flowrun.launcher.recipe import load
+from flowrun.launcher.recipe.compose import load
 
 REHEARSAL = Rehearsal(0.25, 0.3, (0.0, 0.0), (2**20, 3 * 2**20), (0, 0), 0.0, (), ())
 

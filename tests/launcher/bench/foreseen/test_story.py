@@ -14,9 +14,9 @@ from flowrun.launcher.bench.foreseen import story
 from flowrun.launcher.bench.foreseen.planning import planned
 from flowrun.launcher.bench.foreseen.published import Foreseen, parse
 from flowrun.launcher.bench.foreseen.story import FILE, foresee
-from flowrun.launcher.job import Job
-from flowrun.launcher.recipe import load
-from flowrun.launcher.schema import Recipe
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.schema import Recipe
 
 
 def suite() -> Foreseen:

@@ -13,10 +13,10 @@ from flowrun.launcher.bench.peers.optimizer import arguments, optimizer
 from flowrun.launcher.bench.peers.rank import layout
 from flowrun.launcher.bench.peers.setting import Setting, chosen
 from flowrun.launcher.bench.suite import KINDS, Peer
-from flowrun.launcher.job import Job
-from flowrun.launcher.plain_loop import plain_loop
-from flowrun.launcher.recipe import load
-from flowrun.launcher.schema import Optim
+from flowrun.launcher.commands.plain_loop import plain_loop
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.schema import Optim
 from flowrun.models.gpt_chain import ChainGPT
 
 

@@ -1,0 +1,98 @@
+"""calibrate, of recipes: what their ops take on this machine, each with its shapes."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from flowrun.engine.hardware.hardware import Hardware
+from flowrun.engine.runtime.calibration.calibrated import digits
+from flowrun.engine.runtime.calibration.op_times import Found, op_times
+from flowrun.engine.runtime.process import heap
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.schema import Recipe
+
+_BESIDE = 2  # processes that measure at once, as ranks compute beside each other
+STEPS = 8
+ROUNDS = 3  # of all recipes in turn: what others share is slower in one minute than another
+
+
+def with_ops(
+    hardware: Hardware, recipes: Sequence[Recipe], steps: int = STEPS, rounds: int = ROUNDS
+) -> Hardware:
+    """The profile with the ops of some recipes, which train for some steps in each round; what it
+    had of other shapes stays.
+    """
+    times = OpTimes(hardware, [Job(recipe) for recipe in recipes], steps)
+    for _ in range(rounds):
+        times.measure()
+    return times.hardware
+
+
+class OpTimes:
+    """What the ops of some jobs take, as often as it was measured: all ranks of each in one
+    process.
+    """
+
+    def __init__(self, base: Hardware, jobs: Sequence[Job], steps: int = STEPS) -> None:
+        """steps: of each job, in each round."""
+        self.base = base
+        self.jobs = jobs
+        self.steps = steps
+        self.found: Found = defaultdict(list)
+
+    def measure(self) -> None:
+        """One more round."""
+        plain = replace(self.base, ops={})
+        for job in self.jobs:
+            for key, factors in _measured(job, plain, self.steps).items():
+                self.found[key] += factors
+
+    @property
+    def hardware(self) -> Hardware:
+        """The profile, with the medians of all rounds so far."""
+        known = {target: dict(each) for target, each in self.base.ops.items()}
+        for (target, shapes), factors in self.found.items():
+            known.setdefault(target, {})[shapes] = digits(median(factors))
+        return replace(self.base, ops=known)
+
+
+def _measured(job: Job, hardware: Hardware, steps: int) -> Found:
+    """Of all processes."""
+    from torch.multiprocessing.spawn import start_processes
+
+    assert job.training  # planned before the processes fork
+    with tempfile.TemporaryDirectory() as folder:
+        start_processes(  # type: ignore[no-untyped-call]
+            _rank, (job, hardware, steps, folder), nprocs=_BESIDE, start_method="fork"
+        )
+        each = [pickle.loads(Path(folder, str(k)).read_bytes()) for k in range(_BESIDE)]
+    found: Found = defaultdict(list)
+    for key, factors in (item for one in each for item in one.items()):
+        found[key] += factors
+    return found
+
+
+def _rank(rank: int, job: Job, hardware: Hardware, steps: int, folder: str) -> None:
+    heap.keep_pages()
+    torch.set_num_threads(1)
+    found = op_times(job.training.plan, job.sampler, job.initial, hardware, steps)
+    Path(folder, str(rank)).write_bytes(pickle.dumps(found))
+
+
+def show_ops(hardware: Hardware, console: Console) -> None:
+    """A line an op: how many shapes were timed, and how far off the rest of the profile is."""
+    table = Table("op", "shapes", "measured / foreseen without", box=None)
+    for target, known in sorted(hardware.ops.items()):
+        least, most = min(known.values()), max(known.values())
+        table.add_row(target, str(len(known)), f"{least:.2f} to {most:.2f}")
+    console.print(table)

@@ -1,0 +1,168 @@
+"""A recipe trained by plain torch: autograd, torch.optim and torch.amp on one device, and nothing
+of flowrun's engine.  It is what `flowrun verify` holds the layouts beside.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrun.engine.capture.update_trace import fed_to, states_of
+from flowrun.engine.strategy import LossScale, Optimizer
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.strategy import AUTOCAST
+from flowrun.launcher.model import build
+from flowrun.launcher.model.build import Parts
+from flowrun.launcher.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Trained:
+    """losses: of each step.  before, after: weights by name.  skipped: steps whose update loss
+    scaling left out.
+    """
+
+    losses: tuple[float, ...]
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
+    skipped: frozenset[int] = frozenset()
+
+
+def plain_loop(
+    recipe: Recipe,
+    replicas: int = 1,
+    skipped: frozenset[int] = frozenset(),
+    *,
+    whole: bool = False,
+) -> Trained:
+    """Train the recipe, micro-batch by micro-batch.
+
+    whole: each step's batch in one piece.  replicas: of the mirrored view: each has its own part of
+    a micro-batch and its own buffers; their gradients are averaged.  skipped: steps that shall have
+    no update.
+    """
+    job = Job(recipe, values=False)
+    made = build.build(recipe)
+    model = made.model.train()
+    models = [model, *(_replica(model) for _ in range(replicas - 1))]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    update = _Update(job.strategy.optimizer, job.strategy.loss_scale, model)
+    train, parts = recipe.train, 1 if whole else recipe.train.micro_batches
+    sampler = replace(job.sampler, micro_batches=parts)
+    rows = train.batch_size // parts // replicas
+    dtype = AUTOCAST[recipe.precision.dtype]
+    losses = []
+    for step in range(train.steps):
+        model.zero_grad()
+        total = 0.0
+        for micro_batch in range(parts):
+            for rank, each in enumerate(models):
+                batch = sampler(step, micro_batch, slice(rank * rows, (rank + 1) * rows))
+                with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                    loss = _loss(made, each, batch).float()
+                loss = loss / (parts * replicas)
+                update.backward(loss)
+                total += loss.item()
+        if step not in skipped and not update.step(step):
+            skipped |= {step}
+        losses.append(total)
+    after = {name: p.detach() for name, p in model.named_parameters()}
+    return Trained(tuple(losses), before, after, skipped)
+
+
+def _replica(model: nn.Module) -> nn.Module:
+    """The same parameters, whose gradients then add up, and buffers of its own."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
+def _loss(parts: Parts, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    output = model(**{argument: batch[name] for argument, name in parts.inputs.items()})
+    if parts.loss is not None:
+        return parts.loss(output, batch)
+    loss: Tensor = output if isinstance(output, Tensor) else output.loss
+    return loss
+
+
+class _Update:
+    """One step of plain torch: scaling, clipping, rates, and torch's own optimizer or the function
+    that the recipe names.
+    """
+
+    def __init__(self, asked: Optimizer, scale: LossScale | None, model: nn.Module) -> None:
+        self.asked = asked
+        self.optimizer = _optimizer(asked, model)
+        self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.constant = scale.start if scale and not scale.dynamic else None
+        start = scale.start if scale else 1.0
+        self.scaler = torch.amp.GradScaler("cpu", start, enabled=scale is not None)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients."""
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, step: int) -> bool:
+        """Change the weights; False if a gradient has left its range.  step: counted from 0."""
+        groups = self.optimizer.param_groups
+        self.scaler.unscale_(self.optimizer)
+        gradients = [p for group in groups for p in group["params"] if p.grad is not None]
+        scaled = self.scaler.is_enabled()
+        finite = not scaled or all(bool(p.grad.isfinite().all()) for p in gradients)
+        if self.asked.clip_value:
+            nn.utils.clip_grad_value_(gradients, self.asked.clip_value)
+        if self.asked.clip_norm:
+            nn.utils.clip_grad_norm_(gradients, self.asked.clip_norm)
+        for group, rate in zip(groups, self.rates, strict=True):
+            group["lr"] = self.asked.rate(rate, step)
+        self.scaler.step(self.optimizer)
+        self.scaler.update(self.constant)
+        return finite
+
+
+def _optimizer(asked: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """With a group for each parameter, since each may have settings of its own."""
+    groups = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            settings: dict[str, Any] = {"params": [p], **asked.settings(name)}
+            if not asked.function and "beta1" in settings:
+                settings["betas"] = (settings.pop("beta1"), settings.pop("beta2"))
+            groups.append(settings)
+    if asked.function:
+        return _ByFunction(groups, asked.function)
+    kind = torch.optim.AdamW if asked.name == "adamw" else torch.optim.SGD
+    return kind(groups, lr=1.0)
+
+
+class _ByFunction(torch.optim.Optimizer):
+    """The update that a function describes (docs/training.md), run on whole tensors."""
+
+    def __init__(self, groups: list[dict[str, Any]], function: Callable[..., Any]) -> None:
+        super().__init__(groups, {})
+        self.function = function
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Change every weight that has a gradient."""
+        for group in self.param_groups:
+            p = group["params"][0]
+            if p.grad is not None:
+                self._change(
+                    p, {k: v for k, v in group.items() if k not in ("params", "lr")}, group["lr"]
+                )
+
+    def _change(self, p: Tensor, numbers: dict[str, Any], rate: float) -> None:
+        state = self.state[p]
+        if not state:
+            starts = [start for _, start in states_of(self.function)]
+            state["states"] = [p.clone() if s is None else torch.full_like(p, s) for s in starts]
+            state["step"] = 0
+        state["step"] += 1
+        fed = {"lr": torch.tensor(rate), "step": torch.tensor(float(state["step"]))}
+        fed = {key: fed[key] for key in fed_to(self.function)}
+        new, *state["states"] = self.function(p.clone(), p.grad, *state["states"], **numbers, **fed)
+        p.copy_(new)

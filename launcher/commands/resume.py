@@ -1,0 +1,238 @@
+"""Go on with a run from one of its checkpoints, in the same folder, maybe in another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from flowrun.engine.errors import RecipeError, RunError
+from flowrun.engine.ir.graph import Variable
+from flowrun.engine.runtime.drivers.checkpoint import check, contents, read_whole
+from flowrun.engine.runtime.rank.shards import name_of
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.compose import load, schema
+from flowrun.launcher.recipe.errors import PlacedError
+from flowrun.launcher.recipe.locate import show_path
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.store.checkpoint import ABOUT, FOLDER, RECIPE, Checkpoint, find_all
+
+# What makes it the same training, by section of the recipe; none named: all.  The rest may change.
+FIXED: Mapping[str, tuple[str, ...]] = {
+    "view": (),
+    "model": (),
+    "data": (),
+    "train": ("seed", "batch_size"),
+    "eval": ("fraction",),
+}
+_COMMAND_LINE = "command line"
+
+
+def checkpoint_of(run_folder: Path, step: int | None = None) -> Checkpoint:
+    """The last complete checkpoint of a run, or that of a step.  Raises RecipeError, also where its
+    files are not as they were written.
+    """
+    found = find_all(run_folder)
+    if not found:
+        raise PlacedError(
+            _COMMAND_LINE,
+            str(run_folder),
+            f"there is no complete checkpoint in {run_folder / FOLDER}.",
+            "A run saves them with train.save_every=N, every N steps.",
+        )
+    wanted = found[-1].step if step is None else step
+    for checkpoint in found:
+        if checkpoint.step == wanted:
+            _check_whole(run_folder, checkpoint, [c for c in found if c.step < wanted])
+            return checkpoint
+    steps = ", ".join(str(checkpoint.step) for checkpoint in found)
+    raise PlacedError(
+        _COMMAND_LINE,
+        f"--step {step}",
+        f"{run_folder} has no checkpoint of {step} steps.",
+        f"There is: {steps}.",
+    )
+
+
+def _check_whole(run_folder: Path, wanted: Checkpoint, before: list[Checkpoint]) -> None:
+    damage = damage_of(wanted)
+    if not damage:
+        return
+    whole = next((c for c in reversed(before) if not damage_of(c)), None)
+    raise PlacedError(
+        _COMMAND_LINE,
+        str(run_folder),
+        f"{FOLDER}/{wanted.folder.name} is not whole: {damage}",
+        f"--step {whole.step} takes the checkpoint before it, which is whole."
+        if whole
+        else "There is no whole one before it.",
+    )
+
+
+def damage_of(checkpoint: Checkpoint) -> str:
+    """What is wrong with its files; "" if all are as they were written."""
+    try:
+        check(checkpoint.folder)
+    except RunError as error:
+        return f"{Path(error.where).name}: {error.problem}"
+    for name, read in ((ABOUT, checkpoint.about), (RECIPE, checkpoint.recipe)):
+        try:
+            read()
+        except FileNotFoundError:
+            return f"{name}: it is missing."
+        except Exception as error:  # whatever bytes of any kind make of JSON or YAML
+            return f"{name}: it is damaged: {type(error).__name__}: {error}."
+    step = checkpoint.about().step
+    return "" if step == checkpoint.step else f"{ABOUT}: it is of step {step}."
+
+
+def resumed(start: Checkpoint, overrides: list[str], config_dir: str | None = None) -> Recipe:
+    """The recipe of the run, with overrides.  Raises RecipeError for what cannot change."""
+    _check_recipe(start)
+    file = f"recipe={start.folder.parents[1] / RECIPE}"
+    before, after = load([file]), load([file, *overrides], config_dir)
+    if changed := _first_change(before, after):
+        key, old = changed
+        raise RecipeError(
+            key,
+            f"a run is resumed as the training that it was, with {key} = {old}.",
+            "To train something else from its weights: flowrun recipe=… "
+            f"model.weights={start.folder.parents[1] / 'weights.safetensors'}",
+        )
+    if after.train.steps <= start.step:
+        raise RecipeError(
+            "train.steps",
+            f"the checkpoint has {start.step} steps already.",
+            f"Write train.steps={2 * start.step} to train as long again.",
+        )
+    return replace(after, weights="")  # the checkpoint has them
+
+
+def _check_recipe(start: Checkpoint) -> None:
+    """The recipe of the run has the keys that its checkpoint has: it was not cut in the middle,
+    or they would get their defaults.  Raises RecipeError.
+    """
+    file, copy = start.folder.parents[1] / RECIPE, start.folder / RECIPE
+    try:
+        found = set(_paths(yaml.safe_load(file.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        found, why = set(), f"it cannot be read: {type(error).__name__}."
+    else:
+        known = set(_paths(OmegaConf.to_container(schema())))
+        lost = [key for key in _paths(start.recipe()) if key in known and key not in found]
+        if not lost:
+            return
+        why = f"it has no {lost[0]}, which it had at step {start.step}."
+    raise PlacedError(show_path(file), "", why, f"cp {copy} {file} brings it back.")
+
+
+def continued(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpoint | None]:
+    """What a run does that was put back into the queue: go on from its newest checkpoint that is
+    whole and has steps left, or begin.
+    """
+    left = (c for c in reversed(find_all(run_folder)) if c.step < recipe.train.steps)
+    start = next((c for c in left if not damage_of(c)), None)
+    return (replace(recipe, weights=""), start) if start else (recipe, None)
+
+
+def restore(job: Job, start: Checkpoint) -> None:
+    """Check that the checkpoint has all that the plan needs; what forward does not read is read
+    here, the rest is each rank's to read.
+    """
+    graph, there = job.training.plan.graph, contents(start.folder)
+    for v in graph.variables:
+        tensor = graph.tensors[v.tensor]
+        found = there.get(v.name)
+        if found is None:
+            raise RecipeError(
+                _key_of(v),
+                f"the checkpoint of step {start.step} has no {v.kind} {v.name}.",
+                "Resume with the model, the optimizer and the precision that the run had.",
+            )
+        if found != (tensor.shape, tensor.dtype):
+            raise RecipeError(
+                _key_of(v),
+                f"{v.kind} {v.name} is {_shown(*found)} in the checkpoint of step {start.step}, "
+                f"and {_shown(tensor.shape, tensor.dtype)} here.",
+            )
+    unused = [name for name in job.unused if name in there]
+    job.initial = job.initial.but(read_whole(start.folder, unused))
+
+
+def notes(job: Job, start: Checkpoint) -> Iterator[str]:
+    """What a person should know who goes on: from where, and what is not as it was."""
+    old = dict(_leaves(start.recipe()))
+    new = dict(_leaves(yaml.safe_load(job.recipe.to_yaml())))
+    changed = [
+        f"{key} {old.get(key, 'not there')} -> {new.get(key, 'not there')}"
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key)
+    ]
+    yield f"goes on from step {start.step}" + "".join(f"; {text}" for text in changed)
+    for later in find_all(start.folder.parents[1]):
+        if later.step > start.step:
+            damage = damage_of(later)
+            why = f"it is not whole: {damage}" if damage else "the next checkpoint replaces it"
+            yield f"{later.folder.name} is left out: {why}"
+    plan, there = job.training.plan, contents(start.folder)
+    alone = [v for v in plan.graph.variables if v.own]
+    ranks = [
+        r for r in range(plan.num_ranks) if any(name_of(plan, v, r) not in there for v in alone)
+    ]
+    if ranks:
+        yield (
+            f"ranks {', '.join(map(str, ranks))} are new: their buffers ({alone[0].name} …) start "
+            "as rank 0's"
+        )
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of all that is no mapping."""
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, node
+
+
+def _paths(node: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted key of all that a tree holds, mappings too."""
+    for key, value in node.items() if isinstance(node, Mapping) else ():
+        yield f"{prefix}{key}"
+        yield from _paths(value, f"{prefix}{key}.")
+
+
+def _key_of(variable: Variable) -> str:
+    """Of the recipe: what a variable comes from.  A state of the step itself is fp16's."""
+    if variable.kind == "state":
+        return "optim" if variable.of else "precision.dtype"
+    return "model"
+
+
+def _shown(shape: tuple[int, ...], dtype: Any) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {shape}"
+
+
+def _first_change(before: Recipe, after: Recipe) -> tuple[str, Any] | None:
+    """Key and former value of the first thing that may not differ and does."""
+    for section, names in FIXED.items():
+        old, new = (_named(getattr(recipe, section)) for recipe in (before, after))
+        for name in names or {**old, **new}:
+            if old.get(name) != new.get(name):
+                return f"{section}.{name}".rstrip("."), old.get(name, "not there")
+    if before.weights != after.weights:
+        return "model.weights", before.weights or "not there"
+    if bool(before.eval.batches) != bool(after.eval.batches):  # nothing or something is held out
+        return "eval.batches", before.eval.batches
+    return None
+
+
+def _named(section: Any) -> Mapping[str, Any]:
+    """Its keys; a section that is one value has the key ""."""
+    if isinstance(section, Mapping):
+        return section
+    return vars(section) if is_dataclass(section) else {"": section}

@@ -1,0 +1,314 @@
+"""`flowrun verify`: does a recipe train alike under every layout?
+
+Each layout trains the recipe for a few steps; its losses and final weights are held beside a plain
+torch loop (plain_loop.py), which sees each step's batch in one piece; by micro-batches where the
+recipe asks for their mean, or the model itself depends on its batch.  Where a plain loop would
+train something else, since a recipe draws random numbers or updates some rows of a table alone,
+they are held beside flowrun's own run on one rank.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import yaml
+
+from flowrun.engine.errors import FlowrunError, RecipeError
+from flowrun.engine.passes.update.sparse_ops import sparse_tables
+from flowrun.launcher.commands.plain_loop import Trained, plain_loop
+from flowrun.launcher.job.forked import apart
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.strategy import AUTOCAST
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.device import may_use_gpus
+from flowrun.launcher.recipe.schema import MIRRORED, STEP, Recipe
+from flowrun.launcher.store import weights
+
+# float32 sums in another order.  Losses: relative; weights: of the way that training moved them.
+LOSS_TOLERANCE, WEIGHT_TOLERANCE = 1e-6, 1e-5
+# Some recipes amplify rounding: Adam divides a gradient near 0 by itself, batch norm by a variance
+# near 0.  How much is measured: the reference is trained again from weights that are one unit in
+# the last place off, and layouts may be as many times as far away.
+ROUNDING_ALLOWANCE = 4
+MOST_STEPS = 20  # a recipe that trains longer is cut to FEW_STEPS
+FEW_STEPS = 5
+SINGLE = "single"
+
+Run = Callable[[Recipe, Path], Any]
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One layout beside the reference: largest relative difference of the losses, and of the
+    weights as a share of the way that training moved them; bytes that all ranks sent in a step.
+    """
+
+    layout: str
+    ranks: int
+    loss: float
+    weights: float
+    bytes_a_step: int
+    verdict: str
+
+    @property
+    def ok(self) -> bool:
+        """False if the layout trained something else."""
+        return not self.verdict.startswith("DIFFERS")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A row a layout; one that the recipe cannot take is a row with the reason.  caption: what they
+    are held beside, and how far off they may be.
+    """
+
+    rows: tuple[Difference, ...]
+    caption: str
+
+
+def compare_layouts(recipe: Recipe, run: Run) -> Comparison:
+    """Train under every layout.  Raises RecipeError if the recipe has nothing to be held beside."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return _Layouts(recipe, run, Path(scratch)).compare()
+
+
+def layouts(recipe: Recipe) -> Iterator[tuple[str, list[str]]]:
+    """(name, overrides) of each layout; the first is the recipe's own."""
+    text = yaml.safe_load(recipe.to_yaml())
+    axes = dict.fromkeys(["data", "tensor", *(text.get("placement", {}).get("axes") or {})], 1)
+    yield "as the recipe says", []
+    for name, sizes, stages, zero in (
+        (SINGLE, {}, 1, 0),
+        ("data 2", {"data": 2}, 1, 0),
+        ("tensor 2", {"tensor": 2}, 1, 0),
+        ("stages 2", {}, 2, 0),
+        ("data 2, tensor 2, stages 2", {"data": 2, "tensor": 2}, 2, 0),
+        ("data 2, ZeRO 1", {"data": 2}, 1, 1),
+        ("data 2, ZeRO 2", {"data": 2}, 1, 2),
+        ("data 2, ZeRO 3", {"data": 2}, 1, 3),
+        ("data 2, tensor 2, ZeRO 2", {"data": 2, "tensor": 2}, 1, 2),
+    ):
+        changes = [f"placement.axes.{axis}={sizes.get(axis, 1)}" for axis in axes]
+        changes += [
+            f"placement.stages={stages}",
+            f"zero.stage={zero}",
+            f"zero.axis={'data' if zero else 'null'}",
+            "auto.placement=false",
+            *(["placement.chunks=1"] if stages == 1 else []),
+        ]
+        yield name, changes
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Largest difference of the losses and of the weights (as in Difference) that counts as the
+    same training.  reason: why it is more than that of most recipes.
+    """
+
+    loss: float = LOSS_TOLERANCE
+    weights: float = WEIGHT_TOLERANCE
+    reason: str = ""
+
+    def holds(self, loss: float, weights: float) -> bool:
+        """True if neither is further off; False of what is no number."""
+        return loss <= self.loss and weights <= self.weights
+
+    def loosened(self, factor: int, noise: tuple[float, float], cause: str) -> Allowed:
+        """At least `factor` times the noise of (losses, weights) that `cause` makes."""
+        loss, weights = (factor * n for n in noise)
+        if self.holds(loss, weights) or not math.isfinite(loss + weights):
+            return self
+        reason = f"{factor} times what {cause}"
+        return Allowed(max(self.loss, loss), max(self.weights, weights), reason)
+
+    def __str__(self) -> str:
+        loss, weights = f"{self.loss:.1g}", f"{self.weights:.1g}"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"losses {loss} relative, weights {weights} of the way that training moved them{why}"
+
+
+class _Layouts:
+    """The layouts of one recipe, and what they are held beside.
+
+    why_single: why that is not plain torch; empty if it is.  whole: the loop sees each step's batch
+    in one piece.  before: the weights that all start from.
+    """
+
+    def __init__(self, recipe: Recipe, run: Run, scratch: Path) -> None:
+        self.recipe, self.run, self.scratch = recipe, run, scratch
+        self.file = scratch / "verified.yaml"
+        self.file.write_text(recipe.to_yaml())
+        steps = recipe.train.steps if recipe.train.steps <= MOST_STEPS else FEW_STEPS
+        self.most = Allowed()  # looser where a row asks for it and there is a reason
+        self.always = [f"train.steps={steps}", "eval.batches=0", "train.save=true"]
+        self.single = dict(layouts(recipe))[SINGLE]
+        self.job = job = Job(self._load([]))
+        self.why_single, self.whole = self._apart(lambda: (_why_single(job), _sees_whole(job)))
+        self.by_parts = False  # some layout trained as a loop over micro-batches does
+        self.before = {name: job.initial[name] for name, _ in job.model.named_parameters()}
+        if self.why_single and recipe.view == MIRRORED:
+            raise RecipeError(
+                "view",
+                f"{self.why_single}, in the mirrored view each rank apart: there is nothing that "
+                "layouts of other ranks could be held beside.",
+                "Verify it with view=consistent.",
+            )
+        self.reference = cache(self._reference)
+        self.allowed = cache(self._allowed)
+
+    def _apart(self, make: Callable[[], Made]) -> Made:
+        """What uses autograd, where ranks are to be forked that use CUDA."""
+        return apart(make) if may_use_gpus(self.recipe) else make()
+
+    def compare(self) -> Comparison:
+        """Run them all."""
+        rows = tuple(self._row(name, changes) for name, changes in layouts(self.recipe))
+        return Comparison(rows, self._caption())
+
+    def _load(self, changes: list[str]) -> Recipe:
+        return load([f"recipe={self.file}", *changes, *self.always])
+
+    def _row(self, name: str, changes: list[str]) -> Difference:
+        folder = self.scratch / name.replace(" ", "_")
+        try:
+            changed = self._load(changes)
+            report = self.run(changed, folder)
+        except FlowrunError as error:
+            if not changes:
+                raise  # the recipe itself is wrong
+            return Difference(name, 0, 0.0, 0.0, 0, f"skipped: {error.problem.splitlines()[0]}")
+        replicas = changed.num_ranks if changed.view == MIRRORED else 1
+        found = _distance(self._trained(folder), self.reference(replicas))
+        if not self.most.holds(*found):
+            self.most = self.allowed(replicas)
+        verdict = "same" if self.most.holds(*found) else "DIFFERS"
+        if verdict != "same" and self.whole and not self.why_single:
+            by_parts = _distance(self._trained(folder), self.reference(replicas, whole=False))
+            if self.most.holds(*by_parts):
+                self.by_parts, found, verdict = True, by_parts, "same by micro-batches"
+        sent = round(report.measured["sent_bytes"])
+        return Difference(name, report.ranks, *found, sent, verdict)
+
+    def _reference(
+        self,
+        replicas: int,
+        dtype: str | None = None,
+        nudged: bool = False,
+        whole: bool = True,
+    ) -> Trained:
+        """What the layouts are held beside.
+
+        whole: a step's batch in one piece, where the recipe allows it.  dtype: another precision
+        than the recipe's, with the updates that the recipe's has.  nudged: from initial weights
+        that are one unit in the last place off.
+        """
+        changes = [*self.single] if self.why_single else []
+        if nudged:
+            changes.append(f"model.weights={self.nudged}")
+        if dtype:
+            changes += [f"precision.dtype={dtype}", "precision.loss_scale=null"]
+        recipe = self._load(changes)
+        if not self.why_single:
+            skipped = self.reference(replicas).skipped if dtype else frozenset()
+            seen = whole and self.whole
+            return self._apart(lambda: plain_loop(recipe, replicas, skipped, whole=seen))
+        folder = self.scratch / f"reference_{dtype}_{nudged}"
+        self.run(recipe, folder)
+        return self._trained(folder)
+
+    def _trained(self, folder: Path) -> Trained:
+        """What a run left in its folder."""
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        found = (json.loads(line)["loss"] for line in lines)
+        losses = tuple(math.nan if loss is None else float(loss) for loss in found)
+        return Trained(losses, self.before, weights.load(folder))
+
+    def _allowed(self, replicas: int) -> Allowed:
+        """The tolerance of a recipe that rounding moves further than others, and the reason.
+
+        In a narrow dtype two sums in another order are each about as far from fp32 as the reference
+        is, so at most twice as far from one another.
+        """
+        dtype, reference = self.recipe.precision.dtype, self.reference(replicas)
+        if AUTOCAST[dtype] is not None:
+            noise = _distance(reference, self.reference(replicas, dtype="fp32"))
+            return Allowed().loosened(2, noise, f"{dtype} makes of the same recipe in fp32")
+        noise = _distance(reference, self.reference(replicas, nudged=True))
+        reason = "one unit in the last place of the initial weights makes of this recipe"
+        return Allowed().loosened(ROUNDING_ALLOWANCE, noise, reason)
+
+    @cached_property
+    def nudged(self) -> Path:
+        """A file of initial weights that are one unit in the last place off, up or down."""
+        signs, state = torch.Generator().manual_seed(0), {}
+        for name, tensor in self.job.names.items():
+            value = self.job.initial[tensor]
+            if value.is_floating_point() and name in self.before:
+                up = torch.randint(2, value.shape, generator=signs) * 2 - 1
+                value = (value * (1 + up * torch.finfo(value.dtype).eps)).to(value.dtype)
+            state[name] = value
+        file = self.scratch / "nudged.pt"
+        torch.save(state, file)
+        return file
+
+    def _caption(self) -> str:
+        beside = "a plain torch loop"
+        if self.whole:
+            beside += " that sees each step's batch in one piece"
+        if self.by_parts:
+            beside += (
+                ' ("same by micro-batches": beside one that sees micro-batch after micro-batch, for'
+                " the model depends on its batch, or the loss is a sum)"
+            )
+        if self.recipe.view == MIRRORED:
+            beside += " over as many replicas"
+        if self.why_single:
+            beside = f"the layout {SINGLE}, not plain torch: {self.why_single}"
+        return f"Beside {beside}. Allowed: {self.most}."
+
+
+def _why_single(job: Job) -> str:
+    """Why plain torch trains something else; empty if it does not."""
+    graph = job.training.plan.graph
+    if any(feed.field == "@draw" for feed in graph.feeds):
+        return "the model draws random numbers, and torch's own are others"
+    if job.recipe.optim.sparse == "lazy" and sparse_tables(graph):
+        return "optim.sparse=lazy leaves rows alone that torch's optimizers change"
+    if job.recipe.precision.accumulate_dtype is None and job.recipe.train.micro_batches > 1:
+        return "precision.accumulate_dtype=null rounds sums that torch's loop has in fp32"
+    return ""
+
+
+def _sees_whole(job: Job) -> bool:
+    """Whether the loop may see a step's batch in one piece, whatever the number of micro-batches:
+    not where forward changes buffers, as a batch norm does.
+    """
+    recipe = job.recipe
+    of_step = recipe.view != MIRRORED and recipe.train.loss_mean == STEP
+    return of_step and recipe.train.micro_batches > 1 and not job.training.plan.graph.running
+
+
+def _distance(found: Trained, reference: Trained) -> tuple[float, float]:
+    """Largest difference of (losses, weights), as Difference has them."""
+    loss = max(map(_relative, found.losses, reference.losses))
+    apart, moved = (
+        math.hypot(*(float((one[n] - other[n]).norm()) for n in reference.before))
+        for one, other in ((found.after, reference.after), (reference.after, reference.before))
+    )
+    return loss, apart / moved if moved else apart
+
+
+def _relative(a: float, b: float) -> float:
+    """Relative difference; infinite if one is no number and the other is."""
+    if math.isnan(a) and math.isnan(b):
+        return 0.0  # of a step without a target
+    return abs(a - b) / (abs(b) or 1.0) if math.isfinite(a) and math.isfinite(b) else math.inf

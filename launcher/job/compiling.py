@@ -1,0 +1,81 @@
+"""The kernels that a recipe asks for: op after op, or compiled here, before workers are forked; on
+CUDA perhaps played as graphs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.runtime.inductor.compiled import CompiledRegions
+from flowrun.engine.runtime.kernels.cuda_graphs import graphed
+from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.device import device_type
+from flowrun.launcher.recipe.errors import one_of
+from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR, Recipe
+
+
+def check_runs(recipe: Recipe) -> None:
+    """Raises RecipeError for kernels that are there to plan with alone, for a batch job that would
+    run here (slurm.py submits one), for GPUs that this host lacks, and CUDA graphs without CUDA.
+    """
+    if recipe.launch.name == "slurm":
+        raise RecipeError(
+            "launch.name",
+            "slurm is for `flowrun recipe=…`, which submits a job; here it would run on this host.",
+            "Write launch.name=local.",
+        )
+    if device_type(recipe) == "cpu" and recipe.engine.cuda_graphs:
+        raise RecipeError(
+            "engine.cuda_graphs",
+            "these ranks run on CPUs, which have no CUDA graphs.",
+            "Leave it out, or run on GPUs (launch=local launch.device=cuda).",
+        )
+    if recipe.engine.compiler == HANDWRITTEN:
+        raise RecipeError(
+            "engine.compiler",
+            "handwritten kernels are those of other systems: they are planned with, and not run.",
+            f"Write {one_of((EAGER, INDUCTOR))}.",
+        )
+
+
+def kernels_of(job: Job, training: Rehearsed, say: Callable[[str], None]) -> Kernels:
+    """engine.compiler and engine.cuda_graphs.  Raises RecipeError where there is no compiler,
+    RunError for what it does not take.
+
+    say: shows one line to the person who waits.  On CUDA every rank compiles for itself: this
+    process must not touch the device.
+    """
+    kernels: Kernels = eager_kernels
+    if job.recipe.engine.compiler != EAGER:
+        regions = kernels = compiled_regions(job, training)
+        if job.device_type == "cpu":
+            _compile(regions, say)
+    return graphed(kernels) if job.recipe.engine.cuda_graphs else kernels
+
+
+def _compile(regions: CompiledRegions, say: Callable[[str], None]) -> None:
+    """Here, for all ranks of this host."""
+    from flowrun.engine.runtime.inductor.compile_ahead import compile_ahead, to_compile
+    from flowrun.engine.runtime.inductor.inductor import require_compiler
+
+    require_compiler()
+    start = time.perf_counter()
+    new = len(to_compile(regions))
+    if new:
+        say(f"compiling {summary(regions)}, {new} of them new to this host")
+    compile_ahead(regions)
+    say(f"compiled in {time.perf_counter() - start:.1f} s")
+
+
+def compiled_regions(job: Job, training: Rehearsed) -> CompiledRegions:
+    """What there is to compile; nothing is, yet."""
+    return CompiledRegions(training.plan, job.device_type, job.recipe.launch.threads)
+
+
+def summary(regions: CompiledRegions) -> str:
+    """For a person: 20 regions, 11 different."""
+    return f"{regions.count} regions, {len(regions.different)} different"

@@ -1,0 +1,142 @@
+"""beside, started, apart: what a process forked from this one makes, while this one makes
+something else, or so that this one stays as it was.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from flowrun.engine.errors import RunError
+from flowrun.launcher.job.open_files import reopen_files
+
+Made = TypeVar("Made")
+
+
+@contextmanager
+def beside(make: Callable[[], Made] | None) -> Iterator[Callable[[], Made | None]]:
+    """Within, what asks for the result of `make`: it waits, and is given None where there is none.
+
+    make: it is called in a fork of this process, and what it returns is pickled.  What fails there
+    fails again here, where the error can be told.  Nothing is started for None, and where a fork
+    gains nothing or is not safe: on one core, and beside other threads, whose locks it would
+    inherit.
+    """
+    if make is None or not _may_fork():
+        yield lambda: None
+        return
+    with _forked(make, daemon=True) as told:
+
+        def result() -> Made | None:
+            made, error = told()
+            return None if error else made
+
+        yield result
+
+
+@contextmanager
+def started(make: Callable[[], Made]) -> Iterator[Callable[[], Made]]:
+    """Within, what waits for the result of `make`, and raises what `make` raises.
+
+    make: it is called in a fork of this process: at once, or, where a fork beside this one gains
+    nothing or is not safe, when somebody waits.
+    """
+    if not _may_fork():
+        yield lambda: apart(make)
+        return
+    with _forked(make, daemon=True) as told:
+
+        def result() -> Made:
+            made, error = told()
+            if error:
+                raise error
+            return made  # type: ignore[return-value]
+
+        yield result
+
+
+def apart(make: Callable[[], Made]) -> Made:
+    """What `make` returns or raises in a fork of this process.
+
+    What it opens is gone with it: autograd's threads, and CUDA, which no process may have touched
+    whose forks are to use it.  Both are open in one that has captured, for autograd asks each kind
+    of device how many there are.  Raises RunError if the process ends without a word.
+    """
+    with _forked(make, daemon=False) as told:
+        made, error = told()
+    if error:
+        raise error
+    return made  # type: ignore[return-value]
+
+
+@contextmanager
+def _forked(
+    make: Callable[[], Made], daemon: bool
+) -> Iterator[Callable[[], tuple[Made | None, Exception | None]]]:
+    """Within, what waits for what was made there, or for why there is nothing."""
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=_tell, args=(make, reader, writer), daemon=daemon)
+    with uninterrupted(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # NumPy's
+        process.start()  # Ctrl-C stays blocked there: it is for the process that waits
+    writer.close()
+
+    def told() -> tuple[Made | None, Exception | None]:
+        try:
+            found: tuple[Made | None, Exception | None] = pickle.loads(reader.recv_bytes())
+            return found
+        except Exception as error:  # or what an exception's own constructor does not take
+            how = f"it ended before it had an answer ({type(error).__name__})."
+            return None, RunError("the process that plans", how)
+
+    try:
+        yield told
+    finally:
+        process.kill()  # it has nothing that it should leave in order
+        process.join()
+        process.close()
+        reader.close()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C within is heard behind it, when it is known what is to be ended.  In what Python runs
+    around a fork, logging's locks among it, it would be printed and forgotten.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _may_fork() -> bool:
+    """Python's threads count; NumPy's, of its BLAS, end before a fork and begin again behind it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return cores > 1 and threading.active_count() == 1
+
+
+def _tell(make: Callable[[], Any], reader: Connection, writer: Connection) -> None:
+    import torch  # which who asks has imported
+
+    reader.close()
+    reopen_files()
+    # A fork's pool of threads is renewed at the next call that sets their number, and two threads
+    # that do so at once (autograd's, of which a build with CUDA has one more) find none.
+    torch.set_num_threads(torch.get_num_threads())
+    try:
+        writer.send_bytes(pickle.dumps((make(), None)))  # tensors by value: this process ends
+    except Exception as error:
+        try:
+            writer.send_bytes(pickle.dumps((None, error)))
+        except Exception:  # it cannot be pickled
+            os._exit(1)

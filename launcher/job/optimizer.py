@@ -1,0 +1,133 @@
+"""optim -> Optimizer: what the recipe says of the update, checked against the update itself."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flowrun.engine.capture.update_trace import keywords_of
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.strategy import Group, Optimizer, Settings
+from flowrun.launcher.job.lr_schedule import rates
+from flowrun.launcher.model.build import find, is_freezing
+from flowrun.launcher.recipe.errors import did_you_mean
+from flowrun.launcher.recipe.ranges import check_number
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.models import optimizers
+
+FUSED = {  # the engine's own ops, and their numbers
+    "adamw": ("beta1", "beta2", "eps", "weight_decay"),
+    "sgd": ("momentum", "weight_decay", "nesterov"),
+}
+TRACED: Mapping[str, Callable[..., Any]] = {
+    "adagrad": optimizers.adagrad,
+    "lamb": optimizers.lamb,
+    "lion": optimizers.lion,
+}
+
+
+def optimizer_of(recipe: Recipe) -> Optimizer:
+    """Raises RecipeError at the key of optim that is wrong."""
+    optim = recipe.optim
+    function: Callable[..., Any] | None
+    if optim.update:
+        name, function, numbers = _own(optim.update)
+    else:
+        name, function = optim.name, TRACED.get(optim.name)
+        known = tuple(keywords_of(function)) if function else FUSED[name]
+        numbers = {key: _value(optim, key) for key in known}
+    groups = tuple(
+        Group(pattern, _settings(pattern, given, numbers))
+        for pattern, given in optim.groups.items()
+        if not is_freezing(given) or (len(given) > 1 and not given["frozen"])  # build.py froze it
+    )
+    lrs = [optim.lr, *(float(value) for g in groups for key, value in g.settings if key == "lr")]
+    return Optimizer(
+        name,
+        (("lr", optim.lr), *numbers.items()),
+        optim.clip_norm,
+        optim.clip_value,
+        groups,
+        rates(optim, lrs, recipe.train.steps),
+        optim.ema,
+        optim.sparse,
+        function,
+    )
+
+
+def _value(optim: Any, key: str) -> float | bool:
+    """A number of the recipe: beta1 and beta2 are the two betas."""
+    if key in ("beta1", "beta2"):
+        return float(optim.betas[key == "beta2"])
+    return getattr(optim, key)  # type: ignore[no-any-return]
+
+
+def _own(update: Mapping[str, Any]) -> tuple[str, Callable[..., Any], dict[str, float | bool]]:
+    """The user's function and its numbers: those given, its defaults for the rest."""
+    if not update.get("_target_"):
+        raise RecipeError(
+            "optim.update._target_",
+            "nothing says which function updates the weights.",
+            "Write the dotted path of a function (param, grad, states …, *, lr, numbers …).",
+        )
+    function = find(str(update["_target_"]), "optim.update._target_")
+    given = {str(key): value for key, value in update.items() if key != "_target_"}
+    numbers = dict(keywords_of(function))
+    for key, value in given.items():
+        where = f"optim.update.{key}"
+        if key not in numbers:
+            raise RecipeError(
+                where, f"{function.__name__} takes no number {key!r}.", did_you_mean(key, numbers)
+            )
+        _check_number(value, where)
+    numbers.update(given)
+    for key, value in numbers.items():
+        if value is inspect.Parameter.empty:
+            raise RecipeError(
+                "optim.update",
+                f"{function.__name__} needs the number {key!r}.",
+                f"Write optim: {{update: {{_target_: …, {key}: …}}}}.",
+            )
+    return function.__name__, function, numbers
+
+
+def _settings(pattern: str, given: Any, numbers: Mapping[str, float | bool]) -> Settings:
+    """What a group replaces; betas stand for beta1 and beta2."""
+    where = f"optim.groups.{pattern}"
+    if not isinstance(given, Mapping) or not given:
+        raise RecipeError(where, "only a mapping of keys can stand here.", "{weight_decay: 0}.")
+    settings: dict[str, float | bool] = {}
+    for key, value in given.items():
+        if key == "frozen":
+            continue
+        if key == "betas" and "beta1" in numbers:
+            settings.update(_betas(value, f"{where}.betas"))
+            continue
+        if key != "lr" and key not in numbers:
+            known = ["lr", *numbers]
+            raise RecipeError(
+                f"{where}.{key}", f"the update takes no {key!r}.", did_you_mean(key, known)
+            )
+        _check_number(value, f"{where}.{key}", f"optim.{key}")
+        settings[key] = value if isinstance(value, bool) else float(value)
+    return tuple(settings.items())
+
+
+def _betas(value: Any, where: str) -> dict[str, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise RecipeError(where, f"{value!r} are not two numbers.", "Usual are [0.9, 0.95].")
+    for beta in value:
+        _check_number(beta, where, "optim.betas.*")
+    return {"beta1": float(value[0]), "beta2": float(value[1])}
+
+
+def _check_number(value: Any, where: str, row: str = "") -> None:
+    """row: the key of which it is; of a function's own numbers, none."""
+    if not isinstance(value, bool | int | float):
+        raise RecipeError(where, f"{value!r} is no number.", "Write a number, true or false.")
+    if row:
+        check_number(value, row, where)
+    elif not math.isfinite(value):
+        raise RecipeError(where, f"{value} is no finite number.")

@@ -1,0 +1,143 @@
+"""Plans that were made before: everything behind capture is kept.
+
+Capture runs each time.  The key of a plan is what the compiler is given: the captured graph, the
+strategy with the hardware, flowrun's own engine, torch and Python, all by their content
+(digest.py), so that a plan can only be found by what it was made of.  The folder,
+$XDG_CACHE_HOME/flowrun or ~/.cache/flowrun, and its files must be the user's own and unbroken
+(engine/own_files.py): a pickle runs what its writer likes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowrun.engine.capture.update_trace import behaviour
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.own_files import Unusable, own_folder, read_own, write_own
+from flowrun.engine.passes.find_rows import find_rows
+from flowrun.engine.strategy import Strategy
+from flowrun.launcher.job.digest import Undigested, digest
+
+MOST_FILES, MOST_BYTES = 100, 1 << 29  # what the folder may hold; the longest unused goes first
+_SUFFIX = ".plan"
+_ENGINE = Path(__file__).resolve().parents[2] / "engine"
+
+
+class PlanCache:
+    """The plans of one job.  used: False makes each anew, and keeps none.  notes: what went
+    otherwise than a user expects.
+    """
+
+    def __init__(self, used: bool) -> None:
+        self.used = used
+        self.notes: list[str] = []
+
+    def get(self, kind: str, made_of: tuple[Any, ...], make: Callable[[], Rehearsed]) -> Rehearsed:
+        """The plan of a kind ("training", "evaluation"), from disk or made, and then kept.
+
+        made_of: all that `make` reads, as values.
+        """
+        if not self.used:
+            return make()
+        try:
+            key = digest(kind, made_of, _made_by())
+            file = own_folder(folder()) / f"{kind}-{key[:32]}{_SUFFIX}"
+        except Undigested as error:
+            self._note(f"no plan is kept: a {error} does not show what it is made of")
+            return make()
+        except (Unusable, OSError, RuntimeError) as error:
+            self._note(f"no plan is kept: {_reason(error)}")
+            return make()
+        return self._read(file) or self._made(file, make)
+
+    def _made(self, file: Path, make: Callable[[], Rehearsed]) -> Rehearsed:
+        made = make()
+        try:
+            write_own(file, pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL))
+            _tidy(file.parent)
+        except Exception as error:  # of the disk, or of a function that cannot be pickled
+            self._note(f"no plan is kept: {_reason(error)}")
+        return made
+
+    def _read(self, file: Path) -> Rehearsed | None:
+        try:
+            found: Rehearsed = pickle.loads(read_own(file))
+            os.utime(file)
+            return found
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # what its own classes, or the disk, may raise
+            self._note(f"the plan is made anew: {_reason(error)}")
+            return None
+
+    def _note(self, text: str) -> None:
+        """Once, though there are two plans."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[Any, ...]:
+    """What a plan of captured graphs is made of, as values: rows of ops as they are known now, and
+    an optimizer's function by what it does.
+
+    Tables that the user gives count where an op has one; an optimizer's function may hold others.
+    """
+    known = tuple(find_rows(graph, strategy) for graph in graphs)
+    optimizer = strategy.optimizer
+    bare = replace(strategy, kept_rows=None, optimizer=replace(optimizer, function=None))
+    if optimizer.function is None:
+        return known, replace(bare, signatures=())
+    parameters = [
+        (graph.tensors[v.tensor], optimizer.settings(v.name))
+        for graph in graphs
+        for v in graph.variables
+        if v.kind == "parameter"
+    ]
+    return known, bare, behaviour(optimizer.function, parameters)
+
+
+def found_rows_file(used: bool) -> Path | None:
+    """Where rows that are found by experiment are kept; None: nowhere."""
+    return folder() / "found_rows" if used else None
+
+
+def folder() -> Path:
+    """Where plans are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowrun"
+
+
+@cache
+def _made_by() -> tuple[str, ...]:
+    """The compiler itself: every file of flowrun's engine, torch, Python."""
+    hashed = hashlib.sha256()
+    for file in sorted(_ENGINE.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            content = file.read_bytes()
+            hashed.update(f"{file.relative_to(_ENGINE)} {len(content)}\n".encode())
+            hashed.update(content)
+    return hashed.hexdigest(), str(torch.__version__), str(torch.version.git_version), sys.version
+
+
+def _tidy(where: Path) -> None:
+    """Keep within the limits."""
+    kept = sorted(where.glob(f"*{_SUFFIX}"), key=lambda file: -file.stat().st_mtime)
+    total = 0
+    for k, file in enumerate(kept):
+        total += file.stat().st_size
+        if k >= MOST_FILES or (k and total > MOST_BYTES):
+            file.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,37 @@
+"""Segments: a run in pieces that end where something happens besides training.
+
+Both launchers walk the same segments.  What the ranks hold stays from one to the next; a segment
+drains the pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrun.launcher.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Steps `first` to `last` - 1, counted from 0, and what is done then, in this order."""
+
+    first: int
+    last: int
+    evaluate: bool
+    save: bool
+
+
+def segments(recipe: Recipe, first: int = 0) -> tuple[Segment, ...]:
+    """The rest of a run of which `first` steps are done.  At the end it evaluates, and saves if it
+    ever does.
+    """
+    steps, evaluate, save = recipe.train.steps, recipe.eval.every, recipe.train.save_every
+    ends = [k for k in range(first + 1, steps) if _due(k, evaluate) or _due(k, save)]
+    return tuple(
+        Segment(begin, end, end == steps or _due(end, evaluate), _due(end, save, end == steps))
+        for begin, end in zip((first, *ends), (*ends, steps), strict=True)
+    )
+
+
+def _due(step: int, every: int, last: bool = False) -> bool:
+    return every > 0 and (last or step % every == 0)

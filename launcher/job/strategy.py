@@ -1,0 +1,82 @@
+"""What a recipe, and its data set, ask of the compiler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flowrun.engine.strategy import Auto, LossScale, Preparation, Recompute, Strategy, Zero
+from flowrun.launcher.job.optimizer import optimizer_of
+from flowrun.launcher.job.plan_cache import found_rows_file
+from flowrun.launcher.model.signatures import tables_of
+from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
+from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, STEP, Recipe
+from flowrun.models.data.steps import preparation, sample_seconds, unprepared
+
+_FUSIONS = {EAGER: "", INDUCTOR: "compiled", HANDWRITTEN: "handwritten"}
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def strategy_of(recipe: Recipe) -> Strategy:
+    """What the recipe asks of the compiler."""
+    zero, auto = recipe.zero, recipe.auto
+    return Strategy(
+        axes=recipe.axes,
+        placements=recipe.placements,
+        chunks=recipe.chunks,
+        stage_modules=recipe.stage_modules,
+        pins=() if auto.enabled and auto.ignore_user_sbp else recipe.pins,
+        zero=Zero(zero.axis or "", zero.stage, zero.min_size)
+        if zero.axis in recipe.axes
+        else Zero(),
+        recompute=Recompute(
+            tuple(recipe.recompute.modules), tuple(recipe.recompute.keep), recipe.recompute.whole
+        ),
+        auto=Auto(
+            auto.enabled,
+            auto.computation_cost_ratio,
+            auto.wait_time,
+            auto.trunk,
+            auto.sbp_collector,
+            auto.memory,
+        ),
+        optimizer=optimizer_of(recipe),
+        loss_scale=loss_scale_of(recipe),
+        reduces_wide=recipe.precision.reduce_dtype == "fp32",
+        accumulates_wide=recipe.precision.accumulate_dtype == "fp32",
+        micro_batches=recipe.train.micro_batches,
+        mirrored=recipe.view == MIRRORED,
+        counts_step=recipe.train.loss_mean == STEP,
+        in_flight=recipe.in_flight,
+        register_slots=recipe.engine.register_slots,
+        blocking=tuple(axis for axis in recipe.axes if axis in recipe.engine.blocking),
+        overwrites=recipe.engine.compiler == EAGER and recipe.engine.overwrites,
+        fusion=_FUSIONS[recipe.engine.compiler],
+        hardware=rank_hardware(recipe),
+        shared_memory=shares_memory(recipe),
+        signatures=tables_of(recipe.signatures),
+        kept_rows=found_rows_file(recipe.engine.cache),
+    )
+
+
+def loss_scale_of(recipe: Recipe) -> LossScale | None:
+    """fp16 alone has one."""
+    if recipe.precision.dtype != "fp16":
+        return None
+    scale = recipe.precision.loss_scale
+    if scale is None or isinstance(scale, str):
+        return LossScale()
+    return LossScale(float(scale), dynamic=False)
+
+
+def reading(strategy: Strategy, data: Any) -> Strategy:
+    """With what the data set says of how its samples are made (models/data/steps.py)."""
+    steps = preparation(data)
+    return replace(
+        strategy,
+        preparation=tuple(Preparation(step.name, step.seconds, step.num_bytes) for step in steps),
+        unprepared=tuple(unprepared(data)),
+        sample_s=sample_seconds(data),
+    )

@@ -1,0 +1,346 @@
+"""launch=local: one process a rank, started by torch.distributed.elastic, on one host or several.
+
+This process has composed, captured and planned; its workers (worker.py) are forked and inherit the
+result.  Each tells it over a pipe of its own what happens: steps, its end, or what went wrong.  The
+same command on each host (launch.nnodes, launch.rdzv_endpoint) makes one run; the hosts find each
+other by elastic's c10d rendezvous.  When this returns or raises, every worker of this host is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.trace.trace import Note
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.launch.hosts import Meeting, ranks_of_a_host
+from flowrun.launcher.launch.worker import Worker
+from flowrun.launcher.report.record import Record
+from flowrun.launcher.report.report import Log
+from flowrun.launcher.store import weights
+from flowrun.launcher.store.checkpoint import complete
+
+_JOIN_S = 600  # how long a host waits for the others
+_PATIENCE_S = 2.0  # after a rank of another host failed, ranks here that do not notice are ended
+_TALKERS = (
+    "torch.distributed.elastic",
+    "torch.distributed.launcher",
+    "torch.multiprocessing.spawn",
+)
+_STOP = signal.SIGQUIT  # to ourselves, or from outside: the run ends, with its workers
+_SHUTDOWN_S = 3  # workers that have not ended by then are killed
+
+
+def execute_local(
+    job: Job,
+    training: Rehearsed,
+    evaluation: Rehearsed | None,
+    record: Record,
+    kernels: Kernels,
+) -> Log:
+    """Start this host's ranks, and stay until all have ended.
+
+    Raises RunError for the rank that failed (not for one that lost it), KeyboardInterrupt on
+    Ctrl-C.
+    """
+    launch, num_ranks = job.recipe.launch, training.plan.num_ranks
+    local_ranks = ranks_of_a_host(num_ranks, launch)
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
+    readers, writers = zip(*pipes, strict=True)
+    heard = _Heard(record)
+    born = multiprocessing.get_context("fork").Barrier(local_ranks)
+    worker = Worker(job, training, evaluation, kernels, record.folder, os.getpid(), writers, born)
+    listener = threading.Thread(target=heard.listen, args=(readers,), daemon=True)
+    listener.start()
+    ended: BaseException | None
+    well = False
+    try:
+        with _ctrl_c_is_ours(), heard.may_stop_us():
+            ended = _launch(worker, local_ranks, job)
+        well = ended is None
+    except KeyboardInterrupt as error:
+        ended = error
+    finally:
+        for pipe in writers:  # every other copy was a worker's: the listener comes to an end
+            pipe.close()
+        listener.join(timeout=None if well else 5)  # all that is told of a run is in its report
+    if (verdict := heard.verdict(ended)) is not None:
+        record.close()
+        heard.tell_other_hosts(verdict)
+        raise verdict
+    if heard.here:
+        _join_weights(heard, record, num_ranks)
+    return heard.log()
+
+
+# ---- starting ------------------------------------------------------------------------------------
+
+
+def _entry(worker: Worker) -> None:
+    worker.live()
+
+
+def _launch(worker: Worker, local_ranks: int, job: Job) -> RunError | None:
+    """Run elastic's agent in this process; what it saw of the first process that ended badly."""
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from flowrun.launcher.launch import one_host
+
+    one_host.register()
+    _silence_elastic()
+    launch = job.recipe.launch
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_SHUTDOWN_S)
+    os.environ.setdefault("OMP_NUM_THREADS", str(launch.threads))
+    meeting: dict[str, Any] = {"join_timeout": _JOIN_S}
+    if launch.node_rank is not None:
+        meeting["is_host"] = launch.node_rank == 0
+    alone = launch.nnodes == 1
+    config = LaunchConfig(
+        min_nodes=launch.nnodes,
+        max_nodes=launch.nnodes,
+        nproc_per_node=local_ranks,
+        run_id=f"flowrun-{job.recipe.name}",
+        rdzv_backend=one_host.ONE_HOST if alone else "c10d",
+        rdzv_endpoint=launch.rdzv_endpoint or "localhost:0",
+        rdzv_configs=meeting,
+        local_addr="localhost" if alone else None,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="fork",
+        signals_to_handle=",".join(_fatal_signals()),
+    )
+    try:
+        with _frozen():
+            elastic_launch(config, _entry)(worker)
+    except ChildFailedError as error:
+        return _what_elastic_saw(error)
+    except SignalException as error:
+        return RunError("the launcher", f"stopped by {signal.Signals(error.sigval).name}.")
+    except (RendezvousError, DistError) as error:
+        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        return RunError(
+            f"launch.rdzv_endpoint {launch.rdzv_endpoint}",
+            f"the {launch.nnodes} hosts did not meet, or do no more: {reason}",
+            "The same command on each host? An endpoint that all reach? What do the others say?",
+        )
+    return None
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Neither this process nor a worker looks for garbage among what is there now, graphs and
+    plans.  To look is to write to each object: every worker would copy all their pages, 0.4 s of
+    its first steps for a GPT of 4 blocks on 4 ranks.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _silence_elastic() -> None:
+    """Elastic's log says again what we say, with its tracebacks; LOGLEVEL=INFO brings it back."""
+    if "LOGLEVEL" in os.environ:
+        return
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(_TALKERS):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+
+def _fatal_signals() -> list[str]:
+    """Signals that end the run with its workers, but for those that someone has another use for:
+    nohup, and submitit, which lets SIGTERM pass as Slurm sends it with its warning.
+    """
+    others = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+    return [s.name for s in (*others, _STOP)]
+
+
+@contextmanager
+def _ctrl_c_is_ours() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt in this process and does nothing in one just forked from it.
+
+    Ctrl-C on a terminal reaches the workers too, but it is the launcher that ends them; a second
+    one would stop it in the middle of that, and leave some behind.  The handlers that elastic
+    leaves behind are put back to what they were.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    launcher = os.getpid()
+
+    def interrupt(number: int, frame: Any) -> None:
+        if os.getpid() == launcher:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise KeyboardInterrupt
+
+    ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in ours}
+    if before[signal.SIGINT] is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _what_elastic_saw(error: Any) -> RunError:
+    rank, failure = next(iter(error.failures.items()))
+    code = failure.exitcode
+    if code == -signal.SIGKILL:
+        how = "was killed by SIGKILL: by the kernel if memory ran out, else by someone"
+    elif code < 0:
+        how = f"was killed by {signal.Signals(-code).name}"
+    else:
+        how = f"ended with exit status {code}"
+    return RunError(f"rank {rank}", f"the process {how}.")
+
+
+# ---- what the launcher hears ---------------------------------------------------------------------
+
+
+@dataclass
+class _Heard:
+    """Collects what the workers tell, in a thread of the launcher.
+
+    failures: each with True if the rank merely lost another.  meeting: store of the hosts, where
+    there are several.  broken: what went wrong here, while writing it down.
+    """
+
+    record: Record
+    failures: list[tuple[RunError, bool]] = field(default_factory=list)
+    ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+    here: dict[int, dict[str, Any]] = field(default_factory=dict)
+    meeting: Meeting | None = None
+    broken: RunError | None = None
+    running: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def listen(self, readers: Sequence[Connection]) -> None:
+        """Until every pipe has ended, that of a worker killed in mid-message too."""
+        open_pipes = list(readers)
+        while open_pipes:
+            ready: list[Any] = wait(open_pipes)
+            for pipe in ready:
+                try:
+                    message = pipe.recv()
+                except (EOFError, OSError):
+                    open_pipes.remove(pipe)
+                    continue
+                self._take(message)
+
+    def _take(self, message: Sequence[Any]) -> None:
+        if self.broken is not None:
+            return  # the pipes are still emptied: no worker must block
+        try:
+            match message:
+                case ("step", step, results, seconds):
+                    self.record.step(step, results, seconds)
+                case ("evaluated", step, results):
+                    self.record.evaluated(step, results)
+                case ("saved", folder):
+                    if self.meeting is None or self.meeting.host == 0:
+                        complete(Path(folder), self.record.job.recipe.train.keep)
+                case ("end", rank, measured):
+                    self.ends[rank] = measured
+                case ("weights", rank, seen):
+                    self.here[rank] = seen
+                case ("error", where, problem, story, lost_peer):
+                    error = RunError(where, problem)
+                    error.add_note(story)
+                    self.failures.append((error, lost_peer))
+                    if not lost_peer:  # elastic sees it at once if it is a rank of this host
+                        threading.Timer(_PATIENCE_S, self._stop_us).start()
+                case ("meeting", address, port, host, num_hosts, shared):
+                    self.meeting = Meeting(address, port, host, num_hosts)
+                    if shared and host:
+                        self.record.share(host)
+        except Exception as error:
+            self.broken = RunError("the launcher", f"{type(error).__name__}: {error}")
+            self.broken.__cause__ = error
+            self._stop_us()
+
+    @contextmanager
+    def may_stop_us(self) -> Iterator[None]:
+        """While elastic is in charge, what is heard can end the run."""
+        self.running = True
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.running = False
+
+    def _stop_us(self) -> None:
+        with self.lock:
+            if self.running:
+                os.kill(os.getpid(), _STOP)  # elastic ends the workers, then itself
+
+    def verdict(self, ended: BaseException | None) -> BaseException | None:
+        """What the run ended of, if not well.
+
+        A rank that failed by itself comes before one that elastic saw die, and both before those
+        that only lost a peer.  ended: Ctrl-C, or what elastic saw first.
+        """
+        if ended is None or isinstance(ended, KeyboardInterrupt):
+            return self.broken or ended
+        assert isinstance(ended, RunError)
+        told = {error.where.split(",")[0] for error, _ in self.failures}
+        own = [error for error, lost_peer in self.failures if not lost_peer]
+        died = [ended] if ended.where.startswith("rank") and ended.where not in told else []
+        victims = [error for error, _ in self.failures]
+        return self.broken or [*own, *died, *victims, ended][0]
+
+    def tell_other_hosts(self, error: BaseException) -> None:
+        """Unless they know: a rank that told us why it failed told them too."""
+        if self.meeting is None or any(error is failure for failure, _ in self.failures):
+            return
+        known = isinstance(error, RunError) and error.where.startswith("rank")
+        where = error.where if isinstance(error, RunError) and known else "another host"
+        problem = error.problem if isinstance(error, RunError) else "it was stopped by Ctrl-C."
+        self.meeting.tell_others("error", where, problem, "", False)
+
+    def log(self) -> Log:
+        """Everything measured on all ranks."""
+        keys = ("peak", "sent", "acts", "stashed", "process_peak")
+        ends = sorted(self.ends.items())
+        by_rank = [{rank: measured[key] for rank, measured in ends} for key in keys]
+        by_rank.append(
+            {rank: [Note(*note) for note in told["notes"]] for rank, told in ends if told["notes"]}
+        )
+        return Log(tuple(self.record.steps), self.record.validation, *by_rank)
+
+
+def _join_weights(heard: _Heard, record: Record, num_ranks: int) -> None:
+    """Several hosts: one file of all shards, if this disk has them all; else they stay, and it is
+    said.
+    """
+    seen = next(iter(heard.here.values()))
+    if not seen["all"]:
+        ranks = ", ".join(map(str, sorted(heard.here)))
+        record.note(
+            f"the weights of ranks {ranks} are here, those of the others on their hosts' disks; "
+            f"join them: {os.path.basename(sys.executable)} -m flowrun.launcher.weights "
+            "FOLDER OTHER_FOLDER"
+        )
+    elif seen["host"] == 0:
+        weights.join_shards([record.folder], num_ranks)

@@ -1,0 +1,95 @@
+"""What went wrong on a rank, for a person: rank and actor, the error, and the user's own lines."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+from flowrun.engine.errors import FlowrunError, PlanError, RunError
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.runtime.drivers.distributed import LostPeer
+from flowrun.models.data.collate import ItemError
+
+_OURS = tuple(  # flowrun, torch, and what hands on the error of a reader's thread
+    str(folder) + os.sep
+    for folder in (
+        Path(__file__).parents[2],
+        Path(torch.__file__).parent,
+        Path(concurrent.futures.__file__).parent,
+    )
+)
+_GLOO = re.compile(r"\[/\S+\] | This is typically caused by.*", re.DOTALL)  # paths, guesses
+
+
+def described(error: BaseException, rank: int | None = None) -> tuple[str, str, str]:
+    """(where, problem, story): the facts with the user's own lines, and the whole traceback."""
+    story = "".join(traceback.format_exception(error))
+    if not isinstance(error, FlowrunError):
+        return f"rank {rank}", "\n".join([_named(error), *user_lines(error.__traceback__)]), story
+    if isinstance(error, LostPeer):
+        return error.where, _GLOO.sub("", error.problem), story
+    cause = error.__cause__
+    lines: list[str] = []
+    if cause and not isinstance(cause, ItemError):  # which says all that there is
+        lines = [*getattr(cause, "__notes__", []), *user_lines(cause.__traceback__)]
+    said = [error.problem, *lines, *error.instead.splitlines()]
+    return error.where, "\n".join(said), story
+
+
+def own_fault(error: Exception) -> FlowrunError:
+    """The error for what only a fault of flowrun's raises: in which function, at which op.  What
+    the system refuses is none.
+    """
+    if isinstance(error, OSError):
+        return RunError(str(error.filename or "the system"), _named(error))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    ops = [op for frame in frames if isinstance(op := frame.f_locals.get("op"), Op)]
+    at = f", at {ops[-1].target} of module {ops[-1].module or '(top level)'}" if ops else ""
+    place = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
+    return PlanError(
+        f"a fault of flowrun's own ({place}{at})",
+        " ".join(_named(error).split()),
+        "Please report it with the recipe. FLOWRUN_TRACEBACK=1 shows where it comes from.",
+    )
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within nothing has started: what goes wrong is an error of the recipe, or flowrun's fault."""
+    try:
+        yield
+    except (FlowrunError, OSError):
+        raise
+    except Exception as error:
+        raise own_fault(error) from error
+
+
+def _named(error: BaseException) -> str:
+    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+
+
+def user_lines(trace: TracebackType | None) -> list[str]:
+    """Where in files that are neither ours nor torch's; the last place if there is none."""
+    frames = [
+        (frame, line) for frame, line in traceback.walk_tb(trace) if not _is_ours(frame)
+    ] or list(traceback.walk_tb(trace))[-1:]
+    out = []
+    for entry in traceback.StackSummary.extract(iter(frames)):
+        out.append(
+            f"{os.path.relpath(entry.filename)}:{entry.lineno} in {entry.name}: {entry.line}"
+        )
+    return out[-6:]
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith(_OURS) or name.startswith("<")

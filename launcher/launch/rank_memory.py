@@ -1,0 +1,43 @@
+"""What a rank takes while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.launcher.launch.process_memory import most_taken, taken
+
+
+class RankMemory:
+    """For itself, of what it did not inherit from the launcher.
+
+    peak: most bytes of tensors at once: on the CPU those of the first steps, counted one by one; on
+    CUDA what torch has handed out.  process_peak: most bytes of anonymous memory, with what
+    allocator and libraries keep, on CUDA what the allocator has taken, up to the first evaluation
+    or checkpoint: behind it theirs are in the same number.  What lies in shared memory comes on
+    top: of both messages (Links.message_bytes), of the second variables
+    (DistributedRank.shared_bytes).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.inherited = taken()
+        self.peak = self.process_peak = 0
+
+    @contextmanager
+    def of_training(self, rank: DistributedRank) -> Iterator[None]:
+        """Around a segment of training: what others take between two of them is left out."""
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        yield
+        here = torch.cuda.max_memory_allocated(self.device) if cuda else rank.live_bytes.peak
+        self.peak = max(self.peak, here)
+        most = torch.cuda.max_memory_reserved(self.device) if cuda else self._most_taken()
+        self.process_peak = self.process_peak or most
+
+    def _most_taken(self) -> int:
+        return max(0, most_taken() - self.inherited)

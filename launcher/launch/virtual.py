@@ -1,0 +1,132 @@
+"""launch=virtual: all ranks of the plan in this process."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.drivers.recorder import RecordedCluster
+from flowrun.engine.runtime.drivers.virtual import VirtualCluster
+from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.runtime.rank.shards import Shard, to_write, whole
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.launch.failure import described
+from flowrun.launcher.launch.finite import check_step, check_weights
+from flowrun.launcher.report.record import Record
+from flowrun.launcher.report.report import Log
+from flowrun.launcher.store import checkpoint as checkpoints
+from flowrun.launcher.store import weights
+from flowrun.launcher.store.tensor_file import write_whole
+
+
+def execute_virtual(
+    job: Job,
+    training: Rehearsed,
+    evaluation: Rehearsed | None,
+    record: Record,
+    kernels: Kernels,
+) -> Log:
+    """Train, with evaluations and checkpoints where they are due, on the virtual cluster."""
+    recipe = job.recipe
+    torch.set_num_threads(recipe.launch.threads)
+    seed = recipe.launch.message_order_seed
+    initial = None if job.start else job.initial
+    arguments = (training.plan, job.sampler, initial, seed, False, kernels)
+    traced = recipe.engine.traced_steps
+    cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
+    if job.start:
+        from flowrun.engine.runtime.drivers import checkpoint  # 0.8 s, which few runs need
+
+        for rank, body in cluster.ranks.items():
+            checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
+    evaluator = evaluation and _evaluator(job, evaluation, cluster)
+    before = 0.0
+
+    def on_step(step: int, results: Results) -> None:
+        nonlocal before
+        now = time.perf_counter()
+        check_step(job, step, results, cluster.ranks.values())
+        record.step(step, results, now - before)
+        before = now
+
+    try:
+        for segment in job.segments:
+            before = time.perf_counter()
+            cluster.run(segment.last, on_step, segment.first)
+            for body in cluster.ranks.values():
+                check_weights(job, segment.last, body)
+            if segment.evaluate and evaluator:
+                results = evaluator.run(job.eval_steps)
+                record.evaluated(segment.last - 1, job.validation(results))
+            if segment.save:
+                _checkpoint(job, cluster, record.folder, segment.last)
+    except BaseException as error:
+        record.close()
+        if isinstance(error, RunError):
+            where, problem, _ = described(error)
+            raise RunError(where, problem) from error
+        raise
+    if recipe.train.save:
+        files = weights.files(record.folder, job.saved, job.about(recipe.train.steps))
+        write_whole(files, _shards(job, cluster))
+    return Log(
+        tuple(record.steps),
+        record.validation,
+        {},
+        _sent(cluster),
+        {rank: acts_by_name(training, body.acts) for rank, body in cluster.ranks.items()},
+        {rank: most_stashed(training, body.most_live) for rank, body in cluster.ranks.items()},
+        notes=cluster.recorded() if isinstance(cluster, RecordedCluster) else {},
+    )
+
+
+def _sent(cluster: VirtualCluster) -> dict[int, int]:
+    """First rank of each stage that sends -> bytes of all its ranks."""
+    sent: Counter[int] = Counter()
+    for actor, count in cluster.sent_bytes.items():
+        sent[cluster.plan.placements[cluster.plan.actors[actor].stage].ranks[0]] += count
+    return dict(sent)
+
+
+def _evaluator(job: Job, evaluation: Rehearsed, trained: VirtualCluster) -> VirtualCluster:
+    """The cluster of the evaluation plan; it reads the variables that training writes."""
+    there = {
+        rank: body.variables_for(evaluation.plan, job.evaluated)
+        for rank, body in trained.ranks.items()
+    }
+    return VirtualCluster(evaluation.plan, job.evaluation_sampler, job.initial, there=there)
+
+
+def _shards(job: Job, cluster: VirtualCluster) -> Iterator[Shard]:
+    """What all ranks write, and what forward does not read."""
+    for rank, body in cluster.ranks.items():
+        yield from to_write(cluster.plan, rank, body.variables)
+    for name in job.unused:
+        yield whole(name, job.initial[name])
+
+
+def _checkpoint(job: Job, cluster: VirtualCluster, run_folder: Path, step: int) -> None:
+    """Write what every rank has to."""
+    from flowrun.engine.runtime.drivers import checkpoint
+
+    folder = checkpoints.begin(run_folder, job.about(step), job.recipe.to_yaml())
+    checkpoint.write(folder, _shards(job, cluster), alone=True)
+    checkpoints.complete(folder, job.recipe.train.keep)
+
+
+def acts_by_name(rehearsed: Rehearsed, acts: dict[int, int]) -> dict[str, int]:
+    """Actor name -> acts."""
+    return {rehearsed.plan.actors[actor].name: count for actor, count in acts.items()}
+
+
+def most_stashed(rehearsed: Rehearsed, most_live: dict[int, int]) -> int:
+    """Most versions of any stash register that were live at once."""
+    registers = rehearsed.plan.registers
+    return max((count for r, count in most_live.items() if registers[r].stash), default=0)

@@ -1,0 +1,295 @@
+"""One rank of launch=local: what a forked process does, from its first line to its exit.
+
+It inherits job and plans from the launcher (elastic.py), and tells it over a pipe what happens.  A
+worker that fails leaves at once, without a regular exit that would wait for its peers; one that
+merely lost a peer lingers, so that the peer is blamed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import torch
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
+from flowrun.engine.runtime.drivers.recorder import RecordedRank
+from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.runtime.process import heap
+from flowrun.engine.runtime.process.core import keep_to_a_core
+from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.runtime.rank.shards import Shard, to_write, whole
+from flowrun.engine.runtime.transport.links import Links
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.open_files import reopen_files
+from flowrun.launcher.launch.failure import described
+from flowrun.launcher.launch.finite import check_step, check_weights
+from flowrun.launcher.launch.hosts import Teller
+from flowrun.launcher.launch.rank_memory import RankMemory
+from flowrun.launcher.launch.virtual import acts_by_name, most_stashed
+from flowrun.launcher.store import checkpoint as checkpoints
+from flowrun.launcher.store import weights
+from flowrun.launcher.store.tensor_file import write
+
+_LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
+_BORN_S = 300  # until all ranks of a host are forked; elastic ends all if one has gone
+_SILENCE_S = 1800  # a message that takes longer has no peer any more
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What each forked process runs.  kernels: of training's regions.  pipes: to the launcher, one
+    for each local rank.  born: where they wait for each other before any of them talks to the
+    launcher's store.
+    """
+
+    job: Job
+    training: Rehearsed
+    evaluation: Rehearsed | None
+    kernels: Kernels
+    folder: Path
+    launcher: int
+    pipes: tuple[Connection, ...]
+    born: Barrier
+
+    def live(self) -> None:
+        """From fork to exit."""
+        _end_with(self.launcher)
+        reopen_files()
+        heap.keep_pages()
+        rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        for k, pipe in enumerate(self.pipes):
+            if k != local:
+                pipe.close()
+        tell = Teller(self.pipes[local], self.training.plan.num_ranks)
+        try:
+            # The store's thread looks up the name of whoever connects, under a lock of the C
+            # library. A rank that is forked meanwhile would find it locked for ever.
+            self.born.wait(_BORN_S)
+            self._run(rank, tell)
+        except BaseException as error:
+            tell.error(*described(error, rank), lost_peer=isinstance(error, LostPeer))
+            if isinstance(error, LostPeer):
+                time.sleep(_LINGER_S)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _run(self, rank: int, tell: Teller) -> None:
+        import torch.distributed as dist
+
+        recipe, plan = self.job.recipe, self.training.plan
+        torch.set_num_threads(recipe.launch.threads)
+        keep_to_a_core(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        device = _device(self.job.device_type)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        with _with_peers(rank, "while the ranks meet"):
+            tell.start(self._fingerprint(), self.folder)
+            # With its device NCCL makes each group where we do, in one order on all ranks, and so
+            # told it connects its rings and trees there, too; Links does so for messages.
+            of_nccl = device if device.type == "cuda" else None
+            os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+            patience = timedelta(seconds=_SILENCE_S)
+            dist.init_process_group(backend, timeout=patience, device_id=of_nccl)
+            memory = RankMemory(device)
+            links = Links(rank, device, os.environ["GROUP_RANK"], recipe.launch.transport != "gloo")
+            links.join(plan)
+            zero_ns = _same_time() if recipe.launch.nnodes > 1 else 0
+        body = self._body(rank, device, links)
+        if self.job.start:
+            from flowrun.engine.runtime.drivers import checkpoint  # 0.8 s, which few runs need
+
+            checkpoint.restore(self.job.start.folder, plan, rank, body.body.variables)
+        evaluation: DistributedRank | None = None
+
+        def on_step(step: int, results: Results, seconds: float) -> None:
+            check_step(self.job, step, results, [body.body])
+            tell.step(step, results, seconds)
+
+        for segment in self.job.segments:
+            with memory.of_training(body):
+                body.run(segment.last, on_step if body.reports else None, segment.first)
+            check_weights(self.job, segment.last, body.body)
+            if segment.evaluate and self.evaluation:
+                evaluation = evaluation or self._evaluator(rank, body, device)
+                results = evaluation.run(self.job.eval_steps)
+                if evaluation.reports:
+                    tell.evaluated(segment.last - 1, self.job.validation(results))
+            if segment.save:
+                self._checkpoint(rank, body, segment.last, tell)
+        if recipe.train.save:
+            self._save(rank, body, tell)
+        tell.end(
+            rank,
+            {
+                "peak": memory.peak + links.message_bytes,
+                "process_peak": memory.process_peak + links.message_bytes + body.shared_bytes,
+                "sent": sum(body.sent_bytes.values()),
+                "acts": acts_by_name(self.training, body.body.acts),
+                "stashed": most_stashed(self.training, body.body.most_live),
+                "notes": [
+                    (note.what, note.actor, note.act, note.begin - zero_ns, note.end - zero_ns)
+                    for note in (body.recorded() if isinstance(body, RecordedRank) else ())
+                ],
+            },
+        )
+        with _with_peers(rank, "at the end"):
+            dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
+            links.close()
+            dist.destroy_process_group()
+
+    def _body(self, rank: int, device: torch.device, links: Links) -> DistributedRank:
+        job, steps = self.job, self.job.recipe.engine.traced_steps
+        initial = None if job.start else job.initial
+        arguments = (self.training.plan, rank, job.sampler, initial, device, links)
+        metered = device.type == "cpu"  # on CUDA torch counts by itself
+        if steps:
+            return RecordedRank(*arguments, metered=metered, kernels=self.kernels, trace=steps)
+        return DistributedRank(*arguments, metered=metered, kernels=self.kernels)
+
+    def _save(self, rank: int, trained: DistributedRank, tell: Teller) -> None:
+        """Write this rank's regions of the trained weights."""
+        import torch.distributed as dist
+
+        shards, about = self._shards(rank, trained), self.job.about(self.job.recipe.train.steps)
+        if self.job.recipe.launch.nnodes > 1:
+            self._save_apart(rank, shards, about, tell)
+            return
+        files = weights.files(self.folder, self.job.saved, about)
+        if rank == 0:
+            for file in files:
+                file.begin()
+        with _with_peers(rank, "saving weights"):
+            dist.barrier()  # the files are there
+        write(files, shards)
+        with _with_peers(rank, "saving weights"):
+            dist.barrier()  # every rank has written
+        if rank == 0:
+            for file in files:
+                file.complete()
+
+    def _save_apart(
+        self, rank: int, shards: Iterable[Shard], about: checkpoints.About, tell: Teller
+    ) -> None:
+        """Several hosts: write a file of this rank's own, and say whether this disk has those of
+        all.
+        """
+        import torch.distributed as dist
+
+        num_ranks = self.training.plan.num_ranks
+        if not int(os.environ["LOCAL_RANK"]):
+            weights.drop_shards(self.folder)
+        with _with_peers(rank, "saving weights"):
+            dist.barrier()  # old ones are gone
+        shards = [shard for shard in shards if shard.name in self.job.saved]
+        weights.save_shards(self.folder, rank, num_ranks, shards, about)
+        with _with_peers(rank, "saving weights"):
+            dist.barrier()  # every rank has written
+            seen = weights.has_all(self.folder, num_ranks)
+            dist.barrier()  # every rank has looked: the files may go
+        tell.weights(rank, {"all": seen, "host": int(os.environ["GROUP_RANK"])})
+
+    def _evaluator(
+        self, rank: int, trained: DistributedRank, device: torch.device
+    ) -> DistributedRank:
+        """This rank of the evaluation plan; it reads the variables that training writes."""
+        assert self.evaluation is not None
+        plan, sampler = self.evaluation.plan, self.job.evaluation_sampler
+        there = trained.body.variables_for(plan, self.job.evaluated)
+        initial, links = self.job.initial, trained.links
+        with _with_peers(rank, "while the ranks meet for evaluation"):
+            links.join(plan)
+        return DistributedRank(plan, rank, sampler, initial, device, links, there=there)
+
+    def _checkpoint(self, rank: int, trained: DistributedRank, step: int, tell: Teller) -> None:
+        """Write what this rank has to, to the folder of the first rank's host.
+
+        The rank that tells the steps also tells, after them, that all have written.
+        """
+        import torch.distributed as dist
+
+        from flowrun.engine.runtime.drivers import checkpoint
+
+        job, first = self.job, rank == 0
+        with _with_peers(rank, "saving a checkpoint"):
+            text = job.recipe.to_yaml()
+            box = [checkpoints.begin(self.folder, job.about(step), text) if first else None]
+            dist.broadcast_object_list(box)
+            folder = box[0]
+            assert folder is not None
+            if not folder.exists():
+                raise RunError(
+                    f"rank {rank}",
+                    f"it does not see {folder}, where the first rank saves.\n"
+                    "train.save_every needs a disk that all hosts share: hydra.run.dir=…",
+                )
+            checkpoint.write(folder, self._shards(rank, trained), alone=False)
+        if trained.reports:
+            tell.saved(folder)
+
+    def _shards(self, rank: int, trained: DistributedRank) -> Iterator[Shard]:
+        """This rank's part of all variables; the first rank makes what forward does not read."""
+        yield from to_write(self.training.plan, rank, trained.body.variables)
+        for name in self.job.unused if rank == 0 else ():
+            yield whole(name, self.job.initial[name])
+
+    def _fingerprint(self) -> str:
+        """Equal on hosts that run the same thing."""
+        recipe = self.job.recipe
+        parts = (recipe.model, recipe.weights, recipe.data, recipe.train, recipe.optim, recipe.eval)
+        return f"{self.training.plan}\n{parts}"
+
+
+@contextmanager
+def _with_peers(rank: int, when: str) -> Iterator[None]:
+    """Around what needs the other ranks: a failure there is most likely another's."""
+    try:
+        yield
+    except RuntimeError as error:
+        what = f"{type(error).__name__}: {error}"
+        raise LostPeer(f"rank {rank}", f"lost another rank {when}: {what}") from error
+
+
+def _same_time() -> int:
+    """The clock of this host, in ns, at a moment that is the same on all (to about 0.1 ms)."""
+    import torch.distributed as dist
+
+    dist.barrier()  # the first one connects
+    dist.barrier()
+    return time.perf_counter_ns()
+
+
+def _end_with(launcher: int) -> None:
+    """Only the launcher ends a worker, and if it is killed itself, the worker ends (Linux).
+
+    Slurm's warnings are for the launcher: a worker has inherited what submitit does on them.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != launcher:
+            os._exit(1)
+
+
+def _device(kind: str) -> torch.device:
+    """This rank's device."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,342 @@
+"""What a recipe names, made: model, data set, loss and metrics.
+
+Each mistake is a RecipeError at the key that names it.  The working directory is importable, so
+that a recipe may name the user's own files.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from flowrun.engine.capture.joint_graph import LOSS
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.model.dataset_checks import check_items, check_kind
+from flowrun.launcher.model.deferred import LEAST_BYTES, deferred
+from flowrun.launcher.model.initial import Initial, initial_of, named
+from flowrun.launcher.model.pretrained import weights_of
+from flowrun.launcher.recipe.errors import did_you_mean
+from flowrun.launcher.recipe.schema import Recipe, Target
+
+Score = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that a recipe names.  inputs: model argument -> batch field, never empty."""
+
+    model: nn.Module
+    data: Dataset[dict[str, Tensor]]
+    inputs: dict[str, str]
+    loss: Score | None
+    metrics: dict[str, Score]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model whose larger weights have no memory, and the values that they begin with.
+
+    notes: what went otherwise than a user expects.
+    """
+
+    model: nn.Module
+    initial: Initial
+    notes: tuple[str, ...]
+
+
+def build(recipe: Recipe) -> Parts:
+    """All parts, made and checked against each other.  Raises RecipeError."""
+    data = instantiate_data(recipe)
+    model = instantiate_model(recipe)
+    inputs = task_inputs(recipe, model, data[0])
+    return Parts(model, data, inputs, instantiate_loss(recipe), instantiate_metrics(recipe))
+
+
+def instantiate_model(recipe: Recipe) -> nn.Module:
+    """The model as plain torch makes it, whole: its weights drawn from `train.seed`, or read from
+    `model.weights`.
+    """
+    with _seeded(recipe):
+        model = _make_model(recipe)
+    if recipe.weights:
+        tensors = named(model)
+        with torch.no_grad():
+            for name, value in weights_of(model, recipe.weights).items():
+                tensors[name].copy_(value)
+    return model
+
+
+def describe_model(recipe: Recipe, draws: bool = True) -> Described:
+    """The same model without memory for what it holds, where its constructor can be followed
+    (deferred.py), and whole where it cannot.
+
+    draws: False is for a plan alone: nothing random is drawn, and initial values are any.
+    """
+    try:
+        with _seeded(recipe):
+            model, initial = deferred(lambda: _make_model(recipe), draws=draws)
+    except Exception as error:  # our doing, or it comes again
+        model = instantiate_model(recipe)
+        why = " ".join(str(error).split())
+        note = f"the launcher makes the model whole, and its ranks take theirs from it: {why}"
+        return Described(model, initial_of(model), (note,))
+    read = weights_of(model, recipe.weights) if recipe.weights else {}
+    held = {name: initial.held_bytes(name) for name in initial if name not in read}
+    large = [name for name, num_bytes in held.items() if num_bytes >= LEAST_BYTES]
+    notes = []
+    if large:
+        more = f" and {len(large) - 1} more" if large[1:] else ""
+        notes.append(
+            f"the launcher holds {sum(held[name] for name in large) / 1e6:.1f} MB of weights and "
+            f"buffers whose values are no torch op's (a file, an array): {large[0]}{more}"
+        )
+    return Described(model, initial.but(read), tuple(notes))
+
+
+@contextmanager
+def _seeded(recipe: Recipe) -> Iterator[None]:
+    """The global random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.train.seed)
+        yield
+
+
+def _make_model(recipe: Recipe) -> nn.Module:
+    model = _make(recipe.model, "model")
+    if not isinstance(model, nn.Module):
+        raise RecipeError(
+            "model._target_", f"this makes a {type(model).__name__}, not a torch.nn.Module."
+        )
+    _freeze(model, "", recipe.optim.groups)
+    return model
+
+
+def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, Any]) -> None:
+    """No gradient for parameters that a group of `optim.groups` has frozen; the later pattern wins.
+
+    prefix: of the names, LOSS for a loss that is a module.  A pattern that begins with LOSS is of
+    the loss alone.  Raises RecipeError for a value that is neither true nor false, and for a
+    pattern that matches no parameter.
+    """
+    asked = {pattern: keys["frozen"] for pattern, keys in groups.items() if is_freezing(keys)}
+    frozen: dict[str, bool] = {}
+    held = module.named_parameters(remove_duplicate=False)
+    names = {prefix + name: parameter for name, parameter in held}
+    for pattern, value in asked.items():
+        where = f"optim.groups.{pattern}"
+        if not isinstance(value, bool):
+            raise RecipeError(f"{where}.frozen", f"{value!r} is not true or false.")
+        found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not found and pattern.startswith(LOSS) == bool(prefix):
+            raise RecipeError(
+                where,
+                f"{pattern!r} matches no parameter of this {'loss' if prefix else 'model'}.",
+                f"Names look like: {', '.join([*names][:3])}",
+            )
+        frozen.update(dict.fromkeys(found, value))
+    for name, value in frozen.items():
+        if value:
+            names[name].requires_grad_(False)
+
+
+def is_freezing(keys: Any) -> bool:
+    """Whether a group of `optim.groups` says if its parameters are frozen."""
+    return isinstance(keys, Mapping) and "frozen" in keys
+
+
+def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
+    """The data set: map-style, items are dicts of tensors."""
+    data = _make(recipe.data, "data")
+    check_kind(data)
+    check_items(data)
+    return data  # type: ignore[no-any-return]
+
+
+def instantiate_loss(recipe: Recipe) -> Score | None:
+    """loss(output, batch) -> scalar, or None where the model's output is or holds the loss."""
+    loss = None if recipe.task.loss is None else _partial(recipe.task.loss, "task.loss")
+    if isinstance(loss, nn.Module):
+        _freeze(loss, LOSS, recipe.optim.groups)
+    return loss
+
+
+def instantiate_metrics(recipe: Recipe) -> dict[str, Score]:
+    """name -> metric(output, batch) -> scalar."""
+    return {
+        name: _partial(metric, f"task.metrics.{name}")
+        for name, metric in recipe.task.metrics.items()
+    }
+
+
+def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) -> dict[str, str]:
+    """model argument -> batch field, by `task.inputs` or by equal names; every field is one that
+    items have.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    inputs = dict(recipe.task.inputs) or {p.name: p.name for p in named if p.name in item}
+    for argument, field in inputs.items():
+        where = f"task.inputs.{argument}"
+        if field not in item:
+            raise RecipeError(
+                where, f"items of the data set have no field {field!r}.", did_you_mean(field, item)
+            )
+        if not anything and argument not in {p.name for p in named}:
+            known = [p.name for p in named]
+            raise RecipeError(
+                where, f"forward of the model takes no {argument!r}.", did_you_mean(argument, known)
+            )
+    missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
+    if missing or not inputs:
+        raise RecipeError(
+            "task.inputs",
+            f"nothing feeds the model's argument {missing[0] if missing else 'list'!r}.",
+            f"Map it to a field of the items: {', '.join(item)}.",
+        )
+    return inputs
+
+
+def _make(target: Target, where: str) -> Any:
+    """The object that `_target_` and its arguments describe; an argument may be such an object."""
+    made_by = find(str(target["_target_"]), f"{where}._target_")
+    arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
+    if "_args_" not in target:
+        check_arguments(made_by, arguments, where)
+    _check_targets_within(arguments, where)
+    return _instantiated(target, str(target["_target_"]), where)
+
+
+def _check_targets_within(arguments: Mapping[str, Any], where: str) -> None:
+    """Their paths alone: a config of transformers takes more than its signature tells."""
+    for key, value in arguments.items():
+        if isinstance(value, Mapping):
+            if "_target_" in value:
+                find(str(value["_target_"]), f"{where}.{key}._target_")
+            _check_targets_within(value, f"{where}.{key}")
+
+
+def _partial(target: Target, where: str) -> Score:
+    """The callable that `_target_` names, with the arguments that the recipe gives after (output,
+    batch).
+    """
+    function = find(str(target["_target_"]), f"{where}._target_")
+    arguments = {key: value for key, value in target.items() if not _is_hydra_word(key)}
+    if inspect.isclass(function) and issubclass(
+        function, nn.Module
+    ):  # a loss module: made once, then called
+        return _make(target, where)  # type: ignore[no-any-return]
+    check_arguments(function, arguments, where, positional=2)
+    made = _instantiated({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
+    return functools.partial(function, **made) if made else function  # type: ignore[no-any-return]
+
+
+def _instantiated(target: Target, name: str, where: str) -> Any:
+    try:
+        return instantiate(target, _convert_="all")
+    except Exception as error:
+        cause = error.__cause__ or error
+        reason = " ".join(str(cause).split()) or type(cause).__name__
+        raise RecipeError(
+            where, f"{name} refused its arguments: {type(cause).__name__}: {reason}"
+        ) from error
+
+
+def _is_hydra_word(key: str) -> bool:
+    return key.startswith("_") and key.endswith("_")
+
+
+def check_arguments(
+    made_by: Any, arguments: Mapping[str, Any], where: str, positional: int = 0
+) -> None:
+    """Names of arguments against the signature; values are the callee's own business."""
+    try:
+        parameters = list(inspect.signature(made_by).parameters.values())[positional:]
+    except (TypeError, ValueError):
+        return
+    known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    name = getattr(made_by, "__name__", str(made_by))
+    for key in arguments:
+        if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            raise RecipeError(
+                f"{where}.{key}", f"{name} takes no argument {key!r}.", did_you_mean(key, known)
+            )
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in arguments:
+            raise RecipeError(
+                where,
+                f"{name} needs the argument {key!r}.",
+                f"Its arguments are {', '.join(known)}.",
+            )
+
+
+def find(path: str, where: str) -> Any:
+    """The class or function at a dotted path; a RecipeError says which part is missing."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+        importlib.invalidate_caches()
+    parts = path.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise RecipeError(where, f"{path!r} is no dotted path.", "Write package.module.Name.")
+    found, depth = _deepest_module(parts, where)
+    for part in parts[depth:]:
+        if not hasattr(found, part):
+            owner = getattr(found, "__name__", str(found))
+            known = [name for name in dir(found) if not name.startswith("_")] + _submodules(found)
+            near = did_you_mean(part, known) if len(known) < 12 else _near(part, known)
+            raise RecipeError(where, f"{owner!r} has no {part!r}.", near)
+        found = getattr(found, part)
+    if not callable(found):
+        raise RecipeError(
+            where, f"{path!r} is a {type(found).__name__}, which cannot be called.", "Name a class."
+        )
+    return found
+
+
+def _deepest_module(parts: list[str], where: str) -> tuple[Any, int]:
+    """The longest leading part of a dotted path that is a module, imported."""
+    module: Any = None
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name and not (name == error.name or name.startswith(f"{error.name}.")):
+                raise RecipeError(where, f"importing {name!r} failed: {error}.") from error
+            if module is None:
+                tops = [m.name for m in pkgutil.iter_modules()]
+                raise RecipeError(
+                    where,
+                    f"there is no module {name!r}.",
+                    _near(name, tops)
+                    or "The working directory and installed packages are searched.",
+                ) from error
+            return module, depth - 1
+        except Exception as error:
+            raise RecipeError(
+                where, f"importing {name!r} failed: {type(error).__name__}: {error}."
+            ) from error
+    return module, len(parts)
+
+
+def _submodules(module: Any) -> list[str]:
+    return [m.name for m in pkgutil.iter_modules(getattr(module, "__path__", []))]
+
+
+def _near(word: str, known: list[str]) -> str:
+    guess = did_you_mean(word, known)
+    return guess if guess.startswith("Did you mean") else ""

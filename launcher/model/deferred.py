@@ -1,0 +1,341 @@
+"""deferred: a module is made without memory for its weights, and how each is made is remembered.
+
+While the constructor runs, each op passes by here.  What takes few bytes runs as ever.  A larger
+tensor is one of the CPU like any other, but its storage has no memory; what an op does to it is a
+Value (replay.py).  Ops that draw are done at once all the same, on memory that is dropped, so that
+the generator is always where plain torch has it; its state before them is kept.  If Python asks
+for a value, it is made there and then.  What cannot be told so (a thread, a pointer that is asked
+for) ends the recording: build.py then makes the model whole, with a note that says why.
+
+Relied upon of torch (tests/launcher/test_deferred.py): a storage with a size and no memory; schemas
+that tell what an op writes to, and tags that tell what it draws.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from flowrun.engine.runtime.process.heap import returning
+from flowrun.launcher.model import op_schema
+from flowrun.launcher.model.initial import Initial, Source, named
+from flowrun.launcher.model.op_schema import dense
+from flowrun.launcher.model.replay import Call, Geometry, Storages, Value, View, perform, replay
+
+LEAST_BYTES = 1 << 16  # what takes less is made at once
+MOST_WRITES = 10_000  # to one storage: to remember more takes more than the storage
+
+
+class Unrecordable(Exception):
+    """A constructor does what cannot be remembered."""
+
+
+def deferred(
+    make: Callable[[], nn.Module], *, draws: bool = True, least_bytes: int = LEAST_BYTES
+) -> tuple[nn.Module, Initial]:
+    """A module whose larger parameters and buffers have no memory, and their values.
+
+    All other tensors that it refers to have theirs.  draws: False: nothing random is drawn, for a
+    plan alone, and random values are any.  Raises Unrecordable; what `make` raises may be our own
+    doing: try without this.
+    """
+    recorder = _Recorder(draws, least_bytes)
+    with returning(LEAST_BYTES), _no_threads(recorder), recorder, _Escapes(recorder):
+        model = make()
+    if recorder.failed:  # and the constructor caught it
+        raise recorder.failed
+    sources: dict[str, Source] = {}
+    for name, tensor in named(model).items():
+        sources[name] = recorder.view(tensor) or (tensor, tensor.dtype)
+    recorder.make_others(named(model).values())
+    return model, Initial(sources)
+
+
+class _Recorder(TorchDispatchMode):
+    """What storages without memory hold.
+
+    values: by storage.  known: storages that were made for Python to look at, until the next are.
+    """
+
+    def __init__(self, draws: bool, least_bytes: int) -> None:
+        super().__init__()
+        self.draws = draws
+        self.least_bytes = least_bytes
+        self.values: dict[int, Value] = {}
+        self.storages: dict[int, StorageWeakRef] = {}  # which keep a number from being used again
+        self.writes: Counter[int] = Counter()
+        self.known: Storages = {}
+        self.failed: Unrecordable | None = None
+        self.rests = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As in engine/runtime/kernels/live_bytes.py."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        ours = Tensor.__torch_dispatch__
+        if any(each.__torch_dispatch__ is not ours for each in types):
+            return NotImplemented
+        if self.rests or op_schema.only_views(func):
+            return func(*args, **kwargs)
+        leaves, spec = tree_flatten((args, kwargs))
+        late = [self.defers(x) for x in leaves]
+        written = op_schema.written(func, args, kwargs)
+        places = tuple(k for k, x in enumerate(leaves) if id(x) in written)
+        if not any(late[k] for k in places):
+            return (
+                self._in_memory(func, leaves, spec, late)
+                if places
+                or not op_schema.makes_tensors(func)
+                or not all(map(op_schema.ordinary, leaves))
+                else self._made(func, leaves, spec, late)
+            )
+        if not all(late[k] for k in places):
+            raise self.cannot(f"{func} writes to tensors with and without memory")
+        return self._changed(func, leaves, spec, places)
+
+    # ------------------------------------------------------------------ kinds of ops
+
+    def _in_memory(self, func: Any, leaves: list[Any], spec: TreeSpec, late: list[bool]) -> Any:
+        """An op as ever, on values."""
+        if not any(late):
+            args, kwargs = tree_unflatten(leaves, spec)
+            return func(*args, **kwargs)
+        wanted = [k for k, x in enumerate(late) if x]
+        tensors = self._values([leaves[k] for k in wanted])
+        ours = {tensor.untyped_storage()._cdata for tensor in tensors}
+        for k, tensor in zip(wanted, tensors, strict=True):
+            leaves[k] = tensor
+        args, kwargs = tree_unflatten(leaves, spec)
+        results, out = tree_flatten(func(*args, **kwargs))
+        apart = [
+            x.clone() if dense(x) and x.untyped_storage()._cdata in ours else x for x in results
+        ]
+        return tree_unflatten(apart, out)
+
+    def _made(self, func: Any, leaves: list[Any], spec: TreeSpec, late: list[bool]) -> Any:
+        """An op that makes tensors of its own."""
+        state = None
+        if op_schema.draws(func) and self.draws:
+            state = op_schema.generator(leaves).get_state()
+            made = self._in_memory(func, list(leaves), spec, late)
+        else:
+            try:
+                made = op_schema.on_meta(func, leaves, spec)
+            except Exception:  # torch cannot tell what comes, or the constructor is wrong
+                return self._in_memory(func, leaves, spec, late)
+        results, out = tree_flatten(made)
+        tensors = [x for x in results if x is not None]
+        small = not any(late) and sum(x.nbytes for x in tensors) < self.least_bytes
+        if small or not all(map(dense, tensors)):
+            return made if state is not None else self._in_memory(func, leaves, spec, late)
+        lie = [None if x is None else Geometry.of(x).from_start for x in results]
+        del made, results, tensors
+        call = self._call(func, leaves, spec, (), lie, state)
+        empty = op_schema.name_of(func) in op_schema.EMPTY
+        bare = [
+            None
+            if geometry is None
+            else self._bare(geometry, Value(geometry.num_bytes, None if empty else call, place))
+            for place, geometry in enumerate(lie)
+        ]
+        return tree_unflatten(bare, out)
+
+    def _changed(
+        self, func: Any, leaves: list[Any], spec: TreeSpec, places: tuple[int, ...]
+    ) -> Any:
+        """An op that writes to tensors without memory."""
+        if not op_schema.returns_what_it_writes(func):
+            raise self.cannot(f"{func} writes to a tensor and makes another")
+        first = leaves[places[0]]
+        fills = op_schema.name_of(func) in op_schema.FILLS and places == (0,)
+        state = None
+        if op_schema.draws(func) and self.draws:
+            generator = op_schema.generator(leaves)
+            state = generator.get_state()
+            values = list(leaves)
+            if fills:
+                values[0] = Geometry.of(first).empty()
+            else:
+                values = self._all_values(leaves)
+            perform(func, values, spec)
+            del values
+        elif not (fills and op_schema.draws(func)):
+            try:
+                op_schema.on_meta(func, leaves, spec)
+            except Exception as error:
+                raise self.cannot(f"{func} is not understood: {error}") from error
+        call = self._call(func, leaves, spec, places, [], state, blank=first if fills else None)
+        for k in dict.fromkeys(places):
+            number = leaves[k].untyped_storage()._cdata
+            self.writes[number] += 1
+            if self.writes[number] > MOST_WRITES:
+                raise self.cannot(f"a tensor is written to {MOST_WRITES} times")
+            self.values[number] = Value(self.values[number].num_bytes, call, -1 - k)
+        count = len(func._schema.returns)
+        return None if not count else first if count == 1 else tuple(leaves[k] for k in places)
+
+    # ------------------------------------------------------------------ what is known
+
+    def defers(self, x: Any) -> bool:
+        """True if it has no memory."""
+        return dense(x) and x.untyped_storage()._cdata in self.values
+
+    def view(self, tensor: Tensor) -> View | None:
+        """What it shows; None if it has memory."""
+        if not self.defers(tensor):
+            return None
+        if tensor.is_conj() or tensor.is_neg():
+            raise self.cannot("it has a conjugate or negative view")
+        return View(self.values[tensor.untyped_storage()._cdata], Geometry.of(tensor))
+
+    def cannot(self, why: str) -> Unrecordable:
+        """To be raised."""
+        self.failed = Unrecordable(why)
+        return self.failed
+
+    def look(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What a function of Python's makes of its values."""
+        self.rests = True
+        try:
+            return func(self._values([tensor])[0], *args, **kwargs)
+        finally:
+            self.rests = False
+
+    def make_others(self, named: Iterable[Tensor]) -> None:
+        """Give memory to all tensors that somebody refers to, but for those that are named."""
+        ours = {x.untyped_storage()._cdata for x in named if self.defers(x)}
+        if not self._living() - ours:
+            return
+        gc.collect()
+        others: dict[int, list[Tensor]] = {}
+        for x in gc.get_objects():
+            if issubclass(type(x), Tensor) and self.defers(x):
+                number = x.untyped_storage()._cdata
+                if number not in ours:
+                    others.setdefault(number, []).append(x)
+        for alike in others.values():
+            for tensor, made in zip(alike, self._values(alike), strict=True):
+                tensor.data = made
+
+    def _living(self) -> set[int]:
+        gone = [number for number, storage in self.storages.items() if storage.expired()]
+        for number in gone:
+            del self.storages[number], self.values[number]
+        return set(self.storages)
+
+    def _values(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """For somebody who only reads."""
+        views = [view for view in map(self.view, tensors) if view]
+        self._living()
+        current = set(self.values.values())
+        made, self.known = replay(views, self.known, current.__contains__)
+        return made
+
+    def _all_values(self, leaves: Sequence[Any]) -> list[Any]:
+        """Arguments with memory of their own."""
+        late = [x for x in leaves if self.defers(x)]
+        made = iter(self._values(late))
+        return [next(made).clone() if self.defers(x) else x for x in leaves]
+
+    def _bare(self, geometry: Geometry, value: Value) -> Tensor:
+        storage: Any = torch._C._construct_storage_from_data_pointer(
+            0, op_schema.CPU, geometry.num_bytes
+        )
+        self.values[storage._cdata] = value
+        self.storages[storage._cdata] = StorageWeakRef(storage)
+        return geometry.on(storage)
+
+    def _call(
+        self,
+        func: Any,
+        leaves: Sequence[Any],
+        spec: TreeSpec,
+        written: tuple[int, ...],
+        results: Sequence[Geometry | None],
+        state: Tensor | None,
+        blank: Tensor | None = None,
+    ) -> Call:
+        """blank: a tensor that is written to and not read; if it is all of its storage, what was
+        there before does not count.
+        """
+        kept: list[Any] = []
+        for x in leaves:
+            if isinstance(x, Tensor):
+                kept.append(self.view(x) or _copy(x))
+            else:
+                kept.append(None if isinstance(x, torch.Generator) else x)
+        if blank is not None:
+            before = kept[0].value
+            whole = kept[0].geometry.fills and kept[0].geometry.num_bytes == before.num_bytes
+            if whole and all(x.value is not before for x in kept[1:] if isinstance(x, View)):
+                kept[0] = View(Value(before.num_bytes), kept[0].geometry)
+        return Call(
+            func, tuple(kept), spec, written, tuple(results), state, torch.get_default_dtype()
+        )
+
+
+class _Escapes(TorchFunctionMode):
+    """Sees what is done to a tensor without an op."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in op_schema.ESCAPES and any(map(self.recorder.defers, args)):
+            raise self.recorder.cannot(f"it asks for the memory of a tensor: {func.__name__}")
+        if func in op_schema.LOOKS and self.recorder.defers(args[0]):
+            return self.recorder.look(func, *args, **(kwargs or {}))
+        if func is Tensor.__deepcopy__ and self.recorder.defers(args[0]) and args[0].is_leaf:
+            return _deep_copy(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _deep_copy(x: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """As torch's: of tensors that share a storage, the copies do too."""
+    if id(x) in memo:
+        return memo[id(x)]  # type: ignore[no-any-return]
+    storage, copies = x.untyped_storage(), memo.setdefault("torch", {})
+    if storage._cdata not in copies:
+        whole = Geometry(torch.uint8, (storage.nbytes(),), (1,)).on(storage)
+        copies[storage._cdata] = whole.clone().untyped_storage()
+    made = Geometry.of(x).on(copies[storage._cdata]).requires_grad_(x.requires_grad)
+    made.__dict__ = copy.deepcopy(x.__dict__, memo)
+    memo[id(x)] = made
+    return made
+
+
+@contextmanager
+def _no_threads(recorder: _Recorder) -> Iterator[None]:
+    """Modes are a thread's own: another would look at memory that is not there."""
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        raise recorder.cannot(f"it starts a thread ({self.name})")
+
+    threading.Thread.start = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+
+def _copy(x: Tensor) -> Tensor:
+    """Values that a call keeps, with the same strides: whoever has them may change them."""
+    one = x.detach()[tuple(slice(0, 1) if not stride else slice(None) for stride in x.stride())]
+    return Geometry.of(one).from_start.empty().copy_(one).expand(x.shape)

@@ -1,0 +1,105 @@
+"""Weights that training starts from: `model.weights`, read into the model by its own names.
+
+A safetensors file (such as a run leaves), a file of torch.save, or a folder of Hugging Face's
+(model.safetensors or pytorch_model.bin, in one file or several with an index).
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from zipfile import is_zipfile
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.model.initial import named
+
+KEY = "model.weights"
+_IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "weights.safetensors")
+_SHOWN = 4  # names in an error
+
+
+def weights_of(model: nn.Module, path: str) -> dict[str, Tensor]:
+    """Values of a file or folder, by the model's names for its parameters and buffers; pages of
+    the files, which are read when somebody looks at them.
+
+    Raises RecipeError if a name is missing or unexpected, or a shape is another.
+    """
+    found = read(Path(path).expanduser())
+    state = model.state_dict(keep_vars=True)
+    _check_names(model, state, found, path)
+    names = {id(tensor): name for name, tensor in named(model).items()}
+    return {names[id(state[name])]: value for name, value in found.items() if name in state}
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a file, or of the files of a folder, by name.  Raises RecipeError."""
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.exists():
+        raise RecipeError(KEY, f"there is no file or folder {path}.", "A path is relative to here.")
+    try:
+        found = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+        )
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0]
+        raise RecipeError(KEY, f"{path} cannot be read: {reason}") from error
+    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise RecipeError(KEY, f"{path} holds something else than names and tensors.")
+    return dict(found)
+
+
+def _read_folder(folder: Path) -> dict[str, Tensor]:
+    for name in _IN_FOLDER:
+        if (folder / name).is_file():
+            return read(folder / name)
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            return {k: value for file in files for k, value in read(folder / file).items()}
+    raise RecipeError(
+        KEY, f"{folder} has no weights.", f"It should have {', '.join(_IN_FOLDER)} or their index."
+    )
+
+
+def _check_names(
+    model: nn.Module, state: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str
+) -> None:
+    there = {id(state[name]) for name in found if name in state}
+    missing = [name for name, value in state.items() if id(value) not in there]  # tied: one will do
+    needless = re.compile(
+        "|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()) or r"(?!)"
+    )
+    unexpected = [name for name in found if name not in state and not needless.search(name)]
+    shapes = [
+        f"{name} is {tuple(found[name].shape)} there and {tuple(value.shape)} here"
+        for name, value in state.items()
+        if name in found and found[name].shape != value.shape
+    ]
+    problems = (
+        _counted(missing, "are missing"),
+        _counted(unexpected, "are not the model's"),
+        _counted(shapes, "have another shape"),
+    )
+    if any(problems):
+        raise RecipeError(
+            KEY,
+            "\n".join([f"{path} is not of this model:", *(text for text in problems if text)]),
+            "The names are those of the model's state_dict().",
+        )
+
+
+def _counted(names: Iterable[str], what: str) -> str:
+    names = list(names)
+    shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+    return f"{len(names)} {what}: {shown}" if names else ""

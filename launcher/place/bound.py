@@ -1,0 +1,180 @@
+"""bound: what a step takes at least, and what a rank holds at least, before there is a plan.
+
+Before a layout: all work of a step, shared out evenly over all ranks; every variable in as many
+pieces.  Shards of an op take at least their part of its time, and n micro-batches at least the time
+of all rows at once: overheads and what is read again come on top.  With a layout: the work of the
+busiest stage, on its own shards.  Both wait for the first micro-batch to come through the stages
+before; neither counts communication.  Where ranks share cores, one that computes alone has a whole
+one: the way through the stages is counted so, and the work of all ranks by the cores that there
+are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from flowrun.engine.cost.seconds import boxing_seconds, local_seconds, whole_seconds
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Variable
+from flowrun.engine.ir.placement import largest_shape
+from flowrun.engine.passes.stages.split_stages import split_stages
+from flowrun.engine.passes.update.update_ops import update_ops
+from flowrun.engine.strategy import Strategy
+from flowrun.launcher.place.outcome import Bound
+from flowrun.launcher.place.space import Branch
+
+VARIABLES = ("parameter", "buffer", "state")
+
+
+def filled(work_s: float, forward: float, stages: int, micro_batches: int) -> float:
+    """Seconds of a step at least, however its stages are cut.  work_s: of all micro-batches on all
+    stages; forward: the share of it that is forward.
+
+    Stage k computes w[k] for each of m micro-batches, and begins when the first has come through
+    all before it: m w[k] + forward (w[0] + … + w[k-1]).  The largest of these is least where all
+    are equal: w[k] = w[0] (1 - forward / m) ** k.
+    """
+    each = forward / micro_batches
+    return work_s * each / -math.expm1(stages * math.log1p(-each)) if each < 1 else work_s
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All of a step, as if on one rank.  seconds: of its work, forward_s: of forward; bytes: of its
+    variables.  core: see Hardware.core.
+    """
+
+    seconds: float
+    forward_s: float
+    bytes: int
+    core: float = 1.0
+
+    @staticmethod
+    def of(graph: LogicalGraph, strategy: Strategy) -> Whole:
+        """graph: captured, of all rows of a step.  strategy: of one rank."""
+        graph = update_ops(split_stages(graph, strategy), strategy)
+        seconds = {FORWARD: 0.0, BACKWARD: 0.0}
+        for op in graph.ops:
+            if op.phase != UPDATE:
+                seconds[op.phase] += whole_seconds(op, graph, strategy.hardware)
+        held = sum(graph.tensors[v.tensor].num_bytes for v in graph.variables)
+        return Whole(sum(seconds.values()), seconds[FORWARD], held, strategy.hardware.core)
+
+    def bound(self, branch: Branch) -> Bound:
+        """Of all candidates of a branch."""
+        work = self.seconds / branch.stage_ranks
+        forward = self.forward_s / self.seconds if self.seconds else 0.0
+        core = self.core
+        least = filled(work, forward, branch.stages, branch.micro_batches)
+        least = max(core * least, work / branch.stages)
+        fill = (branch.micro_batches + branch.stages - 1) / branch.micro_batches
+        expected = max(core * fill, 1.0) * work / branch.stages
+        return Bound(least, self.bytes // branch.num_ranks, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """Seconds that a rank of a stage computes: in a micro-batch, in forward alone of that, and once
+    a step, on weights.
+    """
+
+    each_s: float
+    forward_s: float
+    once_s: float
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A branch whose layout is decided: what a step takes, and what a rank holds.
+
+    graph: laid out (passes.lay_out), perhaps with recomputation.
+    """
+
+    graph: LogicalGraph
+    strategy: Strategy
+
+    @cached_property
+    def _work(self) -> tuple[StageWork, ...]:
+        """Of each stage."""
+        grids = [placement.shape for placement in self.strategy.placements]
+        each, forward, once = ([0.0] * len(grids) for _ in range(3))
+        of_weights = self.graph.of_weights
+        for op in (op for op in self.graph.ops if op.phase != UPDATE):
+            seconds = local_seconds(op, self.graph, grids[op.stage], self.strategy.hardware)
+            if of_weights.issuperset(op.makes):
+                once[op.stage] += seconds
+                continue
+            each[op.stage] += seconds
+            if op.phase == FORWARD:
+                forward[op.stage] += seconds
+        return tuple(map(StageWork, each, forward, once))
+
+    @cached_property
+    def _link_s(self) -> list[float]:
+        """Seconds of each stage's links in a micro-batch, nothing of it fused."""
+        total = [0.0] * len(self.strategy.placements)
+        strategy = self.strategy
+        for maker, each in boxing_seconds(self.graph, strategy.placements, strategy.hardware):
+            total[maker.stage] += each
+        return total
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of a step, at least: a stage begins when the first micro-batch has come through those
+        before it, and what is made of its weights is there.
+        """
+        begins = itertools.accumulate((work.forward_s for work in self._work), initial=0.0)
+        count = self.strategy.micro_batches
+        slowest = max(
+            max(begin, work.once_s) + count * work.each_s
+            for begin, work in zip(begins, self._work, strict=False)  # begins has the end, too
+        )
+        return self._crowded(slowest)
+
+    def _crowded(self, seconds: float) -> float:
+        """Of the longest way through the stages, alone; or of all ranks' work on their cores."""
+        ranks = [len(placement.ranks) for placement in self.strategy.placements]
+        count = self.strategy.micro_batches
+        works = (n * (w.once_s + count * w.each_s) for n, w in zip(ranks, self._work, strict=True))
+        return max(self.strategy.hardware.core * seconds, sum(works) / sum(ranks))
+
+    @property
+    def forward_s(self) -> float:
+        """What all stages compute in the forward of a step."""
+        return self.strategy.micro_batches * sum(work.forward_s for work in self._work)
+
+    @cached_property
+    def expected_s(self) -> float:
+        """About what a step takes, with the pipeline's filling and with links, none of which is
+        hidden.
+        """
+        count = self.strategy.micro_batches
+        stages = [a.each_s + b for a, b in zip(self._work, self._link_s, strict=True)]
+        once_s = max(work.once_s for work in self._work)
+        return self._crowded((count - 1) * max(stages) + sum(stages) + once_s)
+
+    def bytes(self, zero: int, kinds: Collection[str] = VARIABLES) -> int:
+        """At least, of a rank, under a stage of ZeRO: weights, buffers and states."""
+        needed = [0] * len(self.strategy.placements)
+        by_name = {v.name: v for v in self.graph.variables if v.kind == "parameter"}
+        for v in (v for v in self.graph.variables if v.kind in kinds):
+            needed[v.stage] += self._held(v, by_name, zero)
+        return max(needed)
+
+    def _held(self, v: Variable, by_name: Mapping[str, Variable], zero: int) -> int:
+        """Bytes of a variable; of a state that is not as large as its weight none are counted."""
+        tensor, grid = self.graph.tensors[v.tensor], self.strategy.placements[v.stage].shape
+        home = by_name.get(v.of, v) if v.kind == "state" else v
+        same = self.graph.tensors[home.tensor].shape == tensor.shape
+        same = same and len(home.nd_sbp) == len(grid)
+        held = math.prod(largest_shape(tensor.shape, home.nd_sbp, grid)) if same else 0
+        # a host may have the pieces of a weight side by side, once (lowering/shared_weights.py)
+        soon = v.kind == "state" or self.strategy.shared_memory
+        sharded = zero >= (1 if soon else 3) and v.kind != "buffer"
+        if sharded and tensor.num_elements >= self.strategy.zero.min_elements:
+            sizes = dict(self.strategy.placements[v.stage].axes)
+            held //= sizes.get(self.strategy.zero.axis, 1)
+        return held * tensor.dtype.itemsize

@@ -1,0 +1,213 @@
+"""extrapolate: two plans of few equal blocks on few stages -> what the whole is foreseen to take.
+
+Grid, shards, micro-batches and schedule are as in the whole.  A stage's work, memory and bytes are
+linear in its blocks; a further stage adds what one more adds to the filling and draining of the
+pipeline, and the micro-batches that the schedule lets others hold for it.  How many blocks the
+first stage of the whole has, the slowest between and the last, is asked of the compiler's own cuts;
+in each rehearsal acts are stretched so that the stages share the work as these do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from flowrun.engine.actors.plan import RECEIVE, SEND, Actor
+from flowrun.engine.actors.schedules import held_micro_batches
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.cost.live import Live
+from flowrun.engine.cost.seconds import repeated_seconds
+from flowrun.engine.ir.graph import BACKWARD, FORWARD
+from flowrun.engine.rehearsal.clock import computes
+from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.strategy import Strategy
+from flowrun.launcher.place.outcome import Outcome, Spent, moving_share
+from flowrun.launcher.place.space import Candidate
+
+
+@dataclass(frozen=True)
+class Short:
+    """A plan of `each` blocks a stage."""
+
+    each: int
+    found: Rehearsed
+    strategy: Strategy
+
+    @property
+    def stages(self) -> range:
+        """Of the plan."""
+        return range(len(self.found.plan.placements))
+
+    @cached_property
+    def work_s(self) -> tuple[float, ...]:
+        """Seconds that a rank computes in a step, by stage."""
+        plan, work = self.found.plan, [0.0 for _ in self.stages]
+        for actor in filter(computes, plan.actors):
+            work[actor.stage] += actor.seconds * plan.acts_per_step(actor)
+        return tuple(work)
+
+    @property
+    def bound_bytes(self) -> tuple[int, ...]:
+        """Of a rank, by stage."""
+        return self.found.rehearsal.bound_bytes
+
+    @cached_property
+    def stash(self) -> tuple[int, ...]:
+        """Bytes of a rank that wait for the backward of one micro-batch, by stage."""
+        live = [Live(self.found.plan, stage) for stage in self.stages]
+        return tuple(sum(map(each.footprint.storage_bytes, each.slots)) for each in live)
+
+    def stretched(self, shares: Sequence[float]) -> Stretched:
+        """With as much work in all, of which each stage has its share."""
+        total = sum(self.work_s)
+        factor = [share * total / work for share, work in zip(shares, self.work_s, strict=True)]
+
+        def seconds(actor: Actor) -> float:
+            between = actor.kind in (SEND, RECEIVE)
+            return actor.seconds if between else actor.seconds * factor[actor.stage]
+
+        plan = replace(self.found.plan, order=())
+        return Stretched(Rehearsed(plan, rehearse(plan, seconds)))
+
+    @property
+    def repeated_s(self) -> float:
+        """What recomputation runs again on all stages, in a step."""
+        plan, hardware = self.found.plan, self.strategy.hardware
+        return sum(repeated_seconds(plan, stage, hardware) for stage in self.stages)
+
+    @property
+    def boxed_bytes(self) -> float:
+        """Sent within stages, in a step."""
+        plan = self.found.plan
+        inside = (actor for actor in plan.actors if actor.kind not in (SEND, RECEIVE))
+        return sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in inside)
+
+    @property
+    def crossing_bytes(self) -> float:
+        """Sent from a stage to the next and back, in a step."""
+        cuts = len(self.stages) - 1
+        return (self.found.rehearsal.sent_bytes - self.boxed_bytes) / cuts if cuts else 0.0
+
+
+@dataclass(frozen=True)
+class Stretched:
+    """A short plan whose stages share the work as those of the whole do."""
+
+    found: Rehearsed
+
+    @property
+    def step_s(self) -> float:
+        """Of a step."""
+        return self.found.rehearsal.step_s
+
+    @property
+    def moving(self) -> float:
+        """Share of waits in which messages are under way."""
+        return moving_share(self.found, [1 for _ in self.found.plan.placements])
+
+    @cached_property
+    def fill_s(self) -> float:
+        """What a further stage adds to a step: the first activation reaches the third so much later
+        than the second; the last gradient reaches the first so much later than the second.
+        """
+        plan, last = self.found.plan, self.found.plan.micro_batches - 1
+        if len(plan.placements) < 3:
+            return 0.0
+        came = {
+            (plan.actors[event.actor].phase, event.stage, event.act): event.end
+            for event in self.found.rehearsal.first_step
+            if plan.actors[event.actor].kind == RECEIVE
+        }
+        fill_s = came[FORWARD, 2, 0] - came[FORWARD, 1, 0]
+        drain_s = came[BACKWARD, 0, last] - came[BACKWARD, 1, last]
+        return max(0.0, fill_s) + max(0.0, drain_s)
+
+
+def extrapolated(
+    candidate: Candidate,
+    blocks: int,
+    cuts: Sequence[float],
+    plans: tuple[Short, Short],
+    limit: int,
+) -> Outcome:
+    """blocks: of the whole.  cuts: how many each of its stages has.  plans: of the candidate, with
+    fewer blocks and with more.
+    """
+    few, more = plans
+    stages, here = candidate.branch.stages, len(more.stages)
+
+    def linear(low: float, high: float, each: float) -> float:
+        """At so many blocks a stage."""
+        return low + (high - low) * (each - few.each) / (more.each - few.each)
+
+    def whole(low: float, high: float) -> float:
+        """Of all stages of a plan -> of all of the whole."""
+        return linear(low, high, blocks / here)
+
+    most = _kept(cuts, here)
+    work = [max(0.0, linear(*each)) for each in zip(few.work_s, more.work_s, most, strict=True)]
+    shares = [each / sum(work) for each in work]
+    low, high = few.stretched(shares), more.stretched(shares)
+    along = (sum(work) - sum(few.work_s)) / (sum(more.work_s) - sum(few.work_s))
+
+    def at_work(one: float, other: float) -> float:
+        return max(0.0, one + (other - one) * along)
+
+    fill_s = (stages - here) * at_work(low.fill_s, high.fill_s)
+    step_s = at_work(low.step_s, high.step_s) + fill_s
+    work_s = whole(sum(few.work_s), sum(more.work_s)) / stages
+    repeated_s = whole(few.repeated_s, more.repeated_s) / stages
+    moving_s = max(0.0, step_s - work_s - fill_s) * high.moving
+    needed = [
+        round(
+            linear(few.bound_bytes[k], more.bound_bytes[k], most[k])
+            + _further_held(candidate, here, k) * linear(few.stash[k], more.stash[k], most[k])
+        )
+        for k in more.stages
+    ]
+    fullest = max(more.stages, key=needed.__getitem__)
+    stage = stages - 1 if fullest == here - 1 else fullest
+    return Outcome(
+        candidate,
+        step_s,
+        needed[fullest],
+        max(0, needed[fullest] - limit) if limit else 0,
+        stage * candidate.branch.stage_ranks,
+        stage,
+        whole(few.boxed_bytes, more.boxed_bytes) + more.crossing_bytes * (stages - 1),
+        1 - work_s / step_s,
+        Spent(work_s - repeated_s, repeated_s, moving_s, step_s - work_s - moving_s),
+        extrapolated=True,
+    )
+
+
+def _kept(cuts: Sequence[float], here: int) -> tuple[float, ...]:
+    """Of the first stage, the slowest between, the last; of as many as a plan has."""
+    return (cuts[0], max(cuts[1:-1]), cuts[-1]) if here == 3 else tuple(cuts)
+
+
+def _further_held(candidate: Candidate, here: int, stage: int) -> int:
+    """Micro-batches that a stage of the whole holds beyond those that it holds in a plan of few."""
+    stages = candidate.branch.stages
+    behind = here - stage if stage == here - 1 else stages - stage
+    more = most_in_flight(candidate, stages, behind)
+    return more - most_in_flight(candidate, here, here - stage)
+
+
+def most_in_flight(candidate: Candidate, stages: int, behind: int) -> int:
+    """Micro-batches that a stage may hold for backward, of a plan of so many stages;
+    behind: those from this one on.
+    """
+    in_flight = scaled(candidate.in_flight, candidate.branch.stages, stages)
+    count = candidate.branch.micro_batches
+    return held_micro_batches(in_flight, stages, stages - behind, count)
+
+
+def scaled(in_flight: int | str, stages: int, here: int) -> int | str:
+    """What stands for an in_flight of so many stages where there are fewer.  A micro-batch is on
+    its way for a time that grows with the stages, so that as many of them for each stage keep the
+    stages as busy; rounded up.
+    """
+    return math.ceil(in_flight * here / stages) if isinstance(in_flight, int) else in_flight

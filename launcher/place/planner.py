@@ -1,0 +1,254 @@
+"""Planner: candidates -> bounds, plans and rehearsals, by the compiler itself.
+
+What candidates share is made once: a capture for each number of rows, a layout for each branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from flowrun.engine.actors.schedules import JOINED
+from flowrun.engine.compile import Rehearsed, as_good_as, rehearsed
+from flowrun.engine.errors import FlowrunError
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.module_path import unit_of
+from flowrun.engine.ir.placement import BATCH_AXES, Placement
+from flowrun.engine.pipeline import finish, lay_out, stage
+from flowrun.engine.strategy import Recompute, Strategy, Zero
+from flowrun.launcher.job.garbage import uncollected
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.strategy import reading, strategy_of
+from flowrun.launcher.place.bound import LaidOut, Whole
+from flowrun.launcher.place.captures import Captures
+from flowrun.launcher.place.outcome import Bound, Outcome, outcome_of
+from flowrun.launcher.place.space import Branch, Candidate, Space
+from flowrun.launcher.recipe.compose import frozen, resolved, schema, to_recipe
+from flowrun.launcher.recipe.hardware_keys import rank_hardware
+from flowrun.launcher.recipe.schema import Recipe, RecipeSchema, changed
+
+KEPT_OPS = 200_000  # of layouts that are kept for later candidates: about 1 kB each
+MANY = 12  # equal blocks from which on candidates are planned with few of them (short.py)
+
+
+class Planner:
+    """A search.Source.  captures: of the recipe's job.  ranks: that are placed.
+
+    in_short: the model repeats so many blocks that few of them shall tell of all.
+    """
+
+    def __init__(self, captures: Captures, ranks: int) -> None:
+        self.captures = captures
+        self.ranks = ranks
+        self.job = job = captures.job
+        self.tree = _in_order(OmegaConf.to_container(OmegaConf.create(job.recipe.text)), ranks)
+        self.limit = job.strategy.hardware.tensor_bytes
+        self.problems: list[Outcome] = []  # branches that cannot be compiled
+        self.expected: dict[Candidate, float] = {}
+        self.plans: dict[Candidate, Rehearsed] = {}  # of those that may turn out to be the best
+        listed = isinstance(self.tree["placement"]["stages"], list)
+        kept = {"placement", "placement.chunks"}.intersection(self.tree["auto"]["keep"])
+        interleaved = bool(kept) and self.tree["placement"]["chunks"] > 1
+        straight = not (listed or interleaved or job.strategy.mirrored)
+        self.in_short = captures.blocks.count >= MANY and straight and self._has_blocks_in_line()
+
+    @staticmethod
+    def of(recipe: Recipe) -> Planner:
+        """Of the ranks that the recipe places."""
+        return Planner(Captures(Job(recipe, values=False)), recipe.placed_ranks)
+
+    def _has_blocks_in_line(self) -> bool:
+        """One block, or two, make a model too: not where they lie side by side."""
+        try:
+            for count in (1, 2):
+                self._all_rows(count)
+        except FlowrunError:
+            return False
+        return True
+
+    # ------------------------------------------------------------------ what is asked for
+
+    @cached_property
+    def space(self) -> Space:
+        """Of the recipe."""
+        graph = self._all_rows(2 if self.in_short else 0)
+        return Space.of(self.tree, self.ranks, repeated(graph))
+
+    def keys_of(self, candidate: Candidate) -> dict[str, Any]:
+        """The recipe's keys that the candidate sets, nested."""
+        keys = candidate.keys
+        for key in ("stages", "chunks"):  # stages may be a list
+            if f"placement.{key}" in self.space.fixed:
+                del keys["placement"][key]
+        if "recompute.modules" in self.space.fixed:  # with what it keeps, and how
+            del keys["recompute"]
+        return keys
+
+    def recipe_of(self, candidate: Candidate) -> Recipe:
+        """The recipe with the candidate's keys, as any other.  Raises RecipeError."""
+        return to_recipe(self._merged(self.keys_of(candidate)))
+
+    def strategy_of(self, candidate: Candidate) -> Strategy:
+        """What the compiler is asked.  Raises RecipeError.
+
+        Its recipe is the one of recipe_of, but not by way of a tree of OmegaConf and of YAML: with
+        the hundreds of numbers that measured ops bring, these would take longer than the planning.
+        """
+        recipe = frozen(changed(self._keys, self.keys_of(candidate)))
+        return reading(strategy_of(recipe), self.job.data)
+
+    @cached_property
+    def _keys(self) -> RecipeSchema:
+        """The recipe's.  All candidates share what they do not set: answers that are kept of a
+        hardware's ops serve all.
+        """
+        return resolved(self._merged({}))
+
+    def _merged(self, keys: Mapping[str, Any]) -> DictConfig:
+        """The recipe with other keys."""
+        base = OmegaConf.create({**self.tree, "auto": without_own(self.tree["auto"])})
+        merged = OmegaConf.merge(schema(), base, keys)
+        assert isinstance(merged, DictConfig)
+        return merged
+
+    # ------------------------------------------------------------------ search.Source
+
+    def branches(self) -> Iterator[tuple[Branch, Bound]]:
+        """All of the space."""
+        for branch in self.space.branches():
+            yield branch, self._whole.bound(branch)
+
+    def open(self, branch: Branch) -> Iterator[tuple[Candidate, Bound]]:
+        """Its candidates, by their layouts."""
+        for candidate in self.space.leaves(branch):
+            try:
+                strategy = self.strategy_of(candidate)
+                laid_out = self._laid_out(layout_of(strategy))
+            except FlowrunError as error:
+                self.problems.append(Outcome(candidate, problem=str(error)))
+                return
+            with_zero = LaidOut(laid_out.graph, strategy)
+            bound = Bound(laid_out.seconds, with_zero.bytes(candidate.zero), laid_out.expected_s)
+            self.expected[candidate] = bound.expected_s
+            yield candidate, bound
+
+    def smaller(self, candidate: Candidate) -> Iterator[Candidate]:
+        """With recomputation."""
+        for each in self.space.smaller(candidate):
+            self.expected[each] = self.expected.get(candidate, 0.0)
+            yield each
+
+    @uncollected()
+    def plan(self, candidate: Candidate) -> Outcome:
+        """Compile and rehearse."""
+        try:
+            strategy = self.strategy_of(candidate)
+            found = rehearsed(self._boxed(boxing_of(strategy)), strategy)
+        except FlowrunError as error:
+            return Outcome(candidate, problem=str(error))
+        outcome = outcome_of(candidate, found, strategy, self.expected.get(candidate, 0.0))
+        if outcome.fits:
+            self._keep(candidate, found)
+        return outcome
+
+    def _keep(self, candidate: Candidate, found: Rehearsed) -> None:
+        """And drop those that it beats for good: a plan is large."""
+        self.plans[candidate] = found
+        limit = as_good_as(min(each.rehearsal.step_s for each in self.plans.values()))
+        self.plans = {k: v for k, v in self.plans.items() if v.rehearsal.step_s <= limit}
+
+    # ------------------------------------------------------------------ what is shared
+
+    @cached_property
+    def _laid_out(self) -> Callable[[Strategy], LaidOut]:
+        kept = max(4, KEPT_OPS // len(self._all_rows().ops))
+        return lru_cache(maxsize=kept)(self._lay_out)
+
+    @uncollected()
+    def _lay_out(self, strategy: Strategy) -> LaidOut:
+        return LaidOut(lay_out(self._staged(staging_of(strategy)), strategy), strategy)
+
+    @cached_property
+    def _staged(self) -> Callable[[Strategy], LogicalGraph]:
+        return lru_cache(maxsize=2)(self._stage)  # layouts that differ by schedule come together
+
+    def _stage(self, strategy: Strategy) -> LogicalGraph:
+        rows = self.job.recipe.train.batch_size // strategy.micro_batches
+        return stage(self.captures.of(rows, strategy), strategy)
+
+    @cached_property
+    def _boxed(self) -> Callable[[Strategy], LogicalGraph]:
+        return lru_cache(maxsize=4)(self._box)  # 1f1b and gpipe are expected to take as long
+
+    def _box(self, strategy: Strategy) -> LogicalGraph:
+        return finish(self._laid_out(layout_of(strategy)).graph, strategy)
+
+    @cached_property
+    def alone(self) -> Strategy:
+        """One rank that does all, as fast as each of those that are placed."""
+        names = self.job.strategy.axes
+        return replace(
+            self.job.strategy,
+            placements=(Placement(tuple((name, 1) for name in names), (0,)),),
+            stage_modules=(),
+            micro_batches=1,
+            zero=Zero(),
+            hardware=rank_hardware(self.job.recipe, self.ranks),
+        )
+
+    def all_of(self, count: int = 0) -> Whole:
+        """A step of the whole model, or with so many of its equal blocks."""
+        return Whole.of(self._all_rows(count), self.alone)
+
+    def _all_rows(self, count: int = 0) -> LogicalGraph:
+        return self.captures.of(self.job.recipe.train.batch_size, self.alone, count)
+
+    @cached_property
+    def _whole(self) -> Whole:
+        return self.all_of()
+
+
+def _in_order(tree: Any, ranks: int) -> Mapping[str, Any]:
+    """The recipe's keys with the axes that may be chosen, in their order: it says which ranks are
+    neighbours, and a merge would leave those that the recipe names where they are.
+    """
+    sizes = tree["placement"]["axes"]
+    axes = {name: sizes.get(name, 1) for name in Space.of(tree, ranks).axes}
+    return {**tree, "placement": {**tree["placement"], "axes": axes}}
+
+
+def without_own(auto: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of `auto` that are not the placement's: they are done with once it is found."""
+    own = ("placement", "ranks", "keep", "plans")
+    return {key: value for key, value in auto.items() if key not in own}
+
+
+def staging_of(strategy: Strategy) -> Strategy:
+    """What the stages depend on: equal for candidates that share them (passes.stage)."""
+    return replace(layout_of(strategy), in_flight="auto")
+
+
+def layout_of(strategy: Strategy) -> Strategy:
+    """What the layout depends on: equal for candidates that share one (passes.lay_out)."""
+    axis = "" if strategy.zero.axis in BATCH_AXES else strategy.zero.axis
+    return replace(boxing_of(strategy), zero=Zero(axis), recompute=Recompute())
+
+
+def boxing_of(strategy: Strategy) -> Strategy:
+    """What all passes together depend on: equal for candidates that share a boxed graph."""
+    return replace(strategy, in_flight="1f1b" if strategy.in_flight in JOINED else "auto")
+
+
+def repeated(graph: LogicalGraph) -> tuple[str, ...]:
+    """Patterns of the modules that are repeated: "blocks.*"."""
+    units = {unit_of(op.module) for op in graph.ops if op.module}
+    families: dict[str, int] = {}
+    for unit in units:
+        name, _, number = unit.rpartition(".")
+        if name and number.isdigit():
+            families[name] = families.get(name, 0) + 1
+    return tuple(f"{name}.*" for name, count in sorted(families.items()) if count > 1)

@@ -1,0 +1,105 @@
+"""The recipe that won, as a small file: what the recipe said itself, and the chosen keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from flowrun.launcher.place.planner import without_own
+from flowrun.launcher.place.story import Placed
+from flowrun.launcher.recipe.compose import GROUPS, compose, spell
+from flowrun.launcher.recipe.hardware_keys import suited
+from flowrun.launcher.recipe.hydra_source import (
+    GROUP,
+    LEFT_OUT,
+    group_of,
+    is_path,
+    is_resolved,
+    recipe_file,
+)
+from flowrun.launcher.terminal.units import seconds, size
+
+
+def save(placed: Placed, overrides: list[str], file: Path) -> None:
+    """Write a recipe that composes to the one that won.  overrides: of the command line."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text(placed, overrides))
+
+
+def text(placed: Placed, overrides: list[str]) -> str:
+    """The file: what was foreseen as comments, then YAML."""
+    parsed = OverridesParser.create().parse_overrides(spell(overrides))
+    given = {override.key_or_group: override for override in parsed}
+    named = given.pop(GROUP, None)
+    file = recipe_file(str(named.value())) if named else None
+    if file is not None and is_resolved(file, GROUPS):
+        return f"{_comments(placed)}{placed.recipe.to_yaml()}"
+    own = _own(file) if file else {}
+    defaults = own.pop("defaults", [])
+    for group in [group for group in LEFT_OUT if group in given]:
+        _choose(defaults, group, given.pop(group))
+    tree = OmegaConf.create(own)
+    for override in parsed:
+        if override.key_or_group in given and not override.key_or_group.startswith("hydra."):
+            value = None if override.is_delete() else override.value()
+            OmegaConf.update(tree, override.key_or_group, value, merge=True)
+    tree["auto"] = without_own(tree.get("auto") or {})
+    axes = placed.keys["placement"]["axes"]
+    if "axes" in tree.get("placement", {}):
+        del tree.placement.axes  # a merge would leave its axes before the others
+    if GROUP in map(group_of, defaults) and named:  # so would the recipe that it builds on
+        before = compose([f"recipe={named.value()}"]).placement.axes
+        if [*dict.fromkeys([*before, *axes])] != [*axes]:
+            return f"{_comments(placed)}{placed.recipe.to_yaml()}"
+    merged = OmegaConf.merge(tree, placed.keys)
+    assert isinstance(merged, DictConfig)
+    if not merged["auto"]:
+        del merged["auto"]
+    body: Any = OmegaConf.to_container(merged)
+    body = {"defaults": defaults, **body} if defaults else body
+    written = yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=100)
+    return f"{_comments(placed)}{written}"
+
+
+def _own(file: Path) -> dict[str, Any]:
+    """What the recipe's file says; a recipe that it builds on stays named in its defaults."""
+    found: Any = OmegaConf.to_container(OmegaConf.load(file))
+    found.setdefault("name", file.stem)
+    found["defaults"] = [_anywhere(entry, file) for entry in found.get("defaults") or []]
+    return found  # type: ignore[no-any-return]
+
+
+def _anywhere(entry: Any, file: Path) -> Any:
+    """A recipe that is named by a path, by one that holds in any folder."""
+    if isinstance(entry, str) and is_path(entry):
+        return str((file.parent / entry).resolve())
+    return entry
+
+
+def _choose(defaults: list[Any], group: str, override: Override) -> None:
+    """A group of the command line takes the place of the recipe's own choice, or of what the recipe
+    that it builds on chose.
+    """
+    if GROUP in map(group_of, defaults):
+        defaults[:] = [entry for entry in defaults if group_of(entry) != group]
+        defaults.append({f"override /{group}": override.value()})
+        return
+    places = [k for k, entry in enumerate(defaults) if group_of(entry) == group] or [0]
+    defaults[:] = [entry for entry in defaults if group_of(entry) != group]
+    defaults.insert(places[0], {f"/{group}": override.value()})
+
+
+def _comments(placed: Placed) -> str:
+    best, recipe = placed.best, placed.recipe
+    lines = (
+        f"{recipe.name} on {recipe.num_ranks} ranks, placed by auto.placement: {best.candidate}.",
+        f"Foreseen on {suited(recipe).name}: {seconds(best.step_s)} a step;"
+        f" {size(best.bytes)} on rank {best.rank} (stage {best.stage}), which needs most;"
+        f" {size(best.sent_bytes)} sent a step; bubble {max(0.0, best.bubble):.0%}.",
+    )
+    return "".join(f"# {line}\n" for line in lines)

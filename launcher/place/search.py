@@ -1,0 +1,183 @@
+"""search: the best candidates by branch and bound; pure but for the plans that it asks for.
+
+Best first by what is expected of a candidate; nothing is left out unless its bound says that it
+cannot be among the best.  A branch is opened (its layout decided) before its candidates are
+planned, and candidates that lack memory are followed by smaller ones.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from flowrun.engine.compile import as_good_as
+from flowrun.launcher.place.outcome import Bound, Outcome
+from flowrun.launcher.place.space import Branch, Candidate
+
+SHOWN = 10
+
+
+class Source(Protocol):
+    """What the search asks of the compiler."""
+
+    def branches(self) -> Iterable[tuple[Branch, Bound]]:
+        """All, with what is known before any layout."""
+
+    def open(self, branch: Branch) -> Iterable[tuple[Candidate, Bound]]:
+        """The candidates of a branch; none if it cannot be compiled."""
+
+    def smaller(self, candidate: Candidate) -> Iterable[Candidate]:
+        """What to try where this one lacks memory."""
+
+    def plan(self, candidate: Candidate) -> Outcome:
+        """Compile and rehearse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """outcomes: of all that was planned, best first.  left: candidates and branches that were not
+    planned because their bound is too slow or too large; unseen: because auto.plans was reached,
+    and of these the least bound, in seconds, and the least that is expected.  skipped: branches
+    that were not looked at, whatever they take.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    left: int = 0
+    unseen: int = 0
+    unseen_s: float = 0.0
+    expected_s: float = 0.0
+    skipped: int = 0
+
+    @property
+    def best(self) -> Outcome | None:
+        """The simplest of those that fit and are nearly as fast as the fastest of these.  One that
+        was planned whole goes before all that are extrapolated: it was the best of them.
+        """
+        fit = [outcome for outcome in self.outcomes if outcome.fits]
+        fit = [outcome for outcome in fit if not outcome.extrapolated] or fit
+        limit = as_good_as(fit[0].step_s) if fit else 0.0
+        near = [outcome for outcome in fit if outcome.step_s <= limit]
+        return min(near, key=lambda o: (*simplicity(o.candidate), *order(o)), default=None)
+
+    @property
+    def next(self) -> Outcome | None:
+        """Of those that fit and are extrapolated, the fastest."""
+        return next((o for o in self.outcomes if o.fits and o.extrapolated), None)
+
+    @property
+    def closest(self) -> Outcome | None:
+        """Of those that lack memory, the one that lacks least."""
+        lacking = [outcome for outcome in self.outcomes if outcome.missing]
+        return min(lacking, key=lambda o: (o.missing, o.step_s), default=None)
+
+    def instead(self, told: Outcome, whole: Outcome) -> Found:
+        """With a candidate's whole plan in the place of what few blocks told of it."""
+        kept = (each for each in self.outcomes if each is not told)
+        outcomes = (*kept, replace(whole, told=told))
+        return replace(self, outcomes=tuple(sorted(outcomes, key=order)))
+
+
+def search(source: Source, limit: int, most: int, shown: int = SHOWN) -> Found:
+    """limit: bytes of a rank, 0 = none.  most: plans.  shown: how many of the best are to be sure.
+
+    If nothing fits, half as many plans again look for what lacks least.
+    """
+    waiting = _Waiting(source.branches())
+    outcomes: list[Outcome] = []
+    left = 0
+    for by_time in (True, False):
+        kept: list[_Open] = []
+        while waiting and len(outcomes) < (most if by_time else most + most // 2):
+            item = waiting.pop(by_time, outcomes)
+            if _hopeless(item.bound, outcomes, limit, shown, by_time):
+                kept.append(item)
+            elif isinstance(item.what, Branch):
+                waiting.add(source.open(item.what))
+            else:
+                outcome = source.plan(item.what)
+                outcomes.append(outcome)
+                if outcome.missing:
+                    waiting.add((each, item.bound) for each in source.smaller(item.what))
+        left = len(kept)
+        if not by_time or not limit or any(outcome.fits for outcome in outcomes):
+            break
+        waiting.add((each.what, each.bound) for each in kept)
+    best_first = tuple(sorted(outcomes, key=order))
+    return Found(best_first, left, len(waiting), waiting.least_s(), waiting.expected_s(outcomes))
+
+
+def order(outcome: Outcome) -> tuple[bool, bool, float, int, tuple[int, ...]]:
+    """What fits before what does not, by time, then by memory; what failed is last."""
+    simple = simplicity(outcome.candidate)
+    return bool(outcome.problem), bool(outcome.missing), outcome.step_s, outcome.bytes, simple
+
+
+def simplicity(candidate: Candidate) -> tuple[int, ...]:
+    """The less of it the simpler."""
+    branch, asks = candidate.branch, candidate.in_flight != "auto"  # what a recipe has by itself
+    return len(candidate.recompute), branch.stages, candidate.zero, branch.micro_batches, asks
+
+
+def _hopeless(bound: Bound, outcomes: list[Outcome], limit: int, shown: int, by_time: bool) -> bool:
+    """True if nothing behind the bound can be among the best."""
+    if not by_time:
+        lacks = [outcome.missing for outcome in outcomes if outcome.missing]
+        return bool(lacks) and bound.bytes - limit >= min(lacks)
+    times = sorted(outcome.step_s for outcome in outcomes if outcome.fits)
+    too_slow = len(times) >= shown and bound.seconds >= times[shown - 1]
+    return too_slow or bool(limit and bound.bytes > limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    what: Branch | Candidate
+    bound: Bound
+
+
+class _Waiting:
+    """What has not been looked at."""
+
+    def __init__(self, items: Iterable[tuple[Branch | Candidate, Bound]]) -> None:
+        self.items: list[_Open] = []
+        self.add(items)
+
+    def add(self, items: Iterable[tuple[Branch | Candidate, Bound]]) -> None:
+        self.items += [_Open(what, bound) for what, bound in items]
+
+    def pop(self, by_time: bool, outcomes: list[Outcome]) -> _Open:
+        """The most promising: by seconds, or by bytes.  What was expected is corrected by what
+        plans of the same grid came to; of a grid without plans by the best that another came to:
+        each that may be good is tried before many of one.
+        """
+        promise = self._expected(outcomes) if by_time else lambda item: float(item.bound.bytes)
+        best = min(range(len(self.items)), key=lambda k: promise(self.items[k]))
+        return self.items.pop(best)
+
+    @staticmethod
+    def _expected(outcomes: list[Outcome]) -> Callable[[_Open], float]:
+        slower: dict[object, list[float]] = {}
+        for outcome in outcomes:
+            if outcome.expected_s and not outcome.problem:
+                ratio = outcome.step_s / outcome.expected_s
+                slower.setdefault(outcome.candidate.branch.grid, []).append(ratio)
+        factor = {grid: statistics.mean(each) for grid, each in slower.items()}
+        of_all = min(factor.values(), default=1.0)
+
+        def expected(item: _Open) -> float:
+            branch = item.what if isinstance(item.what, Branch) else item.what.branch
+            return item.bound.expected_s * factor.get(branch.grid, of_all)
+
+        return expected
+
+    def expected_s(self, outcomes: list[Outcome]) -> float:
+        """The least."""
+        return min(map(self._expected(outcomes), self.items), default=0.0)
+
+    def least_s(self) -> float:
+        """Of the bounds."""
+        return min((item.bound.seconds for item in self.items), default=0.0)
+
+    def __len__(self) -> int:
+        return len(self.items)

@@ -1,0 +1,121 @@
+"""The ten best candidates as a table: what is foreseen of each, and why it lost."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from flowrun.engine.compile import as_good_as
+from flowrun.launcher.place.outcome import Outcome, Spent
+from flowrun.launcher.place.search import SHOWN, Found
+from flowrun.launcher.terminal.units import seconds, size
+
+_LACKING = 3  # candidates that lack memory, of the ten, at most
+_NUMBERS = ("", "a step", "~", "memory", "sent", "bubble")
+# What a step is spent on -> how it is said of a candidate that spends more on it.
+_SPENT = {
+    "repeated": "recomputation",
+    "bubble": "bubble",
+    "bytes": "bytes",
+    "work": "work",
+}
+
+
+def table(found: Found) -> RenderableType:
+    """The winner first.  Figures keep their width; what is said of a candidate, and why it lost,
+    take as many lines as the console needs.
+    """
+    best = found.best
+    assert best is not None, "place() raises where nothing fits"
+    told = any(outcome.extrapolated for outcome in found.outcomes)
+    headings = [name for name in _NUMBERS if told or name != "~"]
+    rows = Table(box=None, pad_edge=False)
+    for heading in headings:
+        rows.add_column(heading, justify="right", no_wrap=True)
+    rows.add_column("placement, and why not")
+    for number, outcome in enumerate(ten(found), 1):
+        figures = {"": str(number), **_figures(outcome)}
+        said = Text(f"{outcome.candidate}\n").append(f"- {why(outcome, best)}", "dim")
+        rows.add_row(*(figures[heading] for heading in headings), said)
+    notes = f"{_NOTE} {coverage(found)}" if told else coverage(found)
+    return Group(Text("placements", "bold"), rows, Text(notes, "dim"))
+
+
+_NOTE = (
+    "~: told by plans of few of the model's blocks (docs/placement_search.md), as are the memory,"
+    " bytes and bubble of rows without a whole plan."
+)
+
+
+def summary(found: Found) -> str:
+    """The winner in a line."""
+    best = found.best
+    assert best is not None, "place() raises where nothing fits"
+    return (
+        f"placed: {best.candidate}; foreseen {seconds(best.step_s)} a step,"
+        f" {size(best.bytes)} a rank. {coverage(found)}"
+    )
+
+
+def ten(found: Found) -> list[Outcome]:
+    """The best, then those that fit, planned whole before others; then the fastest few of those
+    that lack memory.
+    """
+    best = found.best
+    fit = [outcome for outcome in found.outcomes if outcome.fits and outcome is not best]
+    lacking = [outcome for outcome in found.outcomes if outcome.missing][:_LACKING]
+    fit = sorted(fit, key=lambda outcome: outcome.extrapolated)[: SHOWN - 1 - len(lacking)]
+    return [*([best] if best else []), *fit, *lacking]
+
+
+def why(outcome: Outcome, best: Outcome) -> str:
+    """Why a candidate is not the best one."""
+    if outcome is best:
+        return "the best"
+    if outcome.missing:
+        return f"rank {outcome.rank} (stage {outcome.stage}) lacks {size(outcome.missing)}"
+    if outcome.extrapolated and best.told:
+        best = best.told  # like with like
+    slower = outcome.step_s / best.step_s - 1
+    more = {name: _more(outcome.spent, best.spent, name) for name in _SPENT}
+    most = max(more, key=lambda name: more[name])
+    if outcome.step_s <= as_good_as(best.step_s):
+        return "as fast, but not planned whole" if outcome.extrapolated else "as fast, no simpler"
+    return f"{slower:.1%} slower: {_SPENT[most]} +{seconds(more[most])}"
+
+
+def _more(one: Spent, other: Spent, name: str) -> float:
+    return float(getattr(one, name)) - float(getattr(other, name))
+
+
+def coverage(found: Found) -> str:
+    """What was planned and what was not, and what that proves."""
+    planned = sum(not outcome.problem for outcome in found.outcomes)
+    failed = len(found.outcomes) - planned
+    text = f"{planned} candidates planned"
+    text += f", {failed} cannot be compiled" if failed else ""
+    text += f"; {found.skipped} groups are not looked at" if found.skipped else ""
+    if found.left:
+        text += f"; {found.left} groups or candidates left out: their least time or memory is more"
+    best = found.best
+    if not found.unseen or best is None:
+        return f"{text}. No other is faster."
+    gap = max(0.0, best.step_s / found.unseen_s - 1) if found.unseen_s else 0.0
+    return (
+        f"{text}; {found.unseen} are not planned (auto.plans): none takes less than"
+        f" {seconds(found.unseen_s)}, so that the best is within {gap:.0%};"
+        f" {seconds(found.expected_s)} and more are expected."
+    )
+
+
+def _figures(outcome: Outcome) -> dict[str, str]:
+    """By heading."""
+    told = outcome if outcome.extrapolated else outcome.told
+    return {
+        "a step": "" if outcome.extrapolated else seconds(outcome.step_s),
+        "~": f"~{seconds(told.step_s)}" if told else "",
+        "memory": size(outcome.bytes),
+        "sent": size(outcome.sent_bytes),
+        "bubble": f"{max(0.0, outcome.bubble):.0%}",
+    }

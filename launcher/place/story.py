@@ -1,0 +1,91 @@
+"""The story of a placement: recipe -> planner -> search -> the recipe that won."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.place.outcome import Outcome
+from flowrun.launcher.place.planner import Planner
+from flowrun.launcher.place.search import Found, search
+from flowrun.launcher.place.short import PLANS, ShortPlanner
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.terminal.units import size
+
+WHOLE = 3  # candidates that are planned whole, of those that few blocks tell of
+DOUBT = 0.05  # by so much these may be off: one that is slower is not planned whole
+
+
+@dataclass(frozen=True)
+class Placed:
+    """recipe: the recipe with the keys of the best candidate, and training: its plan.  best: what
+    was foreseen of it.
+    """
+
+    recipe: Recipe
+    keys: dict[str, Any]
+    best: Outcome
+    training: Rehearsed
+    found: Found
+
+
+def place(recipe: Recipe) -> Placed:
+    """Search.
+
+    Raises RecipeError at hardware.memory_bytes if nothing fits: the closest candidate, and which
+    rank lacks how many bytes; what the compiler said if nothing can be compiled.
+    """
+    return placed(Planner.of(recipe))
+
+
+def placed(planner: Planner) -> Placed:
+    """The same, with what the planner knows already."""
+    found = _by_few_blocks(planner) if planner.in_short else _by_all(planner)
+    if found.best is None:
+        raise _nothing(planner, found)
+    best = found.best.candidate
+    recipe, keys = planner.recipe_of(best), planner.keys_of(best)
+    return Placed(recipe, keys, found.best, planner.plans[best], found)
+
+
+def _by_all(planner: Planner) -> Found:
+    return search(planner, planner.limit, planner.job.recipe.auto.plans)
+
+
+def _by_few_blocks(planner: Planner) -> Found:
+    """Candidates by plans of few blocks.  Of those that fit the fastest few are then planned whole,
+    and more until one fits after all; where nothing fits, what comes closest.
+    """
+    short = ShortPlanner(planner)
+    found = search(short, planner.limit, min(PLANS, planner.job.recipe.auto.plans))
+    while (promising := found.next) and _may_be_best(promising, found):
+        found = found.instead(promising, planner.plan(promising.candidate))
+    if found.best is None and (closest := found.closest) and closest.extrapolated:
+        found = found.instead(closest, planner.plan(closest.candidate))
+    return replace(found, skipped=short.skipped)
+
+
+def _may_be_best(told: Outcome, found: Found) -> bool:
+    """If it is no slower, by what few blocks tell, than the best that was planned whole."""
+    whole = [outcome for outcome in found.outcomes if outcome.told]
+    best = min((o.told.step_s for o in whole if o.fits and o.told), default=math.inf)
+    return told.step_s <= best * (1 + DOUBT) and (len(whole) < WHOLE or math.isinf(best))
+
+
+def _nothing(planner: Planner, found: Found) -> RecipeError:
+    closest = found.closest
+    if closest is None:
+        failed = next(iter((*planner.problems, *found.outcomes)), None)
+        why = failed.problem if failed else "its batch cannot be divided so."
+        what = f"{failed.candidate}: " if failed else ""
+        return RecipeError("auto.placement", f"no placement can be compiled.\n{what}{why}")
+    return RecipeError(
+        "hardware.memory_bytes",
+        f"no placement of {planner.space.ranks} ranks fits into {planner.limit:,} bytes a rank.\n"
+        f"Closest is {closest.candidate}: rank {closest.rank} (stage {closest.stage}) needs"
+        f" {closest.bytes:,} bytes; {closest.missing:,} ({size(closest.missing)}) are missing.",
+        "Use more ranks (auto.ranks), a smaller train.batch_size or model, or more memory.",
+    )

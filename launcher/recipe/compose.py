@@ -1,0 +1,247 @@
+"""conf/ + recipe + overrides -> Recipe, or an error that names the key.
+
+`compose` is Hydra's work; `to_recipe` resolves and checks what one key alone cannot tell, and
+parses the layout.  Neither imports torch.  What a key names (model, data, loss) is looked up in
+build.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from flowrun.launcher.recipe import hydra_source
+from flowrun.launcher.recipe.checks import CHECKS, zero_of
+from flowrun.launcher.recipe.errors import from_hydra, unknown_key
+from flowrun.launcher.recipe.placement_keys import (
+    check_axis_names,
+    parse_in_flight,
+    parse_pins,
+    parse_stages,
+)
+from flowrun.launcher.recipe.schema import WEIGHTS, Recipe, RecipeSchema, plain
+
+CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
+GROUPS = ("model", "data", "optim", "launch", "hardware")
+_SECTIONS = {"parallel": "auto"}  # of groups that are not called as what they set
+_OPEN = re.compile(
+    r"(model|data|sbp|signatures|task\.(loss|inputs|metrics)|optim\.(update|schedule|groups)|placement\.axes"
+    r"|launch\.slurm\.extra)(\..+)?"
+)
+_MEANT_AXIS = re.compile(r"\+placement\.axes\.(\w+)=")  # Hydra's own sign for a new key
+_PLAIN = re.compile(r"[\w./:-]*")
+_SPLIT = re.compile(r"\bS\((\d+)\)")
+
+
+def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
+    """The recipe that `recipe=… key=value …` means, typed and merged, not yet resolved.
+
+    config_dir: a folder of the user's own groups, searched first.  Raises RecipeError.
+    """
+    return regrouped(_composed(overrides, config_dir), overrides, config_dir)
+
+
+def regrouped(cfg: DictConfig, overrides: list[str], config_dir: str | None = None) -> DictConfig:
+    """The same, where a group is chosen beside a resolved recipe, such as the recipe.yaml of a run.
+
+    That says every key, so that it has the last word and the group (launch=virtual) would change
+    nothing: here the group takes the place of the whole section.
+    """
+    chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
+    file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, "").strip("'"))
+    resolved_file = file is not None and hydra_source.is_resolved(file, GROUPS)
+    meant = [m[1] for text in overrides if (m := _MEANT_AXIS.match(text))]
+    if resolved_file:  # its names were checked when it was composed
+        meant += list(OmegaConf.load(file).placement.axes)  # type: ignore[arg-type]
+    meant += [str(cfg.zero.axis)] if cfg.zero.axis else []
+    sbp = OmegaConf.to_container(cfg.sbp)
+    check_axis_names(map(str, cfg.placement.axes), sbp, meant)
+    if not resolved_file:
+        return cfg
+    for group in (g for g in (*GROUPS, *_SECTIONS) if chosen.get(g, "{")[:1] != "{"):
+        section = _SECTIONS.get(group, group)
+        told = [text for text in overrides if re.match(rf"\+*({group}|{section})[.=]", text)]
+        cfg[section] = _composed(told, config_dir)[section]
+    return cfg
+
+
+def _composed(overrides: list[str], config_dir: str | None) -> DictConfig:
+    register()
+    arguments = spell(overrides)
+    if config_dir is not None:
+        arguments.append(f"hydra.searchpath=['file://{Path(config_dir).absolute()}']")
+    try:
+        with (
+            _alone(),
+            hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="flowrun"),
+        ):
+            return hydra.compose(CONFIG_NAME, arguments)
+    except Exception as error:
+        raise from_hydra(error, schema()) from error
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Inside a job of hydra.main: there is one Hydra at a time, so that its own is set aside."""
+    held, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = held
+
+
+def to_recipe(cfg: DictConfig) -> Recipe:
+    """The composed recipe, resolved, checked and frozen.  Raises RecipeError where it contradicts
+    itself.
+    """
+    return frozen(resolved(cfg), OmegaConf.to_yaml(cfg, resolve=True))
+
+
+def frozen(tree: RecipeSchema, text: str = "") -> Recipe:
+    """What the keys say, checked.  Raises RecipeError.
+
+    text: the same as YAML; empty of a candidate, which nobody reads.
+    """
+    betas = cast(tuple[float, float], tuple(tree.optim.betas))  # a list, after Hydra
+    slurm = replace(tree.launch.slurm, setup=tuple(tree.launch.slurm.setup))
+    optim = replace(
+        tree.optim,
+        betas=betas,
+        schedule=plain(tree.optim.schedule),
+        groups=plain(tree.optim.groups),
+        update=plain(tree.optim.update),
+    )
+    recipe = replace(tree, optim=optim, launch=replace(tree.launch, slurm=slurm))
+    for check in CHECKS:
+        check(recipe)
+    axes, stages = parse_stages(recipe.placement)
+    pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
+    return Recipe(
+        name=recipe.name or "recipe",
+        model={key: value for key, value in plain(recipe.model).items() if key != WEIGHTS},
+        weights=str(recipe.model.get(WEIGHTS) or ""),
+        task=recipe.task,
+        data=plain(recipe.data),
+        eval=recipe.eval,
+        optim=recipe.optim,
+        axes=axes,
+        stages=stages,
+        chunks=recipe.placement.chunks,
+        in_flight=parse_in_flight(recipe.placement.in_flight),
+        pins=pins,
+        signatures=plain(recipe.signatures),
+        view=recipe.view,
+        zero=zero_of(recipe),
+        recompute=recipe.recompute,
+        auto=recipe.auto,
+        precision=recipe.precision,
+        train=recipe.train,
+        launch=recipe.launch,
+        engine=recipe.engine,
+        hardware=recipe.hardware,
+        text=text,
+    )
+
+
+def load(overrides: list[str], config_dir: str | None = None) -> Recipe:
+    """compose, then to_recipe."""
+    return to_recipe(compose(overrides, config_dir))
+
+
+@cache
+def schema() -> DictConfig:
+    """RecipeSchema as a config that recipes can be merged into: OmegaConf makes frozen dataclasses
+    read-only, which is undone.
+    """
+    return _thaw(OmegaConf.structured(RecipeSchema))
+
+
+def _thaw(node: DictConfig) -> DictConfig:
+    node._set_flag("readonly", None)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            _thaw(child)
+    return node
+
+
+def register() -> None:
+    """Make Hydra know the schema and the recipes."""
+    ConfigStore.instance().store(name="schema", node=schema())
+    hydra_source.register()
+
+
+def spell(overrides: list[str]) -> list[str]:
+    """Arguments as Hydra reads them.
+
+    Keys that a recipe may invent (a model's arguments, axes, pins) can be set without Hydra's `+`;
+    an SBP may be written S(0), which Hydra would take for a function; a pattern with `*` becomes a
+    dict, as Hydra's keys know no `*`; the path of a recipe may hold what Hydra gives a meaning.
+    """
+    spelled = [_spell(override) for override in overrides]
+    pins = [text for text in spelled if text.startswith("++sbp={") and "},{" not in text]
+    if len(pins) < 2:
+        return spelled
+    inner = ", ".join(text.removeprefix("++sbp={").removesuffix("}") for text in pins)
+    return [text for text in spelled if text not in pins] + [f"++sbp={{{inner}}}"]
+
+
+def _spell(override: str) -> str:
+    key, equals, value = override.partition("=")
+    bare = key.lstrip("+")
+    if bare == hydra_source.GROUP and not _PLAIN.fullmatch(value) and Path(value).is_file():
+        return f"{key}='{value}'"  # a folder may be called lr=0.1,wd=0
+    if not equals or key.startswith("~") or not _OPEN.fullmatch(bare):
+        return override
+    if _MEANT_AXIS.match(override):
+        return override
+    if not bare.startswith("sbp"):
+        return f"++{bare}={value}" if "." in bare or value.startswith("{") else override
+    value = _SPLIT.sub(r"S\1", value)
+    if "*" not in bare and "[" not in bare and "?" not in bare:
+        return f"++{bare}={value}"
+    *names, axis = bare.split(".")[1:]
+    side = f"{names.pop()}: {{" if names[-1] in ("in", "out") else ""
+    choices = (
+        f"{{{'.'.join(names)}: {{{side}{axis}: {one}}}{'}' if side else ''}}}"
+        for one in value.split(",")
+    )
+    return f"++sbp={','.join(choices)}"
+
+
+def resolved(cfg: DictConfig) -> RecipeSchema:
+    """The keys as typed objects, not yet checked.  Raises RecipeError for one that is unknown, or
+    of another type.
+    """
+    try:
+        _check_keys(cfg)
+        tree = OmegaConf.to_object(cfg)
+    except Exception as error:
+        raise from_hydra(error, schema()) from error
+    assert isinstance(tree, RecipeSchema), "compose() merges into the schema"
+    return tree
+
+
+def _check_keys(cfg: DictConfig) -> None:
+    """Refuse what `+key=value` added beside the schema."""
+    for path in _paths(cfg, schema()):
+        raise unknown_key(path, schema())
+
+
+def _paths(node: DictConfig, known: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in map(str, node):
+        child, typed = node._get_node(key), known._get_node(key)
+        if typed is None:
+            yield f"{prefix}{key}"
+        elif isinstance(child, DictConfig) and isinstance(typed, DictConfig) and len(typed):
+            yield from _paths(child, typed, f"{prefix}{key}.")

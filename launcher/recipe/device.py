@@ -1,0 +1,72 @@
+"""Whether a recipe runs on the CPU or on CUDA.
+
+The launcher asks NVML, not CUDA: once a process has opened CUDA, its forks cannot use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.schema import Recipe
+
+
+def device_type(recipe: Recipe, here: bool = True) -> str:
+    """Answer cpu or cuda.  auto: cuda where this host has a GPU for each of its ranks.
+
+    Raises RecipeError if cuda is asked for and there are not enough; not where it is only planned
+    `here`=False, for another host.
+    """
+    if recipe.launch.device == "cpu" or recipe.launch.name == "virtual":
+        return "cpu"
+    if recipe.launch.device == "cuda" and not here:
+        return "cuda"
+    wanted, there = recipe.num_ranks // recipe.launch.nnodes, _num_gpus()
+    if there >= wanted:
+        return "cuda"
+    if recipe.launch.device == "cuda":
+        raise RecipeError(
+            "launch.device",
+            f"{wanted} ranks of this host need a GPU each; torch sees {there}.",
+            "Use fewer ranks, or launch.device=cpu.",
+        )
+    return "cpu"
+
+
+def may_use_gpus(recipe: Recipe) -> bool:
+    """True if ranks of this recipe, or of another layout of it, use GPUs of this host."""
+    wanted = recipe.launch.device != "cpu" and recipe.launch.name != "virtual"
+    return wanted and has_gpus()
+
+
+def has_gpus() -> bool:
+    """Of this host: then no process that forks ranks may capture, for the next recipe of a sweep
+    may use them.
+    """
+    return _num_gpus() > 0
+
+
+def _num_gpus() -> int:
+    # by NVML: a count through the CUDA runtime would make CUDA unusable in forked workers
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+@cache
+def gpu_name() -> str:
+    """This host's first GPU as its driver calls it, "NVIDIA H100 80GB HBM3"; "" without one."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ""
+    device, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+    found = (
+        nvml.nvmlInit_v2() == 0
+        and nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+        and nvml.nvmlDeviceGetName(device, name, len(name)) == 0
+    )
+    return name.value.decode() if found else ""

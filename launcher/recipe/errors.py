@@ -1,0 +1,317 @@
+"""Words shared by the launcher's errors, and Hydra's own errors turned into RecipeError.
+
+Hydra and OmegaConf say what is wrong in their terms; here it becomes a dotted key, the facts, and
+what to write instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
+
+import yaml  # type: ignore[import-untyped]
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+from flowrun.engine.errors import FlowrunError, RecipeError
+from flowrun.launcher.recipe.hydra_source import is_path, recipe_names
+from flowrun.launcher.recipe.locate import locate, show_path
+from flowrun.launcher.recipe.schema import RecipeSchema
+
+_MAPPING = "only a mapping of keys can stand here."
+
+
+class PlacedError(RecipeError):
+    """A RecipeError that knows its place already: a file that is no YAML, an argument that is no
+    override.
+    """
+
+    def __init__(self, place: str, where: str, problem: str, instead: str = "") -> None:
+        super().__init__(where, problem, instead)
+        self.place = place
+
+    def __reduce__(self) -> tuple[type[PlacedError], tuple[str, str, str, str]]:
+        return PlacedError, (self.place, self.where, self.problem, self.instead)
+
+
+def one_of(words: Iterable[str]) -> str:
+    """ "a, b or c"."""
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The nearest known word as a question, else all that there are."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"There is: {', '.join(known)}." if known else ""
+
+
+def from_hydra(error: Exception, schema: DictConfig) -> RecipeError:
+    """What Hydra, OmegaConf or YAML raised while composing, as an error for the user."""
+    for cause in _chain(error):
+        match cause:
+            case RecipeError():
+                return cause
+            case yaml.MarkedYAMLError():
+                return _bad_yaml(cause)
+            case OverrideParseException():
+                return _bad_override(cause)
+            case MissingConfigException():
+                return _no_such_choice(cause)
+            case OmegaConfBaseException():
+                return _bad_key(cause, schema)
+    return _other(error)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from, the most telling first: causes before what they were wrapped
+    in.
+    """
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    order = (
+        RecipeError,
+        yaml.MarkedYAMLError,
+        OverrideParseException,
+        MissingConfigException,
+        OmegaConfBaseException,
+    )
+    for kind in order:
+        yield from (link for link in links if isinstance(link, kind))
+
+
+def _bad_yaml(error: yaml.MarkedYAMLError) -> RecipeError:
+    mark = error.problem_mark or error.context_mark
+    place = f"{show_path(mark.name)}:{mark.line + 1}:{mark.column + 1}" if mark else "recipe"
+    context = f"{error.context}, " if error.context else ""
+    return PlacedError(
+        place, "", f"This is no YAML: {context}{error.problem}.", str(error.note or "")
+    )
+
+
+def _bad_override(error: OverrideParseException) -> RecipeError:
+    instead = "Write key=value, such as train.steps=100; quote what holds spaces: 'key=\"a b\"'."
+    if "=" not in error.override:
+        problem = "This argument is no key=value."
+        return PlacedError("command line", error.override, problem, _meant(error.override, instead))
+    reason = str(error.message).splitlines()[0]
+    return PlacedError(
+        "command line", error.override, f"This argument cannot be read: {reason}.", instead
+    )
+
+
+def _meant(word: str, otherwise: str) -> str:
+    """What an argument without = may stand for."""
+    known = recipe_names()
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    if near or is_path(word):
+        return f"Did you mean recipe={near[0] if near else word}?"
+    return otherwise
+
+
+def bad_command(word: str, commands: Sequence[str]) -> PlacedError | None:
+    """A first word that is spelled almost like a command."""
+    near = difflib.get_close_matches(word, [*commands, "train"], n=1, cutoff=0.6)
+    if not near or word in recipe_names():
+        return None
+    meant = "run" if near[0] == "train" else near[0]
+    return PlacedError(
+        "command line", word, "there is no such command.", f"Did you mean {meant!r}?"
+    )
+
+
+def bad_option(text: str, options: Sequence[str]) -> PlacedError:
+    """An option that a command does not have: a key of the recipe, as other programs write it."""
+    from flowrun.launcher.recipe.compose import schema
+
+    word, _, value = text.removeprefix("--").partition("=")
+    keys = _leaves_called(word.replace("-", "_"), schema())
+    known = f"Options are {', '.join(options)}."
+    instead = f"Write {keys[0]}={value or '…'}: keys of a recipe have no dashes." if keys else known
+    return PlacedError("command line", text, "there is no such option.", instead)
+
+
+def _leaves_called(word: str, node: DictConfig) -> list[str]:
+    """Keys of the schema whose last name, or all of it, is a word; of words that are near, if none
+    is.
+    """
+    keys = _leaves(node)
+    found = [key for key in keys if word in (key, key.rpartition(".")[2])]
+    names = {key.rpartition(".")[2] for key in keys}
+    near = difflib.get_close_matches(word, sorted(names), n=1, cutoff=0.8)
+    return found or [key for key in keys if key.rpartition(".")[2] in near]
+
+
+def _leaves(node: DictConfig, prefix: str = "") -> list[str]:
+    children = ((f"{prefix}{key}", node._get_node(key)) for key in map(str, node))
+    return [
+        leaf
+        for key, child in children
+        for leaf in (
+            _leaves(child, f"{key}.") if isinstance(child, DictConfig) and len(child) else [key]
+        )
+    ]
+
+
+def _no_such_choice(error: MissingConfigException) -> RecipeError:
+    missing = str(error.missing_cfg_file)
+    group, _, choice = (
+        missing.partition("/") if missing.startswith("recipe/") else missing.rpartition("/")
+    )
+    options = sorted(recipe_names() if group == "recipe" else error.options or ())
+    if group == "recipe" and is_path(choice):
+        return RecipeError(
+            "recipe", f"there is no file {choice}.", "A path is relative to the working directory."
+        )
+    near = difflib.get_close_matches(choice, options, n=1, cutoff=0.6)
+    guess = f"Did you mean {near[0]!r}? " if near else ""
+    known = f"There is: {', '.join(options)}." if options else ""
+    return RecipeError(group or choice, f"there is no {group or 'file'} {choice!r}.", guess + known)
+
+
+def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
+    key = str(error.full_key or error.key or "")
+    if (entries := _of_list(error.object_type)) and "." not in key:
+        return _bad_entry(entries, key, error)
+    if isinstance(error, ConfigAttributeError | ConfigKeyError):
+        return unknown_key(key, schema)
+    if isinstance(error, MissingMandatoryValue):
+        return RecipeError(
+            key,
+            "this has no value yet (???).",
+            "Give it one, in the recipe or on the command line.",
+        )
+    reason = str(error.msg or error).splitlines()[0].rstrip(".")
+    if not key:
+        return _no_mapping(reason, schema)
+    if OmegaConf.is_dict(OmegaConf.select(schema, key)):
+        return RecipeError(key, _MAPPING, expected(key, schema))
+    if isinstance(error, InterpolationResolutionError):
+        if name := re.search(r"Environment variable '(\w+)'", reason):
+            instead = f"export {name[1]}=…, or write ${{oc.env:{name[1]},default}}."
+            return RecipeError(key, f"the environment variable {name[1]} is not set.", instead)
+        instead = "${a.b} stands for the value of another key of the recipe."
+        return RecipeError(key, f"{reason}.", instead)
+    return RecipeError(key, f"{reason}.", expected(key, schema))
+
+
+def _of_list(kind: Any, tree: type = RecipeSchema, prefix: str = "") -> str:
+    """The key of the list whose entries are of a dataclass: OmegaConf does not tell it."""
+    for name, hint in get_type_hints(tree).items():
+        key = f"{prefix}{name}"
+        if kind in get_args(hint):
+            return key
+        if is_dataclass(hint) and (found := _of_list(kind, hint, f"{key}.")):  # type: ignore[arg-type]
+            return found
+    return ""
+
+
+def _bad_entry(where: str, key: str, error: OmegaConfBaseException) -> RecipeError:
+    known = list(get_type_hints(error.object_type))
+    if key not in known:
+        return RecipeError(where, f"an entry of it has no key {key!r}.", did_you_mean(key, known))
+    reason = str(error.msg or error).splitlines()[0].rstrip(".")
+    return RecipeError(where, f"{key!r} of an entry: {reason}.")
+
+
+def _no_mapping(reason: str, schema: DictConfig) -> RecipeError:
+    """Something else stands where keys are expected; OmegaConf tells the class of the mapping, not
+    its key.
+    """
+    for key, node in _mappings(schema):
+        kind = OmegaConf.get_type(node)
+        if kind is not None and f"subclass of {kind.__name__}." in reason:
+            return RecipeError(key, _MAPPING, expected(key, schema))
+    return RecipeError(
+        "recipe", f"a file of this recipe is no mapping of keys: {reason}.", expected("", schema)
+    )
+
+
+def _mappings(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig]]:
+    for key in map(str, node):
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            yield f"{prefix}{key}", child
+            yield from _mappings(child, f"{prefix}{key}.")
+
+
+def unknown_key(key: str, schema: DictConfig) -> RecipeError:
+    """A key that the schema does not have."""
+    parent, _, last = key.rpartition(".")
+    node = OmegaConf.select(schema, parent) if parent else schema
+    known = [str(k) for k in node] if isinstance(node, DictConfig) else []
+    what = f"{parent!r} has no key {last!r}." if parent else f"a recipe has no key {last!r}."
+    inside = [] if parent else _leaves_called(last, schema)[:3]
+    if inside and not difflib.get_close_matches(last, known, n=1, cutoff=0.6):
+        return RecipeError(key, what, f"Did you mean {one_of(inside)}?")
+    return RecipeError(key, what, did_you_mean(last, known))
+
+
+def expected(key: str, schema: DictConfig) -> str:
+    """What a key holds, by its default: "An integer, such as 100."."""
+    kinds = {bool: "true or false", int: "an integer", float: "a number", str: "a word"}
+    default: Any = OmegaConf.select(schema, key) if key else schema
+    if OmegaConf.is_dict(default):
+        return (
+            f"Write a mapping with the keys {', '.join(map(str, default))}."
+            if len(default)
+            else "Write a mapping."
+        )
+    kind = kinds.get(type(default))
+    if kind == "an integer" and default == 0:  # 0 stands for none, which is no example
+        return "Write an integer, in digits alone."
+    return f"Write {kind}, such as {default}." if kind and default != "" else ""
+
+
+def _other(error: Exception) -> RecipeError:
+    text = " ".join(str(error).split())
+    if "--multirun" in text:
+        where = text.partition("'")[2].partition("'")[0] or text
+        return PlacedError(
+            "command line",
+            where,
+            "several values, but one run.",
+            "Add -m to run one job for each; a list is written key=[a,b].",
+        )
+    if gone := re.search(r"Could not delete from config\. '([^']+)'", text):
+        problem = "there is nothing to delete: no such key is there, or it is null."
+        return PlacedError("command line", f"~{gone[1]}", problem)
+    if isinstance(error, RecursionError):
+        return PlacedError("recipe", "", "its keys are nested too deeply, or refer to themselves.")
+    known = isinstance(error, HydraException)
+    said = text if known else f"{type(error).__name__}: {text}"
+    return PlacedError("recipe", "", said if len(said) <= 400 else f"{said[:397]}…")
+
+
+def explain(error: FlowrunError, overrides: list[str], config_dir: str | None = None) -> str:
+    """An error as the user sees it: the place and what stands there, then the facts, then what to
+    write instead.
+    """
+    lines = [line for text in (error.problem, error.instead) for line in text.splitlines() if line]
+    return "\n  ".join([_first_line(error, overrides, config_dir), *lines])
+
+
+def _first_line(error: FlowrunError, overrides: list[str], config_dir: str | None) -> str:
+    if isinstance(error, PlacedError):
+        return f"{error.place}  {error.where}".rstrip()
+    place = locate(error.where, overrides, config_dir) if isinstance(error, RecipeError) else None
+    if place is None:
+        return error.where
+    value = f" = {place.value}" if place.value is not None else ""
+    return f"{place}  {error.where}{value}"

@@ -1,0 +1,207 @@
+"""The hardware profile of a recipe: what is wrong with it, and what one rank of the launch has of
+it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.hardware.hardware import CPU, Hardware, Products, on_hosts
+from flowrun.engine.hardware.measured_ops import shapes_of
+from flowrun.engine.hardware.network import Level
+from flowrun.launcher.recipe.device import device_type, gpu_name
+from flowrun.launcher.recipe.schema import Recipe, RecipeSchema
+
+# by what the driver calls them; other variants of a model (PCIe, half the memory) have its profile
+_GPUS = {
+    "V100-SXM2-16GB": "v100_cluster",
+    "A100-SXM4-80GB": "dgx_a100",
+    "H100 80GB HBM3": "h100",
+    "H200": "h200",
+}
+_ANY_GPU = "dgx_a100"
+ZEN5 = "zen5"
+
+
+def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
+    """The hardware of one rank.  On CPUs the ranks of a host share its cores, and may share its
+    memory.  ranks: on how many it runs, if not on those of its placement.
+    """
+    hardware, launch = suited(recipe), recipe.launch
+    ranks = math.ceil((ranks or recipe.num_ranks) / launch.nnodes)
+    levels = on_hosts(hardware.levels, ranks, shares_memory(recipe))
+    hardware = replace(hardware, levels=levels)
+    if hardware.device != CPU or launch.name != "local":
+        return hardware
+    cores = (os.cpu_count() or 1) / (ranks * launch.threads)
+    slowed = hardware.slowed(min(1.0, cores))
+    if launch.nnodes > 1:  # the clock knows one host
+        return replace(slowed, core=1.0)
+    return replace(slowed, cores=cores)
+
+
+def suited(recipe: Recipe) -> Hardware:
+    """The recipe's profile; one of this host's GPUs, if it runs on those and the profile is of a
+    processor (which a recipe that names none gets).
+    """
+    if recipe.hardware.device != CPU or device_type(recipe, here=False) == "cpu":
+        return recipe.hardware
+    return shipped(_of_gpu(gpu_name())[0])
+
+
+def is_stand_in(recipe: Recipe) -> bool:
+    """The profile was chosen for this host's GPUs, and is of another GPU."""
+    return suited(recipe) is not recipe.hardware and not _of_gpu(gpu_name())[1]
+
+
+def better_cpu(recipe: Recipe) -> str:
+    """A shipped profile of this host's processor, where the recipe names none; empty if there is
+    none.  A plan is made by it only where it is asked for: it is the same on every machine.
+    """
+    from flowrun.engine.runtime.kernels import products  # and torch, which most commands do without
+
+    here = recipe.launch.name == "local" and suited(recipe).name == CPU
+    return ZEN5 if here and products.rule() == products.WIDE else ""
+
+
+def _of_gpu(name: str) -> tuple[str, bool]:
+    """(a shipped profile, whether it is of that very GPU) by the driver's name of it."""
+    for model, profile in _GPUS.items():
+        if re.search(rf"\b{model}$", name):
+            return profile, True
+    for model, profile in _GPUS.items():
+        if re.split("[- ]", model)[0] in name:
+            return profile, False
+    return _ANY_GPU, False
+
+
+def shares_memory(recipe: Recipe) -> bool:
+    """All ranks exchange their messages in the memory of one host (transport/links.py), and the
+    profile is of such ranks: GPUs may be planned for on a machine without.
+    """
+    launch = recipe.launch
+    if suited(recipe).device != CPU:
+        return False
+    there = launch.name == "local" and launch.nnodes == 1 and sys.platform == "linux"
+    return there and launch.transport != "gloo" and device_type(recipe, here=False) == "cpu"
+
+
+@cache
+def shipped(name: str) -> Hardware:
+    """A profile that comes with flowrun."""
+    return of_file(Path(__file__).resolve().parents[2] / "conf" / "hardware" / f"{name}.yaml")
+
+
+def of_file(file: Path) -> Hardware:
+    """A file of the group `hardware`."""
+    from flowrun.launcher.recipe.compose import schema
+
+    tree = OmegaConf.to_object(OmegaConf.merge(schema()["hardware"], OmegaConf.load(file)))
+    assert isinstance(tree, Hardware), "the schema says so"
+    return tree
+
+
+def check_hardware(recipe: RecipeSchema) -> None:
+    """Raises RecipeError where the numbers of the profile cannot be."""
+    hardware = recipe.hardware
+    for target, known in hardware.ops.items():
+        for text in known:
+            _check_measured(text, f"hardware.ops.{target}")
+    for dtype in ("fp32", "tf32", "bf16", "fp16"):
+        _check_products(getattr(hardware, dtype), f"hardware.{dtype}")
+    _require(bool(hardware.levels), "hardware.levels", "there is no level: nothing joins ranks.")
+    below = 1
+    for at, level in enumerate(hardware.levels):
+        _check_level(level, below, f"hardware.levels.{at}")
+        below = level.ranks or below
+
+
+def _check_measured(text: str, where: str) -> None:
+    try:
+        shapes_of(text)
+    except ValueError as error:
+        raise RecipeError(
+            where, f"{text!r} are no shapes: {error}.", 'Write them as "fp32 8x64 64x32 8x32".'
+        ) from error
+
+
+def _check_products(products: Products, where: str) -> None:
+    flop, share = products.flop, products.share
+    _require(
+        all(one < two for one, two in itertools.pairwise((0.0, *flop))),
+        f"{where}.flop",
+        f"{list(flop)} does not grow from over 0.",
+    )
+    _require(
+        len(share) == len(flop),
+        f"{where}.share",
+        f"{list(share)} is no curve over {list(flop)}.",
+        "Write one share for each flop.",
+    )
+
+
+def _check_level(level: Level, below: int, where: str) -> None:
+    _require(
+        level.busy_s <= level.latency_s,
+        f"{where}.busy_s",
+        f"{level.busy_s} is no part of a latency of {level.latency_s}.",
+        "Write 0 to latency_s seconds: what a rank's core does before the first byte.",
+    )
+    _require(
+        not level.ranks or (level.ranks > below and level.ranks % below == 0),
+        f"{where}.ranks",
+        f"{level.ranks} is no multiple of the {below} ranks of a unit inside.",
+        "Write how many consecutive ranks one unit joins; 0 joins all.",
+    )
+    if level.mesh:
+        _check_mesh(level, below, where)
+    for members, num_bytes in level.exchange_bytes.items():
+        _require(
+            members > 1 and not level.shared_memory,
+            f"{where}.exchange_bytes",
+            f"{members}: {num_bytes} is no size of a group and of its messages on this level.",
+            "Write 2 members or more and 0 bytes or more, where ranks share no memory.",
+        )
+
+
+def _check_mesh(level: Level, below: int, where: str) -> None:
+    mesh, size = level.mesh, len(level.mesh)
+    _require(
+        below == 1,
+        f"{where}.mesh",
+        f"this is not of the innermost level: it joins units of {below} ranks.",
+        "Leave it out: beyond a unit there is a switch.",
+    )
+    _require(
+        size == level.ranks,
+        f"{where}.mesh",
+        f"a mesh of {size} ranks joins no unit of {level.ranks or 'all'}.",
+        "Give a row for each rank of the level, or none: a switch.",
+    )
+    square = all(len(row) == size and row.isdecimal() and int(row) for row in mesh)
+    _require(
+        square and mesh == tuple(map("".join, zip(*mesh, strict=True))) and not _looped(mesh),
+        f"{where}.mesh",
+        f"{', '.join(mesh)} are no links between {size} ranks.",
+        "Write a digit for each other rank, the same both ways, 0 for the rank itself.",
+    )
+
+
+def _looped(mesh: tuple[str, ...]) -> bool:
+    """True if a rank has a link to itself."""
+    return any(row[rank] != "0" for rank, row in enumerate(mesh))
+
+
+def _require(holds: bool, where: str, problem: str, instead: str = "") -> None:
+    if not holds:
+        raise RecipeError(where, problem, instead)

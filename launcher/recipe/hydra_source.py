@@ -1,0 +1,170 @@
+"""Recipes as Hydra's config group `recipe`: any folder of YAML files, or one file by its path.
+
+Hydra asks its config sources, in order, for "recipe/<name>".  Each folder of recipes is one source
+(scheme recipe://); the last one answers for paths.  A recipe needs no `# @package` line, and groups
+that it leaves out are filled in here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from flowrun.engine.errors import RecipeError
+
+GROUP = "recipe"
+FOLDERS = "FLOWRUN_RECIPES"  # environment variable: more folders of recipes, separated as in PATH
+# The recipe of a command line that names none: empty, so that -m can sweep recipes and groups alone
+# can run.
+NONE = "none"
+LEFT_OUT = {
+    "model": None,
+    "data": None,
+    "optim": "adamw",
+    "launch": "local",
+    "hardware": "cpu",
+    "parallel": "manual",
+}
+
+
+def recipe_folders() -> list[Path]:
+    """Where recipes are looked for, first match wins: ./recipes, each of $FLOWRUN_RECIPES, those
+    that come with flowrun.
+    """
+    own = [
+        Path(folder).expanduser()
+        for folder in os.environ.get(FOLDERS, "").split(os.pathsep)
+        if folder
+    ]
+    shipped = Path(__file__).resolve().parents[2] / "recipes"
+    candidates = [Path("recipes"), *own, shipped]
+    found = {folder.resolve(): folder for folder in reversed(candidates) if folder.is_dir()}
+    return list(reversed(found.values()))
+
+
+def recipe_file(name: str) -> Path | None:
+    """The file that `recipe=name` means: a name in one of the folders, or a path; None if there is
+    none.
+    """
+    if is_path(name):
+        path = Path(name).expanduser()
+        return path if path.is_file() else None
+    files = (folder / f"{name}.yaml" for folder in recipe_folders())
+    return next((file for file in files if file.is_file()), None)
+
+
+def is_path(name: str) -> bool:
+    """True if `recipe=name` names a file and not one of the recipes."""
+    return name.endswith((".yaml", ".yml"))
+
+
+def is_resolved(file: Path, sections: Iterable[str]) -> bool:
+    """True of a recipe that says all sections itself and chooses no group."""
+    config = OmegaConf.load(file)
+    return "defaults" not in config and all(section in config for section in sections)
+
+
+def recipe_names() -> dict[str, Path]:
+    """Every recipe by name, sorted."""
+    files = [file for folder in reversed(recipe_folders()) for file in folder.glob("*.yaml")]
+    return dict(sorted({file.stem: file for file in files}.items()))
+
+
+def describe(file: Path) -> str:
+    """The one-line description of a recipe: its first comment line."""
+    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+    return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
+
+
+class RecipeSource(ConfigSource):
+    """The group `recipe`, over every folder of recipe_folders() and every path to a file."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "recipe"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = _file(config_path)
+        if file is None and config_path != f"{GROUP}/{NONE}":
+            raise ConfigLoadError(f"there is no recipe {config_path}")
+        config = OmegaConf.load(file) if file is not None else OmegaConf.create({})
+        if not isinstance(config, DictConfig):
+            raise RecipeError(
+                GROUP,
+                f"{file} holds no mapping of keys.",
+                "Write key: value, such as train: {steps: 100}.",
+            )
+        config = _with_groups(config, file.stem if file is not None else "")
+        return ConfigResult(
+            config=config,
+            path=self.full_path(),
+            provider=self.provider,
+            header={"package": "_global_"},
+        )
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path == GROUP
+
+    def is_config(self, config_path: str) -> bool:
+        return _file(config_path) is not None or config_path == f"{GROUP}/{NONE}"
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return list(recipe_names()) if config_path == GROUP else []
+
+
+class RecipeSearchPath(SearchPathPlugin):
+    """Puts the recipes behind flowrun's own groups on Hydra's search path."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append(provider="recipes", path="recipe://")
+
+
+def register() -> None:
+    """Make Hydra know the recipes; once is enough, more does no harm."""
+    Plugins.instance().register(RecipeSource)
+    Plugins.instance().register(RecipeSearchPath)
+
+
+def _file(config_path: str) -> Path | None:
+    group, _, name = config_path.partition("/")
+    return recipe_file(name) if group == GROUP and name else None
+
+
+def _with_groups(config: DictConfig, name: str) -> DictConfig:
+    """The recipe with its name, and with the groups that it leaves out, unless it builds on another
+    recipe.
+    """
+    config.setdefault("name", name)
+    if not isinstance(config.get("defaults") or ListConfig([]), ListConfig):
+        raise RecipeError(
+            "defaults", "this is no list.", "Write defaults: [/model: gpt_tiny, /data: text]."
+        )
+    defaults = list(config.get("defaults") or [])
+    named = {group_of(entry) for entry in defaults}
+    if GROUP not in named:
+        defaults = [
+            {f"/{group}": choice} for group, choice in LEFT_OUT.items() if group not in named
+        ] + defaults
+    config["defaults"] = ListConfig(defaults)
+    return config
+
+
+def group_of(entry: object) -> str:
+    """The group that an entry of a defaults list chooses from: {"override /optim": "sgd"} ->
+    "optim"; a bare name -> "recipe".
+    """
+    if isinstance(entry, dict | DictConfig):
+        return str(next(iter(entry))).split()[-1].partition("@")[0].lstrip("/")
+    name = str(entry)
+    return "_self_" if name == "_self_" else name.lstrip("/").rpartition("/")[0] or GROUP

@@ -1,0 +1,271 @@
+"""Dotted key -> where it was written: a file with line and column, or the command line.
+
+Used only to show an error.  The files that took part are followed as Hydra does: the recipe, then
+what its defaults list names, the later the stronger.  Keys may hold dots themselves
+(`sbp.blocks.*.attn.qkv.weight.tensor`), so every way to cut a key is tried.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from flowrun.launcher.recipe.hydra_source import GROUP, LEFT_OUT, group_of, recipe_file
+
+COMMAND_LINE = "command line"
+_CONF = Path(__file__).resolve().parents[2] / "conf"
+_NUMBER = re.compile(
+    r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"
+)  # 3e-4 is a number to Hydra, a text to YAML 1.1
+_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """source: a file, shown relative to the working directory, or "command line".  line, column:
+    from 1; 0 where there are none.
+
+    key: as much of the wanted key as stands there.  value: as it is written, shortened, with what
+    the command line sets inside of it; None for an enclosing key.  changes: the arguments that do.
+    """
+
+    source: str
+    line: int
+    column: int
+    key: str
+    value: str | None
+    changes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+        if self.changes:
+            own = [] if place == COMMAND_LINE else [place]
+            return ", ".join([*own, f"{COMMAND_LINE} {' '.join(self.changes)}"])
+        return place
+
+
+def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Place | None:
+    """Where the value of `key` comes from: the command line, else the strongest file that sets it;
+    else where it could be set.
+
+    A key that no file says a part of is placed in the recipe, without a line.
+    """
+    if found := _on_command_line(key, overrides):
+        return _with_changes(found, None, overrides)
+    nearest: Place | None = None
+    for file, package in files(overrides, config_dir):
+        place = _in_file(key, file, package, overrides) or Place(show_path(file), 0, 0, "", None)
+        if place.value is not None:
+            return place
+        if nearest is None or len(place.key) > len(nearest.key):
+            nearest = place
+    return _below_on_command_line(key, overrides) or nearest
+
+
+def files(overrides: list[str], config_dir: str | None = None) -> Iterator[tuple[Path, str]]:
+    """The files that take part, strongest first, each with the key that its contents stand under
+    ("" = top).
+    """
+    chosen = _choices(overrides)
+    recipe = recipe_file(chosen[GROUP]) if GROUP in chosen else None
+    folders = ([Path(config_dir)] if config_dir else []) + [_CONF]
+    if recipe is not None:
+        yield from _file_and_defaults(recipe, GROUP, chosen, folders, set())
+    else:
+        for group in LEFT_OUT:
+            if found := _chosen_file({group: chosen.get(group)}, GROUP, chosen, folders):
+                yield from _file_and_defaults(*found, chosen, folders, set())
+    yield _CONF / "config.yaml", ""
+
+
+def _choices(overrides: list[str]) -> dict[str, str]:
+    """group -> option, as chosen on the command line."""
+    pairs = (text.lstrip("+").partition("=") for text in overrides)
+    return {key: value for key, equals, value in pairs if equals and "." not in key}
+
+
+def _file_and_defaults(
+    file: Path, group: str, chosen: Mapping[str, str], folders: list[Path], seen: set[Path]
+) -> Iterator[tuple[Path, str]]:
+    if file in seen:
+        return
+    seen.add(file)
+    text = file.read_text(encoding="utf-8")
+    header = _PACKAGE.search(text)
+    package = header[1] if header else ("_global_" if group == GROUP else group)
+    entries, own = _defaults(text), (file, "" if package == "_global_" else package)
+    named = {group_of(entry) for entry in entries}
+    if group == GROUP and GROUP not in named:
+        entries = [
+            {name: option} for name, option in LEFT_OUT.items() if name not in named
+        ] + entries
+    if "_self_" not in entries:
+        entries.append("_self_")
+    for entry in reversed(entries):
+        if entry == "_self_":
+            yield own
+        elif found := _chosen_file(entry, group, chosen, folders):
+            yield from _file_and_defaults(*found, chosen, folders, seen)
+
+
+def _defaults(text: str) -> list[Any]:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return []
+    listed = tree.get("defaults") if isinstance(tree, dict) else None
+    return [each for each in listed if each] if isinstance(listed, list) else []
+
+
+def _chosen_file(
+    entry: Any, group: str, chosen: Mapping[str, str], folders: list[Path]
+) -> tuple[Path, str] | None:
+    if isinstance(entry, dict):
+        name = group_of(entry)
+        option = chosen.get(name, next(iter(entry.values())))
+    else:  # a bare name: a neighbour in the same group
+        name, option = group, entry
+    if name == GROUP:
+        file = recipe_file(str(option))
+        return (file, GROUP) if file else None
+    files = (folder / name / f"{option}.yaml" for folder in folders)
+    return next(((file, name) for file in files if file.is_file()), None)
+
+
+def _in_file(key: str, file: Path, package: str, overrides: list[str]) -> Place | None:
+    """Where a file says the key, or the longest part of it."""
+    if package and not (key == package or key.startswith(f"{package}.")):
+        return None
+    inside = key[len(package) :].lstrip(".")
+    try:
+        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return None
+    if root is None:
+        return None
+    rest, node, at = _descend(inside, root, root)
+    found = key[: len(key) - len(rest)].rstrip(".")
+    if rest and (choice := _in_defaults(key, root)):
+        found, rest, node = key, "", choice
+    if not found:
+        return None
+    mark = (node if not rest else at).start_mark
+    place = Place(
+        show_path(file), mark.line + 1, mark.column + 1, found, None if rest else _show(node)
+    )
+    return place if rest else _with_changes(place, node, overrides)
+
+
+def _with_changes(place: Place, node: yaml.Node | None, overrides: list[str]) -> Place:
+    """The place of a mapping, with what the command line sets inside of it."""
+    changes = [
+        (name[len(place.key) + 1 :], value, f"{name}={value}")
+        for name, equals, value in (text.lstrip("+").partition("=") for text in overrides)
+        if equals and name.startswith(f"{place.key}.")
+    ]
+    if not changes:
+        return place
+    shown = place.value
+    if isinstance(node, yaml.MappingNode):
+        tree = yaml.safe_load(yaml.serialize(node, Dumper=yaml.SafeDumper))
+        for name, value, _ in changes:
+            _set(tree, name, value)
+        shown = _flow(tree)
+    return replace(place, value=shown, changes=tuple(_shorten(text) for *_, text in changes))
+
+
+def _set(tree: Any, key: str, value: str) -> None:
+    """Set a dotted key of nested mappings, where all on the way to it is one."""
+    *around, last = key.split(".")
+    for name in around:
+        tree = tree.setdefault(name, {}) if isinstance(tree, dict) else None
+    if isinstance(tree, dict):
+        try:
+            tree[last] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            tree[last] = value
+
+
+def _in_defaults(group: str, root: yaml.Node) -> yaml.Node | None:
+    """The choice that a file's defaults list makes of a group."""
+    listed = next((child for name, child, _ in _children(root) if name == "defaults"), root)
+    for _, entry, _ in _children(listed):
+        for name, choice, _ in _children(entry):
+            if isinstance(choice, yaml.ScalarNode) and group_of({name: choice.value}) == group:
+                return choice
+    return None
+
+
+def _descend(key: str, node: yaml.Node, at: yaml.Node) -> tuple[str, yaml.Node, yaml.Node]:
+    """(what is left of the key, the deepest node reached, the node of its name), over every way to
+    cut the key at its dots.
+    """
+    best = (key, node, at)
+    if not key:
+        return best
+    for name, child, name_node in _children(node):
+        if key == name or key.startswith(f"{name}."):
+            found = _descend(key[len(name) + 1 :], child, name_node)
+            if len(found[0]) < len(best[0]):
+                best = found
+    return best
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        yield from ((str(name.value), child, name) for name, child in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        yield from ((str(index), child, child) for index, child in enumerate(node.value))
+
+
+def _show(node: yaml.Node) -> str:
+    """The value as one would type it: text in quotes, the rest in YAML's flow style."""
+    if isinstance(node, yaml.ScalarNode):
+        is_text = node.tag.endswith(":str") and not _NUMBER.fullmatch(node.value)
+        return f'"{node.value}"' if is_text else (node.value or "null")
+    text = yaml.serialize(node, Dumper=yaml.SafeDumper, width=10_000)
+    return _flow(yaml.safe_load(text))
+
+
+def _flow(tree: Any) -> str:
+    """In YAML's flow style, shortened."""
+    flow = yaml.safe_dump(tree, default_flow_style=True, width=10_000, sort_keys=False)
+    return _shorten(flow.strip())
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _on_command_line(key: str, overrides: list[str]) -> Place | None:
+    """The last argument that sets the key, or a mapping that holds it."""
+    for text in reversed(overrides):
+        name, equals, value = text.lstrip("+~").partition("=")
+        if not equals:
+            continue
+        if key == name:
+            return Place(COMMAND_LINE, 0, 0, key, value)
+        if key.startswith(f"{name}.") and value[:1] in ("{", "["):
+            tree = yaml.compose(value.replace(":", ": "), Loader=yaml.SafeLoader)
+            rest, node, _ = _descend(key[len(name) + 1 :], tree, tree)
+            if not rest:
+                return Place(COMMAND_LINE, 0, 0, key, _show(node))
+    return None
+
+
+def _below_on_command_line(key: str, overrides: list[str]) -> Place | None:
+    """An argument that sets something inside the key."""
+    inside = (text for text in overrides if text.lstrip("+~").startswith(f"{key}."))
+    return next((Place(COMMAND_LINE, 0, 0, key, None) for _ in inside), None)
+
+
+def show_path(file: str | Path) -> str:
+    """Relative to the working directory if the file is inside it."""
+    relative = os.path.relpath(file)
+    return str(file) if relative.startswith("..") else relative

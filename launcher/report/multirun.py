@@ -1,0 +1,235 @@
+"""What `flowrun -m` ends with: the jobs side by side, as a table, `comparison.csv` and
+`comparison.png` in the sweep's folder.
+
+Hydra calls `Comparison` (conf/config.yaml, hydra.callbacks) after each job and after the last.  A
+combination that makes no sense is skipped with its reason; the others run.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flowrun.engine.errors import FlowrunError, RunError
+from flowrun.launcher.terminal.console import NO_PLOT, wide_console
+from flowrun.launcher.terminal.units import seconds, size
+
+TABLE, PLOT = "comparison.csv", "comparison.png"
+RAN, SKIPPED, FAILED, SUBMITTED = "ran", "skipped", "failed", "submitted"
+
+# valid.: validation loss.  tokens/s: samples, where they are no sequences of tokens.
+# peak: memory of the rank that needs most.  sent: by all ranks in a step.
+COLUMNS = ("ranks", "loss", "valid.", "tokens/s", "step", "foreseen", "peak", "foreseen", "sent")
+NUMBERS = (
+    "ranks",
+    "loss",
+    "validation_loss",
+    "tokens_per_s",
+    "step_s",
+    "foreseen_step_s",
+    "peak_bytes",
+    "foreseen_peak_bytes",
+    "sent_bytes",
+    "foreseen_sent_bytes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One job: what was set on its command line, and its Report or the error that refused or ended
+    it.
+    """
+
+    overrides: tuple[str, ...]
+    outcome: Any
+
+    @property
+    def status(self) -> str:
+        """ran, skipped (the recipe refuses the combination), failed (while it ran), or submitted
+        (to a queue).
+        """
+        if not isinstance(self.outcome, Exception):
+            return SUBMITTED if hasattr(self.outcome, "job") else RAN
+        expected = isinstance(self.outcome, FlowrunError)
+        return SKIPPED if expected and not isinstance(self.outcome, RunError) else FAILED
+
+    @property
+    def reason(self) -> str:
+        """Why it did not run to its end, in a line; "" if it did."""
+        error = self.outcome
+        if isinstance(error, FlowrunError):
+            return f"{error.where}: {error.problem.splitlines()[0]}"
+        if isinstance(error, Exception):
+            return f"{type(error).__name__}: {error}"
+        return str(self.outcome) if self.status == SUBMITTED else ""
+
+    def waited(self) -> Row:
+        """The row once its job in the queue has ended."""
+        if self.status != SUBMITTED:
+            return self
+        return Row(self.overrides, self.outcome.outcome())
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """NUMBERS that the job has, seconds and bytes; peak_bytes are of the rank that needs most,
+        sent_bytes of all ranks in a step.
+        """
+        if self.status != RAN:
+            return {}
+        report = self.outcome
+        values = {
+            "ranks": report.ranks,
+            "loss": report.last_loss,
+            "validation_loss": report.validation.get("loss"),
+            "tokens_per_s": report.tokens_per_s,
+        }
+        for prefix, side in (("", report.measured), ("foreseen_", report.foreseen)):
+            values[f"{prefix}step_s"] = side["step_s"]
+            values[f"{prefix}peak_bytes"] = max(side["peak_bytes"].values(), default=0) or None
+            values[f"{prefix}sent_bytes"] = side["sent_bytes"]
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class Comparison(Callback):
+    """Collects the jobs of a multirun; the CSV grows with each, so that Ctrl-C loses nothing."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or wide_console()
+        self.rows: list[Row] = []
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Say which job begins; a single run has nothing to say."""
+        if _is_sweep(config):
+            words = " ".join(readable(config.hydra.overrides.task))
+            self.console.rule(f"job {len(self.rows)}  {escape(words)}", align="left", style="dim")
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Keep the outcome; the work of a job itself never raises a FlowrunError (cli.py returns
+        it).
+        """
+        outcome = job_return._return_value
+        self.rows.append(Row(readable(job_return.overrides or ()), outcome))
+        if _is_sweep(config):
+            if self.rows[-1].status == SKIPPED:
+                self.console.print(f"[yellow]skipped[/]: {escape(self.rows[-1].reason)}")
+            write_csv(self.rows, Path(config.hydra.sweep.dir) / TABLE)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """The table, and where to find it again."""
+        if config.launch.slurm.wait:
+            self.rows = [row.waited() for row in self.rows]
+            write_csv(self.rows, Path(config.hydra.sweep.dir) / TABLE)
+        self.console.print(comparison(self.rows))
+        folder = Path(config.hydra.sweep.dir)
+        plotted = draw(self.rows, folder / PLOT)
+        files = f"{TABLE}, {PLOT}" if plotted else TABLE
+        self.console.print(f"the same in {folder}: {files}", highlight=False, soft_wrap=True)
+        if not plotted and any(row.numbers for row in self.rows):
+            self.console.print(NO_PLOT)
+
+
+def comparison(rows: list[Row]) -> Table:
+    """A line a job: what differs between the jobs, then numbers, or the reason why not."""
+    table = Table(title="jobs", title_justify="left", box=None, pad_edge=False)
+    table.add_column("job", justify="right", no_wrap=True)
+    table.add_column("recipe and changes", overflow="fold", min_width=24)
+    for heading in COLUMNS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    shows = {
+        "ranks": "{:.0f}".format,
+        "loss": "{:.4f}".format,
+        "validation_loss": "{:.4f}".format,
+        "tokens_per_s": "{:,.0f}".format,
+        "step_s": seconds,
+        "foreseen_step_s": seconds,
+        "peak_bytes": size,
+        "foreseen_peak_bytes": size,
+        "sent_bytes": size,
+    }
+    for number, (row, label) in enumerate(zip(rows, labels(rows), strict=True)):
+        if row.status == RAN:
+            have = row.numbers
+            cells = [show(have[name]) if name in have else "" for name, show in shows.items()]
+            table.add_row(str(number), escape(label), *cells)
+        else:
+            colour = {SKIPPED: "yellow", FAILED: "red"}.get(row.status, "dim")
+            reason = f"[{colour}]{row.status}: {escape(row.reason)}[/]"
+            table.add_row(str(number), f"{escape(label)}\n{reason}")
+    return table
+
+
+def labels(rows: list[Row]) -> list[str]:
+    """For each job what was set for it and not for all of them."""
+    shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
+    return [
+        " ".join(text.removeprefix("recipe=") for text in row.overrides if text not in shared)
+        for row in rows
+    ]
+
+
+def write_csv(rows: list[Row], file: Path) -> None:
+    """A line a job: a column for each key that was set, then status, reason and NUMBERS."""
+    keys = list(dict.fromkeys(text.partition("=")[0] for row in rows for text in row.overrides))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, ["job", *keys, "status", "reason", *NUMBERS])
+        writer.writeheader()
+        for number, row in enumerate(rows):
+            given = {key: value for key, _, value in (t.partition("=") for t in row.overrides)}
+            about = {"job": number, "status": row.status, "reason": row.reason}
+            writer.writerow({**given, **about, **row.numbers})
+
+
+def draw(rows: list[Row], file: Path) -> bool:
+    """Bars of the jobs that ran: step time and memory, foreseen beside measured, and speed.
+
+    False: nothing ran, or matplotlib (extra `plot`) is not there.
+    """
+    drawn = [(label, row.numbers) for label, row in zip(labels(rows), rows, strict=True)]
+    drawn = [(label, numbers) for label, numbers in drawn if numbers]
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    if not drawn:
+        return False
+    panels = [
+        ("step time (ms)", "step_s", 1e3),
+        ("tokens/s, or samples/s", "tokens_per_s", 1.0),
+        ("peak memory of a rank (MB)", "peak_bytes", 1e-6),
+    ]
+    figure = Figure(figsize=(13, 1.4 + 0.45 * len(drawn)), layout="constrained")
+    for axes, (title, name, unit) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        sides = [(name, "measured", "#3b6ea5"), (f"foreseen_{name}", "foreseen", "#d9a441")]
+        sides = [side for side in sides if any(side[0] in numbers for _, numbers in drawn)]
+        for k, (key, side, colour) in enumerate(sides):
+            places = [i + (k - (len(sides) - 1) / 2) * 0.36 for i in range(len(drawn))]
+            values = [numbers.get(key, 0) * unit for _, numbers in drawn]
+            axes.barh(places, values, 0.34, label=side, color=colour)
+        axes.set_title(title, fontsize=10)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+        if len(sides) > 1 and name == "step_s":
+            figure.legend(loc="outside upper left", ncols=2, fontsize=8)
+    axes.set_yticks(range(len(drawn)), [label for label, _ in drawn], fontsize=9)
+    axes.invert_yaxis()
+    figure.savefig(file, dpi=110)
+    return True
+
+
+def readable(overrides: Any) -> tuple[str, ...]:
+    """Overrides without Hydra's `+`."""
+    return tuple(str(text).lstrip("+") for text in overrides)
+
+
+def _is_sweep(config: DictConfig) -> bool:
+    return config.hydra.mode is not None and config.hydra.mode.name == "MULTIRUN"

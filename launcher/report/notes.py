@@ -1,0 +1,255 @@
+"""What a person should know of a run before it starts: what does the same work twice, what the step
+waits for, and which keys change nothing.  Shown by `flowrun plan`, on screen, and in plan.txt.
+
+A key that changes nothing is a row of NO_EFFECT; a fact that only the plan knows is a function in
+FACTS.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from flowrun.engine.actors.plan import Actor, BoxWork
+from flowrun.engine.hardware.hardware import CPU
+from flowrun.engine.lowering.idle_axes import IdleAxis, idle_axes
+from flowrun.engine.passes.update.sparse_ops import sparse_tables
+from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.sampler import length
+from flowrun.launcher.recipe.schema import EAGER, MIRRORED, Recipe, RecipeSchema
+from flowrun.launcher.report.group_equal import spans
+from flowrun.launcher.terminal.units import seconds
+
+READING_SHARE = 0.1  # of a step: readers that add more are named
+
+
+def notes(job: Job) -> tuple[str, ...]:
+    """All notes of a compiled job, in the order of its parts."""
+    found = [note for fact in FACTS for note in fact(job)]
+    return (*job.notes, *found, *_without_effect(job))
+
+
+# ---- facts of the plan ---------------------------------------------------------------------------
+
+
+def _crowded(job: Job) -> Iterator[str]:
+    """More ranks than cores: right numbers, and no faster than fewer ranks."""
+    launch, cores = job.recipe.launch, os.cpu_count() or 1
+    ranks = math.ceil(job.recipe.num_ranks / launch.nnodes)
+    here = launch.name == "local" and job.device_type == CPU == job.strategy.hardware.device
+    if here and ranks * launch.threads > cores:
+        threads = f" of {launch.threads} threads" if launch.threads > 1 else ""
+        yield f"{ranks} ranks{threads} share {cores} core{'s' if cores > 1 else ''} of this host"
+
+
+def _undivided(job: Job) -> Iterator[str]:
+    """Axes along which all ranks do the same."""
+    if job.recipe.view == MIRRORED:
+        return
+    for axis in idle_axes(job.training.plan):
+        yield f"axis {axis.name} divides nothing{_where(axis)}: {_instead(axis, job.recipe)}"
+
+
+def _where(axis: IdleAxis) -> str:
+    if not axis.others:
+        return ""
+    few = len(axis.stages) == 1
+    return f" on stage{'' if few else 's'} {spans(axis.stages)}"
+
+
+def _instead(axis: IdleAxis, recipe: Recipe) -> str:
+    same = f"its {axis.ranks} ranks do the same work"
+    if recipe.auto.enabled:
+        return f"{same}, which parallel=auto foresees to be fastest; drop the axis, or pin with sbp"
+    return f"{same}; pin with sbp (README, A recipe), or parallel=auto"
+
+
+def _slow_readers(job: Job) -> Iterator[str]:
+    """Making samples bounds the step: no faster device helps."""
+    plan, step_s = job.training.plan, job.training.rehearsal.step_s
+    readers = [actor for actor in plan.actors if actor.beside]
+
+    def a_step(actor: Actor) -> float:
+        return actor.seconds * plan.acts_per_step(actor)
+
+    busiest = max(readers, key=a_step, default=None)
+    most = max((sum(a_step(a) for a in readers if a.stage == r.stage) for r in readers), default=0)
+    if busiest is None or most < READING_SHARE * step_s:
+        return
+    rest = rehearse(plan, lambda actor: 0.0 if actor.beside else actor.seconds).step_s
+    if step_s > rest * (1 + READING_SHARE):
+        step = busiest.name.partition(".")[2]
+        alone = a_step(busiest) > step_s * (1 - READING_SHARE)  # else it shares cores with compute
+        instead = ", or cut this into several steps, each with a thread" if alone else ""
+        yield (
+            f"samples bound the step: {seconds(step_s)}, {seconds(rest)} if they were ready. "
+            f"{f'The step {step!r} of the data set' if step else 'Reading'} takes a rank "
+            f"{seconds(a_step(busiest))} of one core; prepare samples beforehand{instead} "
+            "(docs/data.md)"
+        )
+
+
+def _no_validation(job: Job) -> Iterator[str]:
+    asked, samples = job.recipe.eval, length(job.data)
+    if asked.batches and asked.fraction and not job.sampler.held_out:
+        yield f"no validation: {asked.fraction:.0%} of {samples} samples are none (eval.fraction)"
+
+
+def _zero_of_one_rank(job: Job) -> Iterator[str]:
+    zero = job.recipe.zero
+    if zero.stage > job.strategy.zero.stage:
+        yield f"zero.stage={zero.stage} shards nothing: its axis, {zero.axis}, has one rank."
+
+
+def _unchecked(job: Job) -> Iterator[str]:
+    """Why the captured step was not compared with the module (checks.py)."""
+    if job.check and job.check.why_none:
+        yield f"what was captured was not compared with the model: {job.check.why_none}"
+
+
+FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
+    _crowded,
+    _undivided,
+    _zero_of_one_rank,
+    _slow_readers,
+    _no_validation,
+    _unchecked,
+)
+
+
+# ---- keys without effect -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """Keys of one section that change nothing where `why` gives a reason; "" where they do."""
+
+    section: str
+    keys: str
+    why: Callable[[Job], str]
+
+
+def _unless(holds: Callable[[Job], object], reason: str) -> Callable[[Job], str]:
+    return lambda job: "" if holds(job) else reason
+
+
+def _unread(key: str) -> Callable[[Job], str]:
+    """The optimizer has no such number."""
+    number = "beta1" if key == "betas" else key
+
+    def why(job: Job) -> str:
+        read, own = dict(job.strategy.optimizer.arguments), job.recipe.optim.update
+        if own:
+            return f"optim.update, {own['_target_']}, has its numbers beside it"
+        return "" if number in read else f"{job.recipe.optim.name} does not read it"
+
+    return why
+
+
+def _tables(job: Job) -> object:
+    return sparse_tables(job.training.plan.graph)
+
+
+def _narrow(job: Job) -> bool:
+    """Something of the gradients is in another type than fp32."""
+    tensors = job.training.plan.graph.tensors.values()
+    return any(t.dtype.is_floating_point and t.dtype.itemsize < 4 for t in tensors)
+
+
+def _blocks_nothing(job: Job) -> str:
+    plan, asked = job.training.plan, job.recipe.engine.blocking
+    used = {plan.axes[a.work.step.axis] for a in plan.actors if isinstance(a.work, BoxWork)}
+    idle = [axis for axis in asked if axis not in used]
+    return f"there are no collectives over {', '.join(idle)}" if idle else ""
+
+
+_HELD_OUT = _unless(
+    lambda job: job.sampler.held_out, "no samples are held out (eval.fraction, eval.batches)"
+)
+NO_EFFECT = (
+    *(NoEffect("optim", key, _unread(key)) for key in ("betas", "eps", "momentum", "weight_decay")),
+    NoEffect("optim", "sparse", _unless(_tables, "no table is updated by rows")),
+    NoEffect("optim", "ema_eval", _unless(lambda job: job.recipe.optim.ema, "optim.ema is off")),
+    NoEffect("zero", "axis min_size", _unless(lambda job: job.recipe.zero.stage, "stage is 0")),
+    NoEffect("recompute", "whole", _unless(lambda job: job.recipe.recompute.modules, "no modules")),
+    NoEffect(
+        "precision",
+        "reduce_dtype accumulate_dtype",
+        _unless(_narrow, "everything is computed in fp32"),
+    ),
+    NoEffect("eval", "every", _HELD_OUT),
+    NoEffect(
+        "auto",
+        "ignore_user_sbp computation_cost_ratio wait_time trunk sbp_collector memory",
+        _unless(lambda job: job.recipe.auto.enabled, "auto.enabled is false (parallel=auto)"),
+    ),
+    NoEffect(
+        "auto",
+        "ranks keep plans",
+        _unless(lambda job: job.recipe.auto.placement, "auto.placement is false"),
+    ),
+    NoEffect("auto", "enabled", _unless(lambda job: job.recipe.axes, "no axis has two ranks")),
+    NoEffect("train", "keep", _unless(lambda job: job.recipe.train.save_every, "save_every is 0")),
+    NoEffect(
+        "launch",
+        "message_order_seed",
+        _unless(lambda job: job.recipe.launch.name == "virtual", "launch=virtual alone reads it"),
+    ),
+    NoEffect(
+        "launch",
+        "threads transport nnodes",
+        _unless(lambda job: job.recipe.launch.name != "virtual", "launch=virtual is one process"),
+    ),
+    NoEffect(
+        "launch",
+        "node_rank rdzv_endpoint",
+        _unless(lambda job: job.recipe.launch.nnodes > 1, "there is one host"),
+    ),
+    NoEffect("engine", "blocking", _blocks_nothing),
+    NoEffect(
+        "engine",
+        "overwrites",
+        _unless(lambda job: job.recipe.engine.compiler == EAGER, "compiled code sees to that"),
+    ),
+)
+
+
+def _without_effect(job: Job) -> Iterator[str]:
+    for row in NO_EFFECT:
+        keys = [key for key in row.keys.split() if _is_asked(job.recipe, row.section, key)]
+        if keys and (why := row.why(job)):
+            yield f"{', '.join(f'{row.section}.{key}' for key in keys)} has no effect: {why}"
+
+
+def _is_asked(recipe: Recipe, section: str, key: str) -> bool:
+    """The value is none that a recipe gets without asking: the schema's, or a shipped group's."""
+    value = attrgetter(f"{section}.{key}")(recipe)
+    return value not in (_default(section, key), *_of_groups(recipe, section, key))
+
+
+def _default(section: str, key: str) -> Any:
+    """What the schema says."""
+    return attrgetter(f"{section}.{key}")(RecipeSchema())
+
+
+def _of_groups(recipe: Recipe, section: str, key: str) -> Iterator[Any]:
+    """What the group says that the recipe's `name` is of, and the one that is filled in."""
+    for name in ("adamw", recipe.optim.name) if section == "optim" else ():
+        value = _group(section, name).get(key)
+        yield tuple(value) if isinstance(value, list) else value
+
+
+@cache
+def _group(section: str, name: str) -> dict[str, Any]:
+    file = Path(__file__).resolve().parents[2] / "conf" / section / f"{name}.yaml"
+    found: Any = OmegaConf.to_container(OmegaConf.load(file))
+    return dict(found)

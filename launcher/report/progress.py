@@ -1,0 +1,237 @@
+"""What a person sees while a recipe runs: the plan in short, a bar with loss and speed, the report
+at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import (
+    Progress as Bar,
+)
+from rich.table import Table
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.cost.footprint import memory_of
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.sbp import format_nd_sbp
+from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.trace.step_time import StepTime
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.report.group_equal import alike, extent, one_of_each, spans
+from flowrun.launcher.report.report import Report, StepRecord, numbers
+from flowrun.launcher.terminal import doing
+from flowrun.launcher.terminal.console import wide_console
+from flowrun.launcher.terminal.units import seconds, size
+
+
+class Progress:
+    """Prints to a console; on something that is no terminal, a line every tenth of the run instead
+    of a bar.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or wide_console()
+        self.bar: Bar | None = None
+        self.task: Any = None
+        self.steps = 0
+        self.unit = ""
+
+    @property
+    def console(self) -> Console:
+        """Where lines go; the one that says what is being done makes room for them."""
+        doing.clear()
+        return self._console
+
+    def planned(self, job: Job, training: Rehearsed) -> None:
+        """What is about to run."""
+        plan, rehearsal = training.plan, training.rehearsal
+        self.steps = job.recipe.train.steps
+        self.console.print(stage_table(job, training))
+        self.unit = job.work.unit
+        per_step = f"{job.recipe.train.batch_size} samples"
+        if plan.micro_batches > 1:
+            per_step += f" in {plan.micro_batches} micro-batches"
+        self.console.print(
+            f"a step: {per_step}, foreseen {seconds(rehearsal.step_s)}, "
+            f"{size(rehearsal.sent_bytes)} between ranks"
+        )
+        for note in one_of_each(plan.notes, len(plan.placements)):
+            self.console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+        doing.doing(f"starting {sum(len(p.ranks) for p in plan.placements)} ranks")
+
+    def step(self, record: StepRecord) -> None:
+        """A step has ended."""
+        if not self.console.is_terminal:
+            if record.step % max(1, self.steps // 10) == 0 or record.step == self.steps - 1:
+                speed = f"{record.speed:,.0f} {self.unit}/s"
+                self.console.print(
+                    f"step {record.step}  loss {record.loss:.4f}  {speed}", highlight=False
+                )
+            return
+        if self.bar is None:
+            self.bar = Bar(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("loss {task.fields[loss]:.4f}"),
+                TextColumn(f"{{task.fields[speed]:,.0f}} {self.unit}/s"),
+                TimeRemainingColumn(),
+                console=self.console,
+                refresh_per_second=4,  # ranks may need the core that draws
+            )
+            self.task = self.bar.add_task(
+                "", total=self.steps, loss=record.loss, speed=record.speed
+            )
+            self.bar.start()
+        self.bar.update(self.task, completed=record.step + 1, loss=record.loss, speed=record.speed)
+
+    def evaluated(self, step: int, validation: Results) -> None:
+        """The held-out samples were read after a step; the last time `finished` says."""
+        if step < self.steps - 1:
+            found = ", ".join(f"{name} {value:.4f}" for name, value in numbers(validation).items())
+            self.console.print(f"step {step}  validation {found}", highlight=False)
+
+    def finished(self, report: Report, folder: Path) -> None:
+        """The end: loss, and what was foreseen beside what was measured."""
+        self.close()
+        validation = "".join(
+            f", validation {name} {value:.4f}" for name, value in numbers(report.validation).items()
+        )
+        self.console.print(
+            f"loss {report.first_loss:.4f} -> {report.last_loss:.4f}{validation}", highlight=False
+        )
+        table = Table(box=None, pad_edge=False)
+        for heading in ("", "foreseen", "measured"):
+            table.add_column(heading, justify="right" if heading else "left")
+        foreseen, measured = report.foreseen, report.measured
+        table.add_row("step time", seconds(foreseen["step_s"]), seconds(measured["step_s"]))
+        if "utilisation" in measured:
+            shares = (f"{found['utilisation']:.1%}" for found in (foreseen, measured))
+            table.add_row("model FLOPs, of the peak", *shares)
+        table.add_row(
+            "bytes sent, all ranks", size(foreseen["sent_bytes"]), size(measured["sent_bytes"])
+        )
+        if any(measured["peak_bytes"].values()):
+            table.add_row(
+                "peak memory of a rank",
+                size(max(foreseen["peak_bytes"].values())),
+                size(max(measured["peak_bytes"].values())),
+            )
+            table.add_row("all of its process", "", size(max(measured["process_bytes"].values())))
+        self.console.print(table)
+        if report.step_times:
+            self.console.print(step_time_table(report.step_times))
+        if report.advice:
+            self.console.print(f"note: {report.advice}", highlight=False)
+        self.console.print(f"everything of this run: {folder}", highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Stop drawing."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def step_time_table(times: Sequence[StepTime]) -> Table:
+    """Where a step went, a line a rank (engine.trace)."""
+    table = Table(
+        title=f"where a step went, mean of the last {times[0].steps}",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+    )
+    columns = ("rank", "step", "compute", "packing", "bytes under way", "ranks not there", "data")
+    for heading in (*columns, "engine"):
+        table.add_column(heading, justify="right")
+    table.add_column("waited longest for")
+    for time in times:
+        spent = (
+            time.step_s,
+            time.compute_s,
+            time.handling_s,
+            time.communication_s,
+            time.ranks_s,
+            time.data_s,
+            time.engine_s,
+        )
+        longest = next((f"{name} {seconds(s)}" for name, s in time.reasons.items()), "")
+        table.add_row(str(time.rank), *map(seconds, spent), longest)
+    return table
+
+
+def stage_table(job: Job, training: Rehearsed) -> Table:
+    """A line a stage, or a kind of stages: its ranks, modules, foreseen memory of a rank, and share
+    of time that a rank computes.
+    """
+    plan, rehearsal = training.plan, training.rehearsal
+    table = Table(
+        title=f"{job.recipe.name}: {plan.num_ranks} ranks",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+    )
+    for heading in ("stage", "placement", "modules", "memory of a rank", "busy"):
+        table.add_column(
+            heading, justify="right" if heading in ("stage", "memory of a rank", "busy") else "left"
+        )
+
+    def kind(stage: int) -> tuple[object, ...]:
+        held = memory_of(plan, stage)
+        return plan.placements[stage].axes, held["parameter"], held["state"]
+
+    for stages in alike(range(len(plan.placements)), kind):
+        placement, more = plan.placements[stages[0]], len(stages) > 1
+        table.add_row(
+            spans(stages),
+            " x ".join(f"{name} {n}" for name, n in placement.axes) if more else str(placement),
+            units(training, stages[0]) + (" …" if more else ""),
+            extent((rehearsal.peak_bytes[k] for k in stages), size),
+            extent((1 - rehearsal.bubble[k] for k in stages), "{:.0%}".format),
+        )
+    return table
+
+
+def units(training: Rehearsed, stage: int) -> str:
+    """The blocks of the model that a stage computes, in short.
+
+    Without those of which it has but copies of constants (split_stages.py), such as a mask.
+    """
+    from flowrun.engine.ir.module_path import unit_of
+
+    ops = training.plan.graph.ops
+    known = {op.name for op in ops}
+
+    def copied(op: Op) -> bool:
+        """An earlier stage has the same op."""
+        base, at, _ = op.name.rpartition("@")
+        return bool(at) and any(f"{base}@{earlier}" in known for earlier in range(stage))
+
+    names = list(
+        dict.fromkeys(
+            unit_of(op.module)
+            for op in ops
+            if op.stage == stage
+            and op.phase == "forward"
+            and op.module not in ("", "loss")
+            and op.target.startswith("aten.")
+            and not copied(op)
+        )
+    )
+    return ", ".join(names) if len(names) <= 5 else f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def layout(nd_sbp: Any) -> str:
+    """An nd-SBP for a person; no axes at all is a whole tensor."""
+    return format_nd_sbp(nd_sbp) if nd_sbp else "whole"

@@ -1,0 +1,181 @@
+"""Record: the run's folder while the run goes on.
+
+recipe.yaml, plan.txt, metrics.jsonl, TensorBoard events, report.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.runtime.rank.rank import Results
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.errors import PlacedError
+from flowrun.launcher.recipe.locate import show_path
+from flowrun.launcher.recipe.schema import STOP
+from flowrun.launcher.report.progress import Progress
+from flowrun.launcher.report.report import Report, StepRecord, numbers, strict
+from flowrun.launcher.store.checkpoint import RECIPE, find_all, replace_text
+
+_NO_TARGET = (
+    "step {step} has no target: its loss is no number (null in metrics.jsonl), and its gradients"
+    " are 0, as in plain torch"
+)
+
+METRICS = "metrics.jsonl"
+
+
+class Record:
+    """Writes what happens to the folder, and tells `progress` (what a person sees) the same."""
+
+    def __init__(self, folder: Path, job: Job, progress: Progress | None) -> None:
+        self.folder = folder
+        self.job = job
+        self.progress = progress
+        self.steps: list[StepRecord] = []
+        self.validation: Results = {}
+        self.no_target = False  # a step had a loss that is no number
+        of_others = job.recipe.train.on_nonfinite == STOP and job.recipe.precision.dtype != "fp16"
+        self.stops = of_others  # of any other loss that is no number finite.py ends the run
+        self.first = job.start.step if job.start else 0
+        folder.mkdir(parents=True, exist_ok=True)
+        _lines_before(folder / METRICS, self.first)  # what is wrong there is said before the start
+        replace_text(folder / RECIPE, job.recipe.to_yaml())
+        self._metrics: TextIO | None = None
+        self._events: Any = None
+
+    def share(self, host: int) -> None:
+        """The first host writes to the same folder: this one keeps to a folder inside it."""
+        self.folder = self.folder / f"host{host}"
+        self.folder.mkdir(exist_ok=True)
+
+    def planned(self, training: Rehearsed, notes: Sequence[str] = ()) -> None:
+        """The plan stands: write it, show it, with what a person should know beside it."""
+        lines = (str(training.plan), *(f"note: {note}" for note in notes))
+        (self.folder / "plan.txt").write_text("\n".join(lines) + "\n")
+        if self.progress:
+            self.progress.planned(self.job, training)
+        for note in notes:
+            self.note(note)
+
+    def step(self, step: int, results: Results, seconds: float) -> None:
+        """A step has ended."""
+        work = self.job.work
+        speed = work.speed(seconds)
+        skipped = int(results.get("skipped_updates", 0))
+        record = StepRecord(step, results["loss"], seconds, speed, skipped)
+        self.steps.append(record)
+        if math.isnan(record.loss) and not self.no_target and self.stops:
+            self.no_target = True
+            self.note(_NO_TARGET.format(step=step))
+        rate = self.job.rate(step)
+        line = {
+            "step": step,
+            **results,
+            "lr": rate,
+            "step_s": seconds,
+            "tokens_per_s": speed,
+        }
+        self._line(line)
+        if self.progress:
+            self.progress.step(record)
+        writer = self._writer()
+        writer.add_scalar("loss", record.loss, step)
+        writer.add_scalar("lr", rate, step)
+        writer.add_scalar("tokens_per_s", speed, step)
+
+    def evaluated(self, step: int, validation: Results) -> None:
+        """The held-out samples were read with the weights after `step`."""
+        self.validation = validation
+        self._line({"step": step, "validation": validation})
+        if self.progress:
+            self.progress.evaluated(step, validation)
+        for name, value in numbers(validation).items():
+            self._writer().add_scalar(f"validation/{name}", value, step)
+
+    def say(self, text: str) -> None:
+        """What takes a while before the first step."""
+        if self.progress:
+            self.progress.console.print(text, highlight=False, markup=False)
+
+    def note(self, text: str) -> None:
+        """Something that a person should know."""
+        if self.progress:
+            print_note = self.progress.console.print
+            print_note(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
+
+    def stopped(self) -> None:
+        """The run has failed, or was stopped: say how to go on with it, if it can be."""
+        if found := find_all(self.folder):
+            self.note(f"flowrun resume {self.folder} goes on from step {found[-1].step}")
+
+    def finished(self, report: Report) -> None:
+        """The run has ended well."""
+        (self.folder / "report.json").write_text(report.to_json() + "\n")
+        self.close()
+        if self.progress:
+            self.progress.finished(report, self.folder)
+
+    def close(self) -> None:
+        """Close files; the folder keeps what was written."""
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._events is not None:
+            self._events.close()
+        if self.progress:
+            self.progress.close()
+
+    def _line(self, line: dict[str, Any]) -> None:
+        if self._metrics is None:
+            self._metrics = _metrics(self.folder / METRICS, self.first)
+        self._metrics.write(json.dumps(strict(line)) + "\n")
+        self._metrics.flush()
+
+    def _writer(self) -> Any:
+        """TensorBoard's writer, made with the first step: its import and its thread must not
+        precede the fork.
+        """
+        if self._events is None:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(str(self.folder), purge_step=self.first or None)
+        return self._events
+
+
+def _metrics(file: Path, first: int) -> TextIO:
+    """metrics.jsonl, open for more lines; those of step `first` and later are cut off."""
+    replace_text(file, "".join(f"{line}\n" for line in _lines_before(file, first)))
+    return file.open("a")
+
+
+def _lines_before(file: Path, first: int) -> list[str]:
+    """Lines of the steps before `first`.  The last line may be cut off: it was being written when
+    the run was killed.  Raises RecipeError for any other that is none of ours.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if first and file.exists() else []
+    except (OSError, ValueError) as error:
+        raise _no_metrics(file, f"it cannot be read: {type(error).__name__}: {error}.") from None
+    kept = []
+    for number, line in enumerate(lines, 1):
+        try:
+            step = int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            if number < len(lines):
+                where = f"line {number} is no JSON object with a step."
+                raise _no_metrics(file, where) from None
+            continue
+        if step < first:
+            kept.append(line)
+    return kept
+
+
+def _no_metrics(file: Path, why: str) -> RecipeError:
+    return PlacedError(show_path(file), "", why, "Move the file away, or mend it.")

@@ -1,0 +1,178 @@
+"""Report: what was foreseen beside what was measured.  `report.json` in the run's folder, and a
+table for a person.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.hardware.hardware import CPU
+from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.trace.model_flops import model_flops, utilisation
+from flowrun.engine.trace.step_time import StepTime, step_times
+from flowrun.engine.trace.trace import Note
+from flowrun.launcher.job.job import Job
+
+FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit
+
+
+def strict(value: Any) -> Any:
+    """The same for JSON, which has no number that is not finite: null stands for each."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: strict(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(each) for each in value]
+    return value
+
+
+def numbers(validation: Results) -> dict[str, float]:
+    """Without the lists of the mirrored view."""
+    return {name: value for name, value in validation.items() if not isinstance(value, list)}
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step: loss (mean over its samples), seconds since the step before ended, units of
+    work a second (Job.work), updates skipped so far (loss scaling).
+    """
+
+    step: int
+    loss: float
+    step_s: float
+    speed: float
+    skipped_updates: int = 0
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run measured.
+
+    steps: of the whole run.
+    validation: mean of each result over the held-out samples, at the end; mirrored view: of each
+    rank too.
+    peak_bytes, sent_bytes: by rank; sent_bytes are of the whole training.
+    acts: rank -> actor name -> acts.
+    peak_bytes: of live tensors.  process_bytes: of anonymous memory, by rank: with what allocator,
+    transport and libraries keep.
+    most_stashed: rank -> most versions of one stash register that were live at once.
+    notes: what each rank did in its last steps (engine.trace), on the first rank's clock.
+    """
+
+    steps: tuple[StepRecord, ...]
+    validation: Results
+    peak_bytes: dict[int, int]
+    sent_bytes: dict[int, int]
+    acts: dict[int, dict[str, int]] = field(default_factory=dict)
+    most_stashed: dict[int, int] = field(default_factory=dict)
+    process_bytes: dict[int, int] = field(default_factory=dict)
+    notes: Mapping[int, Sequence[Note]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """foreseen and measured have the same keys: step_s, peak_bytes (by rank), sent_bytes (of all
+    ranks, a step); foreseen has bound_bytes too (by rank, see Rehearsal).  steps: of this run, from
+    first_step on (0 unless it was resumed).  tokens_per_s: of `unit`: tokens, or samples where they
+    are no sequences of tokens.  skipped_updates: by loss scaling, since training began.
+    step_times: where a step went, by rank (engine.trace, processes only).  model_flops: of a step,
+    all ranks together; where the profile is of the machine, foreseen and measured also have
+    utilisation, what share that is of its peak.  capture_check_s: seconds of the comparison of what
+    was captured with the model, beside compiling (engine.check_capture).  advice: where the profile
+    is one that comes with flowrun, and far from this machine.
+    """
+
+    name: str
+    ranks: int
+    steps: int
+    first_loss: float
+    last_loss: float
+    validation: Results
+    tokens_per_s: float
+    unit: str
+    foreseen: dict[str, Any]
+    measured: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    first_step: int = 0
+    skipped_updates: int = 0
+    step_times: tuple[StepTime, ...] = ()
+    model_flops: float = 0.0
+    advice: str = ""
+    capture_check_s: float | None = None
+
+    @staticmethod
+    def of(job: Job, training: Rehearsed, log: Log) -> Report:
+        """Put the rehearsal beside the log.  Step time is the median without the first tenth."""
+        plan, rehearsal = training.plan, training.rehearsal
+        settled = [s.step_s for s in log.steps[len(log.steps) // 10 :]] or [0.0]
+        step_s = statistics.median(settled)
+        ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
+        foreseen = {
+            "step_s": rehearsal.step_s,
+            "bubble": list(rehearsal.bubble),
+            "peak_bytes": {str(r): rehearsal.peak_bytes[plan.stage_of(r)] for r in ranks},
+            "bound_bytes": {str(r): rehearsal.bound_bytes[plan.stage_of(r)] for r in ranks},
+            "sent_bytes": rehearsal.sent_bytes,
+        }
+        measured = {
+            "step_s": step_s,
+            "peak_bytes": {str(r): log.peak_bytes.get(r, 0) for r in ranks},
+            "process_bytes": {str(r): log.process_bytes.get(r, 0) for r in ranks},
+            "sent_bytes": sum(log.sent_bytes.values()) / max(1, len(log.steps)),
+        }
+        advice = ""
+        if job.is_foreseeable and job.strategy.hardware.name == CPU:  # no other was named
+            advice = advice_on(CPU, rehearsal.step_s, step_s)
+        if job.is_profiled:
+            hardware, dtype = job.strategy.hardware, job.recipe.precision.dtype
+            for found, seconds in ((foreseen, rehearsal.step_s), (measured, step_s)):
+                found["utilisation"] = utilisation(plan, hardware, dtype, seconds)
+        return Report(
+            job.recipe.name,
+            plan.num_ranks,
+            len(log.steps),
+            log.steps[0].loss,
+            log.steps[-1].loss,
+            log.validation,
+            job.work.speed(step_s),
+            job.work.unit,
+            foreseen,
+            measured,
+            plan.notes,
+            log.steps[0].step,
+            log.steps[-1].skipped_updates,
+            step_times(plan, log.notes),
+            model_flops(plan),
+            advice,
+            job.check.seconds if job.check else None,
+        )
+
+    def to_json(self) -> str:
+        """As written to report.json."""
+        return json.dumps(strict(asdict(self)), indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """What to_json wrote."""
+        found = json.loads(text)
+        losses = {k: math.nan for k in ("first_loss", "last_loss") if found[k] is None}
+        return Report(**found | losses)
+
+
+def advice_on(profile: str, foreseen_s: float, measured_s: float) -> str:
+    """What to do where a profile that comes with flowrun is far off, in seconds of a step; empty
+    where it is near.
+    """
+    if foreseen_s / FAR <= measured_s <= foreseen_s * FAR:
+        return ""
+    return (
+        f"profile {profile}, of another processor, foresees {foreseen_s / measured_s:.2g} x the"
+        " time of a step: flowrun calibrate measures yours."
+    )

@@ -1,0 +1,279 @@
+"""`flowrun plan`: what a recipe will do, as text for a person.  Starts nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from flowrun.engine.actors.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
+from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.cost.footprint import memory_of
+from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
+from flowrun.engine.ir.placement import largest_shape
+from flowrun.launcher.job.compiling import compiled_regions, summary
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.recipe.schema import INDUCTOR
+from flowrun.launcher.report.group_equal import FEW, alike, extent, one_of_each, some, spans
+from flowrun.launcher.report.notes import notes
+from flowrun.launcher.report.progress import layout, stage_table
+from flowrun.launcher.terminal.units import seconds, size
+
+_MARKS = {
+    COUNT: ("C", "yellow"),
+    WEIGHTS: ("P", "yellow"),
+    FORWARD: ("F", "green"),
+    BACKWARD: ("B", "blue"),
+    WEIGHT_GRAD: ("W", "cyan"),
+    UPDATE: ("U", "magenta"),
+}
+
+
+_KINDS = ("weights", "optimizer", "gradients", "stash", "other registers")
+_PEAKS = ("peak foreseen", "at most")
+_MEMORY = (
+    "stash, other registers: all their slots, which are not full at one moment, so that the columns"
+    " may come to more than a rank ever holds"
+)
+
+
+def plan_report(job: Job, width: int = 100) -> RenderableType:
+    """Stages, layers, boxings, memory, time and the rehearsed timeline of a recipe."""
+    training = job.training
+    parts: list[RenderableType] = [
+        stage_table(job, training),
+        "",
+        layers(training.plan),
+        "",
+        boxings(training.plan),
+        "",
+        memory(training),
+        Text(_MEMORY, style="dim"),
+        "",
+        times(job, training),
+        *compiler(job, training),
+        timeline(training, width),
+    ]
+    stages = len(training.plan.placements)
+    told = one_of_each((*training.plan.notes, *notes(job)), stages)
+    parts += [Text(f"note: {note}", style="yellow") for note in told]
+    return Group(*parts)
+
+
+# ------------------------------------------------------------------------------------------ layers
+
+
+def layers(plan: Plan) -> Table:
+    """Every parameter with shape and SBP, and what leaves its module; equal blocks share a line."""
+    table = _table("layers", "parameter", "stage", "shape", "SBP", "a rank holds", "output", "SBP ")
+    for row in _merged(_layer_rows(plan), many=len(plan.placements) > FEW):
+        table.add_row(*row)
+    return table
+
+
+def _layer_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    tensors = plan.graph.tensors
+    outputs = {
+        op.module: op
+        for op in plan.graph.ops
+        if op.phase == FORWARD and not op.target.startswith("flow.")
+    }
+    for v in plan.graph.variables:
+        if v.kind == "state":
+            continue
+        shape = tensors[v.tensor].shape
+        held = largest_shape(shape, v.nd_sbp, plan.placements[v.stage].shape)
+        made = outputs.get(v.name.rpartition(".")[0])
+        out = tensors[made.makes[0]].shape if made and made.makes else ()
+        out_sbp = layout(made.out_sbp[0]) if made and made.makes else ""
+        yield (
+            v.name,
+            str(v.stage),
+            _shape(shape),
+            layout(v.nd_sbp),
+            _shape(held),
+            _shape(out),
+            out_sbp,
+        )
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def _merged(rows: Iterable[tuple[str, ...]], *, many: bool) -> list[tuple[str, ...]]:
+    """Rows that differ only by the number of a block become one: blocks.0-3.attn.qkv.weight; of
+    many stages, also those that differ by the stage.
+    """
+    groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for name, stage, *rest in rows:
+        number = re.search(r"\.(\d+)(?=\.|$)", name)
+        pattern = name if number is None else f"{name[: number.start(1)]}*{name[number.end(1) :]}"
+        key = (pattern, "" if many else stage, *rest)
+        groups.setdefault(key, []).append((number[1] if number else "", stage))
+    merged = []
+    for (pattern, _, *rest), found in groups.items():
+        numbers = [int(number) for number, _ in found if number]
+        stages = spans(int(stage) for _, stage in found)
+        merged.append((pattern.replace("*", spans(numbers), 1), stages, *rest))
+    return merged
+
+
+# ------------------------------------------------------------------------------------------ boxings
+
+
+def boxings(plan: Plan) -> Table:
+    """Every collective and transfer with its bytes; those that are alike share a line."""
+    table = _table("boxings", "phase", "where", "what", "SBP", "times", "bytes each", "a step")
+    groups: dict[tuple[tuple[str, ...], float], list[Actor]] = {}
+    for actor in plan.actors:
+        if actor.kind in (BOX, SEND):
+            groups.setdefault((_boxing_row(plan, actor), actor.sent_bytes), []).append(actor)
+    for (row, each), actors in sorted(groups.items(), key=lambda item: PHASES.index(item[0][0][0])):
+        times = sum(plan.acts_per_step(actor) for actor in actors)
+        phase, where, *what = row
+        if where == "stages":
+            where = spans(map(_shown_at, actors))
+            where = f"stage {where}" if where.isdigit() else f"stages {where}"
+        table.add_row(phase, where, *what, str(times), size(each), size(each * times))
+    total = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
+    table.add_row("", "", "all", "", "", "", size(total), end_section=True)
+    return table
+
+
+def _shown_at(actor: Actor) -> int:
+    """The stage where a boxing is shown among those of many stages: of a far one, the later."""
+    work = actor.work
+    far = isinstance(work, TransferWork) and work.target_stage > work.source_stage + 1
+    return work.target_stage if far and isinstance(work, TransferWork) else actor.stage
+
+
+def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
+    """Phase, where, what, change; where is "stages" if there are many."""
+    work, many = actor.work, len(plan.placements) > FEW
+    if isinstance(work, TransferWork):
+        first = plan.graph.producer[work.pairs[0][1]]
+        change = f"{layout(first.in_sbp[0])} -> {layout(first.out_sbp[0])}"
+        ahead = work.target_stage - work.source_stage
+        if many and abs(ahead) == 1:
+            return (
+                actor.phase,
+                "stages",
+                f"send to the {'next' if ahead > 0 else 'one before'}",
+                change,
+            )
+        if many:
+            far = (
+                f"from stage {work.source_stage}" if ahead > 0 else f"to stage {work.target_stage}"
+            )
+            return actor.phase, "stages", f"send {far}", change
+        return actor.phase, f"stage {work.source_stage} to {work.target_stage}", "send", change
+    assert isinstance(work, BoxWork)
+    step: Step = work.step
+    what = f"{step.kind.replace('_', '-')} over {plan.axes[step.axis]}"
+    what += ", one copy" if work.one_copy else ""
+    changes = " ".join(dict.fromkeys(f"{s.source} -> {s.target}" for s in work.steps))
+    return actor.phase, "stages" if many else f"stage {actor.stage}", what, changes
+
+
+# ------------------------------------------------------------------------------------------ memory
+# and time
+
+
+def memory(training: Rehearsed) -> Table:
+    """Bytes of one rank of each stage by what they are: what stays, what registers may hold, and
+    the most at once, with what acts hold for themselves: as foreseen, and with every stash full.
+    """
+    plan, rehearsal = training.plan, training.rehearsal
+    table = _table("memory of a rank", "stage", *_KINDS, *_PEAKS)
+    held = [memory_of(plan, stage) for stage in range(len(plan.placements))]
+    numbers = [
+        (
+            h["parameter"] + h["buffer"],
+            h["state"],
+            h["gradient"],
+            h["stash"],
+            h["other"],
+            peak,
+            bound,
+        )
+        for h, peak, bound in zip(held, rehearsal.peak_bytes, rehearsal.bound_bytes, strict=True)
+    ]
+    for stages in alike(range(len(held)), lambda stage: numbers[stage][:3]):
+        columns = zip(*(numbers[stage] for stage in stages), strict=True)
+        table.add_row(spans(stages), *(extent(column, size) for column in columns))
+    return table
+
+
+def times(job: Job, training: Rehearsed) -> Text:
+    """Step time and bubble foreseen, on the recipe's hardware profile."""
+    rehearsal = training.rehearsal
+    shares: list[tuple[float, ...]] = [(share,) for share in rehearsal.bubble]
+    shares = shares if len(shares) <= FEW else [rehearsal.bubble]
+    bubble = ", ".join(extent(share, "{:.0%}".format) for share in shares)
+    return Text(
+        f"foreseen on {job.strategy.hardware.name}: {seconds(rehearsal.step_s)} a step, "
+        f"{job.work.speed(rehearsal.step_s):,.0f} {job.work.unit}/s, bubble by stage {bubble}"
+    )
+
+
+def compiler(job: Job, training: Rehearsed) -> list[RenderableType]:
+    """How many programs Inductor gets, where the recipe asks for it."""
+    if job.recipe.engine.compiler != INDUCTOR:
+        return []
+    return [Text(f"inductor compiles {summary(compiled_regions(job, training))}")]
+
+
+def timeline(training: Rehearsed, width: int = 100) -> Group:
+    """The rehearsed first step: a line a stage, what its ranks compute in each slice of time."""
+    rehearsal = training.rehearsal
+    columns = max(20, width - 12)
+    slice_s = rehearsal.first_step_s / columns or 1.0
+    lines: list[RenderableType] = []
+    shown = some(len(training.plan.placements))
+    shares: dict[int, list[dict[str, float]]] = {k: [{} for _ in range(columns)] for k in shown}
+    for event in rehearsal.first_step:
+        actor = training.plan.actors[event.actor]
+        if event.stage not in shares or not isinstance(actor.work, RegionWork):
+            continue
+        share = shares[event.stage]
+        for k in range(int(event.start / slice_s), min(columns - 1, int(event.end / slice_s)) + 1):
+            overlap = min(event.end, (k + 1) * slice_s) - max(event.start, k * slice_s)
+            share[k][actor.phase] = share[k].get(actor.phase, 0.0) + max(0.0, overlap)
+    for stage, share in shares.items():
+        line = Text(f"stage {stage:<3} ", no_wrap=True)
+        for slot in share:
+            busy = sum(slot.values())
+            mark, style = (
+                _MARKS[max(slot, key=slot.__getitem__)] if busy > slice_s / 4 else ("·", "dim")
+            )
+            line.append(mark, style)
+        lines.append(line)
+    end = Text(
+        f"          0{'first step, ' + seconds(rehearsal.first_step_s):>{columns - 1}}", style="dim"
+    )
+    legend = Text(
+        "          C targets counted  P weights prepared  F forward  B backward"
+        "  W weight gradient  U update  · waits",
+        style="dim",
+    )
+    return Group(*lines, end, legend)
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    numbers = {
+        "stage",
+        "times",
+        "bytes each",
+        "a step",
+        *_KINDS,
+        *_PEAKS,
+    }
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)
+    return table

@@ -1,0 +1,1 @@
+"""What a run leaves on disk: checkpoint.py, weights.py, and the safetensors of tensor_file.py."""

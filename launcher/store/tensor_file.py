@@ -1,0 +1,173 @@
+"""A safetensors file that is written region by region, by one process or by several at once.
+
+Where a tensor lies follows from names, shapes and types, so that each region is written by whoever
+has it, and nobody holds more than that.  The file has another name until all of it is on disk.
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, product
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowrun.engine.ir.placement import Shape, Slices
+from flowrun.engine.runtime.rank.shards import Shard
+from flowrun.launcher.store.checkpoint import PARTIAL, sync
+
+Contents = Mapping[str, tuple[Shape, torch.dtype]]  # logical, by name of the tensor
+
+CODES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+DTYPES = {code: dtype for dtype, code in CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """Where everything in a file is.
+
+    path: of the file, once it is complete.  header: what it begins with.  starts: tensor -> where
+    its first byte is, under each of its names.  num_bytes: of the file.
+    """
+
+    path: Path
+    header: bytes
+    starts: Mapping[str, Sequence[int]]
+    num_bytes: int
+
+    @staticmethod
+    def of(
+        path: Path, names: Mapping[str, str], contents: Contents, told: Mapping[str, str]
+    ) -> TensorFile:
+        """names: in the file -> among the contents; a tensor with two names is there twice, so that
+        torch and others load it by any.  told: what the file says of itself.
+        """
+        entries: dict[str, Any] = {"__metadata__": dict(told)}
+        places, end = defaultdict(list), 0
+        for name in sorted(names, key=lambda name: (-contents[names[name]][1].itemsize, name)):
+            shape, dtype = contents[names[name]]
+            start, end = end, end + math.prod(shape) * dtype.itemsize
+            entries[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": (start, end)}
+            places[names[name]].append(start)
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # so that tensors are aligned
+        header = len(text).to_bytes(8, "little") + text
+        starts = {
+            tensor: [len(header) + start for start in found] for tensor, found in places.items()
+        }
+        return TensorFile(path, header, starts, len(header) + end)
+
+    @property
+    def partial(self) -> Path:
+        """The file while it is being written."""
+        return self.path.with_name(self.path.name + PARTIAL)
+
+    def begin(self) -> None:
+        """Regions may be written, by any process of this host.  One does this, once."""
+        self.partial.touch()
+        os.truncate(self.partial, 0)  # what a killed run left
+        os.truncate(self.partial, self.num_bytes)
+        with self._opened() as handle:
+            self._write(handle, memoryview(self.header), 0)
+
+    def complete(self) -> None:
+        """All regions have been written: from now on the file is there.  One does this, once."""
+        sync(self.partial)
+        self.partial.replace(self.path)
+        sync(self.path.parent)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        handle = os.open(self.partial, os.O_WRONLY)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    def _put(self, handle: int, shard: Shard) -> None:
+        """Write a region under each name of its tensor; nothing if the file has none."""
+        starts = self.starts.get(shard.name, ())
+        if not starts or not shard.value.numel():
+            return
+        value = shard.value.detach().cpu().contiguous()
+        data = value.view(-1).view(torch.uint8).numpy().data
+        length, offsets = runs(shard.shape, shard.slices)
+        size = value.itemsize
+        for k, offset in enumerate(offsets):
+            piece = data[k * length * size : (k + 1) * length * size]
+            for start in starts:
+                self._write(handle, piece, start + offset * size)
+
+    def _write(self, handle: int, data: memoryview, offset: int) -> None:
+        """Raises OSError, with the name of the file, if the disk refuses."""
+        try:
+            while data:  # Linux takes at most 2 GiB at once
+                written = os.pwrite(handle, data, offset)
+                data, offset = data[written:], offset + written
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.partial)) from error
+
+
+def write(files: Sequence[TensorFile], shards: Iterable[Shard]) -> None:
+    """Write regions, one after another, to each of the files that have their tensors; all files
+    have begun.
+    """
+    with ExitStack() as stack:
+        opened = [(file, stack.enter_context(file._opened())) for file in files]
+        for shard in shards:
+            for file, handle in opened:
+                file._put(handle, shard)
+            del shard  # before the next is made
+
+
+def write_whole(files: Sequence[TensorFile], shards: Iterable[Shard]) -> None:
+    """The same, and from beginning to end: this process has all regions."""
+    for file in files:
+        file.begin()
+    write(files, shards)
+    for file in files:
+        file.complete()
+
+
+def runs(shape: Shape, slices: Slices) -> tuple[int, Iterator[int]]:
+    """How a region lies in its tensor, row by row: in runs of one length, each at its offset, in
+    elements.  The region is not empty.
+    """
+    strides = [1, *accumulate(reversed(shape[1:]), mul)][::-1]
+    whole = 0  # dims at the end that the region has all of
+    while whole < len(shape) and slices[-1 - whole] == (0, shape[-1 - whole]):
+        whole += 1
+    outer = max(0, len(shape) - whole - 1)  # dims before the last that is cut
+    length = math.prod(size for _, size in slices[outer:])
+    firsts = [
+        [place * stride for place in range(start, start + size)]
+        for (start, size), stride in zip(slices[:outer], strides, strict=False)
+    ]
+    inner = slices[outer][0] * strides[outer] if shape else 0
+    return length, (inner + sum(place) for place in product(*firsts))

@@ -1,0 +1,181 @@
+"""Weights on disk: `weights.safetensors` in the run's folder, from any layout, is the state_dict of
+the trained model: every name of it, those that forward does not read and all names of a tied weight
+included.  Moving averages (optim.ema) make such a file too, `ema.safetensors`.
+
+Ranks of one host write their regions into the one file (tensor_file.py).  Where there are several
+hosts each rank writes a file of its shards, which says what slices of which tensors they are; those
+of all ranks make one.  Hosts that share no disk: python -m flowrun.launcher.weights FOLDER OTHER …
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.capture.joint_graph import LOSS
+from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.graph import Variable
+from flowrun.engine.runtime.rank.shards import Shard
+from flowrun.launcher.store.checkpoint import AVERAGES, WEIGHTS, About
+from flowrun.launcher.store.tensor_file import CODES, DTYPES, Contents, TensorFile, write_whole
+
+FILE = WEIGHTS
+LOSS_FILE = "loss.safetensors"  # of a loss that is a module with parameters or buffers
+_SHARDS = "weights.rank*.safetensors"  # * is five digits
+_EMA = "ema/"
+_STEPS, _RANKS, _ABOUT, _SHARD = "steps", "num_ranks", "about", "shard/"  # metadata of a file
+
+
+def check(contents: Contents, names: Mapping[str, str]) -> None:
+    """Before training: the file will be able to hold them.  Raises RecipeError."""
+    for name, tensor in names.items():
+        dtype = contents[tensor][1]
+        if dtype not in CODES:
+            raise RecipeError(
+                "train.save",
+                f"{name} is of {dtype}, which a safetensors file cannot hold.",
+                f"train.save=false leaves {FILE} out; checkpoints (train.save_every) hold it.",
+            )
+
+
+def files(folder: Path, contents: Contents, about: About) -> list[TensorFile]:
+    """What a run leaves, by the names of the model's state_dict, and of the loss's if that has one;
+    averages are those named ema/…
+    """
+    out = [file_of(folder / FILE, contents, of_model(about.names), about.step)]
+    if of_loss := {n.removeprefix(LOSS): t for n, t in about.names.items() if n.startswith(LOSS)}:
+        out.append(file_of(folder / LOSS_FILE, contents, of_loss, about.step))
+    if any(name.startswith(_EMA) for name in contents):
+        averaged = {
+            name: _EMA + tensor if _EMA + tensor in contents else tensor
+            for name, tensor in of_model(about.names).items()
+        }
+        out.append(file_of(folder / AVERAGES, contents, averaged, about.step))
+    return out
+
+
+def of_model(names: Mapping[str, str]) -> dict[str, str]:
+    """Without what the loss holds."""
+    return {name: tensor for name, tensor in names.items() if not name.startswith(LOSS)}
+
+
+def file_of(path: Path, contents: Contents, names: Mapping[str, str], steps: int) -> TensorFile:
+    """One file.  names: in the file -> among the contents."""
+    return TensorFile.of(path, names, contents, {"format": "pt", _STEPS: str(steps)})
+
+
+def steps_of(file: Path) -> int:
+    """Steps that the weights of a file were trained for; -1 if it does not say."""
+    with safe_open(file, "pt") as opened:
+        return int((opened.metadata() or {}).get(_STEPS, -1))
+
+
+def saved(plan: Plan) -> list[Variable]:
+    """What is written: parameters, buffers and moving averages."""
+    return [v for v in plan.graph.variables if v.kind != "state" or v.name.startswith(_EMA)]
+
+
+def averages(plan: Plan) -> dict[str, str]:
+    """Parameter -> its moving average, for those that have one."""
+    return {v.of: v.name for v in plan.graph.variables if v.of and v.name.startswith(_EMA)}
+
+
+def load(folder: Path) -> dict[str, torch.Tensor]:
+    """Read logical values."""
+    return load_file(folder / FILE)
+
+
+# ---- several hosts -------------------------------------------------------------------------------
+
+
+def save_shards(
+    folder: Path, rank: int, num_ranks: int, shards: Iterable[Shard], about: About
+) -> None:
+    """A rank writes its part of the values, and of each tensor its logical shape and slices."""
+    told = {_RANKS: str(num_ranks), _ABOUT: json.dumps(asdict(about))}
+    values = {}
+    for shard in shards:
+        values[shard.name] = shard.value.detach().cpu().contiguous()
+        told[_SHARD + shard.name] = json.dumps([shard.shape, shard.slices])
+    save_file(values, _shard_file(folder, rank), told)
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """Files of shards that nobody has joined."""
+    return sorted(folder.glob(_SHARDS.replace("*", "[0-9]" * 5)))
+
+
+def drop_shards(folder: Path) -> None:
+    """Those of an earlier run, which has_all would take for this one's."""
+    for file in shards_in(folder):
+        file.unlink(missing_ok=True)  # another host may see the same folder
+
+
+def has_all(folder: Path, num_ranks: int) -> bool:
+    """True if the shards of all ranks lie in a folder."""
+    return all(_shard_file(folder, rank).exists() for rank in range(num_ranks))
+
+
+def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
+    """Join the shards of all ranks, from any of the folders, to one file in the first of them; one
+    shard after another is in memory.
+
+    The shards go.  Raises FileNotFoundError for a rank that has none.
+    """
+    found = [_find(folders, rank) for rank in range(num_ranks)]
+    contents: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for file in found:
+        with safe_open(file, "pt") as shards:
+            told = shards.metadata()
+            for name in shards.keys():  # noqa: SIM118  (not a mapping)
+                shape, _ = json.loads(told[_SHARD + name])
+                contents[name] = tuple(shape), DTYPES[shards.get_slice(name).get_dtype()]
+    write_whole(files(folders[0], contents, About(**json.loads(told[_ABOUT]))), _shards_of(found))
+    for file in found:
+        file.unlink()
+    return folders[0] / FILE
+
+
+def _shards_of(files: Iterable[Path]) -> Iterator[Shard]:
+    for file in files:
+        with safe_open(file, "pt") as shards:
+            told = shards.metadata()
+            for name in shards.keys():  # noqa: SIM118
+                shape, slices = json.loads(told[_SHARD + name])
+                region = tuple((start, length) for start, length in slices)
+                yield Shard(name, tuple(shape), region, shards.get_tensor(name))
+
+
+def _find(folders: Iterable[Path], rank: int) -> Path:
+    for folder in folders:
+        if _shard_file(folder, rank).exists():
+            return _shard_file(folder, rank)
+    raise FileNotFoundError(f"no folder has the shards of rank {rank}: {_shard_file(Path(), rank)}")
+
+
+def _shard_file(folder: Path, rank: int) -> Path:
+    return folder / _SHARDS.replace("*", f"{rank:05d}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Join the shards that lie in several folders, one for each host."""
+    folders = [Path(text) for text in arguments]
+    here = [file for folder in folders for file in shards_in(folder)]
+    if not here:
+        print(f"python -m flowrun.launcher.weights FOLDER …: no {_SHARDS} there.")
+        return 2
+    with safe_open(here[0], "pt") as shards:
+        num_ranks = int(shards.metadata()[_RANKS])
+    try:
+        print(join_shards(folders, num_ranks))
+    except FileNotFoundError as error:
+        print(error)
+        return 2
+    return 0
