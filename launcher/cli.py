@@ -259,9 +259,9 @@ def plan(
                 "--save-recipe writes the recipe that a search has found, and none is asked for.",
                 "Add auto.placement=true.",
             )
-        from flowrun.launcher.run import plan_text
+        from flowrun.launcher.run import plan as make_plan
 
-        text = plan_text(recipe, given, save_recipe)
+        text = str(make_plan(recipe, given, save_recipe))
         doing.clear()
         typer.echo(text)
 

@@ -10,6 +10,7 @@ import io
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,7 +97,21 @@ def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, R
     return placed.recipe, placed.training
 
 
-def plan_text(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a recipe will do.  recipe: as it will run, placed where it asks for that.  training: its
+    plan, and the rehearsal of a step (seconds, bytes).  text: what `flowrun plan` prints.
+    """
+
+    recipe: Recipe
+    training: Rehearsed
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None) -> Planned:
     """What a recipe will do: stages, layers, boxings, memory, time; before these the candidates,
     where it is to be placed.  Starts nothing.
 
@@ -118,10 +133,12 @@ def plan_text(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None =
                 from flowrun.launcher.place.saved import save as write
 
                 write(placed, list(overrides), save)
-        console.print(plan_report(Job(recipe, values=False, planned=planned), width))
+        job = Job(recipe, values=False, planned=planned)
+        console.print(plan_report(job, width))
         if save and planned:
             console.print(f"the recipe is saved: flowrun recipe={save}", soft_wrap=True)
-    return text.get().rstrip()
+    shown = text.get().rstrip()
+    return Planned(recipe=recipe, training=job.training, text=shown)
 
 
 def verify(recipe: Recipe) -> Comparison:

@@ -54,7 +54,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Path]]:
         ModuleType("flowrun.launcher.report.progress"),
     )
     module.run = run  # type: ignore[attr-defined]
-    module.plan_text = lambda recipe, *_: f"plan of {recipe.name}"  # type: ignore[attr-defined]
+    module.plan = lambda recipe, *_: f"plan of {recipe.name}"  # type: ignore[attr-defined]
     progress.Progress = lambda: None  # type: ignore[attr-defined]
     progress.seconds = progress.size = lambda value: f"{value:g}"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flowrun.launcher.run", module)

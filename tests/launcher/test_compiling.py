@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.run import plan_text
+from flowrun.launcher.run import plan
 from support.command import Command, losses, run_folder, workplace
 
 MLP = ["recipe=mlp_data_parallel"]
@@ -17,10 +17,10 @@ MLP = ["recipe=mlp_data_parallel"]
 def test_a_plan_says_how_many_programs_inductor_gets() -> None:
     found = re.search(
         r"inductor compiles (\d+) regions, (\d+) different",
-        plan_text(load([*MLP, "engine.compiler=inductor"])),
+        str(plan(load([*MLP, "engine.compiler=inductor"]))),
     )
     assert found and int(found[1]) > int(found[2]) > 0
-    assert "compiles" not in plan_text(load(MLP))
+    assert "compiles" not in str(plan(load(MLP)))
 
 
 @pytest.mark.processes

@@ -17,11 +17,11 @@ def main() -> None:
     root = Path(__file__).resolve().parents[2]
     folder = root / "build" / "typing" / "flowrun"
     folder.mkdir(parents=True, exist_ok=True)
-    for name in PACKAGES:
+    for name in (*PACKAGES, "__init__.py"):
         link = folder / name
         if link.is_symlink():
             link.unlink()
-        link.symlink_to(root / name, target_is_directory=True)
+        link.symlink_to(root / name, target_is_directory=(root / name).is_dir())
 
 
 if __name__ == "__main__":
