@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from flowrun.engine.errors import FlowrunError
 
 if TYPE_CHECKING:  # each imports torch, or Hydra: `import flowrun` takes neither
-    from flowrun.launcher.commands.verify import Comparison
+    from flowrun.launcher.commands.verify import LayoutComparison
     from flowrun.launcher.recipe.schema import Recipe
     from flowrun.launcher.report.report import Report
     from flowrun.launcher.run import Planned
@@ -109,7 +109,7 @@ def verify(
     overrides: Sequence[str] = (),
     *,
     config_dir: str | Path | None = None,
-) -> Comparison:
+) -> LayoutComparison:
     """Train a few steps of a recipe under every layout, each beside a plain torch loop.
 
     All ranks of a layout run in this process, unless the recipe names a launch of its own.

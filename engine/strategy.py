@@ -15,7 +15,7 @@ from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import Sbp
 
 if TYPE_CHECKING:  # the tables of ops import torch, which composing does without
-    from flowrun.engine.ops.table import Table
+    from flowrun.engine.ops.table import OpTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ Settings = tuple[tuple[str, float | bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ParameterGroup:
     """Parameters whose name matches the pattern (fnmatch, `*` crosses dots) have settings of their
     own.
     """
@@ -78,7 +78,7 @@ class Optimizer:
     arguments: Settings = ()
     clip_norm: float = 0.0
     clip_value: float = 0.0
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()
     rates: tuple[tuple[float, tuple[float, ...]], ...] = ()
     ema: float = 0.0
     sparse: str = "exact"
@@ -231,7 +231,7 @@ class Strategy:
     sample_s: float = 0.0
     hardware: Hardware = field(default_factory=Hardware)
     shared_memory: bool = False
-    signatures: tuple[tuple[str, Table], ...] = ()
+    signatures: tuple[tuple[str, OpTable], ...] = ()
     kept_rows: Path | None = None
 
     @property

@@ -36,7 +36,7 @@ from flowrun.launcher.store import weights
 from flowrun.launcher.store.checkpoint import Checkpoint, alone, prepare
 
 if TYPE_CHECKING:
-    from flowrun.launcher.commands.verify import Comparison
+    from flowrun.launcher.commands.verify import LayoutComparison
 
 
 def run(
@@ -141,7 +141,7 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
     return Planned(recipe=recipe, training=job.training, text=shown)
 
 
-def verify(recipe: Recipe) -> Comparison:
+def verify(recipe: Recipe) -> LayoutComparison:
     """A few steps of the recipe under every layout, each beside plain torch."""
     from flowrun.launcher.commands.verify import compare_layouts
 

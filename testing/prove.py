@@ -13,7 +13,7 @@ from flowrun.engine.ir.sbp import Sbp, Split
 from flowrun.engine.ops.signature import Local, OpView, Signature, torch_callable
 from flowrun.engine.ops.table import GivenTable, RowsOf
 from flowrun.engine.proof.judge import on_one_axis
-from flowrun.engine.proof.simulated_ranks import Sample, row_failure, sample
+from flowrun.engine.proof.simulated_ranks import OpSample, row_failure, sample
 
 PARTS = (2, 3, 4, 5)  # ranks: few sizes are divided by all of them
 
@@ -79,17 +79,17 @@ def _target(op: Any) -> str:
     return target
 
 
-def _sample(target: str, given: Arguments, table: GivenTable) -> Sample:
+def _sample(target: str, given: Arguments, table: GivenTable) -> OpSample:
     with torch.no_grad():
         made = sample(target, **given) if isinstance(given, Mapping) else sample(target, *given)
     return replace(made, op=replace(made.op, table=table))
 
 
-def _view(given: Sample, parts: int) -> OpView:
+def _view(given: OpSample, parts: int) -> OpView:
     return OpView(given.op, tuple(given.in_shapes), tuple(given.out_shapes), parts)
 
 
-def _fits(row: Signature, given: Sample, parts: int) -> bool:
+def _fits(row: Signature, given: OpSample, parts: int) -> bool:
     """True if every dim that the row splits can be split."""
     pairs: list[tuple[Sbp, Shape | None]] = [
         *zip(row.inputs, given.in_shapes, strict=True),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from flowrun.engine.actors.protocol import Ring
-from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Variable
 from flowrun.engine.ir.placement import Placement
 
@@ -95,12 +95,12 @@ class BoxWork:
         moves (shared_weights.py).
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[BoxingStep, ...]
     pairs: tuple[tuple[str, str], ...]
     one_copy: bool = False
 
     @property
-    def step(self) -> Step:
+    def step(self) -> BoxingStep:
         """The first step: its axis, kind and reduction are those of all."""
         return self.steps[0]
 

@@ -69,7 +69,7 @@ class Port(NamedTuple):
     other: Token
 
 
-class Launch(NamedTuple):
+class LaunchAct(NamedTuple):
     """Effect: run act number `act` of the actor."""
 
     actor: int

@@ -22,7 +22,7 @@ from typing import Any
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan, RegionWork
 from flowrun.engine.actors.protocol import (
     ActorSpec,
-    Launch,
+    LaunchAct,
     begin,
     can_act,
     end,
@@ -98,13 +98,13 @@ class Scheduler:
         """The rest of an act that computed goes on beside compute."""
         self._blocked.discard(actor)
 
-    def next_compute(self) -> Launch | None:
+    def next_compute(self) -> LaunchAct | None:
         """Take the ready computing actor of highest priority."""
         if self._blocked:
             return None
         return self._launch(heapq.heappop(self._compute)[2]) if self._compute else None
 
-    def next_communication(self) -> Launch | None:
+    def next_communication(self) -> LaunchAct | None:
         """Take a collective or transfer that may be issued now."""
         for k, actor in enumerate(self._communicate):
             if self._in_turn(actor) and not self._gives_way(actor):
@@ -112,7 +112,7 @@ class Scheduler:
                 return self._launch(actor)
         return None
 
-    def next_supply(self) -> Launch | None:
+    def next_supply(self) -> LaunchAct | None:
         """Take a ready actor that acts beside compute."""
         return self._launch(self._supply.pop(0)) if self._supply else None
 
@@ -171,14 +171,14 @@ class Scheduler:
         turn = self._turns[actor](act) if actor in self._turns else act
         return self._priority[actor], turn, actor
 
-    def _launch(self, actor: int) -> Launch:
+    def _launch(self, actor: int) -> LaunchAct:
         self.states[actor] = begin(self.states[actor])
         if actor in self._priority or actor in self._blocking:
             self._blocked.add(actor)
         axis = self._axes[actor]
         if axis in self.issued:
             self.issued[axis] += 1
-        return Launch(actor, self.acts[actor])
+        return LaunchAct(actor, self.acts[actor])
 
     def _gives_way(self, actor: int) -> bool:
         """To what is under way, and what waits for a whole step to what can be computed."""

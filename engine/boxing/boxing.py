@@ -43,7 +43,7 @@ LOCAL_LEAST_S = 1e-7  # so that doing nothing is always cheaper
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BoxingStep:
     """One move on one axis of one grid: the SBP of that axis changes from source to target.
 
     exchanged: an all-reduce that goes as an EXCHANGE; lower.py decides (`by_size`).
@@ -104,7 +104,9 @@ def fits(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> bool:
     return len(reductions) <= 1
 
 
-def path(source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape) -> tuple[Step, ...]:
+def path(
+    source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape
+) -> tuple[BoxingStep, ...]:
     """The steps from source to target: least bytes, then fewest steps.
 
     Axes of size 1 cost nothing: they have what the target says from the start.  Raises SbpError if
@@ -125,13 +127,13 @@ def path(source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape) -> t
 @lru_cache(maxsize=65536)
 def _paths(
     start: NdSbp, partial: tuple[Partial | None, ...], grid: tuple[int, ...], shape: Shape
-) -> Mapping[NdSbp, tuple[Step, ...]]:
+) -> Mapping[NdSbp, tuple[BoxingStep, ...]]:
     """The paths from start to all nd-SBPs that have these P, or none (Dijkstra over nd-SBPs)."""
-    done: dict[NdSbp, tuple[Step, ...]] = {}
+    done: dict[NdSbp, tuple[BoxingStep, ...]] = {}
     if not fits(start, grid, shape):
         return done
     ranks, order = math.prod(grid), itertools.count()
-    Entry = tuple[int, int, int, NdSbp, tuple[Step, ...]]  # bytes in whole tensors x ranks
+    Entry = tuple[int, int, int, NdSbp, tuple[BoxingStep, ...]]  # bytes in whole tensors x ranks
     heap: list[Entry] = [(0, 0, 0, start, ())]
     while heap:
         cost, length, _, state, steps = heapq.heappop(heap)
@@ -146,7 +148,7 @@ def _paths(
     return done
 
 
-def step_bytes(step: Step, state: NdSbp, grid: tuple[int, ...], num_bytes: float) -> float:
+def step_bytes(step: BoxingStep, state: NdSbp, grid: tuple[int, ...], num_bytes: float) -> float:
     """Bytes that cross links, over all ranks; `state`: the nd-SBP before the step.
 
     Exact for uneven splits too, except all-to-all: a little more or less than 1/p stays at home.
@@ -181,13 +183,13 @@ def path_seconds(
     )
 
 
-def by_size(step: Step, num_bytes: float, link: Link) -> Step:
+def by_size(step: BoxingStep, num_bytes: float, link: Link) -> BoxingStep:
     """An all-reduce as an exchange, if its message on a rank is small enough for the link."""
     exchanged = step.kind == ALL_REDUCE and 0 < num_bytes <= link.exchange_bytes
     return replace(step, exchanged=True) if exchanged else step
 
 
-def start_seconds(step: Step, link: Link) -> float:
+def start_seconds(step: BoxingStep, link: Link) -> float:
     """Of one step, however little it moves: a latency, and the hops of a ring; an all-reduce may
     go up and down a tree instead (NCCL, src/graph/tuning.cc), and of what goes straight to every
     other member each piece may have a start of its own.
@@ -200,7 +202,12 @@ def start_seconds(step: Step, link: Link) -> float:
 
 
 def step_seconds(
-    step: Step, state: NdSbp, grid: tuple[int, ...], shape: Shape, num_bytes: float, link: Link
+    step: BoxingStep,
+    state: NdSbp,
+    grid: tuple[int, ...],
+    shape: Shape,
+    num_bytes: float,
+    link: Link,
 ) -> float:
     """Of what one step moves, on the busiest rank: 1/p of what crosses in its group.
 
@@ -218,7 +225,7 @@ def step_seconds(
 
 def states(
     source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape
-) -> Iterator[tuple[Step, NdSbp]]:
+) -> Iterator[tuple[BoxingStep, NdSbp]]:
     """Each step of the path with the nd-SBP before it."""
     state = tuple(t if n == 1 else s for s, t, n in zip(source, target, grid, strict=True))
     for step in path(source, target, grid, shape):
@@ -228,7 +235,7 @@ def states(
 
 def _next_steps(
     state: NdSbp, partial: Sequence[Partial | None], grid: tuple[int, ...], shape: Shape
-) -> Iterator[Step]:
+) -> Iterator[BoxingStep]:
     """Legal steps from a state.  A P appears only where the target wants it: it saves no byte."""
     for axis, (sbp, parts) in enumerate(zip(state, grid, strict=True)):
         if parts == 1:
@@ -236,12 +243,12 @@ def _next_steps(
         for new in (*unreduced(shape), *filter(None, (partial[axis],))):
             if new == sbp or (type(sbp), type(new)) not in KINDS:
                 continue
-            step = Step(axis, sbp, new)
+            step = BoxingStep(axis, sbp, new)
             if not _interleaves(step, state, grid) and fits(step.after(state), grid, shape):
                 yield step
 
 
-def _interleaves(step: Step, state: NdSbp, grid: tuple[int, ...]) -> bool:
+def _interleaves(step: BoxingStep, state: NdSbp, grid: tuple[int, ...]) -> bool:
     """True if an inner axis splits the dim that the step cuts or joins: it would shuffle pieces."""
     inner = range(step.axis + 1, len(grid))
     splits = {state[axis] for axis in inner if grid[axis] > 1 and isinstance(state[axis], Split)}
@@ -269,7 +276,7 @@ def _group_tensors(kind: str, parts: int) -> Fraction:
     return table.get(kind, Fraction(0))
 
 
-def _tensors_moved(step: Step, state: NdSbp, grid: tuple[int, ...]) -> Fraction:
+def _tensors_moved(step: BoxingStep, state: NdSbp, grid: tuple[int, ...]) -> Fraction:
     """How often the logical tensor crosses: as in one group, times the ranks that hold the same."""
     alike = replicas(replaced(state, step.axis, S(0)), grid)
     return _group_tensors(step.kind, grid[step.axis]) * alike

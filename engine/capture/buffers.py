@@ -14,7 +14,15 @@ from dataclasses import replace
 import torch
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op, Ref, Tensor, Variable, rename_inputs
+from flowrun.engine.ir.graph import (
+    FORWARD,
+    LogicalGraph,
+    LogicalTensor,
+    Op,
+    Ref,
+    Variable,
+    rename_inputs,
+)
 from flowrun.engine.ir.names import tensor_of_variable
 
 WRITES = "writes/"  # a result of this name is no report, but what forward makes of a buffer
@@ -82,7 +90,7 @@ def with_buffers(graph: LogicalGraph, assigned: Mapping[str, torch.Tensor]) -> L
             )
         if now is not None and name not in variables:
             tensor = tensor_of_variable(name)
-            tensors[tensor] = Tensor(tensor, now.shape, now.dtype)
+            tensors[tensor] = LogicalTensor(tensor, now.shape, now.dtype)
             variables[name] = Variable(name, tensor, "buffer")
     return replace(
         graph,

@@ -124,7 +124,7 @@ class Task:
         return {name: first.setdefault(id(tensor), name) for name, tensor in self._all().items()}
 
 
-class Program(nn.Module):
+class CapturedModule(nn.Module):
     """Model, loss and metrics as one module of positional tensors: what torch captures.
 
     written: names of buffers whose values behind forward are returned, too.
@@ -301,7 +301,7 @@ def _joint(
     except RecipeError:
         raise
     except Exception as error:
-        program = Program(task, tuple(batch), metrics)
+        program = CapturedModule(task, tuple(batch), metrics)
         with _quiet():
             refused = not_captured(error, program, values, type(task.model).__name__)
         raise refused from error
@@ -325,7 +325,7 @@ def _followed(
     written: tuple[str, ...] = ()
     for _ in range(2):
         torch._dynamo.reset()
-        program = Program(task, tuple(batch), metrics, written)
+        program = CapturedModule(task, tuple(batch), metrics, written)
         with recorded() as effects:
             traced: Any = dynamo_graph_capture_for_export(program)(*batch.values())
         assigned = {id(e.owner) for e in effects} & {id(m._buffers) for m in program.modules()}

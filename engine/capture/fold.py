@@ -45,7 +45,7 @@ def fold(graph: fx.Graph, entering: Mapping[fx.Node, str]) -> tuple[Fold, ...]:
     paths = {node: module_of(node) for node in graph.nodes if node.op not in _ENDS}
     for blocks in _lists(paths.values()):
         if not any(f"{blocks}.".startswith(f"{other.blocks}.") for other in found):
-            line = _Line(paths, entering, blocks)
+            line = _BlockSequence(paths, entering, blocks)
             first, end = line.longest()
             cut = end - first - KEPT
             if end - first >= LEAST and line.take_out(graph, first + KEPT, end):
@@ -69,7 +69,7 @@ def _lists(paths: Iterable[str]) -> list[str]:
     return sorted(found, key=lambda path: path.count("."))
 
 
-class _Line:
+class _BlockSequence:
     """The calls of a graph as a line of blocks of one list: each from its first call to that of the
     next, so that what is computed between two blocks belongs to the first.
     """

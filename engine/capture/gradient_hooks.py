@@ -19,7 +19,7 @@ from torch import nn
 
 from flowrun.engine.capture.module_checks import place_of_function
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.names import tensor_of_variable
 
 MOST_NUMBERS = 4096  # of a tensor from outside that a plan carries
@@ -155,7 +155,7 @@ class _Hooked:
                 return variable.tensor
         value = self.named[name]
         tensor = tensor_of_variable(name)
-        self.tensors[tensor] = Tensor(tensor, tuple(value.shape), value.dtype)
+        self.tensors[tensor] = LogicalTensor(tensor, tuple(value.shape), value.dtype)
         kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
         self.variables.append(Variable(name, tensor, kind))
         return tensor
@@ -185,7 +185,7 @@ class _Hooked:
         return f"{tensor_of_variable(self.parameter)}/hook/{node.name}"
 
     def _add(self, node: torch.fx.Node, name: str, value: torch.Tensor) -> str:
-        self.tensors[name] = Tensor(name, tuple(int(n) for n in value.shape), value.dtype)
+        self.tensors[name] = LogicalTensor(name, tuple(int(n) for n in value.shape), value.dtype)
         self.names[node] = name
         return name
 

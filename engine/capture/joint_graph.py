@@ -32,9 +32,9 @@ from flowrun.engine.ir.graph import (
     FORWARD,
     Feed,
     LogicalGraph,
+    LogicalTensor,
     Op,
     Ref,
-    Tensor,
     Variable,
 )
 from flowrun.engine.ir.names import tensor_of_field, tensor_of_node, tensor_of_variable
@@ -69,7 +69,7 @@ class JointGraph:
         self.fields = fields
         self.result_names = results
         self.names: dict[Any, str] = {}  # FX node -> tensor
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, LogicalTensor] = {}
         self.ops: list[Op] = []
         self.variables: list[Variable] = []
         self.feeds: list[Feed] = []
@@ -103,7 +103,7 @@ class JointGraph:
         )
 
     def _tensor(self, node: torch.fx.Node, name: str, value: Any) -> str:
-        self.tensors[name] = Tensor(name, tuple(int(n) for n in value.shape), value.dtype)
+        self.tensors[name] = LogicalTensor(name, tuple(int(n) for n in value.shape), value.dtype)
         self.names[node] = name
         return name
 
@@ -186,7 +186,7 @@ class JointGraph:
             self.left_out[str(node.target), module_of(node)] = None
             return
         name = tensor_of_node(node.name)
-        self.tensors[name] = Tensor(name, (), torch.bool)
+        self.tensors[name] = LogicalTensor(name, (), torch.bool)
         args = (self._argument(node.args), str(node.target), user_line(node))
         kwargs = tuple((key, self._argument(arg)) for key, arg in node.kwargs.items())
         where = (module_of(node), self._phase(node))
@@ -243,7 +243,7 @@ class JointGraph:
         return arg
 
     @staticmethod
-    def _check_scalar(name: str, made: Tensor) -> None:
+    def _check_scalar(name: str, made: LogicalTensor) -> None:
         if made.shape != () or not made.dtype.is_floating_point:
             key = "task.loss" if name == "loss" else f"task.metrics.{name}"
             raise RecipeError(

@@ -16,7 +16,7 @@ class UnlikeError(Exception):
     """Blocks that are equal before autograd are not behind it."""
 
 
-class Place(NamedTuple):
+class PartOutput(NamedTuple):
     """Where a tensor is made, by a part of the graph: see Parts."""
 
     phase: str
@@ -32,7 +32,7 @@ class Mode(NamedTuple):
     """
 
     own: bool
-    place: Place | None = None
+    place: PartOutput | None = None
 
 
 class Parts:
@@ -43,7 +43,7 @@ class Parts:
     def __init__(self, graph: LogicalGraph, blocks: str) -> None:
         self.ops: dict[tuple[str, int], list[Op]] = {}
         self.numbers: list[int] = []
-        self.place: dict[str, Place] = {}  # tensor -> where
+        self.place: dict[str, PartOutput] = {}  # tensor -> where
         self.of: dict[str, tuple[str, int]] = {}  # op -> phase and part
         at = {FORWARD: -1, BACKWARD: -1}
         for op in graph.ops:
@@ -59,7 +59,7 @@ class Parts:
                 ops = self.ops.setdefault(key, [])
                 for k, name in enumerate(op.outputs):
                     if name is not None:
-                        self.place[name] = Place(*key, len(ops), k)
+                        self.place[name] = PartOutput(*key, len(ops), k)
                 ops.append(op)
 
 

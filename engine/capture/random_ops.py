@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Ref, Tensor, rename_inputs
+from flowrun.engine.ir.graph import Feed, LogicalGraph, LogicalTensor, Op, Ref, rename_inputs
 from flowrun.engine.ops.signature import bind
 from flowrun.engine.ops.traits import is_random
 
@@ -84,7 +84,7 @@ class _Rewriter:
 
     def draw(self, op: Op, target: str, *args: Any, dtype: torch.dtype | None = None) -> str:
         """A draw of the shape of the op's first used output, under the op's name."""
-        self.tensors.setdefault(DRAW, Tensor(DRAW, (), torch.int64))
+        self.tensors.setdefault(DRAW, LogicalTensor(DRAW, (), torch.int64))
         like = self.tensors[op.makes[0]]
         given = () if dtype is None else (("dtype", dtype),)
         return self._append(
@@ -118,7 +118,7 @@ class _Rewriter:
         dtype: torch.dtype,
     ) -> str:
         name = f"{op.name}_{suffix}"
-        self.tensors[name] = Tensor(name, self.tensors[op.makes[0]].shape, dtype)
+        self.tensors[name] = LogicalTensor(name, self.tensors[op.makes[0]].shape, dtype)
         self.ops.append(
             replace(op, name=name, target=target, args=args, kwargs=kwargs, outputs=(name,))
         )

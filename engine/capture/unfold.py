@@ -14,8 +14,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flowrun.engine.capture.fold import KEPT, Fold
-from flowrun.engine.capture.parts import Pair, Place, UnlikeError, numbered
-from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, Tensor, map_refs
+from flowrun.engine.capture.parts import Pair, PartOutput, UnlikeError, numbered
+from flowrun.engine.ir.graph import (
+    BACKWARD,
+    FORWARD,
+    LogicalGraph,
+    LogicalTensor,
+    Op,
+    Ref,
+    map_refs,
+)
 from flowrun.engine.ir.module_path import block_of
 
 
@@ -34,7 +42,7 @@ class _Unfolding:
         self.fold = fold
         self.pair = Pair(graph, fold)
         self.parts, self.at = self.pair.parts, self.pair.at
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, LogicalTensor] = {}
 
     # ------------------------------------------------------------------ names
 
@@ -74,7 +82,7 @@ class _Unfolding:
             return self._path(name, copy) if name in self.pair.variables else name
         return self._renamed(op, copy) + name.removeprefix(op.name)
 
-    def _made_at(self, place: Place, part: int) -> str:
+    def _made_at(self, place: PartOutput, part: int) -> str:
         """The tensor at the same place in a part of the whole graph."""
         copy, cut = part - self.at, self.fold.cut
         kept = part if copy <= 0 else self.at if copy <= cut else part - cut

@@ -23,18 +23,18 @@ from typing import Any
 import torch
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import Ref, Tensor, refs
+from flowrun.engine.ir.graph import LogicalTensor, Ref, refs
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.pointwise import RULES as POINTWISE
 
-Update = Callable[..., Any]
+UpdateFunction = Callable[..., Any]
 Settings = tuple[tuple[str, float | bool], ...]
 
 FED = ("lr", "step")  # keywords that are tensors, fed once a step
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TracedOp:
     """One ATen op of a traced update: made = target(*args, **kwargs)."""
 
     made: str
@@ -44,37 +44,37 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TracedUpdate:
     """A traced update.  Its inputs are named as the function names them; those it did not make are
     "param", "grad", the states, and what of "lr" and "step" it takes.
 
     made: every tensor that a line makes.  results: the new parameter, then the new states.
     """
 
-    lines: tuple[Line, ...]
-    made: Mapping[str, Tensor]
+    lines: tuple[TracedOp, ...]
+    made: Mapping[str, LogicalTensor]
     results: tuple[str, ...]
 
 
 @lru_cache(maxsize=256)
-def states_of(function: Update) -> tuple[tuple[str, float | None], ...]:
+def states_of(function: UpdateFunction) -> tuple[tuple[str, float | None], ...]:
     """(name, start) of every state of an update function."""
     positional = [p for p in _parameters(function) if p.kind is not p.KEYWORD_ONLY]
     return tuple((p.name, 0.0 if p.default is p.empty else p.default) for p in positional[2:])
 
 
-def keywords_of(function: Update) -> Mapping[str, Any]:
+def keywords_of(function: UpdateFunction) -> Mapping[str, Any]:
     """Keyword arguments but `lr` and `step`, with defaults (inspect.Parameter.empty: none)."""
     named = [p for p in _parameters(function) if p.kind is p.KEYWORD_ONLY]
     return {p.name: p.default for p in named if p.name not in FED}
 
 
-def fed_to(function: Update) -> tuple[str, ...]:
+def fed_to(function: UpdateFunction) -> tuple[str, ...]:
     """Which of `lr` and `step` an update function takes."""
     return tuple(p.name for p in _parameters(function) if p.name in FED)
 
 
-def _parameters(function: Update) -> Sequence[inspect.Parameter]:
+def _parameters(function: UpdateFunction) -> Sequence[inspect.Parameter]:
     found = list(inspect.signature(function).parameters.values())
     plain = [p for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(plain) < 2 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
@@ -87,7 +87,9 @@ def _parameters(function: Update) -> Sequence[inspect.Parameter]:
 
 
 @lru_cache(maxsize=1024)
-def trace(function: Update, shape: Shape, dtype: torch.dtype, settings: Settings) -> Program:
+def trace(
+    function: UpdateFunction, shape: Shape, dtype: torch.dtype, settings: Settings
+) -> TracedUpdate:
     """The ops of one parameter's update.  Raises RecipeError (optim.update) if torch cannot trace
     the function, if it works in place, or if its results are not shaped as the parameter.
     """
@@ -114,10 +116,10 @@ def trace(function: Update, shape: Shape, dtype: torch.dtype, settings: Settings
             f"torch could not trace it: {type(error).__name__}: {reason}",
             "Compute with tensors: no .item(), no `if` on a value; torch.where chooses.",
         ) from error
-    return _read(module, names, function, Tensor("param", shape, dtype))
+    return _read(module, names, function, LogicalTensor("param", shape, dtype))
 
 
-def is_elementwise(function: Update, settings: Settings) -> bool:
+def is_elementwise(function: UpdateFunction, settings: Settings) -> bool:
     """True if every row of a parameter is updated by itself: nothing shaped as the parameter is
     reduced, moved or mixed.
     """
@@ -133,7 +135,7 @@ def is_elementwise(function: Update, settings: Settings) -> bool:
 
 
 @torch.no_grad()
-def rests(function: Update, settings: Settings) -> bool:
+def rests(function: UpdateFunction, settings: Settings) -> bool:
     """True if a gradient of 0 changes nothing, bit for bit; tried on many values, states from 0 up.
 
     A row without a look-up then needs no update.
@@ -153,7 +155,7 @@ def rests(function: Update, settings: Settings) -> bool:
 
 
 def behaviour(
-    function: Update, parameters: Iterable[tuple[Tensor, Mapping[str, float | bool]]]
+    function: UpdateFunction, parameters: Iterable[tuple[LogicalTensor, Mapping[str, float | bool]]]
 ) -> tuple[Any, ...]:
     """All that a plan takes from an update function of these parameters, as plain values: its name
     does not tell what it does.
@@ -170,7 +172,7 @@ def behaviour(
     return states_of(function), fed_to(function), told
 
 
-def _updates_rows(function: Update, settings: Settings) -> tuple[bool, bool] | None:
+def _updates_rows(function: UpdateFunction, settings: Settings) -> tuple[bool, bool] | None:
     """Whether it is elementwise, and rests; None for one that does not take a matrix."""
     try:
         return is_elementwise(function, settings), rests(function, settings)
@@ -179,11 +181,14 @@ def _updates_rows(function: Update, settings: Settings) -> tuple[bool, bool] | N
 
 
 def _read(
-    module: torch.fx.GraphModule, names: Sequence[str], function: Update, param: Tensor
-) -> Program:
+    module: torch.fx.GraphModule,
+    names: Sequence[str],
+    function: UpdateFunction,
+    param: LogicalTensor,
+) -> TracedUpdate:
     known: dict[torch.fx.Node, str] = {}
-    made: dict[str, Tensor] = {}
-    lines: list[Line] = []
+    made: dict[str, LogicalTensor] = {}
+    lines: list[TracedOp] = []
     inputs = iter(names)
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -197,10 +202,10 @@ def _read(
             if not isinstance(value, torch.Tensor):
                 raise _refused(function, f"{node.target} makes several tensors.", "Use another op.")
             known[node] = node.name
-            made[node.name] = Tensor(node.name, tuple(value.shape), value.dtype)
+            made[node.name] = LogicalTensor(node.name, tuple(value.shape), value.dtype)
             kwargs = tuple((k, _argument(v, known)) for k, v in node.kwargs.items() if k not in _AS)
             args = tuple(_argument(arg, known) for arg in node.args)
-            lines.append(Line(node.name, str(node.target), args, kwargs))
+            lines.append(TracedOp(node.name, str(node.target), args, kwargs))
         elif node.op == "output":
             returned = node.args[0] if isinstance(node.args[0], (tuple, list)) else node.args
             results = tuple(known.get(value, "") for value in returned)
@@ -223,7 +228,7 @@ def _read(
                 f"the new {name} is {found.dtype} of shape {found.shape}, the old one "
                 f"{param.dtype} of shape {param.shape}.",
             )
-    return Program(tuple(lines), made, results)
+    return TracedUpdate(tuple(lines), made, results)
 
 
 _AS = ("device", "pin_memory", "layout")
@@ -255,6 +260,6 @@ def _root_of_squares(
 _NORMS = {torch.ops.aten.linalg_vector_norm.default: _root_of_squares}
 
 
-def _refused(function: Update, problem: str, instead: str = "") -> RecipeError:
+def _refused(function: UpdateFunction, problem: str, instead: str = "") -> RecipeError:
     name = getattr(function, "__name__", str(function))
     return RecipeError("optim.update", f"the update function {name} is refused: {problem}", instead)

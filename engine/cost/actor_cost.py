@@ -16,7 +16,7 @@ from flowrun.engine.actors.plan import (
 )
 from flowrun.engine.boxing.boxing import start_seconds, step_bytes, step_seconds
 from flowrun.engine.boxing.crossing import route
-from flowrun.engine.cost.fusion import FUSIONS, Kernel, kernels
+from flowrun.engine.cost.fusion import FUSIONS, FusedKernel, kernels
 from flowrun.engine.cost.op_cost import element_seconds
 from flowrun.engine.cost.seconds import local_seconds
 from flowrun.engine.hardware.hardware import CPU, Hardware
@@ -72,7 +72,7 @@ class ActorCost:
         shapes = (*self._ins(op), *(shape for shape in self._outs(op) if shape is not None))
         return max(map(math.prod, shapes), default=0)
 
-    def _kernel_seconds(self, kernel: Kernel, hardware: Hardware) -> float:
+    def _kernel_seconds(self, kernel: FusedKernel, hardware: Hardware) -> float:
         if len(kernel.ops) == 1:
             return self._op_seconds(kernel.ops[0], hardware)
         moved = sum(map(self.tensor_bytes, (*kernel.reads, *kernel.writes)))

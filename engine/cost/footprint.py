@@ -30,7 +30,7 @@ from flowrun.engine.ops.traits import Trait, has, is_view
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class ActBytes:
     """Bytes beyond what was live before.
 
     begin: most while it runs (of communication: while it is issued).  held: of communication under
@@ -44,7 +44,7 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _OpRun:
     """Ops that run together.  reads, makes: what is there as a whole."""
 
     ops: tuple[Op, ...]
@@ -52,13 +52,13 @@ class _Run:
     makes: tuple[str, ...]
 
     @staticmethod
-    def of(ops: tuple[Op, ...], work: RegionWork) -> _Run:
+    def of(ops: tuple[Op, ...], work: RegionWork) -> _OpRun:
         """One op, or a tile."""
         if len(ops) == 1:
-            return _Run(ops, ops[0].inputs, ops[0].makes)
+            return _OpRun(ops, ops[0].inputs, ops[0].makes)
         made = {name for op in ops for name in op.makes}
         reads = tuple(name for op in ops for name in op.inputs if name not in made)
-        return _Run(ops, reads, work.shown(ops))
+        return _OpRun(ops, reads, work.shown(ops))
 
 
 class Footprint:
@@ -94,7 +94,7 @@ class Footprint:
         if own - self.always:
             self.kind_bytes["message"] = self._sum(own)
             self.always |= own
-        self._regions: dict[tuple[int, frozenset[str], bool], Act] = {}
+        self._regions: dict[tuple[int, frozenset[str], bool], ActBytes] = {}
 
     def _add(self, op: Op) -> None:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
@@ -152,7 +152,7 @@ class Footprint:
 
     # ------------------------------------------------------------------ acts
 
-    def act(self, actor: Actor, freed: frozenset[str], first: bool) -> Act:
+    def act(self, actor: Actor, freed: frozenset[str], first: bool) -> ActBytes:
         """freed: storages that nobody reads after it.  first: of the step, so that sums over
         micro-batches get their memory.
         """
@@ -164,10 +164,10 @@ class Footprint:
         if isinstance(actor.work, BoxWork | TransferWork):
             found = self._staging(actor)
             gone = 0 if found.keeps else self._sum(freed)
-            return Act(found.begin, found.held - gone, found.end - gone, found.written)
+            return ActBytes(found.begin, found.held - gone, found.end - gone, found.written)
         made = {s for r in actor.outputs for s in self.slot(self.plan.registers[r])}
         total = sum(map(self.storage_bytes, made))
-        return Act(total, 0, total)
+        return ActBytes(total, 0, total)
 
     def _staging(self, actor: Actor) -> staging.Staging:
         work = actor.work
@@ -186,11 +186,11 @@ class Footprint:
             return staging.shared_collective(work.step.kind, parts, before, after)
         return staging.collective(work.step.kind, parts, before, after)
 
-    def _region(self, work: RegionWork, freed: frozenset[str], first: bool) -> Act:
+    def _region(self, work: RegionWork, freed: frozenset[str], first: bool) -> ActBytes:
         """The program op by op: a storage is free behind the last op that reads a view of it.  What
         the ops of a tile hand to one another is never there as a whole.
         """
-        runs = tuple(_Run.of(run, work) for run, _ in work.runs)
+        runs = tuple(_OpRun.of(run, work) for run, _ in work.runs)
         sums = frozenset(sums_of(self.plan, work))
         collected = frozenset(work.accumulates) - sums
         shown = collected | (taken_over(self.plan, work) if first else frozenset())
@@ -214,7 +214,7 @@ class Footprint:
             peak = max(peak, bytes_ + self._workspace(run.ops[0]))
             bytes_ -= self._sum(dies.get(k, ()))
         copies = self._sum(collected) if first and self.plan.micro_batches > 1 else 0
-        return Act(peak, 0, max(0, bytes_ + copies))
+        return ActBytes(peak, 0, max(0, bytes_ + copies))
 
     def _within(self, name: str, shown: frozenset[str]) -> str:
         """The storage of a tensor inside of a region.  shown: what has that of what it is made of,

@@ -49,7 +49,7 @@ FUSIONS: Mapping[str, Fusion] = {"compiled": COMPILED, "handwritten": HANDWRITTE
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class FusedKernel:
     """Ops that run as one.  reads, writes: tensors in memory, views as what they show."""
 
     ops: tuple[Op, ...]
@@ -62,7 +62,7 @@ def kernels(
     kept: Iterable[str],
     elements: Callable[[Op], int],
     fusion: Fusion = COMPILED,
-) -> tuple[Kernel, ...]:
+) -> tuple[FusedKernel, ...]:
     """The kernels of a region, views left out.  kept: tensors that are read outside of it.
 
     An op joins the kernel of an op that feeds it if both run over as many elements and no product
@@ -98,7 +98,7 @@ def _shares(op: Op, fusion: Fusion) -> tuple[bool, bool]:
 
 def _with_traffic(
     grouped: Sequence[Sequence[Op]], source: Mapping[str, str], kept: Set[str]
-) -> tuple[Kernel, ...]:
+) -> tuple[FusedKernel, ...]:
     """What enters a kernel is read once; what others read, or the region keeps, is written."""
     made = [{name for op in ops for name in op.makes} for ops in grouped]
     read = [{source.get(name, name): None for op in ops for name in op.inputs} for ops in grouped]
@@ -108,6 +108,6 @@ def _with_traffic(
     ]
     wanted = {*kept, *(name for names in entering for name in names)}
     return tuple(
-        Kernel(tuple(ops), reads, tuple(sorted(own & wanted)))
+        FusedKernel(tuple(ops), reads, tuple(sorted(own & wanted)))
         for ops, reads, own in zip(grouped, entering, made, strict=True)
     )

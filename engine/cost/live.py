@@ -12,10 +12,10 @@ from collections.abc import Container
 from typing import NamedTuple, TypeVar
 
 from flowrun.engine.actors.plan import Plan, RegionWork
-from flowrun.engine.cost.footprint import Act, Footprint
+from flowrun.engine.cost.footprint import ActBytes, Footprint
 from flowrun.engine.cost.messages import Messages
 
-Key = TypeVar("Key")
+K = TypeVar("K")
 
 
 class Live:
@@ -48,9 +48,11 @@ class Live:
         self.readers_left: dict[int, dict[int, int]] = {}  # register -> version -> how many
         # storage -> version -> versions of registers that hold it
         self.holders: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        self._pieces: dict[int, tuple[_Piece, ...]] = {}  # register -> what a version of it holds
+        self._pieces: dict[
+            int, tuple[_HeldStorage, ...]
+        ] = {}  # register -> what a version of it holds
         self._changes: dict[int, tuple[_Changes, _Changes]] = {}  # actor -> by filling, by reading
-        self._acts: dict[tuple[int, bool, tuple[str, ...]], Act] = {}
+        self._acts: dict[tuple[int, bool, tuple[str, ...]], ActBytes] = {}
 
     @property
     def peak(self) -> int:
@@ -121,7 +123,7 @@ class Live:
             now += max(0, self.others - waiting)
         self._bound = max(self._bound, now)
 
-    def _add(self, piece: _Piece, version: int, count: int) -> None:
+    def _add(self, piece: _HeldStorage, version: int, count: int) -> None:
         num_bytes = count * piece.num_bytes
         self.live += num_bytes
         if piece.waits:
@@ -138,12 +140,12 @@ class Live:
                 del versions[made]
                 self._add(piece, made, -1)
 
-    def _made(self, register: int, version: int, piece: _Piece) -> int:
+    def _made(self, register: int, version: int, piece: _HeldStorage) -> int:
         """Version of a storage that a version of a register holds: its own, or that of the step."""
         views = piece.storage in self.of_step and not self.plan.registers[register].per_step
         return version // self.plan.micro_batches if views else version
 
-    def _act(self, actor: int, act: int) -> Act:
+    def _act(self, actor: int, act: int) -> ActBytes:
         """What an act takes: of each actor a few kinds, by what it is the last to read."""
         freed, first = self._freed(actor, act), act % self._changed(actor)[0].acts == 0
         key = (actor, first, freed)
@@ -152,11 +154,11 @@ class Live:
             self._acts[key] = self.footprint.act(described, frozenset(freed), first)
         return self._acts[key]
 
-    def _held(self, register: int) -> tuple[_Piece, ...]:
+    def _held(self, register: int) -> tuple[_HeldStorage, ...]:
         if register not in self._pieces:
             size = self.footprint.storage_bytes
             found = sorted(self.footprint.slot(self.plan.registers[register]))
-            self._pieces[register] = tuple(_Piece(s, size(s), s in self.slots) for s in found)
+            self._pieces[register] = tuple(_HeldStorage(s, size(s), s in self.slots) for s in found)
         return self._pieces[register]
 
     def _changed(self, actor: int) -> tuple[_Changes, _Changes]:
@@ -198,7 +200,7 @@ class Live:
         return tuple(freed)
 
 
-class _Piece(NamedTuple):
+class _HeldStorage(NamedTuple):
     """A storage that a version of a register holds.  waits: for backward, in a stash."""
 
     storage: str
@@ -224,8 +226,8 @@ class _Changes(NamedTuple):
 
 
 def _later(
-    versions: dict[Key, dict[int, int]], of_step: Container[Key], acts: int
-) -> dict[Key, dict[int, int]]:
+    versions: dict[K, dict[int, int]], of_step: Container[K], acts: int
+) -> dict[K, dict[int, int]]:
     """The same of later acts; versions of a step stay."""
     return {
         key: found if key in of_step else {v + acts: n for v, n in found.items()}

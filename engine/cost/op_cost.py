@@ -14,7 +14,7 @@ import torch
 
 from flowrun.engine.hardware.hardware import CPU, Hardware
 from flowrun.engine.hardware.measured_ops import Factors, Shapes, factor
-from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, Op, Tensor
+from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalTensor, Op
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.signature import bind, places
 from flowrun.engine.ops.traits import is_view
@@ -71,7 +71,7 @@ def op_seconds(
     op: Op,
     in_shapes: Sequence[Shape],
     out_shapes: Sequence[Shape | None],
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, LogicalTensor],
     hardware: Hardware,
 ) -> float:
     """Foreseen seconds of the op on shapes that one rank holds.  tensors: by name, for dtypes."""
@@ -123,7 +123,7 @@ def measured_shapes(in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | Non
     return tuple(shape or (1,) for shape in (*in_shapes, *out_shapes[:1]) if shape is not None)
 
 
-def dtype_name(op: Op, tensors: Mapping[str, Tensor]) -> str:
+def dtype_name(op: Op, tensors: Mapping[str, LogicalTensor]) -> str:
     """Of the first output, or of the first input where nothing comes out: "bf16", "fp32" of all
     that is no narrow float.
     """

@@ -23,7 +23,7 @@ import torch
 from flowrun.engine.ir.sbp import NdSbp, format_nd_sbp
 
 if TYPE_CHECKING:  # tables speak of ops
-    from flowrun.engine.ops.table import Table
+    from flowrun.engine.ops.table import OpTable
 
 COUNT = "count"
 WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"
@@ -42,7 +42,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class LogicalTensor:
     """A logical tensor: shape in elements, before any split."""
 
     name: str
@@ -94,7 +94,7 @@ class Op:
     in_sbp: tuple[NdSbp, ...] = ()
     out_sbp: tuple[NdSbp, ...] = ()
     chunk: int = 0
-    table: Table | None = None
+    table: OpTable | None = None
     moment: int = field(default=-1, compare=False)
     inputs: tuple[str, ...] = field(init=False, compare=False, repr=False)
     makes: tuple[str, ...] = field(init=False, compare=False, repr=False)
@@ -185,7 +185,7 @@ class LogicalGraph:
     """
 
     ops: tuple[Op, ...]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, LogicalTensor]
     variables: tuple[Variable, ...] = ()
     feeds: tuple[Feed, ...] = ()
     results: tuple[tuple[str, str], ...] = ()

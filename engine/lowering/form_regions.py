@@ -18,14 +18,14 @@ from flowrun.engine.ir.graph import COUNT, PHASES, WEIGHTS, LogicalGraph, Op
 from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ops.traits import is_view
 
-Key = tuple[int, int, int, int]  # stage, phase, run, depth
+RegionKey = tuple[int, int, int, int]  # stage, phase, run, depth
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """Ops in topological order; unit: the block of the model they come from."""
 
-    key: Key
+    key: RegionKey
     unit: str
     ops: tuple[Op, ...]
 
@@ -39,7 +39,7 @@ def form_regions(graph: LogicalGraph) -> tuple[Region, ...]:
     """All regions, in topological order."""
     runs, counts = _runs(graph), of_counts(graph)
     depths = _sink(graph, runs, _depths(graph, counts))
-    members: dict[Key, list[Op]] = {}
+    members: dict[RegionKey, list[Op]] = {}
     for op in graph.ops:
         if not moves(op):
             key = (op.stage, PHASES.index(op.phase), runs[op.name], depths[op.name])

@@ -25,7 +25,7 @@ from flowrun.engine.actors.plan import (
     ReportWork,
     TransferWork,
 )
-from flowrun.engine.boxing.boxing import Step, by_size
+from flowrun.engine.boxing.boxing import BoxingStep, by_size
 from flowrun.engine.cost.actor_cost import ActorCost
 from flowrun.engine.ir.graph import (
     COUNT,
@@ -34,8 +34,8 @@ from flowrun.engine.ir.graph import (
     UPDATE,
     Feed,
     LogicalGraph,
+    LogicalTensor,
     Op,
-    Tensor,
 )
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import NdSbp
@@ -163,7 +163,7 @@ class _Lowering:
             widest = max(fields, key=self._num_samples)
             made = f"batch.{step.name}@{stage}"
             samples = self.graph.tensors[widest.tensor].shape[0]
-            described = Tensor(made, (samples, step.num_bytes), torch.uint8)
+            described = LogicalTensor(made, (samples, step.num_bytes), torch.uint8)
             self.graph = replace(self.graph, tensors={**self.graph.tensors, made: described})
             self.layout[made] = (stage, widest.nd_sbp)
             work = PrepareWork(step.name, source, made, feeds)
@@ -307,8 +307,8 @@ class _Lowering:
             )
 
     def _by_size(
-        self, steps: tuple[Step, ...], reads: tuple[str, ...], stage: int
-    ) -> tuple[Step, ...]:
+        self, steps: tuple[BoxingStep, ...], reads: tuple[str, ...], stage: int
+    ) -> tuple[BoxingStep, ...]:
         """The steps of one message.  Its bytes are those of the rank with the largest shards: all
         ranks have to go the same way.
         """

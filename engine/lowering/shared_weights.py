@@ -33,7 +33,7 @@ def one_copy(
     """The drafts, with `one_copy` of such gathers set.  grids: of each stage; all ranks share
     memory.
     """
-    order = _Order(drafts)
+    order = _ActOrder(drafts)
     updates = {
         variable: k
         for k, draft in enumerate(drafts)
@@ -90,7 +90,7 @@ def _shown(graph: LogicalGraph, name: str) -> set[str]:
     return found
 
 
-class _Order:
+class _ActOrder:
     """What comes before what on every rank, whatever the timing: what it makes is read on the way,
     within a step.
     """

@@ -17,7 +17,7 @@ from flowrun.engine.actors.plan import Actor, Plan, RegionWork
 from flowrun.engine.hardware.hardware import CPU, Hardware
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape, largest_shape
-from flowrun.engine.ops.rowwise import WIDE, Rows, rows_of
+from flowrun.engine.ops.rowwise import WIDE, RowCount, rows_of
 from flowrun.engine.ops.traits import is_view
 
 LEAST_BYTES = 1 << 22  # of what one op hands to another: the cache of a core holds less
@@ -33,7 +33,7 @@ def tile(plan: Plan, hardware: Hardware) -> Plan:
     return replace(plan, actors=tuple(_tiled(plan, a, hardware) for a in plan.actors))
 
 
-def rows_on_a_rank(plan: Plan, op: Op) -> Rows | None:
+def rows_on_a_rank(plan: Plan, op: Op) -> RowCount | None:
     """What the op makes row by row on the rank with the largest shards."""
     if len(op.makes) != 1 or len(op.outputs) != 1:
         return None

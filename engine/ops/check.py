@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from flowrun.engine.ops.signature import (
-    Call,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -42,10 +42,10 @@ def whole(view: OpView) -> tuple[Signature, ...]:
     return ()
 
 
-def local_check(view: LocalView) -> Call:
+def local_check(view: LocalView) -> LocalCall:
     """The function, with what says where it stands."""
     args, target, line = view.op.args
-    return Call(check, (args, target, view.op.module, line), view.op.kwargs)
+    return LocalCall(check, (args, target, view.op.module, line), view.op.kwargs)
 
 
 RULES: Mapping[str, Rule] = {"flow.check": whole, "flow.after": whole}

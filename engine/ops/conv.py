@@ -13,8 +13,8 @@ from typing import Any
 
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import (
-    Call,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -67,7 +67,7 @@ def convolution_backward(view: OpView) -> tuple[Signature, ...]:
     return tuple(rows)
 
 
-def local_convolution_backward(view: LocalView) -> Call:
+def local_convolution_backward(view: LocalView) -> LocalCall:
     """bias_sizes is the local number of output channels."""
     given = bind(view.op)
     if given["bias_sizes"] is None:

@@ -15,8 +15,8 @@ import torch
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops.signature import (
-    Call,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -51,40 +51,40 @@ def _made(view: LocalView) -> Shape:
     return sizes(made)
 
 
-def local_full(view: LocalView) -> Call:
+def local_full(view: LocalView) -> LocalCall:
     """Of the local shape."""
     given = bind(view.op)
-    return Call(torch.full, (_made(view), given["fill_value"]), _typed(view))
+    return LocalCall(torch.full, (_made(view), given["fill_value"]), _typed(view))
 
 
-def local_zeros(view: LocalView) -> Call:
+def local_zeros(view: LocalView) -> LocalCall:
     """Of the local shape."""
-    return Call(torch.zeros, (_made(view),), _typed(view))
+    return LocalCall(torch.zeros, (_made(view),), _typed(view))
 
 
-def local_ones(view: LocalView) -> Call:
+def local_ones(view: LocalView) -> LocalCall:
     """Of the local shape."""
-    return Call(torch.ones, (_made(view),), _typed(view))
+    return LocalCall(torch.ones, (_made(view),), _typed(view))
 
 
-def local_scalar(view: LocalView) -> Call:
+def local_scalar(view: LocalView) -> LocalCall:
     """The same everywhere."""
-    return Call(torch.scalar_tensor, (bind(view.op)["s"],), _typed(view))
+    return LocalCall(torch.scalar_tensor, (bind(view.op)["s"],), _typed(view))
 
 
-def local_new(view: LocalView) -> Call:
+def local_new(view: LocalView) -> LocalCall:
     """Of the local shape."""
     return rebound(view.op, size=_made(view))
 
 
-def local_arange(view: LocalView) -> Call:
+def local_arange(view: LocalView) -> LocalCall:
     """From start + step * offset on, for the local length."""
     given, made = bind(view.op), view.out_slices[0]
     assert made is not None, f"{view.op.name}: its only output is unused"
     offset, length = made[0]
     start, step = given.get("start", 0), given.get("step", 1)
     dtype = given["dtype"] or _number_type(start, given["end"], step)
-    return Call(counted, (start, step, offset, length), (("dtype", dtype),))
+    return LocalCall(counted, (start, step, offset, length), (("dtype", dtype),))
 
 
 def counted(
@@ -113,12 +113,12 @@ def _typed(view: LocalView) -> tuple[tuple[str, object], ...]:
     return () if dtype is None else (("dtype", dtype),)
 
 
-def local_constant(view: LocalView) -> Call:
+def local_constant(view: LocalView) -> LocalCall:
     """The numbers that lie here."""
     numbers, shape = view.op.args
     made = view.out_slices[0]
     assert made is not None, f"{view.op.name}: its only output is unused"
-    return Call(constant, (numbers, shape, made), view.op.kwargs)
+    return LocalCall(constant, (numbers, shape, made), view.op.kwargs)
 
 
 def constant(

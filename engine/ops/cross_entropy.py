@@ -26,7 +26,7 @@ from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops.loss import NONE, SUM, divisor, of_mine, reduced_loss, weights_of
 from flowrun.engine.ops.reduce import LOG2_E
-from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
+from flowrun.engine.ops.signature import Local, LocalCall, LocalView, OpView, Rule, Signature
 
 Tensor = torch.Tensor
 
@@ -132,14 +132,14 @@ def compared(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each: Tensor) -
     return (((x.to(lse.dtype) - lse) * LOG2_E).exp2() - at_target.to(lse.dtype)) * each
 
 
-def local_forward(view: LocalView) -> Call:
+def local_forward(view: LocalView) -> LocalCall:
     """Of the classes that are here."""
-    return Call(loss_of_logits, (*view.op.args, _first_class(view)))
+    return LocalCall(loss_of_logits, (*view.op.args, _first_class(view)))
 
 
-def local_backward(view: LocalView) -> Call:
+def local_backward(view: LocalView) -> LocalCall:
     """Of the classes that are here."""
-    return Call(gradient_of_logits, (*view.op.args, _first_class(view)))
+    return LocalCall(gradient_of_logits, (*view.op.args, _first_class(view)))
 
 
 def _first_class(view: LocalView) -> int:

@@ -13,9 +13,9 @@ import torch
 
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import (
-    Call,
     Labels,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -83,23 +83,23 @@ def rows_gradient(
     return made[:rows]  # type: ignore[no-any-return]
 
 
-def local_embedding(view: LocalView) -> Call:
+def local_embedding(view: LocalView) -> LocalCall:
     """The op itself where all rows are here."""
     op = view.op
     start, rows = view.in_slices[0][0]
     if rows == view.in_shapes[0][0]:
-        return Call(torch_callable(op.target), op.args, op.kwargs)
-    return Call(look_up_rows, (op.args[0], op.args[1], start))
+        return LocalCall(torch_callable(op.target), op.args, op.kwargs)
+    return LocalCall(look_up_rows, (op.args[0], op.args[1], start))
 
 
-def local_embedding_backward(view: LocalView) -> Call:
+def local_embedding_backward(view: LocalView) -> LocalCall:
     """The op itself where all rows are made here."""
     op, made = view.op, view.out_slices[0]
     given = bind(op)
     if made is None or made[0][1] == given["num_weights"]:
         return rebound(op)
     start, rows = made[0]
-    return Call(
+    return LocalCall(
         rows_gradient,
         (op.args[0], op.args[1], start, rows, given["padding_idx"], given["scale_grad_by_freq"]),
     )

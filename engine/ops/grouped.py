@@ -14,8 +14,8 @@ import torch
 
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import (
-    Call,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -94,13 +94,13 @@ def gradients(
     return grad_x, grad_weight
 
 
-def local(view: LocalView) -> Call:
+def local(view: LocalView) -> LocalCall:
     """The op itself where all experts and all tokens are here."""
     (token, tokens), (expert, experts) = view.in_slices[0][0], view.in_slices[1][0]
     if (tokens, experts) == (view.in_shapes[0][0], view.in_shapes[1][0]):
         return rebound(view.op)
     program = gradients if "backward" in view.op.target else product
-    return Call(program, (*view.op.args, expert, token))
+    return LocalCall(program, (*view.op.args, expert, token))
 
 
 RULES: Mapping[str, Rule] = {

@@ -14,9 +14,9 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Split
 from flowrun.engine.ops.signature import (
-    Call,
     Labels,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -153,9 +153,9 @@ def put_under_mask(view: OpView) -> tuple[Signature, ...]:
     return ()
 
 
-def local_put(view: LocalView) -> Call:
+def local_put(view: LocalView) -> LocalCall:
     """torch's own op."""
-    return Call(torch.ops.aten.index_put.default, view.op.args, view.op.kwargs)
+    return LocalCall(torch.ops.aten.index_put.default, view.op.args, view.op.kwargs)
 
 
 PUT_UNDER_MASK = "flow.put_under_mask"

@@ -15,8 +15,8 @@ import torch
 
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ops.signature import (
-    Call,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -211,27 +211,27 @@ def nll_gradient_of_classes(
     return torch.zeros_like(log_p).scatter_(-1, here.unsqueeze(-1), value.unsqueeze(-1))
 
 
-def local_nll(view: LocalView) -> Call:
+def local_nll(view: LocalView) -> LocalCall:
     """The op itself where all classes are here."""
     return _over_classes(view, 0, nll_of_classes)
 
 
-def local_nll_backward(view: LocalView) -> Call:
+def local_nll_backward(view: LocalView) -> LocalCall:
     """The op itself where all classes are here."""
     return _over_classes(view, 1, nll_gradient_of_classes)
 
 
-def _over_classes(view: LocalView, at: int, program: object) -> Call:
+def _over_classes(view: LocalView, at: int, program: object) -> LocalCall:
     start, count = view.in_slices[at][-1]
     if count == view.in_shapes[at][-1]:
         return rebound(view.op)
     assert callable(program)
-    return Call(program, (*bind(view.op).values(), start))
+    return LocalCall(program, (*bind(view.op).values(), start))
 
 
-def local_count(view: LocalView) -> Call:
+def local_count(view: LocalView) -> LocalCall:
     """Of the targets that are here."""
-    return Call(weight_of_targets, view.op.args, view.op.kwargs)
+    return LocalCall(weight_of_targets, view.op.args, view.op.kwargs)
 
 
 # ---- squared error -------------------------------------------------------------------------------
@@ -284,20 +284,20 @@ def part_of_mse_gradient(
     return (x - y).mul_(2 * grad / total)
 
 
-def local_mse(view: LocalView) -> Call:
+def local_mse(view: LocalView) -> LocalCall:
     """The op itself, but for a mean."""
     op = view.op
     if bind(op)["reduction"] != MEAN:
         return rebound(op)
-    return Call(part_of_mse, (*op.args[:2], math.prod(view.in_shapes[0])))
+    return LocalCall(part_of_mse, (*op.args[:2], math.prod(view.in_shapes[0])))
 
 
-def local_mse_backward(view: LocalView) -> Call:
+def local_mse_backward(view: LocalView) -> LocalCall:
     """The op itself, but for a mean."""
     op = view.op
     if bind(op)["reduction"] != MEAN:
         return rebound(op)
-    return Call(part_of_mse_gradient, (*op.args[:3], math.prod(view.in_shapes[1])))
+    return LocalCall(part_of_mse_gradient, (*op.args[:3], math.prod(view.in_shapes[1])))
 
 
 RULES: Mapping[str, Rule] = {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ops.signature import Call, Local, LocalView, Signature
+from flowrun.engine.ops.signature import Local, LocalCall, LocalView, Signature
 
 RELABELS: Mapping[str, Signature] = {
     "flow.own": Signature((S(0),), (B,)),
@@ -20,9 +20,9 @@ RELABELS: Mapping[str, Signature] = {
 }
 
 
-def local_by_rank(view: LocalView) -> Call:
+def local_by_rank(view: LocalView) -> LocalCall:
     """This rank's entry of the list."""
-    return Call(_entry, view.op.args)
+    return LocalCall(_entry, view.op.args)
 
 
 def _entry(x: torch.Tensor) -> torch.Tensor:

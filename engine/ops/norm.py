@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from flowrun.engine.ir.sbp import P, S
 from flowrun.engine.ops.signature import (
-    Call,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -47,7 +47,7 @@ def backward(view: OpView) -> tuple[Signature, ...]:
     return (*made, row(op, {"grad_out": P}, P))
 
 
-def local_group_norm(view: LocalView) -> Call:
+def local_group_norm(view: LocalView) -> LocalCall:
     """The number of samples is an argument."""
     at = 1 if view.op.target.endswith("backward.default") else 0
     return rebound(view.op, N=view.in_slices[at][0][1])

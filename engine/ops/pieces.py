@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from flowrun.engine.ir.sbp import P
 from flowrun.engine.ops.shape import made_sizes, moved
 from flowrun.engine.ops.signature import (
-    Call,
     Labels,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -112,7 +112,7 @@ def slice_backward(view: OpView) -> tuple[Signature, ...]:
     return moved(tuple(d for d in range(ndim) if d != at) if removed else out, out, view)
 
 
-def local_slice_backward(view: LocalView) -> Call:
+def local_slice_backward(view: LocalView) -> LocalCall:
     """Into zeros of the local shape."""
     return rebound(view.op, input_sizes=made_sizes(view))
 

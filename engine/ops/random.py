@@ -22,7 +22,7 @@ import torch
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ops.pointwise import LINEAR_IN_GRAD
-from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
+from flowrun.engine.ops.signature import Local, LocalCall, LocalView, OpView, Rule, Signature
 
 Tensor = torch.Tensor
 
@@ -178,10 +178,10 @@ def drawn(view: OpView) -> tuple[Signature, ...]:
     return tuple(Signature((B,), (S(d),)) for d in range(len(view.out_shapes[0] or ())))
 
 
-def local_draw(view: LocalView) -> Call:
+def local_draw(view: LocalView) -> LocalCall:
     """The slices that this rank holds."""
     op = view.op
-    return Call(FUNCTIONS[op.target], op.args, (*op.kwargs, ("slices", view.out_slices[0])))
+    return LocalCall(FUNCTIONS[op.target], op.args, (*op.kwargs, ("slices", view.out_slices[0])))
 
 
 RULES: Mapping[str, Rule] = {

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 
 from flowrun.engine.ir.sbp import S
-from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
+from flowrun.engine.ops.signature import Local, LocalCall, LocalView, OpView, Rule, Signature
 
 CHECK = "flow.check_range"
 
@@ -74,9 +74,9 @@ def rows_of_ids(view: OpView) -> tuple[Signature, ...]:
     return tuple(Signature((S(d),), (S(d),)) for d in range(len(view.in_shapes[0])))
 
 
-def local_check(view: LocalView) -> Call:
+def local_check(view: LocalView) -> LocalCall:
     """Of the ids that are here."""
-    return Call(check_range, view.op.args)
+    return LocalCall(check_range, view.op.args)
 
 
 RULES: Mapping[str, Rule] = {CHECK: rows_of_ids}

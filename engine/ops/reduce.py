@@ -17,9 +17,9 @@ from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, P, S, Sbp
 from flowrun.engine.ops.pointwise import stays_float
 from flowrun.engine.ops.signature import (
-    Call,
     Labels,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -102,15 +102,15 @@ def part_of_mean(
     return x.sum(list(dims), keepdim, dtype=wide).div_(total).to(dtype)
 
 
-def local_mean(view: LocalView) -> Call:
+def local_mean(view: LocalView) -> LocalCall:
     """A mean of a part divides by the logical count."""
     op, shape = view.op, view.in_shapes[0]
     dims = sorted(reduced_dims(op, len(shape)))
     if all(view.in_slices[0][d] == (0, shape[d]) for d in dims):
-        return Call(torch_callable(op.target), op.args, op.kwargs)
+        return LocalCall(torch_callable(op.target), op.args, op.kwargs)
     given = bind(op)
     total = _count(shape, dims)
-    return Call(
+    return LocalCall(
         part_of_mean, (op.args[0], tuple(dims), bool(given.get("keepdim")), total, given["dtype"])
     )
 
@@ -134,10 +134,10 @@ def log_sum_exp(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False) -
     return made if keepdim else made.squeeze(dims)
 
 
-def local_log_sum_exp(view: LocalView) -> Call:
+def local_log_sum_exp(view: LocalView) -> LocalCall:
     """Of any layout the same."""
     given = bind(view.op)
-    return Call(log_sum_exp, (given["self"], tuple(given["dim"]), given["keepdim"]))
+    return LocalCall(log_sum_exp, (given["self"], tuple(given["dim"]), given["keepdim"]))
 
 
 SUM = reduction(P, linear=True)

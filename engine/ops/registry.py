@@ -41,8 +41,8 @@ from flowrun.engine.ops import (
     update,
 )
 from flowrun.engine.ops.signature import (
-    Call,
     Local,
+    LocalCall,
     LocalView,
     NdSignature,
     OpView,
@@ -183,7 +183,7 @@ def lift(
     return tuple(lifted)
 
 
-def localize(view: LocalView) -> Call:
+def localize(view: LocalView) -> LocalCall:
     """What one rank runs in place of the op: the torch operator itself, or the op's local program.
 
     A row with an expansion (Signature.reduced) has no local program: expansions/ replaces the op
@@ -191,4 +191,4 @@ def localize(view: LocalView) -> Call:
     """
     op = view.op
     local = op.table.localize if op.table is not None else LOCALS.get(op.target)
-    return local(view) if local else Call(torch_callable(op.target), op.args, op.kwargs)
+    return local(view) if local else LocalCall(torch_callable(op.target), op.args, op.kwargs)

@@ -17,7 +17,7 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.loss import NONE
-from flowrun.engine.ops.signature import Call, bind
+from flowrun.engine.ops.signature import LocalCall, bind
 from flowrun.engine.ops.traits import TARGETS, Trait
 
 POINTWISE = frozenset(
@@ -55,14 +55,14 @@ WIDE = frozenset({"aten.logsumexp.default", cross_entropy.BACKWARD})
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowCount:
     """How many an op makes.  cut: the tensors read of which it needs the same rows alone."""
 
     count: int
     cut: frozenset[str]
 
 
-def rows_of(op: Op, read: Sequence[Shape], made: Shape) -> Rows | None:
+def rows_of(op: Op, read: Sequence[Shape], made: Shape) -> RowCount | None:
     """None if a row is made of other rows, too, or there is only one.
 
     read, made: shapes of op.inputs and of the output on one rank.
@@ -71,7 +71,7 @@ def rows_of(op: Op, read: Sequence[Shape], made: Shape) -> Rows | None:
     if op.target not in ROWWISE or len(op.inputs) == 0 or len(made) < 2 or count < 2:
         return None
     cut = _cut(op, read, made, count)
-    return Rows(count, frozenset(cut)) if cut else None
+    return RowCount(count, frozenset(cut)) if cut else None
 
 
 def _cut(op: Op, read: Sequence[Shape], made: Shape, count: int) -> set[str]:
@@ -97,7 +97,7 @@ def _num_rows(shape: Shape) -> int:
     return math.prod(shape[:-1])
 
 
-def on_matrix(op: Op, call: Call) -> Call:
+def on_matrix(op: Op, call: LocalCall) -> LocalCall:
     """The call of such an op on matrices."""
     if op.target not in ALONG:
         return call

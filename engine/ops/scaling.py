@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
+from flowrun.engine.ops.signature import Local, LocalCall, LocalView, OpView, Rule, Signature
 
 Tensor = torch.Tensor
 
@@ -51,9 +51,9 @@ def scalars(view: OpView) -> tuple[Signature, ...]:
     return ()
 
 
-def local_function(view: LocalView) -> Call:
+def local_function(view: LocalView) -> LocalCall:
     """The function of the op, with its arguments as they are."""
-    return Call(FUNCTIONS[view.op.target], view.op.args, view.op.kwargs)
+    return LocalCall(FUNCTIONS[view.op.target], view.op.args, view.op.kwargs)
 
 
 RULES: Mapping[str, Rule] = {"flow.next_scale": scalars}

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P, S
 from flowrun.engine.ops.signature import (
-    Call,
     Labels,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -64,11 +64,11 @@ def regroup(view: OpView) -> tuple[Signature, ...]:
     return tuple(made)
 
 
-def local_view(view: LocalView) -> Call:
+def local_view(view: LocalView) -> LocalCall:
     """To the local shape; reshape, because a part that came out of a boxing may be strided
     otherwise.
     """
-    return Call(torch_callable("aten.reshape.default"), (view.op.args[0], made_sizes(view)))
+    return LocalCall(torch_callable("aten.reshape.default"), (view.op.args[0], made_sizes(view)))
 
 
 def made_sizes(view: LocalView) -> Shape:
@@ -113,7 +113,7 @@ def expand(view: OpView) -> tuple[Signature, ...]:
     return moved(own, tuple(range(len(target))), view)
 
 
-def local_expand(view: LocalView) -> Call:
+def local_expand(view: LocalView) -> LocalCall:
     """To the local shape."""
     return rebound(view.op, size=made_sizes(view))
 
@@ -138,7 +138,7 @@ def squeeze(view: OpView) -> tuple[Signature, ...]:
     return moved(tuple(range(len(shape))), kept, view)
 
 
-def local_squeeze(view: LocalView) -> Call:
+def local_squeeze(view: LocalView) -> LocalCall:
     """squeeze without dims would also take a dim of which this rank holds one element: the logical
     dims are named.
     """
@@ -146,7 +146,7 @@ def local_squeeze(view: LocalView) -> Call:
     dim = bind(op).get("dim", range(len(shape)))
     named = [d % len(shape) for d in ((dim,) if isinstance(dim, int) else dim)] if shape else []
     ones = tuple(d for d in named if shape[d] == 1)
-    return Call(torch_callable("aten.squeeze.dims"), (op.args[0], ones))
+    return LocalCall(torch_callable("aten.squeeze.dims"), (op.args[0], ones))
 
 
 RULES: Mapping[str, Rule] = {

@@ -79,7 +79,7 @@ class LocalView:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LocalCall:
     """What one rank runs in place of the op: function(*args, **kwargs), Refs where tensors go."""
 
     function: Callable[..., Any]
@@ -104,7 +104,7 @@ def _sbps(text: str) -> tuple[Sbp, ...]:
     return tuple(parse_sbp(word) for word in text.split(",") if word.strip())
 
 
-Local = Callable[[LocalView], Call]
+Local = Callable[[LocalView], LocalCall]
 
 
 # ---- arguments by name ---------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def row(op: Op, given: Mapping[str, Sbp], *outputs: Sbp, reduced: int = 0) -> Si
     return Signature(inputs, made, reduced)
 
 
-def rebound(op: Op, function: Callable[..., Any] | None = None, **changed: Any) -> Call:
+def rebound(op: Op, function: Callable[..., Any] | None = None, **changed: Any) -> LocalCall:
     """The torch op as a Call with some arguments replaced, by name."""
     names = [name for name, _ in _parameters(op.target)]
     args = list(op.args)
@@ -165,7 +165,7 @@ def rebound(op: Op, function: Callable[..., Any] | None = None, **changed: Any) 
             args[names.index(name)] = value
         else:
             kwargs[name] = value
-    return Call(function or torch_callable(op.target), tuple(args), tuple(kwargs.items()))
+    return LocalCall(function or torch_callable(op.target), tuple(args), tuple(kwargs.items()))
 
 
 # ---- rows from labelled dims ---------------------------------------------------------------------

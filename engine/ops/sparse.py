@@ -16,7 +16,7 @@ import torch
 
 from flowrun.engine.ir.graph import refs
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature, rows
+from flowrun.engine.ops.signature import Local, LocalCall, LocalView, OpView, Rule, Signature, rows
 from flowrun.engine.ops.update import Changed, one_or_all
 
 Tensor = torch.Tensor
@@ -168,17 +168,17 @@ def updated(view: OpView) -> tuple[Signature, ...]:
     )
 
 
-def local_collect(view: LocalView) -> Call:
+def local_collect(view: LocalView) -> LocalCall:
     """As it is."""
-    return Call(collect, view.op.args, view.op.kwargs)
+    return LocalCall(collect, view.op.args, view.op.kwargs)
 
 
-def local_coalesce(view: LocalView) -> Call:
+def local_coalesce(view: LocalView) -> LocalCall:
     """As it is."""
-    return Call(coalesce, view.op.args)
+    return LocalCall(coalesce, view.op.args)
 
 
-def local_update(view: LocalView) -> Call:
+def local_update(view: LocalView) -> LocalCall:
     """The rows that are here."""
     numbers = dict(view.op.kwargs)
     by = numbers.pop("by")
@@ -187,7 +187,7 @@ def local_update(view: LocalView) -> Call:
     def update(*tensors: Tensor, **fed: Any) -> Changed:
         return update_rows(*tensors, by=by, start=start, **fed)
 
-    return Call(update, view.op.args, tuple(numbers.items()))
+    return LocalCall(update, view.op.args, tuple(numbers.items()))
 
 
 RULES: Mapping[str, Rule] = {

@@ -14,8 +14,8 @@ import torch
 
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.signature import (
-    Call,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Rule,
@@ -57,14 +57,14 @@ def _by_samples(view: OpView, made: Shape, samples: int) -> bool:
     return steps[0] == each and reach < each
 
 
-def local_read(view: LocalView) -> Call:
+def local_read(view: LocalView) -> LocalCall:
     """To the local size."""
     made = view.out_slices[0]
     assert made is not None, f"{view.op.name}: its only output is unused"
     return rebound(view.op, in_order, size=sizes(made))
 
 
-def local_write(view: LocalView) -> Call:
+def local_write(view: LocalView) -> LocalCall:
     """Of the local size."""
     return rebound(view.op, over_in_order, size=sizes(view.in_slices[1]))
 

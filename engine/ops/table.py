@@ -17,8 +17,8 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import Broadcast, Sbp, Split
 from flowrun.engine.ops.signature import (
-    Call,
     Local,
+    LocalCall,
     LocalView,
     OpView,
     Signature,
@@ -30,7 +30,7 @@ from flowrun.engine.ops.signature import (
 )
 
 
-class Table(Protocol):
+class OpTable(Protocol):
     """What registry.py asks of an op that brings its own rows."""
 
     @property
@@ -40,7 +40,7 @@ class Table(Protocol):
     def rows(self, view: OpView) -> tuple[Signature, ...]:
         """Legal rows for one axis, without the one that is all B."""
 
-    def localize(self, view: LocalView) -> Call:
+    def localize(self, view: LocalView) -> LocalCall:
         """What one rank runs in place of the op."""
 
     def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
@@ -99,7 +99,9 @@ def parse_found(text: str) -> FoundRow:
     return FoundRow(rows(row)[0], tuple(places), means)
 
 
-def local_call(op: Op, found: Sequence[tuple[FoundRow, Sequence[Shape], Sequence[Shape]]]) -> Call:
+def local_call(
+    op: Op, found: Sequence[tuple[FoundRow, Sequence[Shape], Sequence[Shape]]]
+) -> LocalCall:
     """What a rank runs: the op on its pieces, as the row of each axis says.
 
     found: of each axis the row, the shapes of the inputs, and those of the rank's pieces.
@@ -121,7 +123,7 @@ def local_call(op: Op, found: Sequence[tuple[FoundRow, Sequence[Shape], Sequence
     call = rebound(op, **changed)
     if not shares:
         return call
-    return Call(times_shares, (op.target, tuple(shares.items()), *call.args), call.kwargs)
+    return LocalCall(times_shares, (op.target, tuple(shares.items()), *call.args), call.kwargs)
 
 
 def times_shares(
@@ -150,7 +152,7 @@ class FoundTable:
         """All of them; registry.py drops those that do not fit the shapes."""
         return tuple(each.signature for each in self.found)
 
-    def localize(self, view: LocalView) -> Call:
+    def localize(self, view: LocalView) -> LocalCall:
         """The op, as the row of each axis says."""
         by_signature = {row.signature: row for row in self.found}
         pieces = [sizes(slices) for slices in view.in_slices]
@@ -239,7 +241,7 @@ class GivenTable:
             )
         return row
 
-    def localize(self, view: LocalView) -> Call:
+    def localize(self, view: LocalView) -> LocalCall:
         """The user's local program, or the op itself."""
         return self.local(view) if self.local else rebound(view.op)
 

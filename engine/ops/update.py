@@ -17,7 +17,7 @@ from torch.optim.sgd import sgd as plain_sgd
 
 from flowrun.engine.ir.graph import refs
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ops.signature import Call, Local, LocalView, OpView, Rule, Signature
+from flowrun.engine.ops.signature import Local, LocalCall, LocalView, OpView, Rule, Signature
 
 Tensor = torch.Tensor
 Changed = Tensor | tuple[Tensor, ...]
@@ -323,9 +323,9 @@ def update(view: OpView) -> tuple[Signature, ...]:
     )
 
 
-def local_function(view: LocalView) -> Call:
+def local_function(view: LocalView) -> LocalCall:
     """The function of a flow op, with its arguments as they are."""
-    return Call(FUNCTIONS[view.op.target], view.op.args, view.op.kwargs)
+    return LocalCall(FUNCTIONS[view.op.target], view.op.args, view.op.kwargs)
 
 
 RULES: Mapping[str, Rule] = {

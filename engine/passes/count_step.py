@@ -32,9 +32,9 @@ from flowrun.engine.ir.graph import (
     FORWARD,
     WEIGHTS,
     LogicalGraph,
+    LogicalTensor,
     Op,
     Ref,
-    Tensor,
     rename_inputs,
 )
 from flowrun.engine.ir.sbp import B, P, S, Sbp
@@ -429,7 +429,7 @@ class _Rewriting:
         kwargs: tuple[tuple[str, object], ...] = (),
     ) -> str:
         """One op of the step, of the stage and shape of what `maker` makes."""
-        self.tensors[made] = Tensor(made, self.tensors[maker.makes[0]].shape, dtype)
+        self.tensors[made] = LogicalTensor(made, self.tensors[maker.makes[0]].shape, dtype)
         op = replace(maker, name=made, target=target, phase=WEIGHTS, outputs=(made,), table=None)
         self.stepping.append(replace(op, args=args, kwargs=kwargs))
         return made

@@ -29,8 +29,8 @@ from flowrun.engine.ir.graph import (
     UPDATE,
     WEIGHTS,
     LogicalGraph,
+    LogicalTensor,
     Op,
-    Tensor,
     rename_inputs,
 )
 from flowrun.engine.ir.placement import Shape, left_over
@@ -230,7 +230,7 @@ class _Hoister:
                     ops.append(here)
         used = {n for op in ops for n in (*op.makes, *op.inputs)}
         sources = {v.tensor for v in self.base.variables} | {f.tensor for f in self.base.feeds}
-        tensors: dict[str, Tensor] = {
+        tensors: dict[str, LogicalTensor] = {
             n: tensor for n, tensor in self.tensors.items() if n in used or n in sources
         }
         return replace(self.base, ops=tuple(ops), tensors=tensors)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from flowrun.engine.boxing.boxing import Step, path, path_seconds
+from flowrun.engine.boxing.boxing import BoxingStep, path, path_seconds
 from flowrun.engine.boxing.crossing import transfer_sbps
 from flowrun.engine.ir.graph import (
     BACKWARD,
@@ -47,7 +47,7 @@ def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     for name, tensor in graph.results:
         stage = graph.producer[tensor].stage
         whole = (stage, (B,) * len(strategy.axes))
-        results.append((name, boxer.boxed(tensor, whole, _Reader(UPDATE))))
+        results.append((name, boxer.boxed(tensor, whole, _BoxReader(UPDATE))))
     ops = _when_first_read(boxer.ops)
     return replace(graph, ops=ops, tensors=boxer.tensors, results=tuple(results), level="boxed")
 
@@ -68,7 +68,7 @@ def _when_first_read(ops: Sequence[Op]) -> tuple[Op, ...]:
     return tuple(reversed(out))
 
 
-class _Reader(NamedTuple):
+class _BoxReader(NamedTuple):
     """For whom something is boxed."""
 
     phase: str
@@ -104,7 +104,7 @@ class _Boxer:
 
     def add(self, op: Op) -> None:
         """Append an op, its inputs boxed to what its signature reads."""
-        reader = _Reader(op.phase, op.module, op.chunk)
+        reader = _BoxReader(op.phase, op.module, op.chunk)
         read = [
             self.boxed(name, (op.stage, nd_sbp), reader)
             for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
@@ -123,7 +123,7 @@ class _Boxer:
                 if op.phase == WEIGHTS:
                     self.weights.add(name)
 
-    def boxed(self, name: str, wanted: Place, reader: _Reader) -> str:
+    def boxed(self, name: str, wanted: Place, reader: _BoxReader) -> str:
         """Name of the tensor in the wanted form; boxes it if need be."""
         phase = reader.phase
         forms = self.forms[name]
@@ -146,7 +146,9 @@ class _Boxer:
             made = self._append(name, made, step, place, reader, hoisted)
         return made
 
-    def _once_a_step(self, name: str, steps: list[tuple[Step | None, Place]], phase: str) -> int:
+    def _once_a_step(
+        self, name: str, steps: list[tuple[BoxingStep | None, Place]], phase: str
+    ) -> int:
         """How many of the first steps of a weight's way are done once a step: up to the last that
         moves bytes; under ZeRO 3 up to the crossing, behind which the other stage gathers.
         """
@@ -173,7 +175,9 @@ class _Boxer:
         grid, links = placements[have[0]].shape, hardware.links(placements[have[0]])
         return path_seconds(have[1], wanted[1], grid, tensor.shape, tensor.num_bytes, links)
 
-    def _steps(self, name: str, have: Place, wanted: Place) -> Iterator[tuple[Step | None, Place]]:
+    def _steps(
+        self, name: str, have: Place, wanted: Place
+    ) -> Iterator[tuple[BoxingStep | None, Place]]:
         """Each step with the form it leads to; None is the crossing between stages."""
         shape = self.tensors[name].shape
         (stage, nd_sbp), (target_stage, target) = have, wanted
@@ -195,9 +199,9 @@ class _Boxer:
         self,
         name: str,
         made: str,
-        step: Step | None,
+        step: BoxingStep | None,
         place: Place,
-        reader: _Reader,
+        reader: _BoxReader,
         hoisted: bool,
     ) -> str:
         scope, op_phase = self._period(name, hoisted, reader.phase)
@@ -253,7 +257,7 @@ def _scope(phase: str) -> str:
 
 def _along(
     stage: int, source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]
-) -> Iterator[tuple[Step, Place]]:
+) -> Iterator[tuple[BoxingStep, Place]]:
     nd_sbp = source
     for step in path(source, target, grid, shape):
         nd_sbp = (*nd_sbp[: step.axis], step.target, *nd_sbp[step.axis + 1 :])

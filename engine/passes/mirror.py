@@ -26,9 +26,9 @@ from flowrun.engine.ir.graph import (
     FORWARD,
     UPDATE,
     LogicalGraph,
+    LogicalTensor,
     Op,
     Ref,
-    Tensor,
     rename_inputs,
 )
 from flowrun.engine.ops.mirror import RELABELS
@@ -132,7 +132,7 @@ class _Mirror:
         shape: tuple[int, ...] | None = None,
     ) -> Op:
         like = self.tensors[read]
-        self.tensors[made] = Tensor(made, like.shape if shape is None else shape, like.dtype)
+        self.tensors[made] = LogicalTensor(made, like.shape if shape is None else shape, like.dtype)
         return Op(made, target, (Ref(read), *rest), (), (made,), module, phase)
 
     def _enter(self, field: str, tensor: str) -> list[Op]:
@@ -154,7 +154,7 @@ class _Mirror:
     def _own_draw(self, tensor: str, made: str) -> list[Op]:
         """Ranks draw apart: their samples are unlike."""
         counted = f"{tensor}/ranks"
-        self.tensors[counted] = Tensor(counted, (self.ranks,), torch.int64)
+        self.tensors[counted] = LogicalTensor(counted, (self.ranks,), torch.int64)
         kind = (("dtype", torch.int64),)
         count = Op(counted, "aten.arange.default", (self.ranks,), kind, (counted,))
         index = self._op(f"{tensor}/rank", "flow.own", counted, "", FORWARD, shape=(1,))

@@ -43,7 +43,7 @@ KEEP: Mapping[str, Trait | None] = {  # what a recipe may keep: ops of a trait
     "matmul": Trait.PRODUCT,
     "boxing": None,  # what communication made, to repeat none
 }
-Group = tuple[str, int]  # a named module on one stage
+ModuleOnStage = tuple[str, int]  # a named module on one stage
 AGAIN = "/again"  # ends the name of a copy, and of what it makes
 
 
@@ -75,7 +75,7 @@ class _Again:
         self.backward = [op for op in graph.ops if op.phase in (BACKWARD, WEIGHT_GRAD)]
         self.wanted = self._wanted()
         self.gates = self._gates()
-        self.held: dict[tuple[str, Group, NdSbp], Op] = {}
+        self.held: dict[tuple[str, ModuleOnStage, NdSbp], Op] = {}
 
     def _wanted(self) -> set[str]:
         """Forward values that backward of their own module reads, and what these are made of; with
@@ -110,7 +110,7 @@ class _Again:
             return True
         return "boxing" in keep and any(self._moves(name, reader) for reader in readers)
 
-    def _is_outside(self, reader: Op, group: Group) -> bool:
+    def _is_outside(self, reader: Op, group: ModuleOnStage) -> bool:
         """A reader for which the value is stored whatever this module does."""
         other = self.group.get(reader.name)
         return other != group and (reader.phase != FORWARD or other is not None)
@@ -123,9 +123,9 @@ class _Again:
         wanted = [nd for n, nd in zip(reader.inputs, reader.in_sbp, strict=True) if n == name]
         return any(step.moves for nd_sbp in wanted for step in path(have, nd_sbp, grid, shape))
 
-    def _gates(self) -> dict[Group, tuple[str, NdSbp]]:
+    def _gates(self) -> dict[ModuleOnStage, tuple[str, NdSbp]]:
         """Group -> the gradient that enters it, and the layout to read it in."""
-        gates: dict[Group, tuple[str, NdSbp]] = {}
+        gates: dict[ModuleOnStage, tuple[str, NdSbp]] = {}
         for op in self.backward:
             group = self.group.get(op.name)
             for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True):
@@ -195,7 +195,7 @@ class _Again:
             self.held[key] = self._after(op, name, group, nd_sbp)
         return self.held[key].makes[0]
 
-    def _after(self, op: Op, name: str, group: Group, nd_sbp: NdSbp) -> Op:
+    def _after(self, op: Op, name: str, group: ModuleOnStage, nd_sbp: NdSbp) -> Op:
         gradient, read_as = self.gates[group]
         made = f"{name}/after/{group[0]}"
         while made in self.tensors:
@@ -219,7 +219,7 @@ class _Again:
 # ---- modules -------------------------------------------------------------------------------------
 
 
-def _groups(graph: LogicalGraph, patterns: tuple[str, ...]) -> dict[str, Group]:
+def _groups(graph: LogicalGraph, patterns: tuple[str, ...]) -> dict[str, ModuleOnStage]:
     """Op -> the outermost module around it that a pattern names, on the op's stage."""
     owners: dict[str, str | None] = {}
     used: set[str] = set()

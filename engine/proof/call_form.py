@@ -33,7 +33,7 @@ class Letter:
         return self.name
 
 
-Dims = tuple["Letter | int", ...]
+FormDims = tuple["Letter | int", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CallForm:
     target: str
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
-    shapes: tuple[Dims, ...]
+    shapes: tuple[FormDims, ...]
     dtypes: tuple[torch.dtype, ...]
     used: tuple[bool, ...]
     sizes: tuple[tuple[str, int], ...]
@@ -121,7 +121,7 @@ def parse_form(text: str, sizes: Mapping[str, int]) -> CallForm:
     called, _, unused = text.partition(" -> ")
     call = ast.parse(called, mode="eval").body
     assert isinstance(call, ast.Call), text
-    reader = _Reader()
+    reader = _FormParser()
     args = tuple(map(reader.value, call.args))
     kwargs = tuple((str(word.arg), reader.value(word.value)) for word in call.keywords)
     target = ast.unparse(call.func)
@@ -130,11 +130,11 @@ def parse_form(text: str, sizes: Mapping[str, int]) -> CallForm:
     return CallForm(target, args, kwargs, shapes, dtypes, used, tuple(sizes.items()))
 
 
-class _Reader:
+class _FormParser:
     """Values of a form's text, in order."""
 
     def __init__(self) -> None:
-        self.tensors: list[tuple[Dims, torch.dtype]] = []
+        self.tensors: list[tuple[FormDims, torch.dtype]] = []
 
     def value(self, node: ast.expr) -> Any:
         match node:
@@ -154,7 +154,7 @@ class _Reader:
             case _:
                 return ast.literal_eval(node)
 
-    def _dims(self, node: ast.expr) -> Dims:
+    def _dims(self, node: ast.expr) -> FormDims:
         items = node.elts if isinstance(node, ast.Tuple) else [node]
         return tuple(map(self.value, items))
 
@@ -198,7 +198,7 @@ class _Reading:
         self.known = [s for s in (*in_shapes, *out_shapes) if s]
         self.lists, self.singles = lists, singles
         self.letters: dict[int, Letter] = {}
-        self.shapes: list[Dims] = []
+        self.shapes: list[FormDims] = []
 
     def form(self) -> CallForm:
         names = argument_names(self.op.target)

@@ -25,7 +25,7 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape, split_range
 from flowrun.engine.ir.sbp import B, P, S, Sbp, Split
 from flowrun.engine.ops.signature import (
-    Call,
+    LocalCall,
     Signature,
     argument_names,
     bind,
@@ -52,7 +52,7 @@ MOST_TENSORS = 16  # inputs of an op that is tried
 MOST_LINEAR = 4  # float inputs of an op whose partial sums are tried in every combination
 
 Sizes = Mapping[str, int]
-Made = tuple[torch.Tensor | None, ...]
+Outputs = tuple[torch.Tensor | None, ...]
 
 
 def is_tried(target: str) -> bool:
@@ -97,7 +97,7 @@ def experiment(form: CallForm, behind: int = 0) -> Iterator[int | FoundRow]:
 
 
 @dataclass(frozen=True)
-class Trial:
+class OpTrial:
     """The op with sizes and numbers, and what it makes of them whole."""
 
     form: CallForm
@@ -119,16 +119,16 @@ class Trial:
         ]
 
     @cached_property
-    def made(self) -> Made:
+    def made(self) -> Outputs:
         """Raises one of FAILURES if the op does not take the numbers."""
         return self.call(rebound(self.op), self.inputs)
 
-    def call(self, call: Call, inputs: Sequence[torch.Tensor]) -> Made:
+    def call(self, call: LocalCall, inputs: Sequence[torch.Tensor]) -> Outputs:
         """Outputs of a call."""
         made = run(call, dict(zip(self.op.inputs, inputs, strict=True)))
         return tuple(value if isinstance(value, torch.Tensor) else None for value in made)
 
-    def _again(self) -> Made:
+    def _again(self) -> Outputs:
         """Made of the same numbers anew; some ops take no other order in memory."""
         call = rebound(self.op)
         if self.op.target.startswith("aten."):
@@ -170,7 +170,7 @@ def _mostly_finite(value: torch.Tensor) -> bool:
     return not value.numel() or float(value.isfinite().double().mean()) > 0.5
 
 
-def _trials(form: CallForm) -> Iterator[Trial]:
+def _trials(form: CallForm) -> Iterator[OpTrial]:
     """Sizes times numbers.  The first has positions that lie in any piece: most wrong rows fall
     there, before one reads beyond the end of a piece.
     """
@@ -193,13 +193,13 @@ def _marks(form: CallForm, sizes: Sizes) -> list[int | float]:
     return list(dict.fromkeys(numbers))[:MOST_MARKS]
 
 
-def _telling(form: CallForm, sizes: Sizes, draws: Sequence[Draw]) -> list[Trial]:
+def _telling(form: CallForm, sizes: Sizes, draws: Sequence[Draw]) -> list[OpTrial]:
     """In float64, else in the op's own dtypes; where matrices must be definite, such alone."""
     for wide in (True, False):
-        trials = [Trial(form, sizes, replace(draw, wide=wide)) for draw in draws]
+        trials = [OpTrial(form, sizes, replace(draw, wide=wide)) for draw in draws]
         if found := [trial for trial in trials if trial.tells]:
             return found
-    definite = Trial(form, sizes, Draw("definite", draws[0].below))
+    definite = OpTrial(form, sizes, Draw("definite", draws[0].below))
     return [definite] if definite.tells else []
 
 
@@ -239,7 +239,7 @@ def _runs(form: CallForm, sizes: Sizes) -> bool:
     """
     if _is_small(form, sizes):
         draws = (Draw("positive", 1), Draw("positive", 1, wide=False), Draw("definite", 1))
-        return any(Trial(form, sizes, draw).runs for draw in draws)
+        return any(OpTrial(form, sizes, draw).runs for draw in draws)
     op, shapes = form.op(sizes), form.shapes_at(sizes)
     try:
         inputs = [
@@ -256,14 +256,14 @@ def _runs(form: CallForm, sizes: Sizes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class InputLayout:
     """A layout of the inputs.  sizes: integers to be replaced, as in FoundRow."""
 
     inputs: tuple[Sbp, ...]
     sizes: tuple[tuple[str, int], ...] = ()
 
 
-def _candidates(form: CallForm) -> Iterator[Candidate]:
+def _candidates(form: CallForm) -> Iterator[InputLayout]:
     """Splits first: of one size in as many inputs as have it, then in fewer; then partial sums."""
     for letter in dict.fromkeys(n for dims in form.shapes for n in dims if isinstance(n, Letter)):
         at = [[d for d, n in enumerate(dims) if n == letter] for dims in form.shapes]
@@ -271,9 +271,9 @@ def _candidates(form: CallForm) -> Iterator[Candidate]:
         layouts = sorted(itertools.islice(itertools.product(*options), 4096), key=_preference)
         for layout in layouts:
             if any(isinstance(sbp, Split) for sbp in layout):
-                yield from (Candidate(layout, sizes) for sizes in _replacements(form, letter))
+                yield from (InputLayout(layout, sizes) for sizes in _replacements(form, letter))
     for layout in _partial_layouts(form.dtypes):
-        yield Candidate(layout)
+        yield InputLayout(layout)
 
 
 def _preference(layout: tuple[Sbp, ...]) -> tuple[int, int]:
@@ -312,7 +312,7 @@ def _partial_layouts(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[Sbp, ...]]
 Fit = tuple[Sbp, bool]  # of an output: its SBP; whether it is multiplied by the rank's share
 
 
-def _rows_of(form: CallForm, candidate: Candidate, trials: Sequence[Trial]) -> list[FoundRow]:
+def _rows_of(form: CallForm, candidate: InputLayout, trials: Sequence[OpTrial]) -> list[FoundRow]:
     """Rows with these inputs: the layouts of outputs that every trial leaves."""
     fits: list[list[Fit]] | None = None
     is_uneven = False
@@ -341,7 +341,7 @@ def _rows_of(form: CallForm, candidate: Candidate, trials: Sequence[Trial]) -> l
     ]
 
 
-def _lengths(candidate: Candidate, trial: Trial) -> list[int]:
+def _lengths(candidate: InputLayout, trial: OpTrial) -> list[int]:
     return [
         value.shape[sbp.dim]
         for value, sbp in zip(trial.inputs, candidate.inputs, strict=True)
@@ -349,7 +349,7 @@ def _lengths(candidate: Candidate, trial: Trial) -> list[int]:
     ]
 
 
-def _parts(candidate: Candidate, trial: Trial) -> list[int]:
+def _parts(candidate: InputLayout, trial: OpTrial) -> list[int]:
     """Numbers of ranks that this trial can be split over, one of them unevenly if that can be."""
     lengths = _lengths(candidate, trial)
     if not lengths:
@@ -362,7 +362,7 @@ def _parts(candidate: Candidate, trial: Trial) -> list[int]:
 
 
 def _fits(
-    candidate: Candidate, trial: Trial, parts: int, before: list[list[Fit]] | None
+    candidate: InputLayout, trial: OpTrial, parts: int, before: list[list[Fit]] | None
 ) -> list[list[Fit]] | None:
     """For each output how what the ranks make lies; None if a rank fails.
 
@@ -374,7 +374,7 @@ def _fits(
         for value, sbp in zip(trial.inputs, candidate.inputs, strict=True)
     ]
     shapes = [tuple(value.shape) for value in trial.inputs]
-    made: list[Made] = []
+    made: list[Outputs] = []
     try:
         for rank in range(parts):
             inputs = [pieces[rank,] for pieces in laid]

@@ -30,7 +30,7 @@ _SIZE = struct.Struct("<I")
 
 
 @dataclass
-class _Progress:
+class _FormProgress:
     """How far a form has come: candidates that are behind, rows that held."""
 
     behind: int = 0
@@ -41,7 +41,7 @@ class _Progress:
 
 def experiments(forms: Sequence[CallForm]) -> list[tuple[FoundRow, ...]]:
     """The rows that hold, of each form."""
-    progress = [_Progress() for _ in forms]
+    progress = [_FormProgress() for _ in forms]
     while left := [k for k, each in enumerate(progress) if not each.done]:
         first = progress[left[0]]
         ended = False

@@ -17,11 +17,11 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, Partial, Sbp, Split
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.signature import Call, NdSignature, Signature
+from flowrun.engine.ops.signature import LocalCall, NdSignature, Signature
 from flowrun.engine.proof.simulated_ranks import (
     FAILURES,
+    OpSample,
     Pieces,
-    Sample,
     alike,
     lay_out,
     local_view,
@@ -34,7 +34,7 @@ from flowrun.engine.proof.simulated_ranks import (
 OTHER_PARTIALS: tuple[Partial, ...] = (P_MAX, P_MIN, P_LOGSUMEXP)
 
 
-def holding_rows(given: Sample, parts: int) -> Iterator[Signature]:
+def holding_rows(given: OpSample, parts: int) -> Iterator[Signature]:
     """All rows that hold on one axis, over every SBP of every input and output.
 
     A maximum of equal copies, or of one owner's value and zeros, is a trivial P(max): P(max) and
@@ -77,8 +77,8 @@ def _splits(value: torch.Tensor, parts: int) -> list[Split]:
 
 
 def _programs(
-    given: Sample, ins: tuple[Sbp, ...], parts: int
-) -> dict[tuple[Call, ...], list[tuple[Sbp | None, ...]]]:
+    given: OpSample, ins: tuple[Sbp, ...], parts: int
+) -> dict[tuple[LocalCall, ...], list[tuple[Sbp | None, ...]]]:
     """What the ranks run -> the cuts of the outputs for which they run it.
 
     Only a local program looks at the cut; None: any.
@@ -87,7 +87,7 @@ def _programs(
     cuts: list[list[Sbp]] = [
         [B, *(_splits(v, parts) if v is not None and looks else ())] for v in given.made
     ]
-    found: dict[tuple[Call, ...], list[tuple[Sbp | None, ...]]] = {}
+    found: dict[tuple[LocalCall, ...], list[tuple[Sbp | None, ...]]] = {}
     tensors = given.tensors
     for outs in itertools.product(*cuts):
         nd = on_one_axis(Signature(ins, outs))
@@ -121,7 +121,7 @@ def _shapes(value: torch.Tensor | None, parts: int) -> list[set[Shape]] | None:
 
 def _made_by(
     op: Op,
-    calls: tuple[Call, ...],
+    calls: tuple[LocalCall, ...],
     here: list[list[torch.Tensor]],
     possible: list[list[set[Shape]] | None],
 ) -> list[tuple[torch.Tensor | None, ...]] | None:
@@ -172,12 +172,12 @@ def _sbps_of(value: torch.Tensor, parts: int) -> list[Sbp]:
 # ---- the verdict on a table ----------------------------------------------------------------------
 
 
-def wrong_rows(given: Sample, listed: Sequence[Signature], parts: int) -> list[Signature]:
+def wrong_rows(given: OpSample, listed: Sequence[Signature], parts: int) -> list[Signature]:
     """Rows that are listed and do not hold."""
     return [row for row in listed if not row_holds(given, on_one_axis(row), (parts,))]
 
 
-def missing_rows(given: Sample, listed: Sequence[Signature], parts: int) -> list[Signature]:
+def missing_rows(given: OpSample, listed: Sequence[Signature], parts: int) -> list[Signature]:
     """Rows that hold and are not listed; an output that is not made has no SBP to compare."""
     unmade = [j for j, value in enumerate(given.made) if value is None]
     known = {(row.inputs, _blank(row.outputs, unmade)) for row in listed}

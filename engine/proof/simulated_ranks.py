@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.ir.graph import Op, Ref, Tensor, map_refs
+from flowrun.engine.ir.graph import LogicalTensor, Op, Ref, map_refs
 from flowrun.engine.ir.placement import Shape, local_slices, split_range
 from flowrun.engine.ir.sbp import NdSbp, Partial, Sbp, Split, format_nd_sbp
 from flowrun.engine.ops import (
@@ -31,7 +31,7 @@ from flowrun.engine.ops import (
     sparse,
     update,
 )
-from flowrun.engine.ops.signature import Call, LocalView, NdSignature, torch_callable
+from flowrun.engine.ops.signature import LocalCall, LocalView, NdSignature, torch_callable
 
 Grid = tuple[int, ...]
 Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank there holds
@@ -39,7 +39,7 @@ FAILURES = (RuntimeError, IndexError, ValueError, TypeError, AssertionError, Not
 
 
 @dataclass(frozen=True)
-class Sample:
+class OpSample:
     """An op with values for its inputs and what it makes of them whole.
 
     sound: False for local input shapes that the kernel would read beyond the end of, because it
@@ -68,17 +68,19 @@ class Sample:
         return [None if value is None else tuple(value.shape) for value in self.made]
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, LogicalTensor]:
         """Logical tensors of inputs and outputs."""
         made = {
             n: v for n, v in zip(self.op.outputs, self.made, strict=True) if n and v is not None
         }
-        return {n: Tensor(n, tuple(v.shape), v.dtype) for n, v in {**self.values, **made}.items()}
+        return {
+            n: LogicalTensor(n, tuple(v.shape), v.dtype) for n, v in {**self.values, **made}.items()
+        }
 
 
 def sample(
     target: str, *args: Any, sound: Callable[[Sequence[Shape]], bool] | None = None, **kwargs: Any
-) -> Sample:
+) -> OpSample:
     """A sample of a target, run on whole tensors; tensors among the arguments become Refs."""
     values: dict[str, torch.Tensor] = {}
 
@@ -92,7 +94,7 @@ def sample(
 
     op = Op("op", target, named(args), tuple((k, named(v)) for k, v in kwargs.items()))
     function: Any = OWN_FUNCTIONS.get(target) or torch_callable(target)
-    made = run(Call(function, op.args, op.kwargs), values)
+    made = run(LocalCall(function, op.args, op.kwargs), values)
     names = tuple(None if value is None else f"y{k}" for k, value in enumerate(made))
     shapes = "; ".join("x".join(map(str, v.shape)) or "scalar" for v in values.values())
     rest = [a for a in op.args if not isinstance(a, Ref | tuple)] + list(kwargs.values())
@@ -100,7 +102,7 @@ def sample(
         f"{target}({shapes}{''.join(f', {a}' for a in rest if not isinstance(a, torch.Tensor))})"
     )
     op = Op("op", target, op.args, op.kwargs, names)
-    return Sample(label, op, values, made, sound or (lambda shapes: True))
+    return OpSample(label, op, values, made, sound or (lambda shapes: True))
 
 
 OWN_FUNCTIONS = {
@@ -115,7 +117,7 @@ OWN_FUNCTIONS = {
 }
 
 
-def run(call: Call, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+def run(call: LocalCall, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
     """Outputs of a call, run on copies, for update ops write in place."""
     lookup = lambda ref: values[ref.name].clone()  # noqa: E731
     args, kwargs = map_refs(call.args, lookup), map_refs(call.kwargs, lookup)
@@ -234,12 +236,12 @@ def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 # ---- one row on a grid ---------------------------------------------------------------------------
 
 
-def row_holds(given: Sample, row: NdSignature, grid: Grid) -> bool:
+def row_holds(given: OpSample, row: NdSignature, grid: Grid) -> bool:
     """True if the row, with its expansion where it has one, makes what the op makes whole."""
     return not row_failure(given, row, grid)
 
 
-def row_failure(given: Sample, row: NdSignature, grid: Grid) -> str:
+def row_failure(given: OpSample, row: NdSignature, grid: Grid) -> str:
     """Why the row does not hold; empty if it does."""
     op = given.op
     signed = replace(op, in_sbp=row.inputs, out_sbp=row.outputs)
@@ -268,7 +270,10 @@ def _difference(whole: torch.Tensor, value: torch.Tensor) -> str:
 
 
 def run_ops(
-    ops: Sequence[Op], tensors: Mapping[str, Tensor], values: Mapping[str, torch.Tensor], grid: Grid
+    ops: Sequence[Op],
+    tensors: Mapping[str, LogicalTensor],
+    values: Mapping[str, torch.Tensor],
+    grid: Grid,
 ) -> dict[str, Pieces]:
     """Pieces that the ops make, each op reading its inputs in the layout that its in_sbp says
     (boxing by hand).
@@ -297,7 +302,7 @@ def run_ops(
 
 
 def local_view(
-    op: Op, tensors: Mapping[str, Tensor], grid: Grid, coordinate: tuple[int, ...]
+    op: Op, tensors: Mapping[str, LogicalTensor], grid: Grid, coordinate: tuple[int, ...]
 ) -> LocalView:
     """What localize sees at a coordinate."""
     slices = lambda name, nd: local_slices(tensors[name].shape, nd, grid, coordinate)  # noqa: E731

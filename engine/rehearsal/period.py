@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from flowrun.engine.rehearsal.clock import Clock
 
 LONGEST = 8  # micro-batches of a period that is found; at least a round of turns
-State = tuple[Any, ...]
+ClockState = tuple[Any, ...]
 
 
-def state(clock: Clock, act: int, step: int) -> State:
+def state(clock: Clock, act: int, step: int) -> ClockState:
     """All that decides what follows, seen from now and from micro-batch `act` of step `step`."""
     now = clock.now
     since = [act if n > 1 else step for n in clock.acts]
@@ -35,7 +35,7 @@ def state(clock: Clock, act: int, step: int) -> State:
     )
 
 
-def steady(clock: Clock) -> State:
+def steady(clock: Clock) -> ClockState:
     """The state when a step is whole, seen from that step."""
     step = max(k for k, left in enumerate(clock.left) if not left)
     turns = tuple(
@@ -53,7 +53,7 @@ class _Moment:
     events, collectives, turns: how many were written down, and taken.
     """
 
-    found: State
+    found: ClockState
     act: int
     now: float
     begun: int

@@ -20,9 +20,9 @@ from flowrun.engine.trace.trace import (
     RUN,
     SLEEP,
     TAKE,
-    Act,
-    Note,
+    ActKey,
     Slice,
+    TraceEvent,
     slices_of,
     step_of,
 )
@@ -50,13 +50,13 @@ class StepTime:
     reasons: dict[str, float] = field(default_factory=dict)
 
 
-def step_times(plan: Plan, notes: Mapping[int, Sequence[Note]]) -> tuple[StepTime, ...]:
+def step_times(plan: Plan, notes: Mapping[int, Sequence[TraceEvent]]) -> tuple[StepTime, ...]:
     """One of each rank that recorded; empty if no step was recorded whole, with one before it."""
     traced = {rank: slices_of(plan, rank, own) for rank, own in notes.items()}
     first = first_whole_step(plan, traced)
     begun = {(s.rank, s.actor, s.act): s.begin for slices in traced.values() for s in slices}
     times = (
-        _Rank(plan, rank, notes[rank], traced[rank], begun).time(first)
+        _RankTrace(plan, rank, notes[rank], traced[rank], begun).time(first)
         for rank in sorted(notes)
         if first is not None and any(note.what == RUN for note in notes[rank])
     )
@@ -75,14 +75,14 @@ def first_whole_step(plan: Plan, traced: Mapping[int, Sequence[Slice]]) -> int |
     return min(whole, default=None)
 
 
-class _Rank:
+class _RankTrace:
     """One rank's notes, made ready to be asked.  begun: (rank, actor, act) -> when, of all."""
 
     def __init__(
         self,
         plan: Plan,
         rank: int,
-        notes: Iterable[Note],
+        notes: Iterable[TraceEvent],
         slices: Sequence[Slice],
         begun: Mapping[tuple[int, int, int], int],
     ) -> None:
@@ -92,7 +92,7 @@ class _Rank:
             (n for n in notes if n.what not in (FLIGHT, RUN)), key=lambda note: note.begin
         )
         self.runs = [n for n in notes if n.what == RUN]
-        self.slices: dict[Act, Slice] = {(s.actor, s.act): s for s in slices}
+        self.slices: dict[ActKey, Slice] = {(s.actor, s.act): s for s in slices}
         self.computed = [n for n in self.thread if n.what == COMPUTE]
         self.begun = begun
 
@@ -130,7 +130,7 @@ class _Rank:
             {name: length * each for name, length in reasons.most_common()},
         )
 
-    def _slept(self, sleep: Note) -> Iterator[tuple[str, str, int]]:
+    def _slept(self, sleep: TraceEvent) -> Iterator[tuple[str, str, int]]:
         """What a sleep was for: (communication | ranks | data, actor, ns), the latest first."""
         begin, end = sleep.begin, sleep.end
         behind = bisect_left(self.computed, end, key=lambda note: note.begin)

@@ -18,10 +18,10 @@ from flowrun.engine.actors.plan import Actor, BoxWork, Plan
 
 COMPUTE, ISSUE, FLIGHT, TAKE, SLEEP, RUN = "compute", "issue", "flight", "take", "sleep", "run"
 INPUT, CREDIT, TURN, ITSELF = "input", "credit", "turn", "itself"
-Act = tuple[int, int]  # actor, act
+ActKey = tuple[int, int]  # actor, act
 
 
-class Note(NamedTuple):
+class TraceEvent(NamedTuple):
     """Something that a rank did, from `begin` to `end`, ns of the host's monotonic clock.
 
     COMPUTE: an act.  ISSUE: began communication, or a reader's act.  FLIGHT: what was begun is done
@@ -47,7 +47,7 @@ class Need:
 
     why: str
     register: int
-    of: Act
+    of: ActKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +132,16 @@ def step_of(plan: Plan, actor: int, act: int) -> int:
     return act // plan.acts_per_step(plan.actors[actor])
 
 
-def by_device(notes: Iterable[Note], times: Mapping[Act, tuple[int, int]]) -> list[Note]:
+def by_device(
+    notes: Iterable[TraceEvent], times: Mapping[ActKey, tuple[int, int]]
+) -> list[TraceEvent]:
     """What a host noted, as its device saw it, which computes behind it.
 
     times: when each act of compute began and ended there.  What the host did took none of the
     device's time; where the device had nothing to compute, the rank slept.
     """
-    out: list[Note] = []
-    computed: list[Note] = []
+    out: list[TraceEvent] = []
+    computed: list[TraceEvent] = []
     for note in notes:
         if note.what == COMPUTE:
             begin, end = times[note.actor, note.act]
@@ -153,22 +155,22 @@ def by_device(notes: Iterable[Note], times: Mapping[Act, tuple[int, int]]) -> li
     computed.sort(key=lambda note: note.begin)
     for one, other in pairwise(computed):
         if other.begin > one.end:
-            out.append(Note(SLEEP, other.actor, other.act, one.end, other.begin))
+            out.append(TraceEvent(SLEEP, other.actor, other.act, one.end, other.begin))
     return [*out, *computed]
 
 
-def of_last_steps(plan: Plan, notes: Collection[Note], steps: int) -> list[Note]:
+def of_last_steps(plan: Plan, notes: Collection[TraceEvent], steps: int) -> list[TraceEvent]:
     """The notes of the last steps that began."""
     at = {note: step_of(plan, note.actor, note.act) for note in notes if note.what != RUN}
     last = max(at.values(), default=0)
     return [note for note in notes if at.get(note, last) > last - steps]
 
 
-def slices_of(plan: Plan, rank: int, notes: Iterable[Note]) -> tuple[Slice, ...]:
+def slices_of(plan: Plan, rank: int, notes: Iterable[TraceEvent]) -> tuple[Slice, ...]:
     """The acts of a rank that were recorded from beginning to end, in order of their beginning."""
-    begun: dict[Act, int] = {}
-    ended: dict[Act, int] = {}
-    done: dict[Act, int] = {}
+    begun: dict[ActKey, int] = {}
+    ended: dict[ActKey, int] = {}
+    done: dict[ActKey, int] = {}
     for what, actor, act, begin, end in notes:
         if what in (COMPUTE, ISSUE):
             begun[actor, act] = begin
@@ -189,9 +191,9 @@ def slices_of(plan: Plan, rank: int, notes: Iterable[Note]) -> tuple[Slice, ...]
 
 def _last(
     needs: Iterable[Need],
-    begun: Mapping[Act, int],
-    ended: Mapping[Act, int],
-    done: Mapping[Act, int],
+    begun: Mapping[ActKey, int],
+    ended: Mapping[ActKey, int],
+    done: Mapping[ActKey, int],
 ) -> tuple[int | None, Need | None]:
     """The need that was met last, and when."""
     last: tuple[int | None, Need | None] = (None, None)

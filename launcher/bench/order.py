@@ -10,7 +10,7 @@ from flowrun.launcher.bench.suite import Peer
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PeerOrder:
     """overrides, config_dir: of the recipe.  compiled: torch.compile is to be used.  meet: a file
     that does not exist yet, by which the ranks meet.
     """
@@ -26,11 +26,11 @@ class Order:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> Order:
+    def from_json(text: str) -> PeerOrder:
         """What to_json wrote."""
         tree = json.loads(text)
         peer: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in tree["peer"].items()
         }
-        return Order(**{**tree, "overrides": tuple(tree["overrides"]), "peer": Peer(**peer)})
+        return PeerOrder(**{**tree, "overrides": tuple(tree["overrides"]), "peer": Peer(**peer)})

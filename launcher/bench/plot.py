@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flowrun.launcher.bench.results import Line
+from flowrun.launcher.bench.results import ResultLine
 from flowrun.launcher.bench.runs import FLOWRUN
 from flowrun.launcher.bench.suite import MODES, Suite
 
 OURS, THEIRS, BOUND = "#3b6ea5", "#b9bec6", "#c0392b"
 
 
-def draw(suite: Suite, found: Sequence[Line], file: Path) -> bool:
+def draw(suite: Suite, found: Sequence[ResultLine], file: Path) -> bool:
     """A bar a line; a mark on the bar of flowrun where the bounds want it to end.
 
     False: nothing ran, or matplotlib (extra `plot`) is not there.
@@ -46,7 +46,7 @@ def draw(suite: Suite, found: Sequence[Line], file: Path) -> bool:
     return True
 
 
-def wanted_s(ours: Line, found: Sequence[Line]) -> float | None:
+def wanted_s(ours: ResultLine, found: Sequence[ResultLine]) -> float | None:
     """Seconds that all bounds on the peers of a line of flowrun leave it; None without bounds."""
     limits = [
         line.median_s * line.at_most
@@ -58,7 +58,7 @@ def wanted_s(ours: Line, found: Sequence[Line]) -> float | None:
     return min(limits, default=None)
 
 
-def _places(found: Sequence[Line]) -> list[float]:
+def _places(found: Sequence[ResultLine]) -> list[float]:
     """Of the bars: a gap before each experiment but the first."""
     places, gap = [], 0.0
     for k, line in enumerate(found):
@@ -68,7 +68,7 @@ def _places(found: Sequence[Line]) -> list[float]:
     return places
 
 
-def _label(line: Line) -> str:
+def _label(line: ResultLine) -> str:
     """The experiment stands with flowrun's bar."""
     mode = "" if line.mode == MODES[0] else f", {line.mode}"
     if line.side == FLOWRUN:

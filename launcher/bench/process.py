@@ -101,13 +101,13 @@ def _trained(folder: Path) -> Sample:
 
 def _peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> Sample:
     """A process a rank; the loss of a step is the mean over the ranks that have one."""
-    from flowrun.launcher.bench.order import Order
+    from flowrun.launcher.bench.order import PeerOrder
 
     assert run.peer is not None
     order, meet = folder / "order.json", folder / "meet"
     meet.unlink(missing_ok=True)
     compiled = run.mode == "compiled"
-    told = Order(run.overrides, run.peer, compiled, str(meet.absolute()), config_dir)
+    told = PeerOrder(run.overrides, run.peer, compiled, str(meet.absolute()), config_dir)
     order.write_text(told.to_json())
     command = [*_module("flowrun.launcher.bench.peers.rank"), str(order)]
     ranks = range(run.ranks)

@@ -12,21 +12,21 @@ from flowrun.launcher.bench.process import Sample
 from flowrun.launcher.bench.runs import FLOWRUN, Run, round_of
 from flowrun.launcher.bench.suite import Experiment, Suite
 
-Key = tuple[str, str, str, str]  # experiment, side, mode, setting
+LineKey = tuple[str, str, str, str]  # experiment, side, mode, setting
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FinishedRun:
     """A run that has ended.  round: from 0.  wall_s: with its start."""
 
     round: int
-    key: Key
+    key: LineKey
     sample: Sample
     wall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ResultLine:
     """One side of an experiment, over all rounds.
 
     median_s, min_s: of a step; None if no run ended well, problem then says why.
@@ -71,18 +71,18 @@ class Line:
         return None
 
 
-def key_of(run: Run) -> Key:
+def key_of(run: Run) -> LineKey:
     """What the runs of all rounds have in common."""
     return run.experiment, run.side, run.mode, run.setting
 
 
-def lines(suite: Suite, records: Sequence[Record]) -> tuple[Line, ...]:
+def lines(suite: Suite, records: Sequence[FinishedRun]) -> tuple[ResultLine, ...]:
     """A line for each run of a round, in order: what efficiency is counted from too."""
     return tuple(_lines(suite, records))
 
 
-def _lines(suite: Suite, records: Sequence[Record]) -> Iterator[Line]:
-    by_key: dict[Key, dict[int, Sample]] = {}
+def _lines(suite: Suite, records: Sequence[FinishedRun]) -> Iterator[ResultLine]:
+    by_key: dict[LineKey, dict[int, Sample]] = {}
     for record in records:
         by_key.setdefault(record.key, {})[record.round] = record.sample
     for run in round_of(suite):
@@ -93,7 +93,7 @@ def _lines(suite: Suite, records: Sequence[Record]) -> Iterator[Line]:
         alone = by_key.get((suite.efficiency_of, FLOWRUN, run.mode, ""), {})
         of_one = experiment.efficiency is not None
         compared = _compared(suite, experiment, run, ours, well, alone if of_one else {})
-        yield Line(
+        yield ResultLine(
             run.experiment,
             experiment.title or run.experiment,
             run.side,

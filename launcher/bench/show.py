@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from flowrun.launcher.bench.results import Line
+from flowrun.launcher.bench.results import ResultLine
 from flowrun.launcher.bench.runs import FLOWRUN
 from flowrun.launcher.bench.suite import MODES, Suite
 
@@ -19,7 +19,7 @@ COLUMNS = (("ms", 6), ("least", 6), ("share", 5), ("bound", 11), ("MB", 5), ("se
 APART = ("losses", 6)
 
 
-def table(suite: Suite, found: Sequence[Line]) -> RenderableType:
+def table(suite: Suite, found: Sequence[ResultLine]) -> RenderableType:
     """A block an experiment: flowrun with its efficiency, its peers with flowrun's share of their
     time.  100 columns are enough.
     """
@@ -52,7 +52,7 @@ def legend(suite: Suite) -> str:
     )
 
 
-def _title(ours: Line) -> Text:
+def _title(ours: ResultLine) -> Text:
     """Of a block, which begins with flowrun's line."""
     title = f"{ours.title}, {ours.mode}" if ours.mode != MODES[0] else ours.title
     speed = f"   {ours.per_s:,.0f} {ours.unit}/s" if ours.per_s is not None else ""
@@ -70,11 +70,11 @@ def _grid(names: int) -> Table:
     return grid
 
 
-def _name(line: Line) -> str:
+def _name(line: ResultLine) -> str:
     return f"  {line.side}, {line.setting}" if line.setting else f"  {line.side}"
 
 
-def _cells(line: Line) -> list[RenderableType]:
+def _cells(line: ResultLine) -> list[RenderableType]:
     bold = "bold" if line.side == FLOWRUN else ""
     name = Text(_name(line), bold)
     if line.median_s is None or line.min_s is None:
@@ -98,7 +98,7 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def _bound(line: Line) -> str:
+def _bound(line: ResultLine) -> str:
     """The bound, and whether it holds, for those who see no colours too."""
     if line.at_most is not None:
         text = f"<= {line.at_most:.2f}"
@@ -109,7 +109,7 @@ def _bound(line: Line) -> str:
     return text + {True: " yes", False: " no ", None: "    "}[line.holds]
 
 
-def _apart(line: Line) -> Text:
+def _apart(line: ResultLine) -> Text:
     if line.losses_apart is None:
         return Text()
     return Text(f"{line.losses_apart:.0e}", "" if line.agree else "bold red")

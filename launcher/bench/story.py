@@ -22,7 +22,7 @@ from rich.console import Console
 
 from flowrun.launcher.bench.plot import draw
 from flowrun.launcher.bench.process import execute
-from flowrun.launcher.bench.results import Line, Record, key_of, lines, settled
+from flowrun.launcher.bench.results import FinishedRun, ResultLine, key_of, lines, settled
 from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.show import table
 from flowrun.launcher.bench.suite import Suite
@@ -35,7 +35,7 @@ FILE, PLOT = "bench.json", "bench.svg"
 
 def bench(
     suite: Suite, folder: Path, console: Console, config_dir: str | None = None
-) -> tuple[Line, ...]:
+) -> tuple[ResultLine, ...]:
     """Run the suite, print its table, fill `folder`.
 
     Raises RecipeError if a recipe cannot be composed (nothing was started), KeyboardInterrupt after
@@ -44,7 +44,7 @@ def bench(
     for name in suite.rows:
         compose(suite.recipe_of(suite.experiments[name]), config_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    records: list[Record] = []
+    records: list[FinishedRun] = []
     try:
         with sigterm_as_ctrl_c():
             _rounds(suite, folder, console, config_dir, records)
@@ -76,7 +76,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _rounds(
-    suite: Suite, folder: Path, console: Console, config_dir: str | None, records: list[Record]
+    suite: Suite, folder: Path, console: Console, config_dir: str | None, records: list[FinishedRun]
 ) -> None:
     """What failed once is not tried again."""
     runs = list(round_of(suite))
@@ -95,7 +95,7 @@ def _rounds(
             begun = time.monotonic()
             where = folder / "runs" / f"{number}_{place:02}_{run.experiment}"
             sample = execute(run, where, suite.timeout_s, config_dir)
-            records.append(Record(number, key_of(run), sample, time.monotonic() - begun))
+            records.append(FinishedRun(number, key_of(run), sample, time.monotonic() - begun))
             _write(suite, records, folder / FILE)
             if sample.problem:
                 failed.add(key_of(run))
@@ -112,7 +112,7 @@ def _rounds(
             )
 
 
-def _write(suite: Suite, records: Sequence[Record], file: Path) -> None:
+def _write(suite: Suite, records: Sequence[FinishedRun], file: Path) -> None:
     """All that was measured, and what it comes to."""
     text = {
         "suite": asdict(suite),

@@ -35,7 +35,7 @@ from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.terminal.units import seconds
 
 FILE = "sweep.json"
-Heard = tuple[Sample, Mapping[str, Any]]  # of one run, and its report.json
+RunResult = tuple[Sample, Mapping[str, Any]]  # of one run, and its report.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrialResult:
     """What a trial came to: of a step, and of the rank that takes most (live tensors).
 
     place: by measured time among the trials of the model and ranks, 1 = the fastest.
@@ -81,7 +81,7 @@ class Sums:
 
 def sweep(
     suite: Suite, folder: Path, console: Console, config_dir: str | None = None
-) -> tuple[Row, ...]:
+) -> tuple[TrialResult, ...]:
     """Run the suite, print its table, fill `folder`; what is done is written after every run.
 
     Model by model, from its ops to its last run: a machine that others share is slower in one hour
@@ -96,7 +96,7 @@ def sweep(
     folder.mkdir(parents=True, exist_ok=True)
     assert suite.sweep is not None
     named = any(text.startswith("hardware=") for text in suite.overrides)
-    heard: dict[Trial, list[Heard]] = {}
+    heard: dict[Trial, list[RunResult]] = {}
     try:
         with sigterm_as_ctrl_c():
             calibrated = suite.sweep.calibrate and config_dir is None and not named
@@ -122,7 +122,7 @@ def _rounds(
     console: Console,
     config_dir: str | None,
     name: str,
-    heard: dict[Trial, list[Heard]],
+    heard: dict[Trial, list[RunResult]],
     measure: Callable[[Console], None],
 ) -> None:
     """Of one row.  measure: what is to foresee it, before every round but the finals.  Picked is
@@ -174,7 +174,9 @@ def _nothing(console: Console) -> None:
     """The profile is what it is."""
 
 
-def finalists(suite: Suite, found: Sequence[Trial], measured: Sequence[Row]) -> tuple[Trial, ...]:
+def finalists(
+    suite: Suite, found: Sequence[Trial], measured: Sequence[TrialResult]
+) -> tuple[Trial, ...]:
     """Of the trials found, those that may be the fastest, and the picks; all that took part in a
     comparison that is close have as many rounds.
     """
@@ -218,7 +220,7 @@ def _placed_by_auto(suite: Suite, name: str, config_dir: str | None) -> Recipe:
 
 
 def joined(
-    modest: Sequence[Trial], found: Iterable[Trial], heard: dict[Trial, list[Heard]]
+    modest: Sequence[Trial], found: Iterable[Trial], heard: dict[Trial, list[RunResult]]
 ) -> list[Trial]:
     """The modest set and the picks; a pick takes what was heard of its layout before."""
     by_layout = {replace(trial, picked=False): trial for trial in modest}
@@ -241,7 +243,7 @@ def candidates(recipe: Recipe, ranks: int, wanted: Sweep) -> Iterator[Candidate]
                     yield leaf
 
 
-def final_steps(suite: Suite, trial: Trial, heard: Sequence[Heard]) -> int:
+def final_steps(suite: Suite, trial: Trial, heard: Sequence[RunResult]) -> int:
     """Of a run of the finals, by what it was in the runs before."""
     assert suite.sweep is not None
     row = _row(suite, trial, heard)
@@ -259,14 +261,14 @@ def run_of(suite: Suite, trial: Trial, steps: int) -> Run:
     return Run(trial.experiment, FLOWRUN, suite.modes[0], "", overrides, {}, trial.ranks)
 
 
-def rows(suite: Suite, heard: Mapping[Trial, Sequence[Heard]]) -> tuple[Row, ...]:
+def rows(suite: Suite, heard: Mapping[Trial, Sequence[RunResult]]) -> tuple[TrialResult, ...]:
     """A row a trial, those of one model and number of ranks together, the fastest first: of those
     that were measured in the finals, for an hour is faster than another; then the others.
     """
-    groups: dict[tuple[str, int], list[Row]] = {}
+    groups: dict[tuple[str, int], list[TrialResult]] = {}
     for trial, each in heard.items():
         groups.setdefault((trial.experiment, trial.ranks), []).append(_row(suite, trial, each))
-    out: list[Row] = []
+    out: list[TrialResult] = []
     for group in groups.values():
         well = sorted(
             (row for row in group if not row.problem),
@@ -279,14 +281,14 @@ def rows(suite: Suite, heard: Mapping[Trial, Sequence[Heard]]) -> tuple[Row, ...
     return tuple(out)
 
 
-def _row(suite: Suite, trial: Trial, each: Sequence[Heard]) -> Row:
+def _row(suite: Suite, trial: Trial, each: Sequence[RunResult]) -> TrialResult:
     """Over all rounds; foreseen is by what had been measured before the last."""
     well = [(sample, report) for sample, report in each if not sample.problem]
     if not well:
-        return Row(trial, problem=each[-1][0].problem)
+        return TrialResult(trial, problem=each[-1][0].problem)
     foreseen, measured = well[-1][1]["foreseen"], well[-1][1]["measured"]
     steps = [step for sample, _ in well for step in settled(suite, sample)]
-    return Row(
+    return TrialResult(
         trial,
         foreseen["step_s"],
         statistics.median(steps),
@@ -295,7 +297,7 @@ def _row(suite: Suite, trial: Trial, each: Sequence[Heard]) -> Row:
     )
 
 
-def sums(measured: Sequence[Row]) -> Sums:
+def sums(measured: Sequence[TrialResult]) -> Sums:
     """Of all that was measured."""
     well = [row for row in measured if not row.problem]
     picks = [row.behind for row in well if row.trial.picked]
@@ -306,7 +308,7 @@ def sums(measured: Sequence[Row]) -> Sums:
     )
 
 
-def write(suite: Suite, measured: Sequence[Row], file: Path) -> None:
+def write(suite: Suite, measured: Sequence[TrialResult], file: Path) -> None:
     """All that was measured so far."""
     text = {"suite": asdict(suite), "machine": machine(), "rows": [asdict(r) for r in measured]}
     file.write_text(json.dumps(text, indent=1) + "\n")

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from flowrun.launcher.bench.suite import Suite
-from flowrun.launcher.bench.sweep import Row, sums
+from flowrun.launcher.bench.sweep import TrialResult, sums
 
 HEADINGS = ("foreseen ms", "measured", "ratio", "foreseen MB", "measured", "ratio", "behind")
 
 
-def table(suite: Suite, measured: Sequence[Row]) -> RenderableType:
+def table(suite: Suite, measured: Sequence[TrialResult]) -> RenderableType:
     """A block a model and number of ranks, the fastest first; the pick is marked."""
     parts: list[RenderableType] = [Text(f"{suite.name}: {suite.note}", "bold")]
     for (name, ranks), group in groupby(
@@ -35,7 +35,7 @@ def table(suite: Suite, measured: Sequence[Row]) -> RenderableType:
     return Group(*parts)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: TrialResult) -> list[str]:
     name = f"{row.trial.candidate}{'  <- auto' if row.trial.picked else ''}"
     if row.problem:
         return ["", name, row.problem]
@@ -52,7 +52,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _said(suite: Suite, measured: Sequence[Row]) -> str:
+def _said(suite: Suite, measured: Sequence[TrialResult]) -> str:
     found = sums(measured)
     more = ""
     if (sweep := suite.sweep) and sweep.finals:

@@ -26,7 +26,7 @@ from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.hardware.network import Level
 from flowrun.engine.runtime.calibration.calibrated import (
     Moved,
-    Timed,
+    TimedWork,
     as_yaml,
     crowded_share,
     exchange_bytes,
@@ -35,7 +35,12 @@ from flowrun.engine.runtime.calibration.calibrated import (
     typical,
     with_device,
 )
-from flowrun.engine.runtime.calibration.calibration import Sizes, device_times, link_times, paces
+from flowrun.engine.runtime.calibration.calibration import (
+    ProbeSizes,
+    device_times,
+    link_times,
+    paces,
+)
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import keep_to_a_core
 from flowrun.engine.runtime.transport import neighbours
@@ -44,7 +49,7 @@ from flowrun.engine.runtime.transport.links import Links
 SHARED, GLOO = "shared memory", "gloo"
 GROUPS = (2, 4)
 QUIET = 0.97  # of their cores, what processes get that compute beside no others
-THOROUGH = Sizes(
+THOROUGH = ProbeSizes(
     products=(
         (128, 64, 64),
         (256, 128, 128),
@@ -79,7 +84,7 @@ class Session:
 class OfRank:
     """What one process measured.  had: of a core, while it timed its device."""
 
-    device: Sequence[Timed]
+    device: Sequence[TimedWork]
     links: Sequence[Moved]
     paces: Sequence[tuple[float, float]]
     had: float
@@ -97,7 +102,9 @@ class Calibration:
     had: float
 
 
-def calibrate(shipped: Hardware, name: str, sizes: Sizes, groups: Sequence[int]) -> Calibration:
+def calibrate(
+    shipped: Hardware, name: str, sizes: ProbeSizes, groups: Sequence[int]
+) -> Calibration:
     """Measure.  shipped: for what is not measured.  groups: numbers of ranks; links are fitted to
     the first, whose ranks should have a core each, and their latency in a crowd to others that
     have not.
@@ -196,7 +203,7 @@ def say_if_busy(found: Calibration, console: Console) -> None:
         )
 
 
-Row = tuple[str, str, str]  # what, measured, shipped
+ProfileRow = tuple[str, str, str]  # what, measured, shipped
 # Key of a profile -> what it is, in which unit.
 _KEYS = {
     "memory_bytes_per_s": ("streams, GB/s", 1e9),
@@ -211,11 +218,11 @@ _KEYS = {
 }
 
 
-def _rows(measured: Hardware, shipped: Hardware) -> list[Row]:
-    def row(label: str, of: Callable[[Hardware], float], text: str) -> Row:
+def _rows(measured: Hardware, shipped: Hardware) -> list[ProfileRow]:
+    def row(label: str, of: Callable[[Hardware], float], text: str) -> ProfileRow:
         return label, format(of(measured), text), format(of(shipped), text)
 
-    rows: list[Row] = []
+    rows: list[ProfileRow] = []
     for dtype, flop in itertools.product(("fp32", "bf16", "fp16"), (1e6, 1e8, 1e9)):
         label = f"{dtype} products of {flop:.0e} flop, GFLOP/s"
         rows.append(row(label, partial(_gflops, dtype=dtype, flop=flop), ",.1f"))
@@ -237,9 +244,9 @@ def _gflops(hardware: Hardware, dtype: str, flop: float) -> float:
     return products.flops * products.reached(flop) / 1e9
 
 
-def _link_rows(measured: Sequence[Level], shipped: Sequence[Level]) -> list[Row]:
+def _link_rows(measured: Sequence[Level], shipped: Sequence[Level]) -> list[ProfileRow]:
     """From the outermost on, which there always is."""
-    rows: list[Row] = []
+    rows: list[ProfileRow] = []
     for one, other in zip(measured[::-1], shipped[::-1], strict=False):
         via = _transport(one)
         for label, key, unit, text in (
@@ -263,7 +270,7 @@ def _transport(level: Level) -> str:
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def _measured(session: Session, sizes: Sizes) -> list[OfRank]:
+def _measured(session: Session, sizes: ProbeSizes) -> list[OfRank]:
     from torch.multiprocessing.spawn import start_processes
 
     with tempfile.TemporaryDirectory() as folder:
@@ -273,7 +280,7 @@ def _measured(session: Session, sizes: Sizes) -> list[OfRank]:
         return [pickle.loads(Path(folder, str(k)).read_bytes()) for k in range(session.ranks)]
 
 
-def _rank(rank: int, session: Session, sizes: Sizes, folder: str) -> None:
+def _rank(rank: int, session: Session, sizes: ProbeSizes, folder: str) -> None:
     import torch.distributed as dist
 
     heap.keep_pages()

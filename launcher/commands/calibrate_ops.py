@@ -16,7 +16,7 @@ from rich.table import Table
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.runtime.calibration.calibrated import digits
-from flowrun.engine.runtime.calibration.op_times import Found, op_times
+from flowrun.engine.runtime.calibration.op_times import TimeRatios, op_times
 from flowrun.engine.runtime.process import heap
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.schema import Recipe
@@ -48,7 +48,7 @@ class OpTimes:
         self.base = base
         self.jobs = jobs
         self.steps = steps
-        self.found: Found = defaultdict(list)
+        self.found: TimeRatios = defaultdict(list)
 
     def measure(self) -> None:
         """One more round."""
@@ -66,7 +66,7 @@ class OpTimes:
         return replace(self.base, ops=known)
 
 
-def _measured(job: Job, hardware: Hardware, steps: int) -> Found:
+def _measured(job: Job, hardware: Hardware, steps: int) -> TimeRatios:
     """Of all processes."""
     from torch.multiprocessing.spawn import start_processes
 
@@ -76,7 +76,7 @@ def _measured(job: Job, hardware: Hardware, steps: int) -> Found:
             _rank, (job, hardware, steps, folder), nprocs=_BESIDE, start_method="fork"
         )
         each = [pickle.loads(Path(folder, str(k)).read_bytes()) for k in range(_BESIDE)]
-    found: Found = defaultdict(list)
+    found: TimeRatios = defaultdict(list)
     for key, factors in (item for one in each for item in one.items()):
         found[key] += factors
     return found

@@ -17,7 +17,7 @@ from flowrun.engine.strategy import LossScale, Optimizer
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.strategy import AUTOCAST
 from flowrun.launcher.model import build
-from flowrun.launcher.model.build import Parts
+from flowrun.launcher.model.build import RecipeParts
 from flowrun.launcher.recipe.schema import Recipe
 
 
@@ -51,7 +51,7 @@ def plain_loop(
     model = made.model.train()
     models = [model, *(_replica(model) for _ in range(replicas - 1))]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    update = _Update(job.strategy.optimizer, job.strategy.loss_scale, model)
+    update = _PlainUpdate(job.strategy.optimizer, job.strategy.loss_scale, model)
     train, parts = recipe.train, 1 if whole else recipe.train.micro_batches
     sampler = replace(job.sampler, micro_batches=parts)
     rows = train.batch_size // parts // replicas
@@ -80,7 +80,7 @@ def _replica(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
-def _loss(parts: Parts, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+def _loss(parts: RecipeParts, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     output = model(**{argument: batch[name] for argument, name in parts.inputs.items()})
     if parts.loss is not None:
         return parts.loss(output, batch)
@@ -88,7 +88,7 @@ def _loss(parts: Parts, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor
     return loss
 
 
-class _Update:
+class _PlainUpdate:
     """One step of plain torch: scaling, clipping, rates, and torch's own optimizer or the function
     that the recipe names.
     """

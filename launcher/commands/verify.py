@@ -42,8 +42,8 @@ MOST_STEPS = 20  # a recipe that trains longer is cut to FEW_STEPS
 FEW_STEPS = 5
 SINGLE = "single"
 
-Run = Callable[[Recipe, Path], Any]
-Made = TypeVar("Made")
+RunRecipe = Callable[[Recipe, Path], Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LayoutComparison:
     """A row a layout; one that the recipe cannot take is a row with the reason.  caption: what they
     are held beside, and how far off they may be.
     """
@@ -75,10 +75,10 @@ class Comparison:
     caption: str
 
 
-def compare_layouts(recipe: Recipe, run: Run) -> Comparison:
+def compare_layouts(recipe: Recipe, run: RunRecipe) -> LayoutComparison:
     """Train under every layout.  Raises RecipeError if the recipe has nothing to be held beside."""
     with tempfile.TemporaryDirectory() as scratch:
-        return _Layouts(recipe, run, Path(scratch)).compare()
+        return _RecipeLayouts(recipe, run, Path(scratch)).compare()
 
 
 def layouts(recipe: Recipe) -> Iterator[tuple[str, list[str]]]:
@@ -136,14 +136,14 @@ class Allowed:
         return f"losses {loss} relative, weights {weights} of the way that training moved them{why}"
 
 
-class _Layouts:
+class _RecipeLayouts:
     """The layouts of one recipe, and what they are held beside.
 
     why_single: why that is not plain torch; empty if it is.  whole: the loop sees each step's batch
     in one piece.  before: the weights that all start from.
     """
 
-    def __init__(self, recipe: Recipe, run: Run, scratch: Path) -> None:
+    def __init__(self, recipe: Recipe, run: RunRecipe, scratch: Path) -> None:
         self.recipe, self.run, self.scratch = recipe, run, scratch
         self.file = scratch / "verified.yaml"
         self.file.write_text(recipe.to_yaml())
@@ -165,14 +165,14 @@ class _Layouts:
         self.reference = cache(self._reference)
         self.allowed = cache(self._allowed)
 
-    def _apart(self, make: Callable[[], Made]) -> Made:
+    def _apart(self, make: Callable[[], T]) -> T:
         """What uses autograd, where ranks are to be forked that use CUDA."""
         return apart(make) if may_use_gpus(self.recipe) else make()
 
-    def compare(self) -> Comparison:
+    def compare(self) -> LayoutComparison:
         """Run them all."""
         rows = tuple(self._row(name, changes) for name, changes in layouts(self.recipe))
-        return Comparison(rows, self._caption())
+        return LayoutComparison(rows, self._caption())
 
     def _load(self, changes: list[str]) -> Recipe:
         return load([f"recipe={self.file}", *changes, *self.always])

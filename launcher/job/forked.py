@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 from flowrun.engine.errors import RunError
 from flowrun.launcher.job.open_files import reopen_files
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 @contextmanager
-def beside(make: Callable[[], Made] | None) -> Iterator[Callable[[], Made | None]]:
+def beside(make: Callable[[], T] | None) -> Iterator[Callable[[], T | None]]:
     """Within, what asks for the result of `make`: it waits, and is given None where there is none.
 
     make: it is called in a fork of this process, and what it returns is pickled.  What fails there
@@ -35,7 +35,7 @@ def beside(make: Callable[[], Made] | None) -> Iterator[Callable[[], Made | None
         return
     with _forked(make, daemon=True) as told:
 
-        def result() -> Made | None:
+        def result() -> T | None:
             made, error = told()
             return None if error else made
 
@@ -43,7 +43,7 @@ def beside(make: Callable[[], Made] | None) -> Iterator[Callable[[], Made | None
 
 
 @contextmanager
-def started(make: Callable[[], Made]) -> Iterator[Callable[[], Made]]:
+def started(make: Callable[[], T]) -> Iterator[Callable[[], T]]:
     """Within, what waits for the result of `make`, and raises what `make` raises.
 
     make: it is called in a fork of this process: at once, or, where a fork beside this one gains
@@ -54,7 +54,7 @@ def started(make: Callable[[], Made]) -> Iterator[Callable[[], Made]]:
         return
     with _forked(make, daemon=True) as told:
 
-        def result() -> Made:
+        def result() -> T:
             made, error = told()
             if error:
                 raise error
@@ -63,7 +63,7 @@ def started(make: Callable[[], Made]) -> Iterator[Callable[[], Made]]:
         yield result
 
 
-def apart(make: Callable[[], Made]) -> Made:
+def apart(make: Callable[[], T]) -> T:
     """What `make` returns or raises in a fork of this process.
 
     What it opens is gone with it: autograd's threads, and CUDA, which no process may have touched
@@ -79,8 +79,8 @@ def apart(make: Callable[[], Made]) -> Made:
 
 @contextmanager
 def _forked(
-    make: Callable[[], Made], daemon: bool
-) -> Iterator[Callable[[], tuple[Made | None, Exception | None]]]:
+    make: Callable[[], T], daemon: bool
+) -> Iterator[Callable[[], tuple[T | None, Exception | None]]]:
     """Within, what waits for what was made there, or for why there is nothing."""
     reader, writer = multiprocessing.Pipe(duplex=False)
     fork = multiprocessing.get_context("fork")
@@ -90,9 +90,9 @@ def _forked(
         process.start()  # Ctrl-C stays blocked there: it is for the process that waits
     writer.close()
 
-    def told() -> tuple[Made | None, Exception | None]:
+    def told() -> tuple[T | None, Exception | None]:
         try:
-            found: tuple[Made | None, Exception | None] = pickle.loads(reader.recv_bytes())
+            found: tuple[T | None, Exception | None] = pickle.loads(reader.recv_bytes())
             return found
         except Exception as error:  # or what an exception's own constructor does not take
             how = f"it ended before it had an answer ({type(error).__name__})."

@@ -22,7 +22,7 @@ from flowrun.engine.compile import (
     traced,
 )
 from flowrun.engine.hardware.hardware import CPU
-from flowrun.engine.ir.graph import LogicalGraph, Tensor
+from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.passes.mirror import BY_RANK, rows_of_a_rank
 from flowrun.engine.runtime.rank.rank import Results
@@ -45,7 +45,7 @@ from flowrun.launcher.terminal import doing
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkUnit:
     """What speed counts: a unit, tokens or samples, and how many of it a step has."""
 
     unit: str
@@ -302,7 +302,7 @@ class Job:
         return tuple(out)
 
     @cached_property
-    def work(self) -> Work:
+    def work(self) -> WorkUnit:
         """Tokens, where the model's first argument or its field is named after tokens or is
         input_ids, and holds sequences of integers; else samples.
         """
@@ -311,8 +311,8 @@ class Job:
         value = self.example[field]
         named = any("token" in name or name == "input_ids" for name in (argument, field))
         if named and value.dim() == 2 and not value.dtype.is_floating_point:
-            return Work("tokens", samples * int(value.shape[1]))
-        return Work("samples", samples)
+            return WorkUnit("tokens", samples * int(value.shape[1]))
+        return WorkUnit("samples", samples)
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 0; of parameters that no group gives another."""
@@ -376,7 +376,7 @@ class Job:
         train = self.recipe.train
         return About(step, train.seed, train.batch_size, self.names)
 
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, LogicalTensor]:
         """Logical tensors of the parameters."""
         graph = self.training.plan.graph
         return {v.name: graph.tensors[v.tensor] for v in graph.variables if v.kind == "parameter"}

@@ -84,15 +84,15 @@ def _checked(rate: Any, step: int) -> float:
     return float(rate)
 
 
-Part = tuple[str, dict[str, Any], int]  # (where, name and arguments, steps that it lasts)
+SchedulePart = tuple[str, dict[str, Any], int]  # (where, name and arguments, steps that it lasts)
 
 
-def _parts(optim: Optim, steps: int) -> list[Part]:
+def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
     """The schedules in order, with the steps that each lasts."""
     given = optim.schedule
     listed = isinstance(given, list | tuple)
     entries = list(given) if listed else [given] if given else []
-    parts: list[Part] = []
+    parts: list[SchedulePart] = []
     if optim.warmup_steps:
         rise = {
             "name": "LinearLR",
@@ -140,7 +140,7 @@ def _check(entry: Any, where: str) -> None:
         )
 
 
-def _sequence(optimizer: SGD, parts: list[Part]) -> lr_scheduler.LRScheduler:
+def _sequence(optimizer: SGD, parts: list[SchedulePart]) -> lr_scheduler.LRScheduler:
     made = [_made(optimizer, *part) for part in parts]
     if len(made) == 1:
         return made[0]

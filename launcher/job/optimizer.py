@@ -9,7 +9,7 @@ from typing import Any
 
 from flowrun.engine.capture.update_trace import keywords_of
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.strategy import Group, Optimizer, Settings
+from flowrun.engine.strategy import Optimizer, ParameterGroup, Settings
 from flowrun.launcher.job.lr_schedule import rates
 from flowrun.launcher.model.build import find, is_freezing
 from flowrun.launcher.recipe.errors import did_you_mean
@@ -39,7 +39,7 @@ def optimizer_of(recipe: Recipe) -> Optimizer:
         known = tuple(keywords_of(function)) if function else FUSED[name]
         numbers = {key: _value(optim, key) for key in known}
     groups = tuple(
-        Group(pattern, _settings(pattern, given, numbers))
+        ParameterGroup(pattern, _settings(pattern, given, numbers))
         for pattern, given in optim.groups.items()
         if not is_freezing(given) or (len(given) > 1 and not given["frozen"])  # build.py froze it
     )

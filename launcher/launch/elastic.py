@@ -25,7 +25,7 @@ from typing import Any
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.kernels.kernels import Kernels
-from flowrun.engine.trace.trace import Note
+from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.hosts import Meeting, ranks_of_a_host
 from flowrun.launcher.launch.worker import Worker
@@ -325,7 +325,11 @@ class _Heard:
         ends = sorted(self.ends.items())
         by_rank = [{rank: measured[key] for rank, measured in ends} for key in keys]
         by_rank.append(
-            {rank: [Note(*note) for note in told["notes"]] for rank, told in ends if told["notes"]}
+            {
+                rank: [TraceEvent(*note) for note in told["notes"]]
+                for rank, told in ends
+                if told["notes"]
+            }
         )
         return Log(tuple(self.record.steps), self.record.validation, *by_rank)
 

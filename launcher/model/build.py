@@ -32,18 +32,18 @@ from flowrun.launcher.model.pretrained import weights_of
 from flowrun.launcher.recipe.errors import did_you_mean
 from flowrun.launcher.recipe.schema import Recipe, Target
 
-Score = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
+LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
 
 
 @dataclass(frozen=True)
-class Parts:
+class RecipeParts:
     """Everything that a recipe names.  inputs: model argument -> batch field, never empty."""
 
     model: nn.Module
     data: Dataset[dict[str, Tensor]]
     inputs: dict[str, str]
-    loss: Score | None
-    metrics: dict[str, Score]
+    loss: LossFunction | None
+    metrics: dict[str, LossFunction]
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Described:
     notes: tuple[str, ...]
 
 
-def build(recipe: Recipe) -> Parts:
+def build(recipe: Recipe) -> RecipeParts:
     """All parts, made and checked against each other.  Raises RecipeError."""
     data = instantiate_data(recipe)
     model = instantiate_model(recipe)
     inputs = task_inputs(recipe, model, data[0])
-    return Parts(model, data, inputs, instantiate_loss(recipe), instantiate_metrics(recipe))
+    return RecipeParts(model, data, inputs, instantiate_loss(recipe), instantiate_metrics(recipe))
 
 
 def instantiate_model(recipe: Recipe) -> nn.Module:
@@ -166,7 +166,7 @@ def instantiate_data(recipe: Recipe) -> Dataset[dict[str, Tensor]]:
     return data  # type: ignore[no-any-return]
 
 
-def instantiate_loss(recipe: Recipe) -> Score | None:
+def instantiate_loss(recipe: Recipe) -> LossFunction | None:
     """loss(output, batch) -> scalar, or None where the model's output is or holds the loss."""
     loss = None if recipe.task.loss is None else _partial(recipe.task.loss, "task.loss")
     if isinstance(loss, nn.Module):
@@ -174,7 +174,7 @@ def instantiate_loss(recipe: Recipe) -> Score | None:
     return loss
 
 
-def instantiate_metrics(recipe: Recipe) -> dict[str, Score]:
+def instantiate_metrics(recipe: Recipe) -> dict[str, LossFunction]:
     """name -> metric(output, batch) -> scalar."""
     return {
         name: _partial(metric, f"task.metrics.{name}")
@@ -230,7 +230,7 @@ def _check_targets_within(arguments: Mapping[str, Any], where: str) -> None:
             _check_targets_within(value, f"{where}.{key}")
 
 
-def _partial(target: Target, where: str) -> Score:
+def _partial(target: Target, where: str) -> LossFunction:
     """The callable that `_target_` names, with the arguments that the recipe gives after (output,
     batch).
     """

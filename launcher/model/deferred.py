@@ -30,9 +30,17 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from flowrun.engine.runtime.process.heap import returning
 from flowrun.launcher.model import op_schema
-from flowrun.launcher.model.initial import Initial, Source, named
+from flowrun.launcher.model.initial import Initial, InitialSource, named
 from flowrun.launcher.model.op_schema import dense
-from flowrun.launcher.model.replay import Call, Geometry, Storages, Value, View, perform, replay
+from flowrun.launcher.model.replay import (
+    Geometry,
+    RecordedCall,
+    Storages,
+    StorageValue,
+    View,
+    perform,
+    replay,
+)
 
 LEAST_BYTES = 1 << 16  # what takes less is made at once
 MOST_WRITES = 10_000  # to one storage: to remember more takes more than the storage
@@ -56,7 +64,7 @@ def deferred(
         model = make()
     if recorder.failed:  # and the constructor caught it
         raise recorder.failed
-    sources: dict[str, Source] = {}
+    sources: dict[str, InitialSource] = {}
     for name, tensor in named(model).items():
         sources[name] = recorder.view(tensor) or (tensor, tensor.dtype)
     recorder.make_others(named(model).values())
@@ -73,7 +81,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.draws = draws
         self.least_bytes = least_bytes
-        self.values: dict[int, Value] = {}
+        self.values: dict[int, StorageValue] = {}
         self.storages: dict[int, StorageWeakRef] = {}  # which keep a number from being used again
         self.writes: Counter[int] = Counter()
         self.known: Storages = {}
@@ -150,7 +158,9 @@ class _Recorder(TorchDispatchMode):
         bare = [
             None
             if geometry is None
-            else self._bare(geometry, Value(geometry.num_bytes, None if empty else call, place))
+            else self._bare(
+                geometry, StorageValue(geometry.num_bytes, None if empty else call, place)
+            )
             for place, geometry in enumerate(lie)
         ]
         return tree_unflatten(bare, out)
@@ -185,7 +195,7 @@ class _Recorder(TorchDispatchMode):
             self.writes[number] += 1
             if self.writes[number] > MOST_WRITES:
                 raise self.cannot(f"a tensor is written to {MOST_WRITES} times")
-            self.values[number] = Value(self.values[number].num_bytes, call, -1 - k)
+            self.values[number] = StorageValue(self.values[number].num_bytes, call, -1 - k)
         count = len(func._schema.returns)
         return None if not count else first if count == 1 else tuple(leaves[k] for k in places)
 
@@ -252,7 +262,7 @@ class _Recorder(TorchDispatchMode):
         made = iter(self._values(late))
         return [next(made).clone() if self.defers(x) else x for x in leaves]
 
-    def _bare(self, geometry: Geometry, value: Value) -> Tensor:
+    def _bare(self, geometry: Geometry, value: StorageValue) -> Tensor:
         storage: Any = torch._C._construct_storage_from_data_pointer(
             0, op_schema.CPU, geometry.num_bytes
         )
@@ -269,7 +279,7 @@ class _Recorder(TorchDispatchMode):
         results: Sequence[Geometry | None],
         state: Tensor | None,
         blank: Tensor | None = None,
-    ) -> Call:
+    ) -> RecordedCall:
         """blank: a tensor that is written to and not read; if it is all of its storage, what was
         there before does not count.
         """
@@ -283,8 +293,8 @@ class _Recorder(TorchDispatchMode):
             before = kept[0].value
             whole = kept[0].geometry.fills and kept[0].geometry.num_bytes == before.num_bytes
             if whole and all(x.value is not before for x in kept[1:] if isinstance(x, View)):
-                kept[0] = View(Value(before.num_bytes), kept[0].geometry)
-        return Call(
+                kept[0] = View(StorageValue(before.num_bytes), kept[0].geometry)
+        return RecordedCall(
             func, tuple(kept), spec, written, tuple(results), state, torch.get_default_dtype()
         )
 

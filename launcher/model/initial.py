@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flowrun.launcher.model.replay import View, replay
 
-Source = View | tuple[Tensor, torch.dtype]
+InitialSource = View | tuple[Tensor, torch.dtype]
 
 
 class Initial(Mapping[str, Tensor]):
@@ -23,7 +23,7 @@ class Initial(Mapping[str, Tensor]):
     is converted to.
     """
 
-    def __init__(self, sources: Mapping[str, Source]) -> None:
+    def __init__(self, sources: Mapping[str, InitialSource]) -> None:
         self.sources = dict(sources)
 
     def __getitem__(self, name: str) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
-Storages = dict["Value", torch.UntypedStorage]
+Storages = dict["StorageValue", torch.UntypedStorage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Call:
+class RecordedCall:
     """An op as it was called.
 
     leaves: arguments and named arguments, flat by `spec`; a tensor is a View, or itself where its
@@ -92,19 +92,19 @@ class Call:
     dtype: torch.dtype
 
     @property
-    def reads(self) -> list[Value]:
+    def reads(self) -> list[StorageValue]:
         """Each once."""
         return list(dict.fromkeys(x.value for x in self.leaves if isinstance(x, View)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Value:
+class StorageValue:
     """What a storage holds: behind a call its result `place`, or what it made of the leaf
     `-1 - place`; without a call zeros.
     """
 
     num_bytes: int
-    call: Call | None = None
+    call: RecordedCall | None = None
     place: int = 0
 
 
@@ -112,14 +112,14 @@ class Value:
 class View:
     """A tensor on a Value."""
 
-    value: Value
+    value: StorageValue
     geometry: Geometry
 
 
 def replay(
     wanted: Sequence[View],
-    known: Mapping[Value, torch.UntypedStorage] | None = None,
-    stays: Callable[[Value], bool] = lambda value: False,
+    known: Mapping[StorageValue, torch.UntypedStorage] | None = None,
+    stays: Callable[[StorageValue], bool] = lambda value: False,
 ) -> tuple[list[Tensor], Storages]:
     """Tensors with values, on the CPU; those of one Value share its storage.
 
@@ -143,16 +143,16 @@ def perform(op: Any, leaves: Sequence[Any], spec: TreeSpec) -> list[Any]:
 
 def _needed(
     wanted: Sequence[View], known: Storages
-) -> tuple[list[Call], dict[Call, list[Value]], Counter[Value]]:
+) -> tuple[list[RecordedCall], dict[RecordedCall, list[StorageValue]], Counter[StorageValue]]:
     """Calls, each behind those that it depends on; which Values of each are read; how often."""
-    calls: list[Call] = []
-    made: dict[Call, list[Value]] = {}
+    calls: list[RecordedCall] = []
+    made: dict[RecordedCall, list[StorageValue]] = {}
     readers = Counter(view.value for view in wanted)
-    found: set[Value] = set()
-    todo: list[Value | Call] = [view.value for view in wanted]
+    found: set[StorageValue] = set()
+    todo: list[StorageValue | RecordedCall] = [view.value for view in wanted]
     while todo:
         each = todo.pop()
-        if isinstance(each, Call):
+        if isinstance(each, RecordedCall):
             calls.append(each)
         elif each.call is not None and each not in known and each not in found:
             found.add(each)
@@ -166,11 +166,11 @@ def _needed(
 
 
 def _run(
-    call: Call,
-    made: Sequence[Value],
+    call: RecordedCall,
+    made: Sequence[StorageValue],
     storages: Storages,
-    readers: Counter[Value],
-    stays: Callable[[Value], bool],
+    readers: Counter[StorageValue],
+    stays: Callable[[StorageValue], bool],
 ) -> None:
     """Do one call again: storages afterwards hold its Values, and no more those that were read for
     the last time.
@@ -200,7 +200,7 @@ def _run(
             storages[value] = _own(results[value.place], geometry, taken)
 
 
-def _storage(storages: Storages, value: Value) -> torch.UntypedStorage:
+def _storage(storages: Storages, value: StorageValue) -> torch.UntypedStorage:
     if value not in storages:
         zeros = torch.zeros(value.num_bytes, dtype=torch.uint8, device="cpu")
         storages[value] = zeros.untyped_storage()

@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ops.table import GivenTable, Table
+from flowrun.engine.ops.table import GivenTable, OpTable
 from flowrun.launcher.model.build import find
 from flowrun.launcher.recipe.errors import did_you_mean
 
@@ -21,7 +21,7 @@ GROUP = "flowrun.signatures"
 FIELDS = {"_target_": "rule", "local": "local", "flops": "cost_flops", "seconds": "cost_seconds"}
 
 
-def tables_of(signatures: Mapping[str, Any]) -> tuple[tuple[str, Table], ...]:
+def tables_of(signatures: Mapping[str, Any]) -> tuple[tuple[str, OpTable], ...]:
     """Raises RecipeError at the key that is wrong, or for an entry point that can't be used."""
     brought = {e.name: e for e in entry_points(group=GROUP) if e.name not in signatures}
     return (

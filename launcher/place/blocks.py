@@ -15,7 +15,7 @@ from torch import nn
 
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op
 from flowrun.engine.ir.module_path import block_of
-from flowrun.engine.passes.stages.balance_stages import Line, balanced_cuts
+from flowrun.engine.passes.stages.balance_stages import ForwardSequence, balanced_cuts
 from flowrun.engine.passes.stages.chosen_stages import decided
 from flowrun.engine.strategy import Decided
 
@@ -81,7 +81,7 @@ def cut(graph: LogicalGraph, blocks: Blocks, each: int) -> Decided:
 
 
 def cut_evenly(
-    pieces: Sequence[Op], line: Line, blocks: Blocks, ranks: Sequence[int]
+    pieces: Sequence[Op], line: ForwardSequence, blocks: Blocks, ranks: Sequence[int]
 ) -> tuple[float, ...]:
     """How many blocks each stage of the whole model has, where it is cut as the compiler cuts it;
     parts of a block count by their work.  Not counted: on the first stage what lies before the
@@ -94,7 +94,7 @@ def cut_evenly(
     second = [k for k, op in enumerate(pieces) if blocks.of(op.module) == 1]
     start, end = second[0], second[-1] + 1
     again = (*range(end), *list(range(start, end)) * (blocks.count - 2), *range(end, len(pieces)))
-    whole = Line(
+    whole = ForwardSequence(
         *(tuple(each[k] for k in again) for each in (line.work_s, line.entering_s, line.leaving_s))
     )
     cuts = (0, *balanced_cuts(whole, ranks), len(again))

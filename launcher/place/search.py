@@ -19,7 +19,7 @@ from flowrun.launcher.place.space import Branch, Candidate
 SHOWN = 10
 
 
-class Source(Protocol):
+class PlanSource(Protocol):
     """What the search asks of the compiler."""
 
     def branches(self) -> Iterable[tuple[Branch, Bound]]:
@@ -36,7 +36,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PlacementResult:
     """outcomes: of all that was planned, best first.  left: candidates and branches that were not
     planned because their bound is too slow or too large; unseen: because auto.plans was reached,
     and of these the least bound, in seconds, and the least that is expected.  skipped: branches
@@ -72,14 +72,14 @@ class Found:
         lacking = [outcome for outcome in self.outcomes if outcome.missing]
         return min(lacking, key=lambda o: (o.missing, o.step_s), default=None)
 
-    def instead(self, told: Outcome, whole: Outcome) -> Found:
+    def instead(self, told: Outcome, whole: Outcome) -> PlacementResult:
         """With a candidate's whole plan in the place of what few blocks told of it."""
         kept = (each for each in self.outcomes if each is not told)
         outcomes = (*kept, replace(whole, told=told))
         return replace(self, outcomes=tuple(sorted(outcomes, key=order)))
 
 
-def search(source: Source, limit: int, most: int, shown: int = SHOWN) -> Found:
+def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> PlacementResult:
     """limit: bytes of a rank, 0 = none.  most: plans.  shown: how many of the best are to be sure.
 
     If nothing fits, half as many plans again look for what lacks least.
@@ -105,7 +105,9 @@ def search(source: Source, limit: int, most: int, shown: int = SHOWN) -> Found:
             break
         waiting.add((each.what, each.bound) for each in kept)
     best_first = tuple(sorted(outcomes, key=order))
-    return Found(best_first, left, len(waiting), waiting.least_s(), waiting.expected_s(outcomes))
+    return PlacementResult(
+        best_first, left, len(waiting), waiting.least_s(), waiting.expected_s(outcomes)
+    )
 
 
 def order(outcome: Outcome) -> tuple[bool, bool, float, int, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from flowrun.engine.compile import as_good_as
 from flowrun.launcher.place.outcome import Outcome, Spent
-from flowrun.launcher.place.search import SHOWN, Found
+from flowrun.launcher.place.search import SHOWN, PlacementResult
 from flowrun.launcher.terminal.units import seconds, size
 
 _LACKING = 3  # candidates that lack memory, of the ten, at most
@@ -22,7 +22,7 @@ _SPENT = {
 }
 
 
-def table(found: Found) -> RenderableType:
+def table(found: PlacementResult) -> RenderableType:
     """The winner first.  Figures keep their width; what is said of a candidate, and why it lost,
     take as many lines as the console needs.
     """
@@ -48,7 +48,7 @@ _NOTE = (
 )
 
 
-def summary(found: Found) -> str:
+def summary(found: PlacementResult) -> str:
     """The winner in a line."""
     best = found.best
     assert best is not None, "place() raises where nothing fits"
@@ -58,7 +58,7 @@ def summary(found: Found) -> str:
     )
 
 
-def ten(found: Found) -> list[Outcome]:
+def ten(found: PlacementResult) -> list[Outcome]:
     """The best, then those that fit, planned whole before others; then the fastest few of those
     that lack memory.
     """
@@ -89,7 +89,7 @@ def _more(one: Spent, other: Spent, name: str) -> float:
     return float(getattr(one, name)) - float(getattr(other, name))
 
 
-def coverage(found: Found) -> str:
+def coverage(found: PlacementResult) -> str:
     """What was planned and what was not, and what that proves."""
     planned = sum(not outcome.problem for outcome in found.outcomes)
     failed = len(found.outcomes) - planned

@@ -10,7 +10,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.place.outcome import Outcome
 from flowrun.launcher.place.planner import Planner
-from flowrun.launcher.place.search import Found, search
+from flowrun.launcher.place.search import PlacementResult, search
 from flowrun.launcher.place.short import PLANS, ShortPlanner
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.terminal.units import size
@@ -29,7 +29,7 @@ class Placed:
     keys: dict[str, Any]
     best: Outcome
     training: Rehearsed
-    found: Found
+    found: PlacementResult
 
 
 def place(recipe: Recipe) -> Placed:
@@ -51,11 +51,11 @@ def placed(planner: Planner) -> Placed:
     return Placed(recipe, keys, found.best, planner.plans[best], found)
 
 
-def _by_all(planner: Planner) -> Found:
+def _by_all(planner: Planner) -> PlacementResult:
     return search(planner, planner.limit, planner.job.recipe.auto.plans)
 
 
-def _by_few_blocks(planner: Planner) -> Found:
+def _by_few_blocks(planner: Planner) -> PlacementResult:
     """Candidates by plans of few blocks.  Of those that fit the fastest few are then planned whole,
     and more until one fits after all; where nothing fits, what comes closest.
     """
@@ -68,14 +68,14 @@ def _by_few_blocks(planner: Planner) -> Found:
     return replace(found, skipped=short.skipped)
 
 
-def _may_be_best(told: Outcome, found: Found) -> bool:
+def _may_be_best(told: Outcome, found: PlacementResult) -> bool:
     """If it is no slower, by what few blocks tell, than the best that was planned whole."""
     whole = [outcome for outcome in found.outcomes if outcome.told]
     best = min((o.told.step_s for o in whole if o.fits and o.told), default=math.inf)
     return told.step_s <= best * (1 + DOUBT) and (len(whole) < WHOLE or math.isinf(best))
 
 
-def _nothing(planner: Planner, found: Found) -> RecipeError:
+def _nothing(planner: Planner, found: PlacementResult) -> RecipeError:
     closest = found.closest
     if closest is None:
         failed = next(iter((*planner.problems, *found.outcomes)), None)

@@ -27,7 +27,7 @@ _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePosition:
     """source: a file, shown relative to the working directory, or "command line".  line, column:
     from 1; 0 where there are none.
 
@@ -50,7 +50,7 @@ class Place:
         return place
 
 
-def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Place | None:
+def locate(key: str, overrides: list[str], config_dir: str | None = None) -> FilePosition | None:
     """Where the value of `key` comes from: the command line, else the strongest file that sets it;
     else where it could be set.
 
@@ -58,9 +58,11 @@ def locate(key: str, overrides: list[str], config_dir: str | None = None) -> Pla
     """
     if found := _on_command_line(key, overrides):
         return _with_changes(found, None, overrides)
-    nearest: Place | None = None
+    nearest: FilePosition | None = None
     for file, package in files(overrides, config_dir):
-        place = _in_file(key, file, package, overrides) or Place(show_path(file), 0, 0, "", None)
+        place = _in_file(key, file, package, overrides) or FilePosition(
+            show_path(file), 0, 0, "", None
+        )
         if place.value is not None:
             return place
         if nearest is None or len(place.key) > len(nearest.key):
@@ -138,7 +140,7 @@ def _chosen_file(
     return next(((file, name) for file in files if file.is_file()), None)
 
 
-def _in_file(key: str, file: Path, package: str, overrides: list[str]) -> Place | None:
+def _in_file(key: str, file: Path, package: str, overrides: list[str]) -> FilePosition | None:
     """Where a file says the key, or the longest part of it."""
     if package and not (key == package or key.startswith(f"{package}.")):
         return None
@@ -156,13 +158,15 @@ def _in_file(key: str, file: Path, package: str, overrides: list[str]) -> Place 
     if not found:
         return None
     mark = (node if not rest else at).start_mark
-    place = Place(
+    place = FilePosition(
         show_path(file), mark.line + 1, mark.column + 1, found, None if rest else _show(node)
     )
     return place if rest else _with_changes(place, node, overrides)
 
 
-def _with_changes(place: Place, node: yaml.Node | None, overrides: list[str]) -> Place:
+def _with_changes(
+    place: FilePosition, node: yaml.Node | None, overrides: list[str]
+) -> FilePosition:
     """The place of a mapping, with what the command line sets inside of it."""
     changes = [
         (name[len(place.key) + 1 :], value, f"{name}={value}")
@@ -243,26 +247,26 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _on_command_line(key: str, overrides: list[str]) -> Place | None:
+def _on_command_line(key: str, overrides: list[str]) -> FilePosition | None:
     """The last argument that sets the key, or a mapping that holds it."""
     for text in reversed(overrides):
         name, equals, value = text.lstrip("+~").partition("=")
         if not equals:
             continue
         if key == name:
-            return Place(COMMAND_LINE, 0, 0, key, value)
+            return FilePosition(COMMAND_LINE, 0, 0, key, value)
         if key.startswith(f"{name}.") and value[:1] in ("{", "["):
             tree = yaml.compose(value.replace(":", ": "), Loader=yaml.SafeLoader)
             rest, node, _ = _descend(key[len(name) + 1 :], tree, tree)
             if not rest:
-                return Place(COMMAND_LINE, 0, 0, key, _show(node))
+                return FilePosition(COMMAND_LINE, 0, 0, key, _show(node))
     return None
 
 
-def _below_on_command_line(key: str, overrides: list[str]) -> Place | None:
+def _below_on_command_line(key: str, overrides: list[str]) -> FilePosition | None:
     """An argument that sets something inside the key."""
     inside = (text for text in overrides if text.lstrip("+~").startswith(f"{key}."))
-    return next((Place(COMMAND_LINE, 0, 0, key, None) for _ in inside), None)
+    return next((FilePosition(COMMAND_LINE, 0, 0, key, None) for _ in inside), None)
 
 
 def show_path(file: str | Path) -> str:

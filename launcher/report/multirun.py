@@ -44,7 +44,7 @@ NUMBERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JobRow:
     """One job: what was set on its command line, and its Report or the error that refused or ended
     it.
     """
@@ -72,11 +72,11 @@ class Row:
             return f"{type(error).__name__}: {error}"
         return str(self.outcome) if self.status == SUBMITTED else ""
 
-    def waited(self) -> Row:
+    def waited(self) -> JobRow:
         """The row once its job in the queue has ended."""
         if self.status != SUBMITTED:
             return self
-        return Row(self.overrides, self.outcome.outcome())
+        return JobRow(self.overrides, self.outcome.outcome())
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -104,7 +104,7 @@ class Comparison(Callback):
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or wide_console()
-        self.rows: list[Row] = []
+        self.rows: list[JobRow] = []
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Say which job begins; a single run has nothing to say."""
@@ -117,7 +117,7 @@ class Comparison(Callback):
         it).
         """
         outcome = job_return._return_value
-        self.rows.append(Row(readable(job_return.overrides or ()), outcome))
+        self.rows.append(JobRow(readable(job_return.overrides or ()), outcome))
         if _is_sweep(config):
             if self.rows[-1].status == SKIPPED:
                 self.console.print(f"[yellow]skipped[/]: {escape(self.rows[-1].reason)}")
@@ -137,7 +137,7 @@ class Comparison(Callback):
             self.console.print(NO_PLOT)
 
 
-def comparison(rows: list[Row]) -> Table:
+def comparison(rows: list[JobRow]) -> Table:
     """A line a job: what differs between the jobs, then numbers, or the reason why not."""
     table = Table(title="jobs", title_justify="left", box=None, pad_edge=False)
     table.add_column("job", justify="right", no_wrap=True)
@@ -167,7 +167,7 @@ def comparison(rows: list[Row]) -> Table:
     return table
 
 
-def labels(rows: list[Row]) -> list[str]:
+def labels(rows: list[JobRow]) -> list[str]:
     """For each job what was set for it and not for all of them."""
     shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
     return [
@@ -176,7 +176,7 @@ def labels(rows: list[Row]) -> list[str]:
     ]
 
 
-def write_csv(rows: list[Row], file: Path) -> None:
+def write_csv(rows: list[JobRow], file: Path) -> None:
     """A line a job: a column for each key that was set, then status, reason and NUMBERS."""
     keys = list(dict.fromkeys(text.partition("=")[0] for row in rows for text in row.overrides))
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +189,7 @@ def write_csv(rows: list[Row], file: Path) -> None:
             writer.writerow({**given, **about, **row.numbers})
 
 
-def draw(rows: list[Row], file: Path) -> bool:
+def draw(rows: list[JobRow], file: Path) -> bool:
     """Bars of the jobs that ran: step time and memory, foreseen beside measured, and speed.
 
     False: nothing ran, or matplotlib (extra `plot`) is not there.

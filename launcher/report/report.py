@@ -16,7 +16,7 @@ from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import model_flops, utilisation
 from flowrun.engine.trace.step_time import StepTime, step_times
-from flowrun.engine.trace.trace import Note
+from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 
 FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit
@@ -73,7 +73,7 @@ class Log:
     acts: dict[int, dict[str, int]] = field(default_factory=dict)
     most_stashed: dict[int, int] = field(default_factory=dict)
     process_bytes: dict[int, int] = field(default_factory=dict)
-    notes: Mapping[int, Sequence[Note]] = field(default_factory=dict)
+    notes: Mapping[int, Sequence[TraceEvent]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

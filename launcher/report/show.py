@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowrun.engine.actors.plan import BOX, SEND, Actor, BoxWork, Plan, RegionWork, TransferWork
-from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.footprint import memory_of
 from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
@@ -173,7 +173,7 @@ def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
             return actor.phase, "stages", f"send {far}", change
         return actor.phase, f"stage {work.source_stage} to {work.target_stage}", "send", change
     assert isinstance(work, BoxWork)
-    step: Step = work.step
+    step: BoxingStep = work.step
     what = f"{step.kind.replace('_', '-')} over {plan.axes[step.axis]}"
     what += ", one copy" if work.one_copy else ""
     changes = " ".join(dict.fromkeys(f"{s.source} -> {s.target}" for s in work.steps))

@@ -22,8 +22,8 @@ from flowrun.engine.trace.trace import (
     RUN,
     TURN,
     Need,
-    Note,
     Slice,
+    TraceEvent,
     slices_of,
     step_of,
 )
@@ -32,13 +32,15 @@ NAME = "trace.json"
 _FORESEEN = 1 << 16  # process of a stage: above that of any rank
 
 
-def write(file: Path, training: Rehearsed, notes: Mapping[int, Sequence[Note]]) -> None:
+def write(file: Path, training: Rehearsed, notes: Mapping[int, Sequence[TraceEvent]]) -> None:
     """Write the measured and the foreseen timeline; with no notes the foreseen one alone."""
     text = json.dumps({"traceEvents": list(events(training, notes))}, separators=(",", ":"))
     file.write_text(text)
 
 
-def events(training: Rehearsed, notes: Mapping[int, Sequence[Note]]) -> Iterator[dict[str, Any]]:
+def events(
+    training: Rehearsed, notes: Mapping[int, Sequence[TraceEvent]]
+) -> Iterator[dict[str, Any]]:
     """Every event of the file."""
     plan = training.plan
     traced = {rank: slices_of(plan, rank, own) for rank, own in notes.items()}
@@ -116,7 +118,9 @@ def in_words(plan: Plan, need: Need) -> str:
     return "the end of its act before"
 
 
-def _thread(plan: Plan, rank: int, notes: Iterable[Note], zero: int) -> Iterator[dict[str, Any]]:
+def _thread(
+    plan: Plan, rank: int, notes: Iterable[TraceEvent], zero: int
+) -> Iterator[dict[str, Any]]:
     """The first row of a rank: what its thread did, one after the other."""
     yield _meta(rank, 0, "thread_name", name="the rank's thread")
     for what, actor, act, begin, end in notes:

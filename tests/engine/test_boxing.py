@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.boxing.boxing import Step, fits, path, path_seconds
+from flowrun.engine.boxing.boxing import BoxingStep, fits, path, path_seconds
 from flowrun.engine.boxing.crossing import Send, held_by, route, transfer_sbps
 from flowrun.engine.errors import SbpError
 from flowrun.engine.hardware.network import Link
@@ -63,7 +63,7 @@ def nd_sbps(
 )
 def test_a_boxing_on_one_axis_is_one_step(source: Sbp, target: Sbp, kind: str) -> None:
     (step,) = path((source,), (target,), (2,), (4, 4))
-    assert (step, step.kind) == (Step(0, source, target), kind)
+    assert (step, step.kind) == (BoxingStep(0, source, target), kind)
     assert step.moves == (kind not in ("slice", "pad", "keep"))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrun.engine.actors.plan import BOX, Actor, BoxWork, Plan, TransferWork
-from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, P
@@ -83,7 +83,7 @@ def test_a_boxing_has_room_where_its_group_has_a_core_each(
 ) -> None:
     """On two cores; the other groups of the stage are in acts of their own."""
     ranks = math.prod(axes.values())
-    box = Actor(0, "box", BOX, 0, FORWARD, False, BoxWork((Step(0, P, B),), ()))
+    box = Actor(0, "box", BOX, 0, FORWARD, False, BoxWork((BoxingStep(0, P, B),), ()))
     placement = Placement(tuple(axes.items()), tuple(range(ranks)))
     plan = Plan((placement,), tuple(axes), LogicalGraph((), {}), (box,), (), 1)
     assert Crowd(replace(plan, core=2 / ranks), 2.0**-40).has_room(0) is room

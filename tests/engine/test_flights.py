@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from flowrun.engine.actors.plan import BOX, SEND, Actor, BoxWork, Plan, TransferWork
-from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, P
@@ -18,7 +18,7 @@ INSIDE, ACROSS, THERE, BACK = range(4)
 
 def two_stages(taken: float = 0.0) -> Plan:
     """A collective inside of a node and one across, and messages between the stages."""
-    box = BoxWork((Step(0, P, B),), ())
+    box = BoxWork((BoxingStep(0, P, B),), ())
     actors = (
         Actor(INSIDE, "inside", BOX, 0, FORWARD, False, box, level=0, taken=taken),
         Actor(ACROSS, "across", BOX, 0, FORWARD, False, box, level=1, taken=taken),

@@ -10,13 +10,18 @@ import torch
 
 from flowrun.engine.actors.draft import Draft
 from flowrun.engine.actors.plan import BOX, REGION, Actor, BoxWork, Plan, RegionWork
-from flowrun.engine.boxing.boxing import Step
-from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.boxing.boxing import BoxingStep
+from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.lowering.shared_weights import one_copy
 from flowrun.engine.runtime.rank.rank import Rank
-from flowrun.engine.runtime.transport.shared_weights import Memory, Weight, side_by_side, wholes
+from flowrun.engine.runtime.transport.shared_weights import (
+    SharedMemory,
+    Weight,
+    side_by_side,
+    wholes,
+)
 from support.layouts import Layout, compiled, initial
 from support.plain_loop import gpt, mlp
 
@@ -28,7 +33,7 @@ def graph(*ops: Op, dim: int = 0) -> LogicalGraph:
     """A weight of 4 x 6, split over the one axis."""
     weight = Variable("w", "w", "parameter", "new", nd_sbp=(S(dim),))
     return LogicalGraph(
-        ops, {name: Tensor(name, (4, 6), torch.float32) for name in NAMES}, (weight,)
+        ops, {name: LogicalTensor(name, (4, 6), torch.float32) for name in NAMES}, (weight,)
     )
 
 
@@ -39,15 +44,15 @@ def region(name: str, reads: Sequence[str], makes: Sequence[str]) -> Draft:
     return Draft(name, REGION, 0, "backward", True, work, tuple(reads), tuple(makes))
 
 
-def collective(step: Step, read: str, made: str) -> Draft:
+def collective(step: BoxingStep, read: str, made: str) -> Draft:
     """Over the one axis, once a step."""
     work = BoxWork((step,), ((read, made),))
     return Draft(made, BOX, 0, "update", True, work, (read,), (made,))
 
 
-GATHER = collective(Step(0, S(0), B), "w", "whole")
+GATHER = collective(BoxingStep(0, S(0), B), "w", "whole")
 BACKWARD = region("backward", ["whole"], ["partial", "shown"])
-SCATTER = collective(Step(0, P, S(0)), "partial", "grad")
+SCATTER = collective(BoxingStep(0, P, S(0)), "partial", "grad")
 UPDATE = region("update", ["w", "grad"], ["new"])
 
 
@@ -80,7 +85,7 @@ def test_an_update_that_waits_for_no_other_rank_keeps_the_gather() -> None:
 
 
 def test_pieces_that_are_not_one_stretch_of_the_whole_keep_the_gather() -> None:
-    columns = collective(Step(0, S(1), B), "w", "whole")
+    columns = collective(BoxingStep(0, S(1), B), "w", "whole")
     drafts = (columns, BACKWARD, SCATTER, UPDATE)
     work = one_copy(drafts, graph(dim=1), [(2,)])[0].work
     assert isinstance(work, BoxWork) and not work.one_copy
@@ -159,8 +164,8 @@ def two_axes() -> Plan:
     variables, ops, actors, tensors = [], [], [], {}
     for k, (name, (rows, home)) in enumerate(homes.items()):
         axis = home.index(S(0))
-        step = Step(axis, S(0), B)
-        tensors |= {n: Tensor(n, (rows, 2), torch.float32) for n in (name, f"{name}*")}
+        step = BoxingStep(axis, S(0), B)
+        tensors |= {n: LogicalTensor(n, (rows, 2), torch.float32) for n in (name, f"{name}*")}
         variables.append(Variable(name, name, "parameter", nd_sbp=home))
         made = (f"{name}*",)
         ops.append(
@@ -187,7 +192,7 @@ class _Asked:
         self.memory = memory
         self.of: list[tuple[tuple[int, ...], int, int]] = []
 
-    def __call__(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> Memory:
+    def __call__(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> SharedMemory:
         made = self.memory.setdefault(len(self.of), _Memory(num_bytes))
         self.of.append((ranks, owner, num_bytes))
         return made

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flowrun.engine.actors.plan import BOX, READER, RECEIVE, REGION, SEND, Actor, BoxWork, Plan
-from flowrun.engine.actors.protocol import Launch
+from flowrun.engine.actors.protocol import LaunchAct
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.errors import PlanError
 from flowrun.engine.ir.graph import COUNT, UPDATE, WEIGHTS
@@ -120,7 +120,7 @@ def test_each_stage_stashes_at_most_its_credits_and_the_first_all_of_them(
 class _StuckLastStage(Scheduler):
     """The last stage never computes; its communication goes on."""
 
-    def next_compute(self) -> Launch | None:
+    def next_compute(self) -> LaunchAct | None:
         last = len(self.plan.placements) - 1
         here = next(iter(self.actors.values())).stage
         return None if here == last else super().next_compute()
@@ -171,7 +171,7 @@ class _Recording(Scheduler):
         self.told: dict[int, list[tuple[int, int]]] = {}
         super().__init__(plan, stage, steps, first)
 
-    def next_communication(self) -> Launch | None:
+    def next_communication(self) -> LaunchAct | None:
         launched = super().next_communication()
         work = self.actors[launched.actor].work if launched else None
         if launched and isinstance(work, BoxWork):

@@ -9,7 +9,7 @@ import pytest
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.engine.compile import Rehearsed, planned_training
 from flowrun.engine.trace.step_time import StepTime, step_times
-from flowrun.engine.trace.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, Note
+from flowrun.engine.trace.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, TraceEvent
 from support.layouts import Layout, captured, compiled, strategy
 from support.plain_loop import gpt
 
@@ -17,7 +17,7 @@ TRAINING = gpt(blocks=1, width=16, samples=8, micro_batches=2)
 LATE_NS = 10**9
 
 
-def notes_of(found: Rehearsed, rank: int, late: int = 0) -> list[Note]:
+def notes_of(found: Rehearsed, rank: int, late: int = 0) -> list[TraceEvent]:
     """The rehearsed step as a rank would have noted it; its thread sleeps between acts."""
     stage = found.plan.stage_of(rank)
     own = [e for e in found.rehearsal.first_step if e.stage == stage]
@@ -26,19 +26,19 @@ def notes_of(found: Rehearsed, rank: int, late: int = 0) -> list[Note]:
         actor = found.plan.actors[e.actor]
         begin, end = (round(t * 1e12) + late for t in (e.start, e.end))
         if actor.kind in (BOX, SEND, RECEIVE) or actor.beside:
-            out.append(Note(ISSUE, e.actor, e.act, begin, begin))
-            out.append(Note(FLIGHT, e.actor, e.act, end, end))
-            out.append(Note(TAKE, e.actor, e.act, end, end))
+            out.append(TraceEvent(ISSUE, e.actor, e.act, begin, begin))
+            out.append(TraceEvent(FLIGHT, e.actor, e.act, end, end))
+            out.append(TraceEvent(TAKE, e.actor, e.act, end, end))
         else:
-            thread.append(Note(COMPUTE, e.actor, e.act, begin, end))
+            thread.append(TraceEvent(COMPUTE, e.actor, e.act, begin, end))
     last = max(note.end for note in (*out, *thread))
     awake = sorted(thread, key=lambda note: note.begin)
     at = late
-    for note in (*awake, Note(COMPUTE, own[-1].actor, own[-1].act, last, last)):
+    for note in (*awake, TraceEvent(COMPUTE, own[-1].actor, own[-1].act, last, last)):
         if note.begin > at:
-            out.append(Note(SLEEP, own[-1].actor, own[-1].act, at, note.begin))
+            out.append(TraceEvent(SLEEP, own[-1].actor, own[-1].act, at, note.begin))
         at = max(at, note.end)
-    return [*out, *thread, Note(RUN, 0, 0, late, last)]
+    return [*out, *thread, TraceEvent(RUN, 0, 0, late, last)]
 
 
 def told(layout: Layout, **late: int) -> tuple[StepTime, ...]:

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime.calibration.calibration import Sizes
+from flowrun.engine.runtime.calibration.calibration import ProbeSizes
 from flowrun.launcher.commands import calibrate
 from flowrun.launcher.commands.calibrate_ops import show_ops, with_ops
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.hardware_keys import of_file, shipped
 
-SMALL = Sizes(
+SMALL = ProbeSizes(
     products=((16, 16, 16), (64, 64, 64)),
     dtypes=("fp32",),
     stream_bytes=1 << 14,

@@ -15,10 +15,18 @@ import torch
 from torch import nn
 
 from flowrun.engine.hardware.hardware import Hardware
-from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.ir.graph import Feed, LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, S
-from flowrun.engine.strategy import Decided, Group, LossScale, Optimizer, Pin, Preparation, Strategy
+from flowrun.engine.strategy import (
+    Decided,
+    LossScale,
+    Optimizer,
+    ParameterGroup,
+    Pin,
+    Preparation,
+    Strategy,
+)
 from flowrun.launcher.job.digest import Undigested, digest
 
 GRAPH = LogicalGraph(
@@ -35,7 +43,7 @@ GRAPH = LogicalGraph(
             moment=3,
         ),
     ),
-    tensors={"x": Tensor("x", (4, 2), torch.float32)},
+    tensors={"x": LogicalTensor("x", (4, 2), torch.float32)},
     variables=(Variable("w", "w", "parameter", "w'", aliases=("tied",), nd_sbp=(B,)),),
     feeds=(Feed("x", "x", values=(0.1,)),),
     results=(("loss", "double"),),
@@ -47,7 +55,7 @@ STRATEGY = Strategy(
     pins=(Pin("w", "variable", "data", S(0)),),
     stage_modules=(("net.*",),),
     decided=Decided(((("net", "aten.mm", 0), 1),), (("w", 1),)),
-    optimizer=Optimizer(arguments=(("lr", 0.1),), groups=(Group("w", (("lr", 0.2),)),)),
+    optimizer=Optimizer(arguments=(("lr", 0.1),), groups=(ParameterGroup("w", (("lr", 0.2),)),)),
     loss_scale=LossScale(),
     preparation=(Preparation("decode", 0.1, 10),),
     hardware=Hardware(ops={"aten.mm.default": {"fp32 8x8": 1.5}}),

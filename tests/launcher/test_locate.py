@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.recipe.locate import Place, locate
+from flowrun.launcher.recipe.locate import FilePosition, locate
 
 RECIPE = """\
 # Mine.
@@ -32,25 +32,25 @@ def recipe(workplace: Path) -> str:
 @pytest.mark.parametrize(
     ("key", "place"),
     [
-        ("train.steps", Place("mine.yaml", 3, 16, "train.steps", "3")),
+        ("train.steps", FilePosition("mine.yaml", 3, 16, "train.steps", "3")),
         (
             "sbp.blocks.*.attn.qkv.weight.tensor",
-            Place("mine.yaml", 5, 38, "sbp.blocks.*.attn.qkv.weight.tensor", '"S(0)"'),
+            FilePosition("mine.yaml", 5, 38, "sbp.blocks.*.attn.qkv.weight.tensor", '"S(0)"'),
         ),
         (
             "sbp.blocks.*.attn.out.tensor",
-            Place("mine.yaml", 6, 33, "sbp.blocks.*.attn.out.tensor", '"B"'),
+            FilePosition("mine.yaml", 6, 33, "sbp.blocks.*.attn.out.tensor", '"B"'),
         ),
         (
             "placement.stages.1.modules",
-            Place("mine.yaml", 10, 17, "placement.stages.1.modules", "[head]"),
+            FilePosition("mine.yaml", 10, 17, "placement.stages.1.modules", "[head]"),
         ),
-        ("train.seed", Place("mine.yaml", 3, 1, "train", None)),
-        ("zero.axis", Place("mine.yaml", 0, 0, "", None)),
-        ("data", Place("mine.yaml", 2, 37, "data", '"text"')),
+        ("train.seed", FilePosition("mine.yaml", 3, 1, "train", None)),
+        ("zero.axis", FilePosition("mine.yaml", 0, 0, "", None)),
+        ("data", FilePosition("mine.yaml", 2, 37, "data", '"text"')),
     ],
 )
-def test_a_key_in_the_recipe(recipe: str, key: str, place: Place) -> None:
+def test_a_key_in_the_recipe(recipe: str, key: str, place: FilePosition) -> None:
     assert locate(key, [recipe]) == place
 
 
@@ -63,12 +63,12 @@ def test_a_key_in_a_group(recipe: str) -> None:
 
 def test_the_command_line_is_strongest_and_its_last_word_holds(recipe: str) -> None:
     place = locate("train.steps", [recipe, "train.steps=4", "train.steps=5"])
-    assert place == Place("command line", 0, 0, "train.steps", "5")
+    assert place == FilePosition("command line", 0, 0, "train.steps", "5")
 
 
 def test_a_key_inside_a_mapping_on_the_command_line(recipe: str) -> None:
     place = locate("sbp.head.weight.tensor", [recipe, "sbp={head.weight: {tensor: S5}}"])
-    assert place == Place("command line", 0, 0, "sbp.head.weight.tensor", '"S5"')
+    assert place == FilePosition("command line", 0, 0, "sbp.head.weight.tensor", '"S5"')
 
 
 def test_what_is_set_inside_a_key(recipe: str) -> None:
@@ -99,4 +99,4 @@ def test_what_the_command_line_changes_inside_of_a_mapping_is_shown(
 
 def test_a_key_inside_of_a_list_on_the_command_line(recipe: str) -> None:
     place = locate("hardware.levels.0.peer_s", [recipe, "hardware.levels=[{peer_s: -1}]"])
-    assert place == Place("command line", 0, 0, "hardware.levels.0.peer_s", "-1")
+    assert place == FilePosition("command line", 0, 0, "hardware.levels.0.peer_s", "-1")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.ir.sbp import S
-from flowrun.launcher.job.job import Job, Work
+from flowrun.launcher.job.job import Job, WorkUnit
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report.progress import units
 from support.pinned_plans import PINNED, TORCH, digest, texts
@@ -73,13 +73,13 @@ def test_an_axis_named_data_divides_the_samples(name: str, hardware: str) -> Non
 @pytest.mark.parametrize(
     ("name", "work"),
     [
-        ("gpt_dp", Work("tokens", 32 * 64)),
-        ("bert_dp", Work("tokens", 32 * 64)),
-        ("resnet_dp", Work("samples", 32)),
-        ("wide_deep", Work("samples", 256)),  # sets of ids, which have no order
+        ("gpt_dp", WorkUnit("tokens", 32 * 64)),
+        ("bert_dp", WorkUnit("tokens", 32 * 64)),
+        ("resnet_dp", WorkUnit("samples", 32)),
+        ("wide_deep", WorkUnit("samples", 256)),  # sets of ids, which have no order
     ],
 )
-def test_speed_counts_tokens_where_samples_are_sequences_of_them(name: str, work: Work) -> None:
+def test_speed_counts_tokens_where_samples_are_sequences_of_them(name: str, work: WorkUnit) -> None:
     assert small_job(RECIPES[0].with_name(f"{name}.yaml")).work == work
 
 

@@ -17,7 +17,7 @@ from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
 from flowrun.engine.ir.placement import Placement, Shape
 from flowrun.engine.ir.sbp import S
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.signature import Call, LocalView, OpView, rows
+from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, rows
 from flowrun.engine.ops.table import GivenTable
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.job.digest import Undigested, digest
@@ -124,9 +124,9 @@ def test_a_package_whose_rows_cannot_be_used_is_named(
 # ---- what stands beside the rows -----------------------------------------------------------------
 
 
-def halved(view: LocalView) -> Call:
+def halved(view: LocalView) -> LocalCall:
     """A local program: the op over what this rank holds."""
-    return Call(torch.div, (Ref("x"), view.in_slices[0][0][1]))
+    return LocalCall(torch.div, (Ref("x"), view.in_slices[0][0][1]))
 
 
 def measure(in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
@@ -154,7 +154,7 @@ def test_local_program_and_cost_are_those_that_the_recipe_names(
     )
     pieces = (((2, 2), (0, 6)),)
     call = registry.localize(LocalView(op, ((4, 6),), ((4, 6),), pieces, pieces))
-    assert call == Call(torch.div, (Ref("x"), 2))
+    assert call == LocalCall(torch.div, (Ref("x"), 2))
     assert op_flops(op, [(2, 6)], [(2, 6)]) == 2.5
     hardware = Hardware()
     assert op_seconds(op, [(2, 6)], [(2, 6)], {}, hardware) == 2.5 + hardware.op_s

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.sbp import S
-from flowrun.engine.strategy import Group
+from flowrun.engine.strategy import ParameterGroup
 from flowrun.launcher.commands.plain_loop import plain_loop
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.optimizer import optimizer_of
@@ -132,7 +132,7 @@ def test_named_optimizers_take_their_numbers_from_the_recipe(tmp_path: Path) -> 
 def test_betas_of_a_group_stand_for_both() -> None:
     groups = "optim.groups={hidden*: {betas: [0.5, 0.6]}}"
     made = optimizer_of(load(["model=mlp", "data=digits", groups]))
-    assert made.groups == (Group("hidden*", (("beta1", 0.5), ("beta2", 0.6))),)
+    assert made.groups == (ParameterGroup("hidden*", (("beta1", 0.5), ("beta2", 0.6))),)
 
 
 WRONG = {

@@ -9,7 +9,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands import verify
-from flowrun.launcher.commands.verify import Comparison, compare_layouts
+from flowrun.launcher.commands.verify import LayoutComparison, compare_layouts
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.run import run
@@ -65,7 +65,7 @@ def recipe(*changes: str, text: str = RECIPE) -> Recipe:
     return load(["recipe=mine.yaml", *changes])
 
 
-def verdicts(found: Comparison) -> list[str]:
+def verdicts(found: LayoutComparison) -> list[str]:
     return [row.verdict for row in found.rows]
 
 

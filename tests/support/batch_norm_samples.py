@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.proof.simulated_ranks import Sample, sample
+from flowrun.engine.proof.simulated_ranks import OpSample, sample
 from support.sample_values import T, positive
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ def _sound(whole: int) -> object:
     return fits
 
 
-def batch_norm_samples() -> list[Sample]:
+def batch_norm_samples() -> list[OpSample]:
     """(samples, channels), with an image's and a sequence's dims behind."""
     made = []
     for shape in ((7, 4), (5, 4, 3), (3, 4, 2, 3)):

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable, map_refs
+from flowrun.engine.ir.graph import Feed, LogicalGraph, LogicalTensor, Op, Ref, Variable, map_refs
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ops import cross_entropy
 from flowrun.engine.ops.signature import torch_callable
@@ -114,7 +114,7 @@ def through(last: Pass) -> tuple[Pass, ...]:
 class _Reader:
     def __init__(self) -> None:
         self.ops: list[Op] = []
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, LogicalTensor] = {}
         self.variables: list[Variable] = []
         self.feeds: list[Feed] = []
         self.results: list[tuple[str, str]] = []
@@ -126,7 +126,7 @@ class _Reader:
         elif match := _SOURCE.fullmatch(line):
             kind, name, tensor, dtype, shape = match.groups()
             sizes = tuple(int(n) for n in shape.split(",") if n.strip())
-            self.tensors[tensor] = Tensor(tensor, sizes, getattr(torch, dtype))
+            self.tensors[tensor] = LogicalTensor(tensor, sizes, getattr(torch, dtype))
             if kind == "feed":
                 self.feeds.append(Feed(name, tensor))
             else:
@@ -147,7 +147,7 @@ class _Reader:
         computed = self._compute(target, arguments, dict(keywords))
         for output, value in zip(outputs, computed, strict=True):
             if output is not None:
-                self.tensors[output] = Tensor(output, tuple(value.shape), value.dtype)
+                self.tensors[output] = LogicalTensor(output, tuple(value.shape), value.dtype)
 
     def _compute(
         self, target: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]

@@ -12,7 +12,7 @@ import torch
 
 from flowrun.engine.capture.rewrites import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.proof.simulated_ranks import Sample, sample
+from flowrun.engine.proof.simulated_ranks import OpSample, sample
 from support.sample_values import T, below, positive
 
 aten = torch.ops.aten
@@ -72,7 +72,7 @@ def _pool_backward(shapes: Sequence[Shape]) -> bool:
 # ---- samples -------------------------------------------------------------------------------------
 
 
-def _norm() -> list[Sample]:
+def _norm() -> list[OpSample]:
     x, w, b = T(5, 3, 4), T(4), T(4)
     _, mean, rstd = aten.native_layer_norm.default(x, [4], w, b, 1e-5)
     g, gw, gb = T(5, 4, 3), T(4), T(4)
@@ -136,7 +136,7 @@ def _norm() -> list[Sample]:
     ]
 
 
-def _attention_samples() -> list[Sample]:
+def _attention_samples() -> list[OpSample]:
     made = []
     forward = "aten._scaled_dot_product_flash_attention_for_cpu.default"
     backward = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
@@ -171,7 +171,7 @@ def _attention_samples() -> list[Sample]:
     return made
 
 
-def _embedding() -> list[Sample]:
+def _embedding() -> list[OpSample]:
     return [
         sample("aten.embedding.default", T(7, 4), below(7, 5, 3)),
         sample("aten.embedding.default", T(7, 4), below(7, 5), 2),
@@ -205,7 +205,7 @@ def _embedding() -> list[Sample]:
     ]
 
 
-def _conv() -> list[Sample]:
+def _conv() -> list[OpSample]:
     one, two, none = (1, 1), (2, 2), (0, 0)
     plain = (one, one, one, False, none, 1)
     turned = (two, none, one, True, none, 1)
@@ -289,7 +289,7 @@ def _conv() -> list[Sample]:
     ]
 
 
-def _loss() -> list[Sample]:
+def _loss() -> list[OpSample]:
     made = [
         sample("aten._safe_softmax.default", x, dim) for x, dim in ((T(5, 4), 1), (T(3, 5, 4), -2))
     ]
@@ -367,7 +367,7 @@ def _ctc_sound(shapes: Sequence[Shape]) -> bool:
     return list(shapes) == [(n,)] * at + whole[: len(shapes) - at]
 
 
-def _ctc() -> list[Sample]:
+def _ctc() -> list[OpSample]:
     log_probs, targets = T(6, 5, 4).log_softmax(-1), 1 + below(3, 5, 2)
     lengths, labels = torch.tensor([6, 5, 6, 4, 6]), torch.tensor([2, 1, 2, 2, 1])
     given = (log_probs, targets, lengths, labels)
@@ -387,7 +387,7 @@ def _ctc() -> list[Sample]:
     ]
 
 
-def kernel_samples() -> list[Sample]:
+def kernel_samples() -> list[OpSample]:
     """Every sample of this file."""
     families = (_norm, _attention_samples, _embedding, _conv, _loss, _ctc)
     return [made for family in families for made in family()]

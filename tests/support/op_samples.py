@@ -15,7 +15,7 @@ import transformers.integrations.moe  # noqa: F401  (registers the grouped produ
 
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.sparse import RowUpdate
-from flowrun.engine.proof.simulated_ranks import Sample, sample
+from flowrun.engine.proof.simulated_ranks import OpSample, sample
 from flowrun.models import optimizers
 from support.batch_norm_samples import batch_norm_samples
 from support.kernel_samples import kernel_samples, same_shape
@@ -38,7 +38,7 @@ def _grouped(shapes: Sequence[Shape]) -> bool:
     return width == inner and grad in ([], [(tokens, outer)])
 
 
-def _matmul() -> list[Sample]:
+def _matmul() -> list[OpSample]:
     ends = torch.tensor([2, 2, 6, 7])  # the second expert has no tokens
     return [
         sample(
@@ -89,7 +89,7 @@ _SCALAR = """
 _GRAD_OF_TWO = ["gelu", "hardsigmoid", "hardswish", "mish", "sigmoid", "silu", "tanh"]
 
 
-def _pointwise() -> list[Sample]:
+def _pointwise() -> list[OpSample]:
     few = [[T(5, 4), T(4)], [T(5, 1), T(3)]]
     wide = [*few, [T(5, 4), T(5, 4)], [T(2, 1, 4), T(5, 4)], [T(5, 4), T()]]
     whole = [[whole_numbers(5, 4), whole_numbers(4)], [whole_numbers(5, 1), whole_numbers(3)]]
@@ -138,7 +138,7 @@ def _pointwise() -> list[Sample]:
     ]
 
 
-def _reduce() -> list[Sample]:
+def _reduce() -> list[OpSample]:
     return [
         *(sample(f"aten.{n}.default", T(5, 4)) for n in ("sum", "mean", "max", "min")),
         sample("aten.prod.default", 0.5 + positive(5, 4)),
@@ -171,7 +171,7 @@ def _reduce() -> list[Sample]:
     ]
 
 
-def _views() -> list[Sample]:
+def _views() -> list[OpSample]:
     pairs = [
         ((6, 4), (24,)),
         ((24,), (6, 4)),
@@ -191,7 +191,7 @@ def _views() -> list[Sample]:
     ]
 
 
-def _shape() -> list[Sample]:
+def _shape() -> list[OpSample]:
     return [
         *_views(),
         sample("aten.t.default", T(5, 4)),
@@ -251,7 +251,7 @@ def _shape() -> list[Sample]:
     ]
 
 
-def _create() -> list[Sample]:
+def _create() -> list[OpSample]:
     return [
         sample("flow.constant", tuple(range(20)), (5, 4), dtype=torch.float64),
         sample("aten.full.default", (5, 4), 3.0),
@@ -271,7 +271,7 @@ def _create() -> list[Sample]:
     ]
 
 
-def _update() -> list[Sample]:
+def _update() -> list[OpSample]:
     step, lr, no = torch.tensor(3.0), torch.tensor(0.1), torch.tensor(False)
     adamw: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
     sgd: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
@@ -323,7 +323,7 @@ def _update() -> list[Sample]:
     ]
 
 
-def _sparse() -> list[Sample]:
+def _sparse() -> list[OpSample]:
     ids, more = torch.tensor([6, 2, 6, 0, 3]), torch.tensor([2, 5, 1])
     unique = torch.tensor([-1, 0, 2, 3, 6])
     adagrad: dict[str, Any] = {"eps": 1e-3, "weight_decay": 0.0}
@@ -349,7 +349,7 @@ def _sparse() -> list[Sample]:
 
 
 @cache
-def all_samples() -> tuple[Sample, ...]:
+def all_samples() -> tuple[OpSample, ...]:
     """Every sample, family after family; the same values for all test files of a session."""
     families = (_matmul, _pointwise, _reduce, _shape, _create, _update, _sparse)
     made = (one for family in families for one in family())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from flowrun.engine.proof.simulated_ranks import Sample, sample
+from flowrun.engine.proof.simulated_ranks import OpSample, sample
 from support.sample_values import T, mask
 
 DRAW, SEED = torch.tensor(7), 3
 
 
-def random_samples() -> list[Sample]:
+def random_samples() -> list[OpSample]:
     """Shapes of one, two and three dims: a dim that is split is the first, the last or between."""
     shapes = ((7,), (5, 4), (5, 3, 4))
     kinds = ("uniform", "normal")

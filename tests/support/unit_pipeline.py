@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from flowrun.engine.actors.plan import Actor, Plan, RegionWork
-from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, Tensor
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, LogicalTensor, Op, Ref
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.lowering.lower import lower
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
@@ -37,14 +37,14 @@ def unit_seconds(actor: Actor) -> float:
 
 
 def _graph(stages: int, chunks: int) -> LogicalGraph:
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, LogicalTensor] = {}
     ops: list[Op] = []
 
     def add(
         name: str, target: str, inputs: list[str], piece: int, phase: str, args: tuple = ()
     ) -> str:
         chunk, stage = divmod(piece, stages)
-        tensors[name] = Tensor(name, (1,), torch.float32)
+        tensors[name] = LogicalTensor(name, (1,), torch.float32)
         ops.append(
             Op(
                 name,

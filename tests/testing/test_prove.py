@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flowrun.engine.errors import SbpError
-from flowrun.engine.ops.signature import Call, LocalView, OpView, rebound
+from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, rebound
 from flowrun.testing import RowError, prove
 
 
@@ -77,7 +77,7 @@ def test_a_row_is_tried_where_its_dims_are_long_enough() -> None:
 def test_sizes_that_do_not_divide_are_told_apart() -> None:
     """Half of the samples each: right on 2 and on 4 ranks, wrong where pieces are unlike."""
 
-    def local(view: LocalView) -> Call:
+    def local(view: LocalView) -> LocalCall:
         whole = view.in_shapes[0][0]
         return rebound(view.op, size=whole)
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.buffers import WRITES
-from flowrun.engine.capture.capture import Batch, Program, Task, Traced
+from flowrun.engine.capture.capture import Batch, CapturedModule, Task, Traced
 from flowrun.engine.capture.capture_errors import said_by
 from flowrun.engine.capture.check.draws import Draws
 from flowrun.engine.capture.check.interpret import interpret
-from flowrun.engine.capture.check.state import State, has_changed, state_of, tensors_read
+from flowrun.engine.capture.check.state import EffectState, has_changed, state_of, tensors_read
 from flowrun.engine.capture.module_checks import place_of_function
 from flowrun.engine.capture.side_effects import Effect
 from flowrun.engine.cost.op_cost import op_flops
@@ -75,7 +75,7 @@ def check_capture(
         return why
     for name, tensor in task.tensors.items():
         tensor.data = values[name]
-    return _Comparison(task, batches, traced, here).run()
+    return _CaptureComparison(task, batches, traced, here).run()
 
 
 def _check_state(task: Task, batches: Sequence[Batch], effects: Sequence[Effect]) -> None:
@@ -84,7 +84,7 @@ def _check_state(task: Task, batches: Sequence[Batch], effects: Sequence[Effect]
         return
     from torch._subclasses import FakeTensorMode
 
-    program = Program(task, tuple(batches[0]), {})
+    program = CapturedModule(task, tuple(batches[0]), {})
     states = [state_of(effects)]
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
         for batch in batches:
@@ -96,7 +96,7 @@ def _check_state(task: Task, batches: Sequence[Batch], effects: Sequence[Effect]
     _refuse_changes(effects, states)
 
 
-def _refuse_changes(effects: Sequence[Effect], states: Sequence[State]) -> None:
+def _refuse_changes(effects: Sequence[Effect], states: Sequence[EffectState]) -> None:
     """Raises RecipeError for what each call changes; a cache is built by the first alone."""
     before, once, twice = states
     for (k, attribute), value in twice.items():
@@ -124,7 +124,7 @@ def _why_changes(effect: Effect, attribute: str, flips: bool) -> tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _StepResult:
     """Loss, gradients by parameter, buffers by name."""
 
     loss: Tensor
@@ -140,7 +140,7 @@ class _Outcome:
             yield f"the gradient of {name}", value
 
 
-class _Comparison:
+class _CaptureComparison:
     """Calls module and graph in turn."""
 
     def __init__(self, task: Task, batches: Sequence[Batch], traced: Traced, here: bool) -> None:
@@ -149,7 +149,7 @@ class _Comparison:
         self.batches = batches
         self.graph = traced.graph
         self.effects = traced.effects
-        self.program = Program(task, tuple(batches[0]), {})
+        self.program = CapturedModule(task, tuple(batches[0]), {})
         self.tensors = task.tensors
         self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
         self.buffers = {n: t.clone() for n, t in self.tensors.items() if n not in self.parameters}
@@ -185,13 +185,13 @@ class _Comparison:
                 raise RecipeError("model", *self._why_differs(name, difference, call))
         return ""
 
-    def _call_module(self, batch: Batch) -> _Outcome:
+    def _call_module(self, batch: Batch) -> _StepResult:
         with self._drawing():
             with self._gradients_stay():
                 loss = self.program(*batch.values())[0]
             loss.backward()
         after = self.task.tensors
-        return _Outcome(
+        return _StepResult(
             loss.detach(),
             {n: p.grad.to_dense() for n, p in self.parameters.items() if p.grad is not None},
             {name: after[name].detach().clone() for name in self.buffers if name in after},
@@ -222,7 +222,7 @@ class _Comparison:
             for parameter in self.parameters.values():
                 parameter.grad = None
 
-    def _call_graph(self, batch: Batch) -> _Outcome:
+    def _call_graph(self, batch: Batch) -> _StepResult:
         with self._drawing():
             made = interpret(self.graph, {**self.parameters, **self.buffers}, batch)
         for name in self.buffers:
@@ -231,7 +231,7 @@ class _Comparison:
         gradients = {
             key.removeprefix("grad/"): value for key, value in made.items() if key[:5] == "grad/"
         }
-        return _Outcome(made["loss"], gradients, {n: b.clone() for n, b in self.buffers.items()})
+        return _StepResult(made["loss"], gradients, {n: b.clone() for n, b in self.buffers.items()})
 
     def _drawing(self) -> contextlib.AbstractContextManager[object]:
         return Draws() if self.draws else contextlib.nullcontext()
@@ -243,7 +243,7 @@ class _Comparison:
         dtypes = {t.dtype for t in self.graph.tensors.values() if _computes(t.dtype)}
         return _TOLERANCE[min((d.itemsize // (1 + d.is_complex) for d in dtypes), default=4)]
 
-    def _difference(self, module: _Outcome, captured: _Outcome) -> tuple[str, str]:
+    def _difference(self, module: _StepResult, captured: _StepResult) -> tuple[str, str]:
         """(the parameter whose gradient differs, or "", what differs most, or "")."""
         most, which, what = 1.0, "", ""
         others = dict(captured.items())

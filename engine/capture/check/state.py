@@ -16,10 +16,10 @@ from flowrun.engine.capture.side_effects import Effect
 _MOST = 10_000  # parts of an object that are looked at
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
-State = Mapping[tuple[int, str], Any]  # (number of the effect, attribute) -> what is there
+EffectState = Mapping[tuple[int, str], Any]  # (number of the effect, attribute) -> what is there
 
 
-def state_of(effects: Iterable[Effect]) -> State:
+def state_of(effects: Iterable[Effect]) -> EffectState:
     """What stands where each effect writes: plain values whole; tensors as a word, for numbers tell
     what they do.
     """

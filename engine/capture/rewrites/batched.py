@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, Tensor
+from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref
 from flowrun.engine.ops.traits import Trait, has
 
 
@@ -27,7 +27,7 @@ def keep_batches(graph: LogicalGraph) -> LogicalGraph:
 class _Apart:
     """shows: a tensor whose first dim merges the first two of another -> that other."""
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, LogicalTensor]
     ops: list[Op] = field(default_factory=list)
     shows: dict[str, str] = field(default_factory=dict)
 

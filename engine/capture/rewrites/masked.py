@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, Tensor
+from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref
 from flowrun.engine.ops.index import PUT_UNDER_MASK
 from flowrun.engine.ops.signature import bind
 
@@ -35,16 +35,16 @@ def choose_under_masks(graph: LogicalGraph) -> LogicalGraph:
     return replace(graph, ops=tuple(ops), tensors=tensors)
 
 
-class _Choice(NamedTuple):
+class _MaskedChoice(NamedTuple):
     ops: list[Op]
-    tensors: list[Tensor]
+    tensors: list[LogicalTensor]
 
 
-def _has_mask(op: Op, tensors: dict[str, Tensor]) -> bool:
+def _has_mask(op: Op, tensors: dict[str, LogicalTensor]) -> bool:
     return any(i and tensors[i.name].dtype in (torch.bool, torch.uint8) for i in op.args[1])
 
 
-def _choice(op: Op, tensors: dict[str, Tensor]) -> _Choice | None:
+def _choice(op: Op, tensors: dict[str, LogicalTensor]) -> _MaskedChoice | None:
     """None where each place has a value of its own, or there are positions beside the mask."""
     given = bind(op)
     named = [(at, index) for at, index in enumerate(given["indices"]) if index is not None]
@@ -61,7 +61,7 @@ def _choice(op: Op, tensors: dict[str, Tensor]) -> _Choice | None:
         if shown[place] != 1:
             return None
         shown = (*shown[:place], *ones, *shown[place + 1 :])
-    made = _Choice([], [])
+    made = _MaskedChoice([], [])
     chosen = _viewed(op, made, mask, (*mask.shape, *(1,) * behind), "mask")
     new = _viewed(op, made, value, shown, "value")
     if given["accumulate"]:
@@ -72,14 +72,16 @@ def _choice(op: Op, tensors: dict[str, Tensor]) -> _Choice | None:
     return made
 
 
-def _viewed(op: Op, made: _Choice, tensor: Tensor, shape: tuple[int, ...], word: str) -> str:
+def _viewed(
+    op: Op, made: _MaskedChoice, tensor: LogicalTensor, shape: tuple[int, ...], word: str
+) -> str:
     if shape == tensor.shape:
         return tensor.name
-    made.tensors.append(Tensor(f"{op.name}_{word}", shape, tensor.dtype))
+    made.tensors.append(LogicalTensor(f"{op.name}_{word}", shape, tensor.dtype))
     return _add(op, made, word, "aten.view.default", (Ref(tensor.name), shape))
 
 
-def _add(op: Op, made: _Choice, word: str, target: str, args: tuple[object, ...]) -> str:
+def _add(op: Op, made: _MaskedChoice, word: str, target: str, args: tuple[object, ...]) -> str:
     name = f"{op.name}_{word}"
     made.ops.append(replace(op, name=name, target=target, args=args, kwargs=(), outputs=(name,)))
     return name

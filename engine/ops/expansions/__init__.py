@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flowrun.engine.ir.graph import Op, Tensor
+from flowrun.engine.ir.graph import LogicalTensor, Op
 from flowrun.engine.ir.sbp import Split
 from flowrun.engine.ops.expansions import batch_norm, softmax
-from flowrun.engine.ops.expansions.program import Dims, Program
+from flowrun.engine.ops.expansions.program import Expansion, ReducedDims
 from flowrun.engine.ops.signature import places
 
 # target -> the argument that is reduced, and which of its dims are
-REDUCES: Mapping[str, tuple[str, Dims]] = {**softmax.REDUCES, **batch_norm.REDUCES}
+REDUCES: Mapping[str, tuple[str, ReducedDims]] = {**softmax.REDUCES, **batch_norm.REDUCES}
 
-WRITE: Mapping[str, Callable[[Program], None]] = {**softmax.WRITE, **batch_norm.WRITE}
+WRITE: Mapping[str, Callable[[Expansion], None]] = {**softmax.WRITE, **batch_norm.WRITE}
 
 
-def needs_expansion(op: Op, tensors: Mapping[str, Tensor]) -> bool:
+def needs_expansion(op: Op, tensors: Mapping[str, LogicalTensor]) -> bool:
     """True if the op splits a dim that it reduces, on some axis.  op.in_sbp holds the chosen
     signature.
     """
@@ -34,8 +34,10 @@ def needs_expansion(op: Op, tensors: Mapping[str, Tensor]) -> bool:
     return any(isinstance(sbp, Split) and sbp.dim in reduced for sbp in op.in_sbp[at])
 
 
-def expand(op: Op, tensors: Mapping[str, Tensor]) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
+def expand(
+    op: Op, tensors: Mapping[str, LogicalTensor]
+) -> tuple[tuple[Op, ...], tuple[LogicalTensor, ...]]:
     """(ops in order, the tensors they make in between).  The last ones make op.outputs."""
-    program = Program(op, tensors, REDUCES[op.target][1](op, tensors))
+    program = Expansion(op, tensors, REDUCES[op.target][1](op, tensors))
     WRITE[op.target](program)
     return program.done()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flowrun.engine.ir.graph import Op, Tensor
+from flowrun.engine.ir.graph import LogicalTensor, Op
 from flowrun.engine.ir.sbp import P, S, Split
-from flowrun.engine.ops.expansions.program import Dims, Program, Value
+from flowrun.engine.ops.expansions.program import Expansion, LaidOutValue, ReducedDims
 from flowrun.engine.ops.signature import bind
 
 
-def batch(op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+def batch(op: Op, tensors: Mapping[str, LogicalTensor]) -> tuple[int, ...]:
     """All dims but that of the channels, 1; none where the statistics are given."""
     given = bind(op)
     if not given.get("training", given.get("train")):
@@ -23,7 +23,7 @@ def batch(op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
     return tuple(d for d in range(ndim) if d != 1)
 
 
-def _forward(p: Program) -> None:
+def _forward(p: Expansion) -> None:
     """(x - mean) / sqrt(var + eps) * weight + bias; var without Bessel's correction, but with it in
     the running one.
     """
@@ -50,7 +50,7 @@ def _forward(p: Program) -> None:
         p.output(4, _moved(p, "running_var", var))
 
 
-def _moved(p: Program, name: str, towards: Value) -> Value:
+def _moved(p: Expansion, name: str, towards: LaidOutValue) -> LaidOutValue:
     """(1 - momentum) * running + momentum * of this batch."""
     momentum = float(bind(p.op)["momentum"])
     kept = p.pointwise(f"{name}_kept", "aten.mul.Scalar", p.given(name), 1 - momentum)
@@ -58,7 +58,7 @@ def _moved(p: Program, name: str, towards: Value) -> Value:
     return p.pointwise(f"{name}_out", "aten.add.Tensor", kept, added)
 
 
-def _backward(p: Program) -> None:
+def _backward(p: Expansion) -> None:
     """With n = (x - mean) * invstd: gradients of bias sum(g), of weight sum(g * n), of the input
     weight * invstd * (g - mean(g) - n * mean(g * n)).
     """
@@ -84,7 +84,7 @@ def _backward(p: Program) -> None:
     p.output(2, _of_channels(p, "of_bias", of_bias))
 
 
-def _along_channels(p: Program, name: str, like: Value) -> Value:
+def _along_channels(p: Expansion, name: str, like: LaidOutValue) -> LaidOutValue:
     """An argument of one number a channel, as it meets the input."""
     value = p.argument(name)
     shape = tuple(n if d == 1 else 1 for d, n in enumerate(like.tensor.shape))
@@ -92,19 +92,19 @@ def _along_channels(p: Program, name: str, like: Value) -> Value:
     return p.view(f"{name}_along", value, shape, nd_sbp)
 
 
-def _of_channels(p: Program, suffix: str, value: Value) -> Value:
+def _of_channels(p: Expansion, suffix: str, value: LaidOutValue) -> LaidOutValue:
     """A statistic as one number a channel."""
     nd_sbp = tuple(S(0) if isinstance(sbp, Split) else sbp for sbp in value.nd_sbp)
     return p.view(suffix, value, (value.tensor.shape[1],), nd_sbp)
 
 
-REDUCES: Mapping[str, tuple[str, Dims]] = {
+REDUCES: Mapping[str, tuple[str, ReducedDims]] = {
     "aten._native_batch_norm_legit_functional.default": ("input", batch),
     "aten._native_batch_norm_legit.no_stats": ("input", batch),
     "aten.native_batch_norm_backward.default": ("input", batch),
 }
 
-WRITE: Mapping[str, Callable[[Program], None]] = {
+WRITE: Mapping[str, Callable[[Expansion], None]] = {
     "aten._native_batch_norm_legit_functional.default": _forward,
     "aten._native_batch_norm_legit.no_stats": _forward,
     "aten.native_batch_norm_backward.default": _backward,

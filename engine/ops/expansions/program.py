@@ -9,50 +9,50 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.ir.graph import Op, Ref, Tensor, rename_inputs
+from flowrun.engine.ir.graph import LogicalTensor, Op, Ref, rename_inputs
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, NdSbp, Sbp, Split
 from flowrun.engine.ops.signature import places
 
-Dims = Callable[[Op, Mapping[str, Tensor]], tuple[int, ...]]
+ReducedDims = Callable[[Op, Mapping[str, LogicalTensor]], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class LaidOutValue:
     """A tensor and its nd-SBP, as its readers take it."""
 
-    tensor: Tensor
+    tensor: LogicalTensor
     nd_sbp: NdSbp
 
 
 @dataclass
-class Program:
+class Expansion:
     """The ops written so far.  dims: those that the op reduces."""
 
     op: Op
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, LogicalTensor]
     dims: tuple[int, ...]
     ops: list[Op] = field(default_factory=list)
-    made: list[Tensor] = field(default_factory=list)
+    made: list[LogicalTensor] = field(default_factory=list)
     outputs: dict[str, str] = field(default_factory=dict)  # what was made -> output of the op
 
-    def argument(self, name: str) -> Value:
+    def argument(self, name: str) -> LaidOutValue:
         """A tensor argument, in fp32 if it is narrower: torch takes statistics there too."""
         value = self.given(name)
         if value.tensor.dtype.itemsize >= 4:
             return value
         return self.pointwise(f"{name}_fp32", "aten._to_copy.default", value, dtype=torch.float32)
 
-    def given(self, name: str) -> Value:
+    def given(self, name: str) -> LaidOutValue:
         """A tensor argument as it is."""
         at = places(self.op).index(name)
-        return Value(self.tensors[self.op.inputs[at]], self.op.in_sbp[at])
+        return LaidOutValue(self.tensors[self.op.inputs[at]], self.op.in_sbp[at])
 
     def has(self, name: str) -> bool:
         """True if the argument is a tensor."""
         return name in places(self.op)
 
-    def reduced(self, suffix: str, target: str, value: Value, over: Sbp) -> Value:
+    def reduced(self, suffix: str, target: str, value: LaidOutValue, over: Sbp) -> LaidOutValue:
         """A statistic over `dims`, which stay as 1, made with `over` on the axes that split them;
         readers take it whole there.
         """
@@ -63,21 +63,23 @@ class Program:
         args = (Ref(value.tensor.name), self.dims, True)
         return replace(self._append(suffix, target, args, (value,), shape, made), nd_sbp=whole)
 
-    def pointwise(self, suffix: str, target: str, *operands: Value | float, **kwargs: Any) -> Value:
+    def pointwise(
+        self, suffix: str, target: str, *operands: LaidOutValue | float, **kwargs: Any
+    ) -> LaidOutValue:
         """An elementwise op: on each axis the output lies as an operand that is not B, else B."""
-        values = tuple(v for v in operands if isinstance(v, Value))
+        values = tuple(v for v in operands if isinstance(v, LaidOutValue))
         shape = tuple(torch.broadcast_shapes(*(v.tensor.shape for v in values)))
         axes = zip(*(v.nd_sbp for v in values), strict=True)
         nd_sbp = tuple(next((sbp for sbp in axis if sbp != B), B) for axis in axes)
-        args = tuple(Ref(v.tensor.name) if isinstance(v, Value) else v for v in operands)
+        args = tuple(Ref(v.tensor.name) if isinstance(v, LaidOutValue) else v for v in operands)
         return self._append(suffix, target, args, values, shape, nd_sbp, **kwargs)
 
-    def view(self, suffix: str, value: Value, shape: Shape, nd_sbp: NdSbp) -> Value:
+    def view(self, suffix: str, value: LaidOutValue, shape: Shape, nd_sbp: NdSbp) -> LaidOutValue:
         """The same numbers in another shape."""
         args = (Ref(value.tensor.name), shape)
         return self._append(suffix, "aten.view.default", args, (value,), shape, nd_sbp)
 
-    def output(self, k: int, value: Value) -> None:
+    def output(self, k: int, value: LaidOutValue) -> None:
         """Output k of the op, in its dtype; the value must come from an op of its own."""
         name = self.op.outputs[k]
         if name is None:
@@ -88,7 +90,7 @@ class Program:
         assert value.nd_sbp == self.op.out_sbp[k], (self.op, k, value)
         self.outputs[value.tensor.name] = name
 
-    def done(self) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
+    def done(self) -> tuple[tuple[Op, ...], tuple[LogicalTensor, ...]]:
         """(ops, tensors in between); what no output needs is left out."""
         wanted = set(self.outputs)
         kept: list[Op] = []
@@ -100,7 +102,7 @@ class Program:
         between = (t for t in self.made if t.name in wanted and t.name not in self.outputs)
         return tuple(reversed(kept)), tuple(between)
 
-    def count(self, value: Value) -> int:
+    def count(self, value: LaidOutValue) -> int:
         """Elements that one statistic is over."""
         return math.prod(value.tensor.shape[d] for d in self.dims)
 
@@ -109,13 +111,13 @@ class Program:
         suffix: str,
         target: str,
         args: tuple[Any, ...],
-        reads: tuple[Value, ...],
+        reads: tuple[LaidOutValue, ...],
         shape: Shape,
         nd_sbp: NdSbp,
         **kwargs: Any,
-    ) -> Value:
+    ) -> LaidOutValue:
         name = f"{self.op.name}_{suffix}"
-        made = Tensor(name, shape, kwargs.get("dtype", reads[0].tensor.dtype))
+        made = LogicalTensor(name, shape, kwargs.get("dtype", reads[0].tensor.dtype))
         self.made.append(made)
         self.ops.append(
             replace(
@@ -129,4 +131,4 @@ class Program:
                 out_sbp=(nd_sbp,),
             )
         )
-        return Value(made, nd_sbp)
+        return LaidOutValue(made, nd_sbp)

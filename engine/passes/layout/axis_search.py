@@ -24,7 +24,7 @@ import numpy as np
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.sbp import Broadcast, Partial, Sbp, Split
 from flowrun.engine.ops.signature import Signature
-from flowrun.engine.passes.layout.elimination import Table, Values, minimise
+from flowrun.engine.passes.layout.elimination import CostTable, Values, minimise
 
 MOST_ORDERED = 4  # forms of one tensor whose boxings are tried in every order
 
@@ -47,7 +47,7 @@ WEIGHT = Intent(10.0, 10.0)
 ROWS = Intent(0.0, 0.0)  # of a table, looked up: bytes decide whether they or their sums travel
 
 
-class Like(Hashable, Protocol):
+class BoxingKey(Hashable, Protocol):
     """What boxings of a tensor on one stage depend on, beside their SBPs."""
 
     def seconds(self, have: Sbp, wanted: Sbp) -> float:
@@ -71,7 +71,7 @@ class Problem:
     known: Mapping[str, Forms]
     homes: Mapping[str, Sequence[tuple[Form, float]]]
     box: Callable[[str, Form, Form], float]
-    like: Callable[[str, int], Like]
+    like: Callable[[str, int], BoxingKey]
     intent: Callable[[str], Intent]
 
 
@@ -89,7 +89,7 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _TensorChoice:
     """What a variable of the tables says of one tensor: the forms behind each of its values.
 
     variable: None where there is nothing to choose.
@@ -123,7 +123,7 @@ def _solve(problem: Problem) -> Solution:
     sizes = [len(rows) for rows in problem.rows] + [len(problem.homes[name]) for name in sources]
     own = [[cost for _, cost in choices] for choices in problem.rows]
     own += [[cost for _, cost in problem.homes[name]] for name in sources]
-    tables = [Table((v,), np.array(costs)) for v, costs in enumerate(own)]
+    tables = [CostTable((v,), np.array(costs)) for v, costs in enumerate(own)]
     made = _made(problem, sources)
     for name, readers in asked.items():
         tables += _boxings(problem, name, made[name], readers, sizes)
@@ -134,30 +134,30 @@ def _solve(problem: Problem) -> Solution:
     return Solution(rows, homes, _forms(problem, rows, homes), least.cost, least.exact)
 
 
-def _asked(problem: Problem) -> dict[str, list[_Choice]]:
+def _asked(problem: Problem) -> dict[str, list[_TensorChoice]]:
     """What each reader of each tensor asks for, by its rows.  A row that reads a tensor twice may
     ask for two forms.
     """
-    asked: dict[str, list[_Choice]] = {}
+    asked: dict[str, list[_TensorChoice]] = {}
     for k, (op, rows) in enumerate(zip(problem.ops, problem.rows, strict=True)):
         inputs = op.inputs
         for name in dict.fromkeys(inputs):
             places = [i for i, other in enumerate(inputs) if other == name]
             forms = tuple(frozenset((op.stage, row.inputs[i]) for i in places) for row, _ in rows)
-            asked.setdefault(name, []).append(_Choice(k, forms))
+            asked.setdefault(name, []).append(_TensorChoice(k, forms))
     return asked
 
 
-def _made(problem: Problem, sources: Sequence[str]) -> dict[str, _Choice]:
+def _made(problem: Problem, sources: Sequence[str]) -> dict[str, _TensorChoice]:
     """The forms in which every tensor is made, or in which it is there from before."""
-    made = {name: _Choice(None, (forms,)) for name, forms in problem.known.items()}
+    made = {name: _TensorChoice(None, (forms,)) for name, forms in problem.known.items()}
     for v, name in enumerate(sources, start=len(problem.ops)):
-        made[name] = _Choice(v, tuple(frozenset((home,)) for home, _ in problem.homes[name]))
+        made[name] = _TensorChoice(v, tuple(frozenset((home,)) for home, _ in problem.homes[name]))
     for k, (op, rows) in enumerate(zip(problem.ops, problem.rows, strict=True)):
         for j, output in enumerate(op.outputs):
             if output is not None:
                 forms = tuple(frozenset(((op.stage, row.outputs[j]),)) for row, _ in rows)
-                made[output] = _Choice(k, forms)
+                made[output] = _TensorChoice(k, forms)
     return made
 
 
@@ -177,10 +177,10 @@ class _Fan:
 def _boxings(
     problem: Problem,
     name: str,
-    made: _Choice,
-    readers: Sequence[_Choice],
+    made: _TensorChoice,
+    readers: Sequence[_TensorChoice],
     sizes: list[int],
-) -> list[Table]:
+) -> list[CostTable]:
     """What one tensor's boxings cost, as tables.
 
     Readers with a choice meet in one more variable: the set of forms in which the tensor is there.
@@ -215,7 +215,7 @@ def _on_a_stage(forms: tuple[Forms, ...]) -> tuple[Forms, ...]:
 
 @lru_cache(maxsize=1 << 12)
 def _fan_on_a_stage(
-    like: Like, intent: Intent, made: tuple[Forms, ...], asked: tuple[tuple[Forms, ...], ...]
+    like: BoxingKey, intent: Intent, made: tuple[Forms, ...], asked: tuple[tuple[Forms, ...], ...]
 ) -> _Fan:
     """Of all tensors that are alike: those of repeated blocks, and of other layouts of the model.
     The stage is written 0.
@@ -255,12 +255,12 @@ def _unions(certain: Forms, asked: Iterable[Sequence[Forms]]) -> tuple[Forms, ..
     return tuple(sets)
 
 
-def _table(over: tuple[int | None, int | None], values: Values) -> Table:
+def _table(over: tuple[int | None, int | None], values: Values) -> CostTable:
     """A table over two choices, without those where there is nothing to choose: 1 long then."""
     kept = [d for d, v in enumerate(over) if v is not None]
     if len(kept) < len(over):
         values = values.reshape([values.shape[d] for d in kept])
-    return Table(tuple(v for v in over if v is not None), values)
+    return CostTable(tuple(v for v in over if v is not None), values)
 
 
 def _all(price: Callable[[Form, Form], float], have: Forms, missing: Forms) -> float:

@@ -22,7 +22,7 @@ from flowrun.engine.strategy import Strategy
 _ELEMENT_S = 1e-12  # of one element computed: splits win ties, boxing never loses to it
 
 
-class Like(NamedTuple):
+class TensorOnAxis(NamedTuple):
     """A tensor on the ranks of an axis: how many, the shape and bytes that the axes before left
     over, and what joins the ranks.
     """
@@ -129,12 +129,14 @@ class Costs:
         link = self.links[op.stage]
         return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, link)
 
-    def like(self, name: str, stage: int) -> Like:
+    def like(self, name: str, stage: int) -> TensorOnAxis:
         """What decides the cost of boxing a tensor on a stage."""
         grid = self.strategy.placements[stage].shape
         shape = self.layout.shape(name, self.layout.decided(name), self.axis, grid)
         num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
-        return Like(self.strategy.parts(stage, self.axis), shape, num_bytes, self.links[stage])
+        return TensorOnAxis(
+            self.strategy.parts(stage, self.axis), shape, num_bytes, self.links[stage]
+        )
 
     def box(self, name: str, have: Form, wanted: Form) -> float:
         """Of a tensor from one form to another, on this stage or between two."""

@@ -29,7 +29,7 @@ Values = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CostTable:
     """Costs of every choice of some variables; dim d of values belongs to variable over[d].
 
     An infinite cost forbids a choice.
@@ -48,14 +48,16 @@ class Least:
     exact: bool
 
 
-def minimise(sizes: Sequence[int], tables: Iterable[Table], widest: int = WIDEST) -> Least:
+def minimise(sizes: Sequence[int], tables: Iterable[CostTable], widest: int = WIDEST) -> Least:
     """Values of variables (0 .. sizes[v] - 1) for which the tables add up to least.
 
     Where a variable that leaves would make a table of more entries than `widest`, its neighbours
     with most neighbours are set to what looks best for each alone: not proved least.
     """
-    network = _Network(sizes, tables)
-    left: list[tuple[int, Table]] = []  # (variable, its best value for each choice of neighbours)
+    network = _OpenTables(sizes, tables)
+    left: list[
+        tuple[int, CostTable]
+    ] = []  # (variable, its best value for each choice of neighbours)
     exact = True
     for v in leaving_order(sizes, network.neighbours):
         while v in network.tables and network.entries(v) > widest:
@@ -70,13 +72,13 @@ def minimise(sizes: Sequence[int], tables: Iterable[Table], widest: int = WIDEST
     return Least(tuple(choice), network.constant, exact)
 
 
-def lower_bound(sizes: Sequence[int], tables: Iterable[Table], widest: int = WIDEST) -> float:
+def lower_bound(sizes: Sequence[int], tables: Iterable[CostTable], widest: int = WIDEST) -> float:
     """What no choice can be below.
 
     Mini-buckets (Dechter and Rish 2003): where a variable's table would have more entries than
     `widest`, its tables are parted, and each part is minimised for itself.
     """
-    network = _Network(sizes, tables)
+    network = _OpenTables(sizes, tables)
     for v in leaving_order(sizes, network.neighbours):
         if network.entries(v) > widest:
             network.relax(v, widest)
@@ -86,35 +88,35 @@ def lower_bound(sizes: Sequence[int], tables: Iterable[Table], widest: int = WID
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
+class _Remainder:
     """What a variable leaves: its least over its neighbours, without the lowest of all; its value
     there.  tables: that it was in, so that they live as long.
     """
 
-    tables: tuple[Table, ...]
+    tables: tuple[CostTable, ...]
     least: Values
     lowest: float
     best: Values
 
 
-class _Network:
+class _OpenTables:
     """The variables that are left, with the tables over them and what has been paid."""
 
-    def __init__(self, sizes: Sequence[int], tables: Iterable[Table]) -> None:
+    def __init__(self, sizes: Sequence[int], tables: Iterable[CostTable]) -> None:
         self.sizes = sizes
         self.constant = 0.0
-        self.tables: dict[int, list[Table]] = {v: [] for v in range(len(sizes))}
+        self.tables: dict[int, list[CostTable]] = {v: [] for v in range(len(sizes))}
         self.neighbours: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
         self._arrays: dict[tuple[tuple[int, ...], bytes], Values] = {}
-        self._left: dict[Hashable, _Left] = {}
+        self._left: dict[Hashable, _Remainder] = {}
         rounded: dict[int, tuple[Values, Values]] = {}
         for table in tables:
             if id(table.values) not in rounded:
                 values = np.round(table.values / _QUANTUM) * _QUANTUM
                 rounded[id(table.values)] = table.values, self._one(values)
-            self.add(Table(table.over, rounded[id(table.values)][1]))
+            self.add(CostTable(table.over, rounded[id(table.values)][1]))
 
-    def add(self, table: Table) -> None:
+    def add(self, table: CostTable) -> None:
         """One more table."""
         if not table.over:
             self.constant += float(table.values)
@@ -127,14 +129,14 @@ class _Network:
         """Of the table that v would leave, and itself."""
         return math.prod(self._shape((*self.neighbours[v], v)))
 
-    def eliminate(self, v: int) -> Table:
+    def eliminate(self, v: int) -> CostTable:
         """Take v out; its best value for every choice of its neighbours."""
         near = tuple(sorted(self.neighbours[v]))
-        return Table(near, self._leave(v, near, self._without(v)))
+        return CostTable(near, self._leave(v, near, self._without(v)))
 
     def relax(self, v: int, widest: int) -> None:
         """Take v out in parts of at most `widest` entries (more, where one table alone has)."""
-        parts: list[tuple[set[int], list[Table]]] = []
+        parts: list[tuple[set[int], list[CostTable]]] = []
         for table in sorted(self._without(v), key=lambda table: -table.values.size):
             for over, tables in parts:
                 if math.prod(self.sizes[u] for u in over.union(table.over)) <= widest:
@@ -146,7 +148,7 @@ class _Network:
         for over, tables in parts:
             self._leave(v, tuple(sorted(over - {v})), tables)
 
-    def _leave(self, v: int, near: tuple[int, ...], tables: Sequence[Table]) -> Values:
+    def _leave(self, v: int, near: tuple[int, ...], tables: Sequence[CostTable]) -> Values:
         """Put the least of v for every choice of its neighbours in the place of some tables; the
         value of v where that is.
         """
@@ -159,11 +161,11 @@ class _Network:
             least, lowest, best = _least(
                 [_aligned(table, axes) for table in tables], self._shape(axes)
             )
-            found = _Left(tuple(tables), self._one(least), lowest, best)
+            found = _Remainder(tuple(tables), self._one(least), lowest, best)
             if math.prod(self._shape(axes)) <= WIDE:
                 self._left[key] = found
         self.constant += found.lowest
-        self.add(Table(near, found.least))
+        self.add(CostTable(near, found.least))
         return found.best
 
     def _shape(self, axes: Iterable[int]) -> tuple[int, ...]:
@@ -176,7 +178,7 @@ class _Network:
         digest = hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=16).digest()
         return self._arrays.setdefault((values.shape, digest), values)
 
-    def fix(self, v: int) -> Table:
+    def fix(self, v: int) -> CostTable:
         """Take v out at the value that is best if all others were free."""
         tables = self._without(v)
         alone = np.zeros(self.sizes[v])
@@ -186,10 +188,10 @@ class _Network:
         value = int(alone.argmin())
         for table in tables:
             over = tuple(u for u in table.over if u != v)
-            self.add(Table(over, table.values.take(value, axis=table.over.index(v))))
-        return Table((), np.array(value))
+            self.add(CostTable(over, table.values.take(value, axis=table.over.index(v))))
+        return CostTable((), np.array(value))
 
-    def _without(self, v: int) -> list[Table]:
+    def _without(self, v: int) -> list[CostTable]:
         """Forget v; its tables, which no other variable has any more either."""
         tables = self.tables.pop(v)
         for u in self.neighbours.pop(v):
@@ -210,7 +212,7 @@ def _least(tables: Sequence[Values], shape: tuple[int, ...]) -> tuple[Values, fl
     return least - lowest, lowest, total.argmin(axis=-1).astype(np.min_scalar_type(shape[-1]))
 
 
-def _aligned(table: Table, axes: tuple[int, ...]) -> Values:
+def _aligned(table: CostTable, axes: tuple[int, ...]) -> Values:
     """The values with a dim for each of some axes, 1 long where the table does not depend on it."""
     order = sorted(range(len(table.over)), key=lambda d: axes.index(table.over[d]))
     lengths = dict(zip(table.over, table.values.shape, strict=True))

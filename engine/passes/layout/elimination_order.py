@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 WIDE = 1 << 14  # entries of a table for which another order is tried
 
-Order = list[tuple[int, int]]  # variables as they leave, with the entries of the table made then
+EliminationOrder = list[
+    tuple[int, int]
+]  # variables as they leave, with the entries of the table made then
 Urgency = Callable[[int, int], tuple[int, int]]
 
 
@@ -24,17 +26,19 @@ def leaving_order(sizes: Sequence[int], neighbours: Mapping[int, set[int]]) -> l
     return [v for v, _ in order]
 
 
-def _leaving(sizes: Sequence[int], neighbours: Mapping[int, set[int]], urgency: Urgency) -> Order:
+def _leaving(
+    sizes: Sequence[int], neighbours: Mapping[int, set[int]], urgency: Urgency
+) -> EliminationOrder:
     """Take the most urgent variable out until none is left.
 
     urgency: of (entries of the table that it makes, pairs of variables that become neighbours).
     """
-    left = _Left(sizes, neighbours)
+    left = _OpenVariables(sizes, neighbours)
 
     def state(v: int) -> tuple[tuple[int, int], int]:
         return urgency(left.entries[v], left.pairs[v]), v
 
-    order: Order = []
+    order: EliminationOrder = []
     queue = [state(v) for v in left.near]
     heapq.heapify(queue)
     while queue:
@@ -47,7 +51,7 @@ def _leaving(sizes: Sequence[int], neighbours: Mapping[int, set[int]], urgency: 
     return order
 
 
-class _Left:
+class _OpenVariables:
     """The variables that have not left; of each its neighbours, the entries of the table that it
     makes, and how many pairs of its neighbours are not each other's (in either order: twice).
 

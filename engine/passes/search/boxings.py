@@ -14,7 +14,7 @@ from flowrun.engine.passes.search.objective import Array, Form, Objective
 
 MOST_ORDERED = 6  # forms whose boxings are tried in every order
 
-Places = tuple[int, ...]  # forms by their number, ascending
+FormNumbers = tuple[int, ...]  # forms by their number, ascending
 
 
 Held = Mapping[int, Array]  # stage -> bytes that a rank of it holds on to
@@ -71,7 +71,7 @@ class Boxings:
         times = self.objective.box_times(name)
         seconds = np.zeros((len(have_at), len(want_at)))
         held = {stage: np.zeros_like(seconds) for stage in dict.fromkeys(f[0] for f in every)}
-        known: dict[tuple[Places, Places], float] = {}
+        known: dict[tuple[FormNumbers, FormNumbers], float] = {}
         asked = [sorted(place[form] for form in forms) for forms in want_at]
         for have, i in have_at.items():
             there = tuple(sorted(place[form] for form in have))
@@ -103,9 +103,9 @@ class Boxings:
 
 def _least(
     into: Sequence[Sequence[float]],
-    have: Places,
-    missing: Places,
-    known: dict[tuple[Places, Places], float],
+    have: FormNumbers,
+    missing: FormNumbers,
+    known: dict[tuple[FormNumbers, FormNumbers], float],
 ) -> float:
     """Least seconds of boxing to several forms, in any order: each from any that is there.
 

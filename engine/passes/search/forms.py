@@ -10,7 +10,7 @@ from typing import Any
 
 from flowrun.engine.ir.sbp import B, NdSbp
 from flowrun.engine.passes.search.objective import Form
-from flowrun.engine.passes.search.rows import Row, inputs_of, outputs_of
+from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs_of
 
 MOST_SETS = 400  # forms of one tensor that are there together: sets that are tried
 
@@ -45,14 +45,16 @@ class FormsOfRows:
             self._several[id(forms)] = len(set(forms)) > 1
         return self._several[id(forms)]
 
-    def made(self, rows: Sequence[Row], stage: int, output: int) -> tuple[Forms, ...]:
+    def made(self, rows: Sequence[AxisSignatures], stage: int, output: int) -> tuple[Forms, ...]:
         """Of one output."""
         key = (id(rows), stage, "out", (output,))
         if key not in self._known:
             self._known[key] = tuple(frozenset(((stage, outputs_of(r)[output]),)) for r in rows)
         return self._known[key]
 
-    def read(self, rows: Sequence[Row], stage: int, places: tuple[int, ...]) -> tuple[Forms, ...]:
+    def read(
+        self, rows: Sequence[AxisSignatures], stage: int, places: tuple[int, ...]
+    ) -> tuple[Forms, ...]:
         """Of one tensor, which stands at these places among the inputs."""
         key = (id(rows), stage, "in", places)
         if key not in self._known:

@@ -22,7 +22,7 @@ _DEPTH = 3  # names of a module's path that tell modules apart
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class Neighbourhood:
     """Choices near one.  free: of some variables, the values that they may take; others stay.
     follows: of some of these, the variable whose value they take.  widest: entries of a table in
     its elimination.
@@ -33,29 +33,29 @@ class Around:
     widest: int = 1 << 17
 
 
-def neighbourhoods(network: Network, best: Choice) -> Iterator[Around]:
+def neighbourhoods(network: Network, best: Choice) -> Iterator[Neighbourhood]:
     """Of one choice; the widest first."""
     num_axes = len(network.options.rows[0][0])
     for axis in range(num_axes) if num_axes > 1 else ():
         yield _one_axis(network, best, axis)
-    parts = Parts(network)
+    parts = OpGroups(network)
     for copies in parts.repeated():
         yield parts.tied(copies, best)
         for alone in dict.fromkeys((copies[0], copies[-1])) if len(copies) > 1 else ():
             yield parts.free(alone, best)
 
 
-def _one_axis(network: Network, best: Choice, axis: int) -> Around:
+def _one_axis(network: Network, best: Choice, axis: int) -> Neighbourhood:
     free: dict[int, Sequence[int]] = {}
     for v, options in enumerate((*network.options.rows, *network.options.homes)):
         now = options[best[v]]
         others = [a for a in range(len(now)) if a != axis]
         free[v] = [k for k, at in enumerate(options) if all(at[a] == now[a] for a in others)]
     free |= _sets(network, best, free, range(len(network.sets)))
-    return Around(free, widest=1 << 20)
+    return Neighbourhood(free, widest=1 << 20)
 
 
-class Parts:
+class OpGroups:
     """Ops of blocks and modules, and what else belongs to them."""
 
     def __init__(self, network: Network) -> None:
@@ -87,7 +87,7 @@ class Parts:
             found.setdefault(".".join(part_of(op.module.split("."))), []).append(v)
         return {name: tuple(ops) for name, ops in found.items()}
 
-    def free(self, ops: Ops, best: Choice) -> Around:
+    def free(self, ops: Ops, best: Choice) -> Neighbourhood:
         """All rows of some ops, all homes of what they read."""
         free: dict[int, Sequence[int]] = {}
         for v in ops:
@@ -97,9 +97,9 @@ class Parts:
                     source = self.source[name]
                     free[source] = range(self.network.sizes[source])
         touched = dict.fromkeys(k for v in ops for k in self.sets.get(v, ()))
-        return Around({**free, **_sets(self.network, best, free, touched)})
+        return Neighbourhood({**free, **_sets(self.network, best, free, touched)})
 
-    def tied(self, copies: Sequence[Ops], best: Choice) -> Around:
+    def tied(self, copies: Sequence[Ops], best: Choice) -> Neighbourhood:
         """All of these, each as the first."""
         every = [self.free(ops, best).free for ops in copies]
         free: dict[int, Sequence[int]] = dict(every[0])
@@ -111,7 +111,7 @@ class Parts:
                 if v not in free and list(every[0][one]) == list(other[v]):
                     follows[v] = one
             free |= {v: values for v, values in other.items() if v not in free}
-        return Around(free, follows)
+        return Neighbourhood(free, follows)
 
 
 def _block(path: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowrun.engine.passes.layout.elimination import Table
+from flowrun.engine.passes.layout.elimination import CostTable
 from flowrun.engine.passes.search.forms import Choices
 from flowrun.engine.passes.search.objective import Array
 from flowrun.engine.passes.search.options import Options
@@ -45,7 +45,7 @@ class Network:
     sets: tuple[tuple[Choices, tuple[Choices, ...]], ...]
     complete: bool
 
-    def tables(self, byte_s: float = 0.0) -> list[Table]:
+    def tables(self, byte_s: float = 0.0) -> list[CostTable]:
         """All terms in seconds; byte_s: of a byte that a rank of any stage holds, infinite: bytes
         alone count, a second for BYTES.  Equal ones stay one array.
         """
@@ -54,7 +54,7 @@ class Network:
             key = (id(term.seconds), id(term.bytes))
             if key not in weighed:
                 weighed[key] = _weighed(term, byte_s)
-        return [Table(t.over, weighed[id(t.seconds), id(t.bytes)]) for t in self.terms]
+        return [CostTable(t.over, weighed[id(t.seconds), id(t.bytes)]) for t in self.terms]
 
     def cost(self, choice: Sequence[int]) -> tuple[float, float]:
         """(seconds of all stages, bytes of the rank that holds most) of a choice."""

@@ -31,7 +31,7 @@ from flowrun.engine.ir.graph import FORWARD, UPDATE, LogicalGraph, Op, Variable
 from flowrun.engine.ir.placement import Shape, largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, P
 from flowrun.engine.ops.traits import Trait, has, is_view
-from flowrun.engine.passes.search.rows import Row, inputs_of, outputs_of
+from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs_of
 from flowrun.engine.passes.search.trunk import hidden_seconds
 from flowrun.engine.strategy import Strategy
 
@@ -89,15 +89,15 @@ class Objective:
         once = op.per_step or (bool(op.makes) and self.graph.of_weights.issuperset(op.makes))
         return 1 if once else self.strategy.micro_batches
 
-    def row_seconds(self, op: Op, rows: Sequence[Row]) -> Array:
+    def row_seconds(self, op: Op, rows: Sequence[AxisSignatures]) -> Array:
         """Of every row, in a step."""
         return self._of_rows(op, rows)[0] * self.times(op)
 
-    def row_bytes(self, op: Op, rows: Sequence[Row]) -> Array:
+    def row_bytes(self, op: Op, rows: Sequence[AxisSignatures]) -> Array:
         """What an op makes and a rank holds on to: gradients, and what backward reads."""
         return self._of_rows(op, rows)[1]
 
-    def _of_rows(self, op: Op, rows: Sequence[Row]) -> tuple[Array, Array]:
+    def _of_rows(self, op: Op, rows: Sequence[AxisSignatures]) -> tuple[Array, Array]:
         tensors = self.graph.tensors
         held = tuple(name in self.stored or has(op.target, Trait.SUM) for name in op.outputs)
         kinds = tuple((tensors[n].shape, tensors[n].dtype) for n in (*op.inputs, *op.makes))
@@ -108,7 +108,7 @@ class Objective:
             self._rows[key] = (np.array([s for s, _ in found]), np.array([b for _, b in found]))
         return self._rows[key]
 
-    def _row(self, op: Op, row: Row, held: Sequence[bool]) -> tuple[float, float]:
+    def _row(self, op: Op, row: AxisSignatures, held: Sequence[bool]) -> tuple[float, float]:
         tensors, grid = self.graph.tensors, self.strategy.placements[op.stage].shape
         ins = [
             largest_shape(tensors[name].shape, nd, grid)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flowrun.engine.ir.graph import LogicalGraph, Op
 from flowrun.engine.ir.sbp import NdSbp
-from flowrun.engine.passes.search.rows import Row, Rows
+from flowrun.engine.passes.search.rows import AxisSignatures, RowTables
 
 Choice = tuple[int, ...]  # a value for each variable: ops, then sources, then what a network adds
 
@@ -19,13 +19,13 @@ class Options:
     """
 
     ops: tuple[Op, ...]
-    rows: tuple[tuple[Row, ...], ...]
+    rows: tuple[tuple[AxisSignatures, ...], ...]
     sources: tuple[str, ...]
     homes: tuple[tuple[NdSbp, ...], ...]
     tied: Mapping[str, str]
 
     @staticmethod
-    def of(graph: LogicalGraph, rows: Rows) -> Options:
+    def of(graph: LogicalGraph, rows: RowTables) -> Options:
         """All that there is for a graph; rows: of its ops."""
         by_name = {v.name: v.tensor for v in graph.variables}
         states = (v for v in graph.variables if v.kind == "state" and v.of in by_name)

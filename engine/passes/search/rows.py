@@ -22,28 +22,28 @@ from flowrun.engine.passes.layout.homes import feed_home
 from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field
 from flowrun.engine.strategy import Strategy
 
-Row = tuple[Signature, ...]  # one signature an axis
+AxisSignatures = tuple[Signature, ...]  # one signature an axis
 
 
-def inputs_of(row: Row) -> tuple[NdSbp, ...]:
+def inputs_of(row: AxisSignatures) -> tuple[NdSbp, ...]:
     """The nd-SBP of every input."""
     return tuple(zip(*(s.inputs for s in row), strict=True)) if row[0].inputs else ()
 
 
-def outputs_of(row: Row) -> tuple[NdSbp, ...]:
+def outputs_of(row: AxisSignatures) -> tuple[NdSbp, ...]:
     """The nd-SBP of every output."""
     return tuple(zip(*(s.outputs for s in row), strict=True)) if row[0].outputs else ()
 
 
-class Rows:
+class RowTables:
     """Rows of the ops of one graph; equal ops share them."""
 
     def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
         self.graph = graph
         self.strategy = strategy
-        self._known: dict[Any, tuple[Row, ...]] = {}
+        self._known: dict[Any, tuple[AxisSignatures, ...]] = {}
 
-    def of(self, op: Op) -> tuple[Row, ...]:
+    def of(self, op: Op) -> tuple[AxisSignatures, ...]:
         """Legal rows on the grid of the op's stage; the first that is legal for all is all B."""
         ins = tuple(self.graph.tensors[name].shape for name in op.inputs)
         outs = tuple(None if n is None else self.graph.tensors[n].shape for n in op.outputs)
@@ -57,7 +57,7 @@ class Rows:
 
     def _lifted(
         self, op: Op, ins: Iterable[Shape], outs: Iterable[Shape | None], axis: int
-    ) -> Iterator[Row]:
+    ) -> Iterator[AxisSignatures]:
         grid = self.strategy.placements[op.stage].shape
         if axis == len(grid):
             yield ()
@@ -132,7 +132,7 @@ def _nameless(_: object) -> None:
 
 
 def _fit(
-    row: Row, ins: Iterable[Shape], outs: Iterable[Shape | None], grid: tuple[int, ...]
+    row: AxisSignatures, ins: Iterable[Shape], outs: Iterable[Shape | None], grid: tuple[int, ...]
 ) -> bool:
     read = zip(inputs_of(row), ins, strict=True)
     made = ((nd, s) for nd, s in zip(outputs_of(row), outs, strict=True) if s is not None)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowrun.engine.passes.layout.elimination import Table, Values, lower_bound, minimise
-from flowrun.engine.passes.search.neighbourhoods import Around, neighbourhoods
+from flowrun.engine.passes.layout.elimination import CostTable, Values, lower_bound, minimise
+from flowrun.engine.passes.search.neighbourhoods import Neighbourhood, neighbourhoods
 from flowrun.engine.passes.search.network import Network
 from flowrun.engine.passes.search.options import Choice
 
@@ -25,7 +25,7 @@ NOTHING = 1e-9  # a gain, relative, that is none
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """A choice, what it costs (in seconds, held bytes weighed in), and what none is below."""
 
     choice: Choice
@@ -44,7 +44,7 @@ def search(
     relaxed: Callable[[], Network] | None = None,
     byte_s: float = 0.0,
     starts: Iterable[Choice] = (),
-) -> Found:
+) -> SearchResult:
     """The least choice that can be found.  starts: choices that it is not above.
 
     relaxed: another network that costs no more, for the bound.  byte_s: of a held byte.
@@ -52,7 +52,7 @@ def search(
     tables = network.tables(byte_s)
     whole = minimise(network.sizes, tables, EXACT_WIDEST)
     if whole.exact and network.complete:
-        return Found(whole.choice, whole.cost, whole.cost)
+        return SearchResult(whole.choice, whole.cost, whole.cost)
     costs = {choice: _cost(tables, choice) for choice in (*starts, whole.choice)}
     best = min(costs, key=costs.__getitem__)
     best, cost = improved(network, tables, best, costs[best])
@@ -62,16 +62,16 @@ def search(
     if relaxed is not None:
         looser = relaxed()
         bounds.append(lower_bound(looser.sizes, looser.tables(byte_s), BOUND_WIDEST))
-    return Found(best, cost, min(cost, max(bounds)))
+    return SearchResult(best, cost, min(cost, max(bounds)))
 
 
 def improved(
-    network: Network, tables: Sequence[Table], best: Choice, cost: float
+    network: Network, tables: Sequence[CostTable], best: Choice, cost: float
 ) -> tuple[Choice, float]:
     """A choice and its cost, improved until no neighbourhood has anything better.  tables: those of
     the network, with held bytes weighed in.
     """
-    touching: list[list[Table]] = [[] for _ in network.sizes]
+    touching: list[list[CostTable]] = [[] for _ in network.sizes]
     for table in tables:
         for v in table.over:
             touching[v].append(table)
@@ -86,12 +86,15 @@ def improved(
     return best, cost
 
 
-def _cost(tables: Sequence[Table], choice: Choice) -> float:
+def _cost(tables: Sequence[CostTable], choice: Choice) -> float:
     return math.fsum(float(t.values[tuple(choice[v] for v in t.over)]) for t in tables)
 
 
 def _least(
-    sizes: Sequence[int], touching: Sequence[Sequence[Table]], best: Choice, around: Around
+    sizes: Sequence[int],
+    touching: Sequence[Sequence[CostTable]],
+    best: Choice,
+    around: Neighbourhood,
 ) -> Choice:
     """The least choice of a neighbourhood (nearly, where tables would be wide)."""
     leads = [v for v, values in around.free.items() if len(values) > 1 and v not in around.follows]
@@ -108,7 +111,7 @@ def _least(
         if len(values) == 1:
             choice[v] = values[0]
     lengths = [len(around.free[v]) for v in leads]
-    found = minimise(lengths, map(Table, sums, sums.values()), around.widest).choice
+    found = minimise(lengths, map(CostTable, sums, sums.values()), around.widest).choice
     for v, k in place.items():
         choice[v] = around.free[v][found[k]]
     return tuple(choice)

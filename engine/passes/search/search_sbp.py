@@ -15,8 +15,8 @@ from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.network import Network
 from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.options import Choice, Options
-from flowrun.engine.passes.search.rows import Rows, inputs_of, outputs_of
-from flowrun.engine.passes.search.search import Found, search
+from flowrun.engine.passes.search.rows import RowTables, inputs_of, outputs_of
+from flowrun.engine.passes.search.search import SearchResult, search
 from flowrun.engine.passes.search.starts import choice_of, greedy, with_sets
 from flowrun.engine.passes.search.weigh import weighed
 from flowrun.engine.strategy import Strategy
@@ -28,7 +28,7 @@ class Searched:
 
     network: Network
     starts: dict[str, Choice]
-    found: Found
+    found: SearchResult
     byte_s: float
 
     @property
@@ -53,7 +53,7 @@ def assign_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 def searched(graph: LogicalGraph, strategy: Strategy) -> Searched:
     """The search alone.  The inferred layout is one of its starts: it finds none above that."""
-    rows, objective = Rows(graph, strategy), Objective(graph, strategy)
+    rows, objective = RowTables(graph, strategy), Objective(graph, strategy)
     objective.hide(
         {op.name: float(objective.row_seconds(op, rows.of(op)).min()) for op in graph.ops}
     )
@@ -65,7 +65,7 @@ def searched(graph: LogicalGraph, strategy: Strategy) -> Searched:
     starts = {name: with_sets(net, choice) for name, choice in chosen.items()}
     relaxed = cache(lambda: make_network(graph, options, objective, relaxed=True))
 
-    def found(byte_s: float, *better: Choice) -> Found:
+    def found(byte_s: float, *better: Choice) -> SearchResult:
         return search(net, relaxed, byte_s, (*starts.values(), *better))
 
     return Searched(net, starts, *weighed(found, net, strategy))

@@ -11,7 +11,7 @@ from flowrun.engine.passes.search.forms import Forms
 from flowrun.engine.passes.search.network import Network
 from flowrun.engine.passes.search.objective import Form, Objective
 from flowrun.engine.passes.search.options import Choice, Options
-from flowrun.engine.passes.search.rows import Row, inputs_of, outputs_of
+from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs_of
 
 
 def choice_of(options: Options, signed: LogicalGraph) -> Choice | None:
@@ -74,7 +74,7 @@ class _Walk:
         self.stages = {source.tensor: source.stage for source in graph.sources}
         self.homes_of = dict(zip(options.sources, options.homes, strict=True))
 
-    def pass_by(self, op: Op, rows: Sequence[Row]) -> int:
+    def pass_by(self, op: Op, rows: Sequence[AxisSignatures]) -> int:
         """The cheapest row of an op; what it reads and makes is there from now on."""
         costs = self.objective.row_seconds(op, rows).copy()
         written = {name for name in op.inputs if self._writes(op, name)}

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from flowrun.engine.passes.search.network import Network
 from flowrun.engine.passes.search.options import Choice
-from flowrun.engine.passes.search.search import Found
+from flowrun.engine.passes.search.search import SearchResult
 from flowrun.engine.strategy import Strategy
 
 # How often a held byte counts as read from memory, in a step.
@@ -20,10 +20,10 @@ ALONE = math.inf  # bytes alone count
 class Search(Protocol):
     """The search for the least, with what a held byte costs; beginning with better, too."""
 
-    def __call__(self, byte_s: float, *better: Choice) -> Found: ...
+    def __call__(self, byte_s: float, *better: Choice) -> SearchResult: ...
 
 
-def weighed(search: Search, network: Network, strategy: Strategy) -> tuple[Found, float]:
+def weighed(search: Search, network: Network, strategy: Strategy) -> tuple[SearchResult, float]:
     """What is found, and with which seconds for a held byte.
 
     adaptive: the least weight of TRIED for which the memory suffices, by the search's own account;
@@ -34,7 +34,7 @@ def weighed(search: Search, network: Network, strategy: Strategy) -> tuple[Found
         byte_s = WEIGHTS[strategy.auto.memory] * read_s
         return search(byte_s), byte_s
 
-    def fits(found: Found) -> bool:
+    def fits(found: SearchResult) -> bool:
         return not limit or network.cost(found.choice)[1] <= limit
 
     found = search(0.0)

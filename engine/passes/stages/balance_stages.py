@@ -21,7 +21,7 @@ NEARLY = 0.002  # of a rank's share of the work: a stage so much slower is as go
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ForwardSequence:
     """The forward ops as a line to be cut.
 
     All seconds are those of the ranks of a stage, summed.
@@ -40,7 +40,7 @@ class Line:
         return sum(self.work_s[start:end]) + self.entering_s[start] + leaving
 
 
-def balanced_cuts(line: Line, ranks: Sequence[int], chunks: int = 1) -> tuple[int, ...]:
+def balanced_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -> tuple[int, ...]:
     """The pieces at which stages 1, 2, … begin; exact.
 
     ranks: of each stage; they share its work evenly.  Of the cuts whose slowest stage is, within
@@ -89,7 +89,7 @@ def _too_many(pieces: int, stages: int, chunks: int) -> RecipeError:
     )
 
 
-def _fastest(line: Line, ranks: Sequence[int]) -> float:
+def _fastest(line: ForwardSequence, ranks: Sequence[int]) -> float:
     """Seconds of the slowest stage, at best: sought below a limit, which grows until it is met, as
     few ends of a stage are possible below a low one.
     """
@@ -100,7 +100,7 @@ def _fastest(line: Line, ranks: Sequence[int]) -> float:
     return found
 
 
-def _fastest_below(line: Line, ranks: Sequence[int], limit: float) -> float:
+def _fastest_below(line: ForwardSequence, ranks: Sequence[int], limit: float) -> float:
     """Seconds of the slowest stage, at best; infinite if they are more than a limit."""
     total = list(itertools.accumulate(line.work_s, initial=0.0))
     n = len(line.work_s)
@@ -134,7 +134,7 @@ def line_of(
     seconds: Sequence[float],
     link: Link,
     act_s: float,
-) -> tuple[list[int], Line]:
+) -> tuple[list[int], ForwardSequence]:
     """(where each piece begins, the line) of `line_ops`, the forward ops to be shared out.
 
     seconds: of each, with all that follows it.  link: between stages.  act_s: of one act.  Both of
@@ -143,7 +143,7 @@ def line_of(
     entering, leaving = _crossing_seconds(graph, line_ops, link, act_s)
     starts = _possible(line_ops, seconds, [a + b for a, b in zip(entering, leaving, strict=True)])
     ends = [*starts[1:], len(line_ops)]
-    return starts, Line(
+    return starts, ForwardSequence(
         tuple(sum(seconds[start:end]) for start, end in zip(starts, ends, strict=True)),
         tuple(entering[start] for start in starts),
         tuple(leaving[start] for start in starts),

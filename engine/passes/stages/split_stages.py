@@ -20,12 +20,12 @@ from dataclasses import replace
 
 from flowrun.engine.hardware.network import worst
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, Feed, LogicalGraph, Op, rename_inputs
-from flowrun.engine.passes.stages.balance_stages import Line, balanced_cuts, line_of
+from flowrun.engine.passes.stages.balance_stages import ForwardSequence, balanced_cuts, line_of
 from flowrun.engine.passes.stages.chosen_stages import as_decided, in_turn, listed
 from flowrun.engine.passes.stages.stage_costs import one_stage, weigh_line
 from flowrun.engine.strategy import Strategy
 
-Places = dict[str, tuple[int, ...]]  # op -> the pieces of the line that run it, in order
+OpPieces = dict[str, tuple[int, ...]]  # op -> the pieces of the line that run it, in order
 
 
 def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
@@ -46,7 +46,7 @@ def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return _with_sources(replace(graph, level="staged"), strategy)
 
 
-def line_to_cut(graph: LogicalGraph, strategy: Strategy) -> tuple[tuple[Op, ...], Line]:
+def line_to_cut(graph: LogicalGraph, strategy: Strategy) -> tuple[tuple[Op, ...], ForwardSequence]:
     """(the first op of each piece, the line) of what stages share out of a micro-batch.  graph:
     captured.
     """
@@ -67,7 +67,7 @@ def _balanced(
 
 def _weighed(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
-) -> tuple[list[int], Line]:
+) -> tuple[list[int], ForwardSequence]:
     """(the op of the line with which each piece begins, what pieces and cuts before them cost)."""
     again = strategy.placements[:1] if strategy.chunks > 1 else ()
     pairs = itertools.pairwise((*strategy.placements, *again))
@@ -107,9 +107,9 @@ def _free(graph: LogicalGraph) -> frozenset[str]:
 
 def _places(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], pieces: Sequence[int]
-) -> Places:
+) -> OpPieces:
     """Where every op runs, given the piece that each op of the line is of."""
-    places: Places = {op.name: (piece,) for op, piece in zip(line, pieces, strict=True)}
+    places: OpPieces = {op.name: (piece,) for op, piece in zip(line, pieces, strict=True)}
     last = max(pieces)
     forward = [op for op in graph.ops if op.phase == FORWARD]
     _beside_readers(graph, [op for op in forward if op.name in free], places, None)
@@ -123,11 +123,11 @@ def _places(
     return {**places, **_of_buffers(graph, places)}
 
 
-def _of_buffers(graph: LogicalGraph, places: Places) -> Places:
+def _of_buffers(graph: LogicalGraph, places: OpPieces) -> OpPieces:
     """A buffer that forward changes lives in one piece, the first that reads it: what copies it and
     what writes it run there.
     """
-    found: Places = {}
+    found: OpPieces = {}
     for v in (v for v in graph.variables if v.tensor in graph.running):
         ops = graph.consumers[v.tensor]
         found.update({op.name: (min(places[ops[0].name]),) for op in ops})
@@ -135,7 +135,7 @@ def _of_buffers(graph: LogicalGraph, places: Places) -> Places:
 
 
 def _beside_readers(
-    graph: LogicalGraph, free: Sequence[Op], places: Places, unread: int | None
+    graph: LogicalGraph, free: Sequence[Op], places: OpPieces, unread: int | None
 ) -> None:
     """Free ops run wherever they are read; unread: the piece of one that nobody reads."""
     for op in reversed(free):
@@ -173,7 +173,7 @@ class _Followed:
 # ---- writing it down -----------------------------------------------------------------------------
 
 
-def _staged(graph: LogicalGraph, places: Places, num_stages: int) -> LogicalGraph:
+def _staged(graph: LogicalGraph, places: OpPieces, num_stages: int) -> LogicalGraph:
     """Every op with its stage and chunk; one that runs in several pieces becomes a copy in each."""
     copies: dict[str, dict[int, str]] = {}  # tensor -> piece -> its name there
     tensors = dict(graph.tensors)

@@ -14,8 +14,8 @@ from flowrun.engine.ir.graph import (
     UPDATE,
     Feed,
     LogicalGraph,
+    LogicalTensor,
     Op,
-    Tensor,
     Variable,
 )
 
@@ -32,10 +32,10 @@ class GraphBuilder:
         self.notes: list[str] = []
         self.dropped: set[str] = set()
 
-    def tensor(self, name: str, like: Tensor | None = None) -> str:
+    def tensor(self, name: str, like: LogicalTensor | None = None) -> str:
         """A new tensor, shaped as another, or an fp32 scalar; its name."""
         shape, dtype = (like.shape, like.dtype) if like else ((), torch.float32)
-        self.tensors[name] = Tensor(name, shape, dtype)
+        self.tensors[name] = LogicalTensor(name, shape, dtype)
         return name
 
     def free_name(self, name: str) -> str:
@@ -70,7 +70,7 @@ class GraphBuilder:
         args: tuple[Any, ...],
         kwargs: tuple[tuple[str, Any], ...] = (),
         *,
-        like: Tensor | None = None,
+        like: LogicalTensor | None = None,
         module: str = "",
         phase: str = UPDATE,
         stage: int = 0,

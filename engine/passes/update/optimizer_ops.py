@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from flowrun.engine.capture.update_trace import FED, fed_to, states_of, trace
-from flowrun.engine.ir.graph import Ref, Tensor, Variable, map_refs
+from flowrun.engine.ir.graph import LogicalTensor, Ref, Variable, map_refs
 from flowrun.engine.ops.sparse import RowUpdate
 from flowrun.engine.ops.update import FUNCTIONS
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
@@ -173,7 +173,7 @@ def _prepared(
     variable: Variable,
     gradient: str,
     coefficient: str | None,
-    param: Tensor,
+    param: LogicalTensor,
     where: dict[str, Any],
 ) -> str:
     """The gradient times the coefficient, in the parameter's dtype."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowrun.engine.ir.graph import BACKWARD, Feed, Ref, Tensor, Variable
+from flowrun.engine.ir.graph import BACKWARD, Feed, LogicalTensor, Ref, Variable
 from flowrun.engine.passes.update.clip_ops import total
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.strategy import LossScale
@@ -73,7 +73,7 @@ def check_gradients(
     dynamic = loss_scale.dynamic
     new = tuple(f"{tensor}'" for tensor in (scale.tensor, good, skipped))
     told = tuple(builder.tensor(f"{tensor}/told") for tensor in (scale.tensor, skipped))
-    skip = builder.tensor("skip", Tensor("skip", (), torch.bool))
+    skip = builder.tensor("skip", LogicalTensor("skip", (), torch.bool))
     builder.op(
         "next_scale",
         "flow.next_scale",

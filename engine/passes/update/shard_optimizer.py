@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.ir.graph import LogicalGraph, Op, Tensor, Variable, gradient_of
+from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Variable, gradient_of
 from flowrun.engine.ir.sbp import Broadcast, NdSbp, S, Split
 from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.engine.strategy import Strategy
@@ -57,7 +57,9 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return replace(graph, ops=ops, variables=variables, notes=(*graph.notes, note))
 
 
-def _sharded(variable: Variable, tensor: Tensor, axis: int, strategy: Strategy) -> NdSbp | None:
+def _sharded(
+    variable: Variable, tensor: LogicalTensor, axis: int, strategy: Strategy
+) -> NdSbp | None:
     grid = strategy.placements[variable.stage].shape
     if grid[axis] == 1 or not isinstance(variable.nd_sbp[axis], Broadcast):
         return None

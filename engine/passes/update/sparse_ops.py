@@ -17,7 +17,7 @@ import torch
 
 from flowrun.engine.capture.update_trace import FED, is_elementwise, rests
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.placement import BATCH_AXES
 from flowrun.engine.ops.signature import bind
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
@@ -153,8 +153,10 @@ def collect_rows(
     builder.drop_dead([op.name for op in lookups])
     total = sum(int(builder.tensors[name].shape[0]) for name in ids)
     dtypes = builder.tensors[ids[0]].dtype, builder.tensors[grads[0]].dtype
-    unique = builder.tensor(f"ids'/{variable.tensor}", Tensor("", (total,), dtypes[0]))
-    sums = builder.tensor(f"sums/{variable.tensor}", Tensor("", (total, table.shape[1]), dtypes[1]))
+    unique = builder.tensor(f"ids'/{variable.tensor}", LogicalTensor("", (total,), dtypes[0]))
+    sums = builder.tensor(
+        f"sums/{variable.tensor}", LogicalTensor("", (total, table.shape[1]), dtypes[1])
+    )
     builder.op(
         f"coalesce/{variable.tensor}",
         "flow.coalesce",
@@ -190,8 +192,8 @@ def _collect(
     """
     grad, index = (builder.tensors[name] for name in op.inputs)
     count = micro_batches * math.prod(index.shape)
-    ids = builder.tensor(f"ids{suffix}", Tensor("", (count,), index.dtype))
-    rows = builder.tensor(f"rows{suffix}", Tensor("", (count, grad.shape[-1]), dtype))
+    ids = builder.tensor(f"ids{suffix}", LogicalTensor("", (count,), index.dtype))
+    rows = builder.tensor(f"rows{suffix}", LogicalTensor("", (count, grad.shape[-1]), dtype))
     builder.op(
         f"collect{suffix}",
         "flow.collect",

@@ -18,7 +18,7 @@ BATCHED, ELEMENTS = "batched", "elements"
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedWork:
     """Seconds of one kind of work of a device.  work: operations, bytes, elements or pieces, as
     `what` has it.
 
@@ -58,7 +58,7 @@ _SHARES = {
 }
 
 
-One = TypeVar("One", Timed, Moved)
+One = TypeVar("One", TimedWork, Moved)
 
 
 def typical(rounds: Sequence[Sequence[One]]) -> list[One]:
@@ -81,9 +81,9 @@ def typical(rounds: Sequence[Sequence[One]]) -> list[One]:
 _OF_A_RUN = {"core", "cores"}  # keys that follow from how many ranks a host has
 
 
-def with_device(base: Hardware, timed: Sequence[Timed]) -> Hardware:
+def with_device(base: Hardware, timed: Sequence[TimedWork]) -> Hardware:
     """The profile with what was measured of one rank's device; the rest as it was."""
-    by_kind: dict[str, list[Timed]] = {}
+    by_kind: dict[str, list[TimedWork]] = {}
     for one in timed:
         by_kind.setdefault(one.what, []).append(one)
     products = {
@@ -111,7 +111,7 @@ def with_device(base: Hardware, timed: Sequence[Timed]) -> Hardware:
 
 
 def _convolution_share(
-    forward: Sequence[Timed], backward: Sequence[Timed], hardware: Hardware
+    forward: Sequence[TimedWork], backward: Sequence[TimedWork], hardware: Hardware
 ) -> float:
     """Of all layers together, as a net has them: their median would be that of none.  Gradients'
     products have a share of their own already.
@@ -122,7 +122,7 @@ def _convolution_share(
     return digits(foreseen_s / measured_s)
 
 
-def curve(timed: Sequence[Timed]) -> Products:
+def curve(timed: Sequence[TimedWork]) -> Products:
     """The fastest, and what each size reaches of it; never less than a smaller one does."""
     sizes = sorted({one.work for one in timed})
     speeds = [median(t.work / t.seconds for t in timed if t.work == size) for size in sizes]
@@ -229,12 +229,12 @@ def as_yaml(hardware: Hardware) -> Mapping[str, object]:
     return tree
 
 
-def _share(timed: Sequence[Timed], products: Products) -> float:
+def _share(timed: Sequence[TimedWork], products: Products) -> float:
     """Of the speed of forward's products, the median."""
     return digits(median(products.seconds(one.work) / one.seconds for one in timed))
 
 
-def _speed(timed: Sequence[Timed]) -> float:
+def _speed(timed: Sequence[TimedWork]) -> float:
     """Work a second, the median."""
     return digits(median(one.work / one.seconds for one in timed))
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flowrun.engine.boxing.boxing import ALL_REDUCE, EXCHANGE, Step, step_bytes
+from flowrun.engine.boxing.boxing import ALL_REDUCE, EXCHANGE, BoxingStep, step_bytes
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.runtime.calibration.calibrated import (
     BACKWARD,
@@ -26,7 +26,7 @@ from flowrun.engine.runtime.calibration.calibrated import (
     FORWARD,
     WEIGHT_GRAD,
     Moved,
-    Timed,
+    TimedWork,
 )
 from flowrun.engine.runtime.calibration.probes import (
     Probe,
@@ -45,13 +45,18 @@ _LEAST_S = 1e-5
 _ROWS = 64  # of what is moved, for each rank
 _SETS = 8  # of a probe's tensors, in turn
 _CPU = torch.device("cpu")
-_EXCHANGED = Step(0, P, B, exchanged=True)
-_STEPS = (Step(0, P, B), Step(0, P, S(0)), Step(0, S(0), B), Step(0, S(0), S(1)))
+_EXCHANGED = BoxingStep(0, P, B, exchanged=True)
+_STEPS = (
+    BoxingStep(0, P, B),
+    BoxingStep(0, P, S(0)),
+    BoxingStep(0, S(0), B),
+    BoxingStep(0, S(0), S(1)),
+)
 _aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ProbeSizes:
     """How much is measured.
 
     products: (tokens, in, out) of each; dtypes: names, of DTYPES.  stream_bytes: of each of three
@@ -71,9 +76,9 @@ class Sizes:
     rounds: int
 
 
-def device_times(device: torch.device, sizes: Sizes) -> list[Timed]:
+def device_times(device: torch.device, sizes: ProbeSizes) -> list[TimedWork]:
     """Of this rank's device."""
-    timed: list[Timed] = []
+    timed: list[TimedWork] = []
     for name, (tokens, wide, out) in itertools.product(sizes.dtypes, sizes.products):
         timed += _products(name, tokens, wide, out, device, sizes.trials)
     timed += _attention(device, sizes.trials)
@@ -81,16 +86,16 @@ def device_times(device: torch.device, sizes: Sizes) -> list[Timed]:
     count = sizes.stream_bytes // 4
     vectors = [torch.randn(count, device=device) for _ in range(3)]
     taken = _seconds(lambda k: torch.add(vectors[k % 3], vectors[(k + 1) % 3]), device, sizes)
-    timed.append(Timed("stream", 12.0 * count, taken))
+    timed.append(TimedWork("stream", 12.0 * count, taken))
     few = torch.zeros(16, device=device)
     taken = _seconds(lambda _: [_aten.add.Tensor(few, few) for _ in range(200)], device, sizes)
-    timed.append(Timed("op", 200.0, taken))
+    timed.append(TimedWork("op", 200.0, taken))
     return timed
 
 
 def _products(
     name: str, tokens: int, wide: int, out: int, device: torch.device, trials: int
-) -> Iterator[Timed]:
+) -> Iterator[TimedWork]:
     """Of a layer and of both its gradients."""
     dtype, mm, addmm = DTYPES[name], kernel_of(_aten.mm.default), kernel_of(_aten.addmm.default)
     each = (tokens * wide + out * wide + tokens * out) * dtype.itemsize
@@ -106,10 +111,10 @@ def _products(
     }
     for phase, run in work.items():
         taken = _repeated(lambda k, run=run: run(sets[k % len(sets)]), device, trials)  # type: ignore[misc]
-        yield Timed(f"{name} {phase}", 2.0 * tokens * wide * out, taken)
+        yield TimedWork(f"{name} {phase}", 2.0 * tokens * wide * out, taken)
 
 
-def _attention(device: torch.device, trials: int) -> Iterator[Timed]:
+def _attention(device: torch.device, trials: int) -> Iterator[TimedWork]:
     """Causal, as op_flops counts it: forward 4, backward 10 for each of a query's numbers."""
     heads, length, width = 8, 128, 32
     q, k, v = (torch.randn(4, heads, length, width, device=device) for _ in "qkv")
@@ -121,10 +126,10 @@ def _attention(device: torch.device, trials: int) -> Iterator[Timed]:
         backward(out, q, k, v, out, logsumexp, 0.0, True)
 
     flop = 14.0 * q.numel() * length
-    yield Timed("attention fp32", flop, _repeated(both, device, trials))
+    yield TimedWork("attention fp32", flop, _repeated(both, device, trials))
 
 
-def _probed(trials: int) -> Iterator[Timed]:
+def _probed(trials: int) -> Iterator[TimedWork]:
     """Convolutions, products of heads, and ops that take longer than their bytes."""
     for forward, backward in convolution_probes():
         yield _timed(CONVOLUTION, forward, trials)
@@ -135,10 +140,10 @@ def _probed(trials: int) -> Iterator[Timed]:
         yield _timed(f"{ELEMENTS} {target}", probe, trials)
 
 
-def _timed(what: str, probe: Probe, trials: int) -> Timed:
+def _timed(what: str, probe: Probe, trials: int) -> TimedWork:
     sets = [probe.tensors() for _ in range(_SETS)]
     taken = _repeated(lambda k: probe.run(*sets[k % _SETS]), _CPU, trials)
-    return Timed(what, probe.work, taken)
+    return TimedWork(what, probe.work, taken)
 
 
 def paces(
@@ -178,7 +183,7 @@ def _pace(once: Callable[[], object], seconds: float) -> float:
 
 
 def link_times(
-    links: Links, rank: int, ranks: Sequence[int], sizes: Sizes, exchanged: bool
+    links: Links, rank: int, ranks: Sequence[int], sizes: ProbeSizes, exchanged: bool
 ) -> list[Moved]:
     """Of every collective, and of messages to the next rank; all ranks of the group call it.
 
@@ -216,7 +221,7 @@ def link_times(
     return moved + _messages(links, rank, sizes) if parts == 2 else moved
 
 
-def _messages(links: Links, rank: int, sizes: Sizes) -> list[Moved]:
+def _messages(links: Links, rank: int, sizes: ProbeSizes) -> list[Moved]:
     """There and back between ranks 0 and 1, halved."""
     moved = []
     for num_bytes in sizes.moved_bytes:
@@ -282,7 +287,7 @@ def _settled(links: Links, pending: Any) -> list[torch.Tensor]:
     return pending.wait()  # type: ignore[no-any-return]
 
 
-def _seconds(run: Callable[[int], Any], device: torch.device, sizes: Sizes) -> float:
+def _seconds(run: Callable[[int], Any], device: torch.device, sizes: ProbeSizes) -> float:
     return _repeated(run, device, sizes.trials)
 
 

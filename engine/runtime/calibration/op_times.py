@@ -22,14 +22,14 @@ from flowrun.engine.ir.graph import Op
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.region_program import region_lines
-from flowrun.engine.runtime.rank.readers import Batches
+from flowrun.engine.runtime.rank.readers import BatchSource
 
 _UNCOUNTED = 2  # steps in which memory is touched for the first time
-Found = dict[tuple[str, str], list[float]]  # (target, shapes) -> measured over foreseen
+TimeRatios = dict[tuple[str, str], list[float]]  # (target, shapes) -> measured over foreseen
 
 
 @dataclass(frozen=True, slots=True)
-class _Timed:
+class _TimedCalls:
     """Ops that one call runs, and what each of the calls took."""
 
     ops: tuple[Op, ...]
@@ -50,18 +50,18 @@ class _Timed:
 
 def op_times(
     plan: Plan,
-    batches: Batches,
+    batches: BatchSource,
     initial: Mapping[str, torch.Tensor],
     hardware: Hardware,
     steps: int,
-) -> Found:
+) -> TimeRatios:
     """What ops take, of what `hardware` foresees; one value for each call in the plan, the mean
     of its acts on all ranks.  Ops that run together, some rows at a time, share one.
 
     Means, because ops add up to a step: what they take has a long tail, so that the sum of medians
     is 1 to 4 % less than a step.
     """
-    timed: list[_Timed] = []
+    timed: list[_TimedCalls] = []
 
     def kernels(
         plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device
@@ -77,7 +77,7 @@ def op_times(
     for one in timed:
         one.seconds.clear()
     cluster.run(_UNCOUNTED + steps, first=_UNCOUNTED)
-    found: Found = defaultdict(list)
+    found: TimeRatios = defaultdict(list)
     for one in timed:
         grid = plan.placements[one.stage].shape
         foreseen = sum(local_seconds(op, plan.graph, grid, hardware) for op in one.ops)
@@ -92,9 +92,9 @@ def op_times(
 
 
 def _kernel(
-    plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...], timed: list[_Timed]
+    plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...], timed: list[_TimedCalls]
 ) -> Kernel:
     program, ops = region_lines(plan, work, stage, coordinate)
-    clocks = [_Timed(each, stage) for each in ops]
+    clocks = [_TimedCalls(each, stage) for each in ops]
     timed += clocks
     return emit(program, lambda line, function: clocks[line].around(function))

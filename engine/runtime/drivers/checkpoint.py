@@ -91,7 +91,7 @@ def restore(folder: Path, plan: Plan, rank: int, variables: Mapping[str, torch.T
 
 def read(folder: Path, shards: Iterable[Shard]) -> None:
     """Fill the values of the regions, in place.  Each rank reads for itself."""
-    disk, planner = _Reader(folder), _Loader(shards)
+    disk, planner = _NamedTensorReader(folder), _Loader(shards)
     _checked(folder, lambda: load({}, storage_reader=disk, planner=planner, no_dist=True))
 
 
@@ -161,7 +161,7 @@ def _checksum(file: Path) -> int:
     return found
 
 
-class _Reader(FileSystemReader):
+class _NamedTensorReader(FileSystemReader):
     """As the package's own, which would call whatever a pickle names."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

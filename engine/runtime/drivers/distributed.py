@@ -28,10 +28,10 @@ from flowrun.engine.ir.placement import Slices
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.runtime.rank.rank import Rank, Results, There
-from flowrun.engine.runtime.rank.readers import Batches
+from flowrun.engine.runtime.rank.readers import BatchSource
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import PeerGone, Pending
-from flowrun.engine.runtime.transport.shared_weights import Memory, side_by_side, wholes
+from flowrun.engine.runtime.transport.shared_weights import SharedMemory, side_by_side, wholes
 from flowrun.engine.runtime.transport.transport import cut, join
 
 _METERED_STEPS = 2  # the second runs as all later ones do
@@ -54,7 +54,7 @@ class DistributedRank:
         self,
         plan: Plan,
         rank: int,
-        batches: Batches,
+        batches: BatchSource,
         initial: Mapping[str, torch.Tensor] | None,
         device: torch.device,
         links: Links,
@@ -85,7 +85,7 @@ class DistributedRank:
         self.live_bytes = LiveBytes(self.body.variables.values())
         self.to_meter, self.metering = metered, False
 
-    def _share(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> Memory | None:
+    def _share(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> SharedMemory | None:
         try:
             return self.links.share(ranks, owner, num_bytes)
         except PeerGone as error:

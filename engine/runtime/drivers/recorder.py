@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.actors.plan import Actor, Plan
-from flowrun.engine.actors.protocol import Launch
+from flowrun.engine.actors.protocol import LaunchAct
 from flowrun.engine.actors.scheduler import COMMUNICATION, Scheduler
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
@@ -26,14 +26,14 @@ from flowrun.engine.trace.trace import (
     RUN,
     SLEEP,
     TAKE,
-    Act,
-    Note,
+    ActKey,
+    TraceEvent,
     by_device,
     of_last_steps,
 )
 
 
-def room_for(plan: Plan, stage: int, steps: int) -> deque[Note]:
+def room_for(plan: Plan, stage: int, steps: int) -> deque[TraceEvent]:
     """For the last steps of a rank, and one of which readers are ahead.  No act has more than four
     notes.
     """
@@ -48,7 +48,7 @@ class RecordedRank(DistributedRank):
         super().__init__(plan, rank, *arguments, **options)
         self.trace = trace
         self.notes = room_for(plan, self.body.stage, trace)
-        self.marks: deque[tuple[Act, tuple[Any, Any]]] = deque(maxlen=self.notes.maxlen)
+        self.marks: deque[tuple[ActKey, tuple[Any, Any]]] = deque(maxlen=self.notes.maxlen)
 
     def run(
         self,
@@ -59,10 +59,10 @@ class RecordedRank(DistributedRank):
         """See DistributedRank."""
         begin = perf_counter_ns()
         results = super().run(steps, on_step, first)
-        self.notes.append(Note(RUN, 0, 0, begin, perf_counter_ns()))
+        self.notes.append(TraceEvent(RUN, 0, 0, begin, perf_counter_ns()))
         return results
 
-    def recorded(self) -> list[Note]:
+    def recorded(self) -> list[TraceEvent]:
         """The notes of the last steps; on CUDA by the device's clock."""
         notes = of_last_steps(self.plan, self.notes, self.trace)
         if self.device.type != "cuda":
@@ -70,7 +70,7 @@ class RecordedRank(DistributedRank):
         acts = {(note.actor, note.act) for note in notes if note.what == COMPUTE}
         return by_device(notes, self._device_times(acts))
 
-    def _device_times(self, acts: Collection[Act]) -> dict[Act, tuple[int, int]]:
+    def _device_times(self, acts: Collection[ActKey]) -> dict[ActKey, tuple[int, int]]:
         """In ns of the host's clock, to what an event is late: some 10 us."""
         last = self._mark()
         last.synchronize()
@@ -96,37 +96,37 @@ class RecordedRank(DistributedRank):
         super()._compute(actor, act)
         if on_cuda:
             self.marks.append(((actor.id, act), (first, self._mark())))
-        self.notes.append(Note(COMPUTE, actor.id, act, begin, perf_counter_ns()))
+        self.notes.append(TraceEvent(COMPUTE, actor.id, act, begin, perf_counter_ns()))
 
     def _issue(self, actor: Actor, act: int) -> None:
         begin = perf_counter_ns()
         super()._issue(actor, act)
-        self.notes.append(Note(ISSUE, actor.id, act, begin, perf_counter_ns()))
+        self.notes.append(TraceEvent(ISSUE, actor.id, act, begin, perf_counter_ns()))
 
     def _supply(self, actor: Actor, act: int) -> None:
         begin = perf_counter_ns()
         super()._supply(actor, act)
-        self.notes.append(Note(ISSUE, actor.id, act, begin, perf_counter_ns()))
+        self.notes.append(TraceEvent(ISSUE, actor.id, act, begin, perf_counter_ns()))
 
     def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         begin = perf_counter_ns()
         super()._report(scheduler, actor, act)
-        self.notes.append(Note(ISSUE, actor.id, act, begin, perf_counter_ns()))
+        self.notes.append(TraceEvent(ISSUE, actor.id, act, begin, perf_counter_ns()))
 
     def _landed(self, actor: int, act: int) -> None:
         now = perf_counter_ns()
-        self.notes.append(Note(FLIGHT, actor, act, now, now))
+        self.notes.append(TraceEvent(FLIGHT, actor, act, now, now))
         super()._landed(actor, act)
 
     def _arrived(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
         begin = perf_counter_ns()
         super()._arrived(scheduler, actor_id, act)
-        self.notes.append(Note(TAKE, actor_id, act, begin, perf_counter_ns()))
+        self.notes.append(TraceEvent(TAKE, actor_id, act, begin, perf_counter_ns()))
 
     def _sleep(self) -> tuple[int, int]:
         begin = perf_counter_ns()
         actor, act = super()._sleep()
-        self.notes.append(Note(SLEEP, actor, act, begin, perf_counter_ns()))
+        self.notes.append(TraceEvent(SLEEP, actor, act, begin, perf_counter_ns()))
         return actor, act
 
 
@@ -138,24 +138,24 @@ class RecordedCluster(VirtualCluster):
         self.trace = trace
         self.notes = {rank: room_for(plan, body.stage, trace) for rank, body in self.ranks.items()}
 
-    def recorded(self) -> dict[int, list[Note]]:
+    def recorded(self) -> dict[int, list[TraceEvent]]:
         """The notes of the last steps, by rank."""
         return {
             rank: of_last_steps(self.plan, notes, self.trace) for rank, notes in self.notes.items()
         }
 
-    def _act(self, rank: int, launched: Launch) -> None:
+    def _act(self, rank: int, launched: LaunchAct) -> None:
         begin = perf_counter_ns()
         super()._act(rank, launched)
-        self.notes[rank].append(Note(COMPUTE, *launched, begin, perf_counter_ns()))
+        self.notes[rank].append(TraceEvent(COMPUTE, *launched, begin, perf_counter_ns()))
 
     def _post(self, rank: int, actor: Actor, act: int) -> None:
         begin = perf_counter_ns()
-        self.notes[rank].append(Note(ISSUE, actor.id, act, begin, begin))
+        self.notes[rank].append(TraceEvent(ISSUE, actor.id, act, begin, begin))
         super()._post(rank, actor, act)
 
     def _done(self, rank: int, actor: Actor, act: int) -> None:
         if actor.kind in COMMUNICATION:
             now = perf_counter_ns()
-            self.notes[rank].append(Note(FLIGHT, actor.id, act, now, now))
+            self.notes[rank].append(TraceEvent(FLIGHT, actor.id, act, now, now))
         super()._done(rank, actor, act)

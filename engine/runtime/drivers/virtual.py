@@ -16,14 +16,14 @@ import torch
 
 from flowrun.engine.actors.deadlock import deadlock
 from flowrun.engine.actors.plan import Actor, BoxWork, Plan, TransferWork
-from flowrun.engine.actors.protocol import Launch, violations
+from flowrun.engine.actors.protocol import LaunchAct, violations
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.boxing.crossing import held_by, route
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.engine.ir.placement import local_slices
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.rank import Rank, Results, There
-from flowrun.engine.runtime.rank.readers import Batches
+from flowrun.engine.runtime.rank.readers import BatchSource
 from flowrun.engine.runtime.transport.shared_weights import Share, side_by_side, wholes
 from flowrun.engine.runtime.transport.transport import run_group, run_route
 
@@ -37,7 +37,7 @@ class VirtualCluster:
     def __init__(
         self,
         plan: Plan,
-        batches: Batches,
+        batches: BatchSource,
         initial: Mapping[str, torch.Tensor] | None,
         order_seed: int | None = None,
         check: bool = False,
@@ -151,7 +151,7 @@ class VirtualCluster:
                 self._act(rank, launched)
         return happened
 
-    def _act(self, rank: int, launched: Launch) -> None:
+    def _act(self, rank: int, launched: LaunchAct) -> None:
         actor = self.plan.actors[launched.actor]
         self.current = rank, actor
         self.ranks[rank].compute(actor, launched.act)
@@ -248,20 +248,22 @@ class _SharedMemory:
     """What groups of ranks share: the first of a group to ask makes it."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[tuple[int, ...], int], _Memory] = {}
+        self._made: dict[tuple[tuple[int, ...], int], _VirtualMemory] = {}
 
     def of(self, rank: int) -> Share:
         """As this rank asks for it."""
         asked: Counter[tuple[int, ...]] = Counter()
 
-        def share(ranks: tuple[int, ...], _: int, num_bytes: int) -> _Memory:
+        def share(ranks: tuple[int, ...], _: int, num_bytes: int) -> _VirtualMemory:
             asked[ranks] += 1
-            return self._made.setdefault((ranks, asked[ranks]), _Memory(bytearray(num_bytes)))
+            return self._made.setdefault(
+                (ranks, asked[ranks]), _VirtualMemory(bytearray(num_bytes))
+            )
 
         return share
 
 
-class _Memory(NamedTuple):
+class _VirtualMemory(NamedTuple):
     memory: bytearray
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.inductor.compiled import CompiledRegions, Part
+from flowrun.engine.runtime.inductor.compiled import CompiledPiece, CompiledRegions
 from flowrun.engine.runtime.inductor.inductor import cache_folder
 
 
-def to_compile(regions: CompiledRegions) -> tuple[Part, ...]:
+def to_compile(regions: CompiledRegions) -> tuple[CompiledPiece, ...]:
     """What no run on this host has compiled."""
     folder = _compiled()
     return tuple(part for key, part in regions.different.items() if not (folder / key).exists())
@@ -45,7 +45,7 @@ def _compiled() -> Path:
     return folder
 
 
-def _in_processes(regions: CompiledRegions, parts: Iterable[Part], processes: int) -> None:
+def _in_processes(regions: CompiledRegions, parts: Iterable[CompiledPiece], processes: int) -> None:
     fork = multiprocessing.get_context("fork")
     waiting = list(parts)
     running: list[Any] = []
@@ -58,7 +58,7 @@ def _in_processes(regions: CompiledRegions, parts: Iterable[Part], processes: in
         running = [process for process in running if process.is_alive()]
 
 
-def _compile_quietly(regions: CompiledRegions, part: Part) -> None:
+def _compile_quietly(regions: CompiledRegions, part: CompiledPiece) -> None:
     """What fails here fails again in the parent, which says so."""
     try:
         regions.kernel(part)

@@ -18,7 +18,7 @@ from flowrun.engine.actors.sums import sums_of
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import local_shape
 from flowrun.engine.ir.sbp import NdSbp
-from flowrun.engine.runtime.inductor.graph_breaks import Piece, split
+from flowrun.engine.runtime.inductor.graph_breaks import GraphPiece, split
 from flowrun.engine.runtime.inductor.inductor import Boxed, Code, Spec, compiled, made_specs
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.program import Program
@@ -29,23 +29,23 @@ Strides = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CompiledPiece:
     """A piece of a region as one rank runs it.
 
     specs: how its inputs lie.  key: equal for equal code; "" if it runs as it is.
     """
 
-    piece: Piece
+    piece: GraphPiece
     specs: tuple[Spec, ...]
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class CompiledRegion:
     """A region as one rank runs it."""
 
     program: Program
-    parts: tuple[Part, ...]
+    parts: tuple[CompiledPiece, ...]
 
 
 class CompiledRegions:
@@ -61,7 +61,7 @@ class CompiledRegions:
         self.code: dict[str, Boxed] = {}
         self._layout = _layouts(plan)
         self._made: dict[tuple[str, tuple[Spec, ...]], tuple[Spec, ...]] = {}
-        self._regions: dict[tuple[int, Coordinate], Mapping[int, Region]] = {}
+        self._regions: dict[tuple[int, Coordinate], Mapping[int, CompiledRegion]] = {}
 
     def __call__(
         self, plan: Plan, stage: int, coordinate: Coordinate, device: torch.device
@@ -82,7 +82,7 @@ class CompiledRegions:
         return sum(isinstance(actor.work, RegionWork) for actor in self.plan.actors)
 
     @property
-    def different(self) -> Mapping[str, Part]:
+    def different(self) -> Mapping[str, CompiledPiece]:
         """Key -> a part of all that have it, of all ranks: what there is to compile."""
         return {
             part.key: part
@@ -93,7 +93,7 @@ class CompiledRegions:
             if part.key
         }
 
-    def kernel(self, part: Part) -> Boxed:
+    def kernel(self, part: CompiledPiece) -> Boxed:
         """Its code; what is not there yet is compiled, or taken from Inductor's cache on disk.
 
         Raises RunError if Inductor does not compile it.
@@ -114,13 +114,13 @@ class CompiledRegions:
 
     # ------------------------------------------------------------------ what a rank runs
 
-    def of_rank(self, stage: int, coordinate: Coordinate) -> Mapping[int, Region]:
+    def of_rank(self, stage: int, coordinate: Coordinate) -> Mapping[int, CompiledRegion]:
         """Region actor -> region.  On CUDA only ranks ask: it touches the device."""
         if (stage, coordinate) not in self._regions:
             self._regions[stage, coordinate] = self._of_rank(stage, coordinate)
         return self._regions[stage, coordinate]
 
-    def _of_rank(self, stage: int, coordinate: Coordinate) -> dict[int, Region]:
+    def _of_rank(self, stage: int, coordinate: Coordinate) -> dict[int, CompiledRegion]:
         """Tensors lie as the regions before leave them; what comes from elsewhere is row-major."""
         known: dict[str, Spec] = {}
         regions = {}
@@ -144,7 +144,9 @@ class CompiledRegions:
         shape = local_shape(tensor.shape, self._layout[name], grid, coordinate)
         return Spec.row_major(shape, tensor.dtype)
 
-    def _region(self, program: Program, given: Sequence[Spec]) -> tuple[Region, dict[int, Spec]]:
+    def _region(
+        self, program: Program, given: Sequence[Spec]
+    ) -> tuple[CompiledRegion, dict[int, Spec]]:
         """A region whose inputs lie so, and how each of its values does."""
         specs = dict(enumerate(given))
         parts = []
@@ -153,15 +155,15 @@ class CompiledRegions:
             text = str(piece.program)
             settings = (torch.__version__, self.device, self.threads, reads)
             key = hashlib.sha256(f"{settings}\n{text}".encode()).hexdigest()[:16]
-            part = Part(piece, reads, "" if piece.plain else key)
+            part = CompiledPiece(piece, reads, "" if piece.plain else key)
             made = self._made.get((text, reads))
             if made is None:
                 made = self._made[text, reads] = self._specs(part)
             specs.update(zip(piece.makes, made, strict=True))
             parts.append(part)
-        return Region(program, tuple(parts)), specs
+        return CompiledRegion(program, tuple(parts)), specs
 
-    def _specs(self, part: Part) -> tuple[Spec, ...]:
+    def _specs(self, part: CompiledPiece) -> tuple[Spec, ...]:
         """How what a part makes lies.  On CUDA its code decides, and so is compiled first."""
         if not part.piece.makes:
             return ()
@@ -184,7 +186,7 @@ def _layouts(plan: Plan) -> dict[str, NdSbp]:
     return layouts
 
 
-def _strides(part: Part) -> Strides:
+def _strides(part: CompiledPiece) -> Strides:
     """What code insists on."""
     return tuple(spec.stride for spec in part.specs) if part.key else ()
 
@@ -195,7 +197,9 @@ class Chain:
     pieces: each with the strides of its inputs, if they count, and its kernel.
     """
 
-    def __init__(self, program: Program, pieces: Sequence[tuple[Piece, Strides, Boxed]]) -> None:
+    def __init__(
+        self, program: Program, pieces: Sequence[tuple[GraphPiece, Strides, Boxed]]
+    ) -> None:
         self.results = program.results
         last = {k: i for i, (piece, _, _) in enumerate(pieces) for k in piece.reads}
         self.steps = [

@@ -12,11 +12,11 @@ import torch
 
 from flowrun.engine.ir.graph import Ref, map_refs
 from flowrun.engine.ops.traits import Trait, has, is_view
-from flowrun.engine.runtime.kernels.program import Line, Program
+from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class GraphPiece:
     """program: with numbers of its own.  reads, makes: the values of the whole program that these
     are.  plain: it runs as it is.
     """
@@ -27,13 +27,13 @@ class Piece:
     plain: bool
 
 
-def split(program: Program) -> tuple[Piece, ...]:
+def split(program: Program) -> tuple[GraphPiece, ...]:
     """The pieces in the order in which they run."""
-    lines: dict[int, list[Line]] = {}
+    lines: dict[int, list[ProgramCall]] = {}
     for line, at in zip(program.lines, _places(program), strict=True):
         lines.setdefault(at, []).append(line)
     wanted = set(program.results)
-    pieces: list[Piece] = []
+    pieces: list[GraphPiece] = []
     for at in sorted(lines, reverse=True):
         piece = _piece(lines[at], wanted, bool(at % 2) or not _fuses(lines[at]))
         wanted.update(piece.reads)
@@ -41,7 +41,7 @@ def split(program: Program) -> tuple[Piece, ...]:
     return tuple(reversed(pieces))
 
 
-def _fuses(lines: list[Line]) -> bool:
+def _fuses(lines: list[ProgramCall]) -> bool:
     """True if there is something to fuse: products are calls of a library either way, and views are
     nothing.
     """
@@ -70,7 +70,7 @@ def _places(program: Program) -> list[int]:
     return places
 
 
-def _piece(lines: list[Line], wanted: set[int], plain: bool) -> Piece:
+def _piece(lines: list[ProgramCall], wanted: set[int], plain: bool) -> GraphPiece:
     made = [k for line in lines for k in line.made if k is not None]
     inside = set(made)
     reads = tuple(dict.fromkeys(k for x in lines for k in x.reads if k not in inside))
@@ -78,7 +78,7 @@ def _piece(lines: list[Line], wanted: set[int], plain: bool) -> Piece:
     numbers = {k: i for i, k in enumerate((*reads, *made))}
     rename = lambda ref: Ref(str(numbers[int(ref.name)]))  # noqa: E731
     renamed = tuple(
-        Line(
+        ProgramCall(
             replace(
                 line.call,
                 args=map_refs(line.call.args, rename),
@@ -93,4 +93,4 @@ def _piece(lines: list[Line], wanted: set[int], plain: bool) -> Piece:
         for line in lines
     )
     program = Program(len(reads), renamed, tuple(numbers[k] for k in makes))
-    return Piece(program, reads, makes, plain)
+    return GraphPiece(program, reads, makes, plain)

@@ -35,7 +35,7 @@ MOST_PLACES = 16  # of one region; beyond them all that moves is copied
 
 # Of each input that is no variable: its address, None if it is copied first, and its strides; None
 # if it is not there.
-Place = tuple[tuple[int | None, tuple[int, ...]] | None, ...]
+InputAddresses = tuple[tuple[int | None, tuple[int, ...]] | None, ...]
 
 
 class Grapher(Protocol):
@@ -117,7 +117,7 @@ class Played:
         self.warm = warm
         self.lasting = lasting
         self.slots: list[Slot] = []
-        self.recordings: dict[Place, dict[int, Recording]] = {}  # by slot
+        self.recordings: dict[InputAddresses, dict[int, Recording]] = {}  # by slot
         self.plays = 0
 
     def __call__(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -158,7 +158,7 @@ class Played:
         there[slot] = recorded(self.kernel, values, copied, self.lasting, self.slots[slot])
         return there[slot]
 
-    def _place(self, values: list[torch.Tensor]) -> Place:
+    def _place(self, values: list[torch.Tensor]) -> InputAddresses:
         return tuple(
             None
             if (value := values[k]) is None

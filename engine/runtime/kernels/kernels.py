@@ -14,18 +14,18 @@ import torch
 
 from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.ir.graph import Ref, refs
-from flowrun.engine.ops.signature import Call
+from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.ops.update import OF_MANY
 from flowrun.engine.runtime.kernels.out_variants import into
 from flowrun.engine.runtime.kernels.overrides import kernel_of
-from flowrun.engine.runtime.kernels.program import Line, Program, Tile
+from flowrun.engine.runtime.kernels.program import Program, ProgramCall, Tile
 from flowrun.engine.runtime.kernels.region_program import region_program
 from flowrun.engine.runtime.kernels.tiles import tiled
 
 # reads -> makes, then the new values of `updates` (RegionWork); the list is emptied
 Kernel = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
 # the number of a line, its function -> what is called instead
-Around = Callable[[int, Callable[..., Any]], Callable[..., Any]]
+KernelWrapper = Callable[[int, Callable[..., Any]], Callable[..., Any]]
 # a plan, a stage, a rank's coordinate and device -> region actor -> kernel
 Kernels = Callable[[Plan, int, tuple[int, ...], torch.device], Mapping[int, Kernel]]
 
@@ -43,7 +43,9 @@ def eager_kernels(
     }
 
 
-def emit(program: Program, around: Around | None = None, device: torch.device = CPU) -> Kernel:
+def emit(
+    program: Program, around: KernelWrapper | None = None, device: torch.device = CPU
+) -> Kernel:
     """A program as Python code.  around: what calls the function of a line.  device: where what is
     made from nothing is made.
 
@@ -59,7 +61,7 @@ def emit(program: Program, around: Around | None = None, device: torch.device = 
     return kernel
 
 
-def _function(line: Line, device: torch.device) -> Callable[..., Any]:
+def _function(line: ProgramCall, device: torch.device) -> Callable[..., Any]:
     """What a line calls, with the value that it writes into before its arguments."""
     function = line.call.function
     if isinstance(function, Tile):
@@ -79,7 +81,7 @@ def _code(text: str) -> CodeType:
     return compile(text, "<region>", "exec")
 
 
-def _text(program: Program, lines: Sequence[Line], names: dict[str, Any]) -> str:
+def _text(program: Program, lines: Sequence[ProgramCall], names: dict[str, Any]) -> str:
     """The function `kernel` of a program; call0 is the function of its first line.
 
     names: is given the arguments that the text names.
@@ -117,7 +119,7 @@ def _written(argument: Any, names: dict[str, Any]) -> str:
     return name
 
 
-def _last_reads(program: Program, lines: Sequence[Line]) -> list[list[int]]:
+def _last_reads(program: Program, lines: Sequence[ProgramCall]) -> list[list[int]]:
     """Behind each line, the values that nothing reads any more."""
     last = {k: 0 for k in range(program.reads)}
     for at, line in enumerate(lines):
@@ -142,9 +144,9 @@ def made_on(device: torch.device, function: Callable[..., Any]) -> Callable[...,
     return there
 
 
-def updates_at_once(lines: Sequence[Line]) -> list[Line]:
+def updates_at_once(lines: Sequence[ProgramCall]) -> list[ProgramCall]:
     """Updates that follow one another, by the same numbers, as one line: a call takes 6 us."""
-    out: list[Line] = []
+    out: list[ProgramCall] = []
     for (function, kwargs, _), run in groupby(lines, _update_key):
         alike = list(run)
         if function is None or len(alike) == 1:
@@ -152,11 +154,15 @@ def updates_at_once(lines: Sequence[Line]) -> list[Line]:
             continue
         each = tuple(line.call.args for line in alike)
         changes = tuple(k for line in alike for k in line.changes)
-        out.append(Line(Call(OF_MANY[function], (each,), kwargs), (), False, changes, plain=True))
+        out.append(
+            ProgramCall(
+                LocalCall(OF_MANY[function], (each,), kwargs), (), False, changes, plain=True
+            )
+        )
     return out
 
 
-def _update_key(line: Line) -> tuple[Callable[..., Any] | None, Any, int]:
+def _update_key(line: ProgramCall) -> tuple[Callable[..., Any] | None, Any, int]:
     """Equal for updates that go together; nothing else goes with anything."""
     if line.call.function in OF_MANY:
         return line.call.function, line.call.kwargs, 0

@@ -64,15 +64,15 @@ class LiveBytes(TorchDispatchMode):
         that are anything.
         """
         with LiveBytes(count=self.count):
-            made = [_Samples(x) if isinstance(x, list) else x for x in supply(*args)]
-        leaves = tree_leaves([list(x) if isinstance(x, _Samples) else x for x in made])
+            made = [_ByteSamples(x) if isinstance(x, list) else x for x in supply(*args)]
+        leaves = tree_leaves([list(x) if isinstance(x, _ByteSamples) else x for x in made])
         self._add(x for x in leaves if isinstance(x, torch.Tensor))
-        for samples in (x for x in made if isinstance(x, _Samples)):
+        for samples in (x for x in made if isinstance(x, _ByteSamples)):
             self.count.add_samples(samples)
         return made
 
 
-class _Samples(list[Any]):
+class _ByteSamples(list[Any]):
     """Samples of a micro-batch: unlike a plain list, one whose end can be waited for."""
 
 
@@ -86,7 +86,7 @@ class _Count:
     live: int = 0
     peak: int = 0
     storages: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
-    samples: list[tuple[weakref.ref[_Samples], int]] = field(default_factory=list)
+    samples: list[tuple[weakref.ref[_ByteSamples], int]] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -99,7 +99,7 @@ class _Count:
                     self.live += storage.nbytes()
             self._reach()
 
-    def add_samples(self, samples: _Samples) -> None:
+    def add_samples(self, samples: _ByteSamples) -> None:
         """Arrays and bytes in a list of samples, as long as the list is there."""
         num_bytes = sum(map(_held_bytes, tree_leaves(list(samples))))
         with self.lock:

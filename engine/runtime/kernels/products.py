@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ProductRule:
     """What oneDNN is given.
 
     least_flop: below, to enter it costs more than it saves.
@@ -38,15 +38,15 @@ class Rule:
 # One thread: 101 to 105 GFLOP/s instead of 84 to 89; gradients of weights 5 to 10 % more.
 # Attention's gradient of 128 keys in heads of 64: 2.5 instead of 5.4 ms; of 256, 9.2 and 9.9.
 # ResNet-50, 8 images of 112 pixels on 2 ranks: 476 -> 439 ms with pointwise convolutions.
-HALF_WIDE = Rule(1 << 24, 4.0, 1 << 14, pointwise=True)
+HALF_WIDE = ProductRule(1 << 24, 4.0, 1 << 14, pointwise=True)
 # 210 to 240 GFLOP/s instead of 95 to 105; gradients of weights 130 to 210 instead of 95 to 105.
 # Attention's gradient of 128 keys in heads of 64: 2.1 instead of 4.1 ms; of 256, equal.
 # The pointwise convolutions of ResNet-50, 4 images of 112 pixels: 65 instead of 137 ms.
-WIDE = Rule(1 << 22, 1.0, 1 << 14, pointwise=True)
+WIDE = ProductRule(1 << 22, 1.0, 1 << 14, pointwise=True)
 
 
 @cache
-def rule() -> Rule | None:
+def rule() -> ProductRule | None:
     """For processors with AVX-512 that are not Intel's; from Zen 5 on (family 26) units are as wide
     as registers.
     """

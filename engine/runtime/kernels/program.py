@@ -17,11 +17,11 @@ import torch
 
 from flowrun.engine.ir.graph import map_refs
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ops.signature import Call
+from flowrun.engine.ops.signature import LocalCall
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ProgramCall:
     """made = function(*args, **kwargs).  Refs are numbers of values: "0" is the first that the
     program reads.
 
@@ -32,7 +32,7 @@ class Line:
     acts, or sent, so that it may lie in any order.
     """
 
-    call: Call
+    call: LocalCall
     made: tuple[int | None, ...]
     single: bool
     changes: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class Program:
     """reads: how many values it is given.  results: those that it returns."""
 
     reads: int
-    lines: tuple[Line, ...]
+    lines: tuple[ProgramCall, ...]
     results: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class TileOutput:
     """What a tile makes.  over: the number of what it reads in whose memory this is written."""
 
     shape: Shape
@@ -86,7 +86,7 @@ class Tile:
     whole: Program
     rows: Program
     cut: tuple[bool, ...]
-    made: tuple[Made, ...]
+    made: tuple[TileOutput, ...]
 
 
 # ---- text ----------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from flowrun.engine.lowering.tile import rows_on_a_rank
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.ranges import CHECK
 from flowrun.engine.ops.rowwise import on_matrix
-from flowrun.engine.ops.signature import Call, LocalView
+from flowrun.engine.ops.signature import LocalCall, LocalView
 from flowrun.engine.ops.traits import Trait, has, is_view, makes_list
 from flowrun.engine.ops.update import accumulate
 from flowrun.engine.runtime.kernels.out_variants import can_write
-from flowrun.engine.runtime.kernels.program import Line, Made, Program, Tile
+from flowrun.engine.runtime.kernels.program import Program, ProgramCall, Tile, TileOutput
 from flowrun.engine.runtime.transport.transport import local_step
 
 
@@ -37,7 +37,7 @@ def region_lines(
     plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]
 ) -> tuple[Program, tuple[tuple[Op, ...], ...]]:
     """The program, and the ops that each of its lines runs."""
-    rank = _Rank(plan, plan.placements[stage].shape, coordinate)
+    rank = _RankRegion(plan, plan.placements[stage].shape, coordinate)
     sums = sums_of(plan, work)
     writer = _Writer(rank, work, (*work.reads, *map(_before, sums)), sums)
     ops: list[tuple[Op, ...]] = []
@@ -55,7 +55,7 @@ class _Writer:
     """The lines so far, and the number of every tensor."""
 
     def __init__(
-        self, rank: _Rank, work: RegionWork, reads: Sequence[str], sums: Sequence[str] = ()
+        self, rank: _RankRegion, work: RegionWork, reads: Sequence[str], sums: Sequence[str] = ()
     ) -> None:
         self.rank = rank
         self.work = work
@@ -66,7 +66,7 @@ class _Writer:
         self.over = dict(work.overwrites)
         self.loose = as_they_come(rank.plan, work)
         self.own = taken_over(rank.plan, work)
-        self.lines: list[Line] = []
+        self.lines: list[ProgramCall] = []
 
     def program(self, results: Iterable[str]) -> Program:
         """What was written."""
@@ -87,10 +87,10 @@ class _Writer:
             into = self.numbers[self.over[op.makes[0]]]
         self._line(op, call, into)
 
-    def _added(self, op: Op) -> Call:
+    def _added(self, op: Op) -> LocalCall:
         """This micro-batch's addend, onto those before."""
         (total,), own = op.makes, op.makes[0] in self.own
-        return Call(accumulate, (*op.args, Ref(_before(total))), (("own", own),))
+        return LocalCall(accumulate, (*op.args, Ref(_before(total))), (("own", own),))
 
     def tile(self, ops: Sequence[Op]) -> None:
         """One line for all of them."""
@@ -113,7 +113,9 @@ class _Writer:
             tuple(self._made(op, reads) for op in ops if op.makes[0] in shown),
         )
         args = tuple(Ref(str(self.numbers[name])) for name in reads)
-        self.lines.append(Line(Call(tile, args), tuple(map(self._new, shown)), single=False))
+        self.lines.append(
+            ProgramCall(LocalCall(tile, args), tuple(map(self._new, shown)), single=False)
+        )
 
     def on_rows(self, op: Op, shown: Collection[str]) -> None:
         """A line for some rows of a tile, or none for a view: matrices have one shape."""
@@ -125,15 +127,15 @@ class _Writer:
         into = _rows_of(made) if made in shown else self.over.get(made)
         self._line(op, on_matrix(op, call), None if into is None else self.numbers[into])
 
-    def _made(self, op: Op, reads: Sequence[str]) -> Made:
+    def _made(self, op: Op, reads: Sequence[str]) -> TileOutput:
         name = op.makes[0]
         over = reads.index(self.over[name]) if name in self.over else None
-        return Made(self.rank.shape(op), self.rank.plan.graph.tensors[name].dtype, over)
+        return TileOutput(self.rank.shape(op), self.rank.plan.graph.tensors[name].dtype, over)
 
-    def _line(self, op: Op, call: Call, into: int | None) -> None:
+    def _line(self, op: Op, call: LocalCall, into: int | None) -> None:
         lookup = lambda ref: Ref(str(self.numbers[ref.name]))  # noqa: E731
         kwargs = tuple((k, map_refs(v, lookup)) for k, v in call.kwargs)
-        call = Call(call.function, map_refs(call.args, lookup), kwargs)
+        call = LocalCall(call.function, map_refs(call.args, lookup), kwargs)
         made: list[int | None] = []
         changes: list[int] = []
         for name in op.outputs:
@@ -148,7 +150,9 @@ class _Writer:
         single = len(op.outputs) == 1 and not makes_list(op.target)
         plain = has(op.target, Trait.PLAIN)
         loose = op.name in self.loose
-        self.lines.append(Line(call, tuple(made), single, tuple(changes), plain, into, loose))
+        self.lines.append(
+            ProgramCall(call, tuple(made), single, tuple(changes), plain, into, loose)
+        )
 
     def _new(self, name: str) -> int:
         self.numbers[name] = self.count
@@ -170,12 +174,12 @@ def _before(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rank:
+class _RankRegion:
     plan: Plan
     grid: tuple[int, ...]
     coordinate: tuple[int, ...]
 
-    def call(self, op: Op) -> Call | None:
+    def call(self, op: Op) -> LocalCall | None:
         """What this rank runs in place of the op; None if it is the identity."""
         return _local(self.plan, op, self.grid, self.coordinate)
 
@@ -185,17 +189,19 @@ class _Rank:
         return tuple(length for _, length in slices)
 
 
-def _local(plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...]) -> Call | None:
+def _local(
+    plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...]
+) -> LocalCall | None:
     """What this rank runs in place of the op; None if it is the identity."""
     tensors = plan.graph.tensors
     if has(op.target, Trait.IDENTITY) or op.target == "flow.accumulate":
         return None
     if op.target == "flow.box":
         (name,) = op.inputs
-        return Call(_boxing(op, tensors[name].shape, grid, coordinate), (Ref(name),))
+        return LocalCall(_boxing(op, tensors[name].shape, grid, coordinate), (Ref(name),))
     if op.target == "aten.full.default":
         slices = _slices(plan, op.outputs[0] or "", op.out_sbp[0], grid, coordinate)
-        return Call(torch.full, (tuple(n for _, n in slices), op.args[1]), op.kwargs)
+        return LocalCall(torch.full, (tuple(n for _, n in slices), op.args[1]), op.kwargs)
     view = LocalView(
         op,
         tuple(tensors[n].shape for n in op.inputs),

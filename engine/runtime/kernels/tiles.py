@@ -11,13 +11,13 @@ from flowrun.engine.ir.placement import split_range
 from flowrun.engine.runtime.kernels.program import Tile
 
 Tensor = torch.Tensor
-Kernel = Callable[[list[Tensor]], tuple[Tensor, ...]]
+TileKernel = Callable[[list[Tensor]], tuple[Tensor, ...]]
 
 _PIECE_BYTES = 1 << 21  # stays in the cache of a core; a device that is not a CPU has larger ones
 _DEVICE_PIECE_BYTES = 1 << 26
 
 
-def tiled(tile: Tile, whole: Kernel, rows: Kernel) -> Callable[..., tuple[Tensor, ...]]:
+def tiled(tile: Tile, whole: TileKernel, rows: TileKernel) -> Callable[..., tuple[Tensor, ...]]:
     """Of the tensors read, what is made.  whole, rows: the tile's programs.
 
     Where a tensor does not lie row after row, the ops run one after the other as they are.

@@ -27,7 +27,7 @@ from flowrun.engine.ops.ranges import OutOfRange
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.ports import Port, Ring, Source, ports, reads_of, sources, summed
 from flowrun.engine.runtime.rank.readback import Told
-from flowrun.engine.runtime.rank.readers import Batches, Readers, cut
+from flowrun.engine.runtime.rank.readers import BatchSource, Readers, cut
 from flowrun.engine.runtime.transport.shared_weights import Weight
 from flowrun.engine.runtime.transport.transport import Layout, Layouts, layout_of
 
@@ -61,7 +61,7 @@ class Rank:
         self,
         plan: Plan,
         rank: int,
-        batches: Batches,
+        batches: BatchSource,
         initial: Mapping[str, torch.Tensor] | None,
         device: torch.device,
         kernels: Kernels = eager_kernels,

@@ -18,10 +18,10 @@ from flowrun.engine.ops.ranges import OutOfRange
 from flowrun.engine.runtime.rank.readback import number, on_device
 
 # (step, micro-batch) -> batch of the whole micro-batch, logical; a rank cuts what it holds
-Batches = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
+BatchSource = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
 
 
-class Samples(Protocol):
+class StepwiseSamples(Protocol):
     """Batches whose samples are made in steps, each by an actor of its own, or of which some fields
     can be had alone.
     """
@@ -47,7 +47,7 @@ class Readers:
     plan: Plan
     stage: int
     coordinate: tuple[int, ...]
-    batches: Batches
+    batches: BatchSource
     device: torch.device
 
     def supply(self, actor: Actor, act: int, inputs: Sequence[Any]) -> list[Any]:
@@ -93,8 +93,8 @@ class Readers:
         return ""
 
     @property
-    def _samples(self) -> Samples:
-        return cast(Samples, self.batches)
+    def _samples(self) -> StepwiseSamples:
+        return cast(StepwiseSamples, self.batches)
 
     def _number(self, feed: Feed, actor: Actor, act: int) -> torch.Tensor:
         """A number of the engine's own, as a scalar."""

@@ -24,7 +24,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER, Step
+from flowrun.engine.boxing.boxing import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    EXCHANGE,
+    REDUCE_SCATTER,
+    BoxingStep,
+)
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport.pending import (
     Callback,
@@ -177,7 +183,7 @@ Begun = tuple[Any, Callable[[], list[Tensor]], Sequence[Tensor]]
 
 
 def start(
-    step: Step,
+    step: BoxingStep,
     bucket: Sequence[Tensor],
     layouts: Layouts,
     group: Any,
@@ -202,7 +208,7 @@ def start(
 
 
 def _begin_all_reduce(
-    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
 ) -> Begun:
     if step.reduce not in _OPS:  # statistics, a number a row: libraries know no such sum
         return _begin_exchange(step, bucket, layouts, group, index)
@@ -215,7 +221,7 @@ def _begin_all_reduce(
 
 
 def _begin_exchange(
-    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
 ) -> Begun:
     """An all-reduce: each member gets what all have, and reduces it itself."""
     others = layouts.parts - 1
@@ -235,7 +241,7 @@ def _begin_exchange(
 
 
 def _begin_all_gather(
-    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
 ) -> Begun:
     sizes = [layouts.size(k, index) for k in range(layouts.parts)]
     if len(set(sizes)) > 1:
@@ -248,7 +254,7 @@ def _begin_all_gather(
 
 
 def _begin_reduce_scatter(
-    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
 ) -> Begun:
     members = range(layouts.parts)
     sizes = [layouts.size(index, k) for k in members]
@@ -264,7 +270,7 @@ def _begin_reduce_scatter(
 
 
 def _begin_all_to_all(
-    step: Step, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
 ) -> Begun:
     """Each message straight to who wants it, of any size; what a rank sends itself stays here."""
     members = range(layouts.parts)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flowrun.engine.actors.plan import SEND, BoxWork, Plan, TransferWork
-from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.boxing.crossing import route
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport import collectives, neighbours, shared_memory
@@ -105,7 +105,7 @@ class Links:
 
     def start(
         self,
-        step: Step,
+        step: BoxingStep,
         bucket: Sequence[Tensor],
         layouts: Layouts,
         ranks: Ranks,
@@ -118,7 +118,7 @@ class Links:
             )
         return collectives.start(step, bucket, layouts, self._groups[ranks], ranks, index)
 
-    def share(self, ranks: Ranks, owner: int, num_bytes: int) -> shared_memory.Piece | None:
+    def share(self, ranks: Ranks, owner: int, num_bytes: int) -> shared_memory.ArenaPiece | None:
         """Memory of a group, see shared_memory.share; None if it has none that all of it maps."""
         stream = self._streams.get(ranks)
         if stream is None:

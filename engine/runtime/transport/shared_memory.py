@@ -14,7 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER, Step
+from flowrun.engine.boxing.boxing import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    EXCHANGE,
+    REDUCE_SCATTER,
+    BoxingStep,
+)
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport.neighbours import POSTED, WRITTEN, Neighbours
 from flowrun.engine.runtime.transport.pending import (
@@ -103,7 +109,7 @@ class Exchange:
 
 
 def start(
-    step: Step,
+    step: BoxingStep,
     bucket: Sequence[Tensor],
     layouts: Layouts,
     neighbours: Neighbours,
@@ -142,7 +148,9 @@ class _Member:
     index: int
     layouts: Layouts
 
-    def one_for_all(self, step: Step, bucket: Sequence[Tensor]) -> Callable[[Starts], list[Tensor]]:
+    def one_for_all(
+        self, step: BoxingStep, bucket: Sequence[Tensor]
+    ) -> Callable[[Starts], list[Tensor]]:
         """Write a message that this rank reads as the others do: the bucket may go."""
         dtype, layouts, neighbours = bucket[0].dtype, self.layouts, self.neighbours
         sizes = [layouts.size(k, self.index) for k in range(layouts.parts)]
@@ -169,7 +177,7 @@ class _Member:
         return finish
 
     def one_for_each(
-        self, step: Step, bucket: Sequence[Tensor]
+        self, step: BoxingStep, bucket: Sequence[Tensor]
     ) -> Callable[[Starts], list[Tensor]]:
         """Write a message for each of the others.  Pieces that lie by columns and are to be summed
         are sent so, for who sums them turns the sum alone; behind the tensors, a byte for each says
@@ -227,7 +235,7 @@ def meet(neighbours: Neighbours, stream: int, ranks: Sequence[int], rank: int) -
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ArenaPiece:
     """A piece of a rank's arena that ranks of a group write and read as their own, to the end."""
 
     neighbours: Neighbours
@@ -243,7 +251,7 @@ class Piece:
 
 def share(
     neighbours: Neighbours, stream: int, ranks: Sequence[int], rank: int, owner: int, num_bytes: int
-) -> Piece:
+) -> ArenaPiece:
     """Memory for a group; all members ask for it in one order, between the steps of the group.
 
     owner: the rank in whose arena it lies.  Raises PeerGone if that has ended.
@@ -251,7 +259,7 @@ def share(
     if rank == owner:
         begin = neighbours.keep(num_bytes)
         _tell(neighbours, [other for other in ranks if other != rank], stream, begin)
-        return Piece(neighbours, None, begin)
+        return ArenaPiece(neighbours, None, begin)
     told: list[Starts] = []
 
     def finish(starts: Starts) -> list[Tensor]:
@@ -259,7 +267,7 @@ def share(
         return []
 
     Exchange(neighbours, (WRITTEN, stream), [owner], finish, 0).wait()
-    return Piece(neighbours, owner, told[0][owner])
+    return ArenaPiece(neighbours, owner, told[0][owner])
 
 
 # ---- messages between grids ----------------------------------------------------------------------

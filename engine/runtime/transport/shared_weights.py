@@ -15,7 +15,7 @@ from flowrun.engine.actors.plan import BoxWork, Plan
 from flowrun.engine.runtime.transport.transport import Layout, layout_of
 
 
-class Memory(Protocol):
+class SharedMemory(Protocol):
     """Memory that a group of ranks shares."""
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -24,7 +24,7 @@ class Memory(Protocol):
 
 # (ranks of a group, the one of them in whose memory it is to lie, bytes) -> memory for all of them;
 # None if they share none
-Share = Callable[[tuple[int, ...], int, int], Memory | None]
+Share = Callable[[tuple[int, ...], int, int], SharedMemory | None]
 
 
 class Weight(NamedTuple):
@@ -93,6 +93,8 @@ def _lying(plan: Plan, rank: int) -> dict[str, tuple[Layout, int]]:
     return found
 
 
-def _view(memory: Memory, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _view(
+    memory: SharedMemory, start: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     """start: in elements."""
     return memory.tensor(start * dtype.itemsize, math.prod(shape), dtype).view(shape)

@@ -22,7 +22,7 @@ from flowrun.engine.boxing.boxing import (
     EXCHANGE,
     REDUCE_SCATTER,
     SLICE,
-    Step,
+    BoxingStep,
     replaced,
 )
 from flowrun.engine.boxing.crossing import Send
@@ -129,7 +129,11 @@ class Layouts:
 
 
 def layout_of(
-    step: Step, shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]
+    step: BoxingStep,
+    shape: Shape,
+    nd_sbp: NdSbp,
+    grid: tuple[int, ...],
+    coordinate: tuple[int, ...],
 ) -> Layout:
     """The layout for the group of the rank at `coordinate`; `nd_sbp`: before the step."""
     shared = local_shape(shape, replaced(nd_sbp, step.axis, B), grid, coordinate)
@@ -140,7 +144,7 @@ def layout_of(
 
 
 def local_step(
-    step: Step,
+    step: BoxingStep,
     tensor: Tensor,
     shape: Shape,
     nd_sbp: NdSbp,
@@ -275,7 +279,7 @@ def _by_rows(piece: Tensor) -> Tensor:
     return rows
 
 
-def sent_elements(step: Step, layouts: Layouts, index: int) -> int:
+def sent_elements(step: BoxingStep, layouts: Layouts, index: int) -> int:
     """Elements that member `index` puts on the wire; the sum over members is boxing's table."""
     parts = layouts.parts
     if step.kind == ALL_REDUCE:
@@ -296,7 +300,7 @@ def _cut(tensor: Tensor, sbp: Sbp, parts: int, index: int) -> Tensor:
 
 
 def run_group(
-    step: Step, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
+    step: BoxingStep, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
 ) -> tuple[list[list[Tensor]], list[int]]:
     """Do a collective for a whole group.
 
@@ -326,11 +330,11 @@ def run_group(
 
 
 def _all_reduce(
-    step: Step, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
+    step: BoxingStep, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
 ) -> tuple[list[list[Tensor]], list[int]]:
     parts = len(pieces)
     size = layouts.size(0, 0)
-    scatter, gather = Step(step.axis, step.source, S(0)), Step(step.axis, S(0), B)
+    scatter, gather = BoxingStep(step.axis, step.source, S(0)), BoxingStep(step.axis, S(0), B)
     flat = [[pack(bucket)] for bucket in pieces]
     scattered = Layouts((Layout((size,), parts, step.source, S(0)),))
     gathered = Layouts((Layout((size,), parts, S(0), B),))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from flowrun.launcher.bench.foreseen.figures import UNITS
 from flowrun.launcher.bench.foreseen.published import Foreseen
-from flowrun.launcher.bench.foreseen.score import Line
+from flowrun.launcher.bench.foreseen.score import ScoredFigure
 
 POINT, EXACT = "#3b6ea5", "#b9bec6"
 
 
-def draw(suite: Foreseen, lines: Sequence[Line], file: Path) -> bool:
+def draw(suite: Foreseen, lines: Sequence[ScoredFigure], file: Path) -> bool:
     """The line is where both are the same, the band the suite's bound on the median error.
 
     False: nothing was foreseen, or matplotlib (extra `plot`) is not there.
@@ -59,7 +59,7 @@ def draw(suite: Foreseen, lines: Sequence[Line], file: Path) -> bool:
     return True
 
 
-def _points(lines: Sequence[Line], table: str, unit: str) -> list[tuple[float, float]]:
+def _points(lines: Sequence[ScoredFigure], table: str, unit: str) -> list[tuple[float, float]]:
     return [
         (line.published, line.foreseen)
         for line in lines

@@ -19,7 +19,7 @@ KIND = "foreseen"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRow:
     """One line of a published table.
 
     name: "table/row".  overrides: of the recipe, as on flowrun's command line.  figures: unit ->
@@ -32,13 +32,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PublishedTable:
     """A published table.  title: what was run.  source: where it was published."""
 
     name: str
     title: str
     source: str
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class Foreseen:
     note: str
     rank_at_least: float
     error_at_most: float
-    tables: tuple[Table, ...]
+    tables: tuple[PublishedTable, ...]
 
 
 def parse(tree: Mapping[str, Any], overrides: list[str] | None = None) -> Foreseen:
@@ -78,7 +78,7 @@ def parse(tree: Mapping[str, Any], overrides: list[str] | None = None) -> Forese
     )
 
 
-def _table(name: str, node: Mapping[str, Any], always: list[str]) -> Table:
+def _table(name: str, node: Mapping[str, Any], always: list[str]) -> PublishedTable:
     common = [f"recipe={node['recipe']}", *(node.get("overrides") or [])]
     columns = [str(column) for column in node["columns"]]
     rows = []
@@ -92,8 +92,8 @@ def _table(name: str, node: Mapping[str, Any], always: list[str]) -> Table:
         pairs = [(k, v) for k, v in zip(columns, values, strict=True) if v is not None]
         told = tuple(f"{key}={_spelled(value)}" for key, value in pairs if key not in UNITS)
         figures = tuple((key, float(value)) for key, value in pairs if key in UNITS)
-        rows.append(Row(f"{name}/{title}", (*common, *told, *always), figures))
-    return Table(name, str(node["title"]), str(node["source"]), tuple(rows))
+        rows.append(PublishedRow(f"{name}/{title}", (*common, *told, *always), figures))
+    return PublishedTable(name, str(node["title"]), str(node["source"]), tuple(rows))
 
 
 def _spelled(value: Any) -> str:
@@ -103,7 +103,7 @@ def _spelled(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _chosen(tables: list[Table], patterns: list[str] | None) -> tuple[Table, ...]:
+def _chosen(tables: list[PublishedTable], patterns: list[str] | None) -> tuple[PublishedTable, ...]:
     """Tables with those rows whose "table/row" or whose table matches a pattern (fnmatch)."""
     if patterns is None:
         return tuple(tables)
@@ -114,11 +114,13 @@ def _chosen(tables: list[Table], patterns: list[str] | None) -> tuple[Table, ...
                 "suite.rows", f"no row matches {pattern!r}.", did_you_mean(pattern, names)
             )
     kept = (
-        Table(t.name, t.title, t.source, tuple(r for r in t.rows if _wanted(t, r, patterns)))
+        PublishedTable(
+            t.name, t.title, t.source, tuple(r for r in t.rows if _wanted(t, r, patterns))
+        )
         for t in tables
     )
     return tuple(table for table in kept if table.rows)
 
 
-def _wanted(table: Table, row: Row, patterns: list[str]) -> bool:
+def _wanted(table: PublishedTable, row: PublishedRow, patterns: list[str]) -> bool:
     return any(fnmatchcase(name, p) for p in patterns for name in (table.name, row.name))

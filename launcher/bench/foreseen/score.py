@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowrun.launcher.bench.foreseen.published import Foreseen, Table
+from flowrun.launcher.bench.foreseen.published import Foreseen, PublishedTable
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScoredFigure:
     """One published figure beside the foreseen one.
 
     row: "table/row".  foreseen: None if the row could not be planned; problem says why.
@@ -46,7 +46,9 @@ class Score:
     errors_hold: bool
 
 
-def score(suite: Foreseen, table: Table, unit: str, lines: Sequence[Line]) -> Score | None:
+def score(
+    suite: Foreseen, table: PublishedTable, unit: str, lines: Sequence[ScoredFigure]
+) -> Score | None:
     """Of the lines of one table and unit; None if no row of them could be planned."""
     mine = [line for line in lines if (line.table, line.unit) == (table.name, unit)]
     pairs = [(line.published, line.foreseen) for line in mine if line.foreseen is not None]

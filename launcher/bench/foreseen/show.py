@@ -10,12 +10,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flowrun.launcher.bench.foreseen.figures import UNITS
-from flowrun.launcher.bench.foreseen.published import Foreseen, Table
-from flowrun.launcher.bench.foreseen.score import Line, Score
+from flowrun.launcher.bench.foreseen.published import Foreseen, PublishedTable
+from flowrun.launcher.bench.foreseen.score import Score, ScoredFigure
 
 
 def result(
-    suite: Foreseen, table: Table, lines: Sequence[Line], scores: Sequence[Score]
+    suite: Foreseen, table: PublishedTable, lines: Sequence[ScoredFigure], scores: Sequence[Score]
 ) -> RenderableType:
     """A row a line: published, foreseen and how far off, for each unit; then what it comes to."""
     grid = Grid(box=None, pad_edge=False)
@@ -38,7 +38,7 @@ def result(
     return Group(title, grid, *problems, *verdicts)
 
 
-def _cells(suite: Foreseen, line: Line | None) -> list[RenderableType]:
+def _cells(suite: Foreseen, line: ScoredFigure | None) -> list[RenderableType]:
     if line is None:
         return ["", "", ""]
     if line.foreseen is None or line.error is None:

@@ -16,8 +16,8 @@ from flowrun.engine.errors import FlowrunError
 from flowrun.launcher.bench.foreseen.figures import UNITS
 from flowrun.launcher.bench.foreseen.planning import planned
 from flowrun.launcher.bench.foreseen.plot import draw
-from flowrun.launcher.bench.foreseen.published import Foreseen, Row, Table
-from flowrun.launcher.bench.foreseen.score import Line, Score, score
+from flowrun.launcher.bench.foreseen.published import Foreseen, PublishedRow, PublishedTable
+from flowrun.launcher.bench.foreseen.score import Score, ScoredFigure, score
 from flowrun.launcher.bench.foreseen.show import result
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.terminal.console import NO_PLOT
@@ -27,7 +27,7 @@ FILE, PLOT = "bench.json", "bench.svg"
 
 def foresee(
     suite: Foreseen, folder: Path, console: Console, config_dir: str | None = None
-) -> tuple[Line, ...]:
+) -> tuple[ScoredFigure, ...]:
     """Plan every row, print each table as it is done, fill `folder`.
 
     Raises RecipeError if a row does not compose (nothing was planned).  A row that cannot be
@@ -37,7 +37,7 @@ def foresee(
         for row in table.rows:
             load(list(row.overrides), config_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    lines: list[Line] = []
+    lines: list[ScoredFigure] = []
     scores: list[Score] = []
     for table in suite.tables:
         for place, row in enumerate(table.rows, start=1):
@@ -58,7 +58,9 @@ def foresee(
     return tuple(lines)
 
 
-def _foreseen(table: Table, row: Row, config_dir: str | None) -> Iterator[Line]:
+def _foreseen(
+    table: PublishedTable, row: PublishedRow, config_dir: str | None
+) -> Iterator[ScoredFigure]:
     """A line for each published figure of the row."""
     try:
         recipe = load(list(row.overrides), config_dir)
@@ -67,10 +69,12 @@ def _foreseen(table: Table, row: Row, config_dir: str | None) -> Iterator[Line]:
         if not isinstance(error, FlowrunError) and not _lacks_memory(error):
             raise
         for unit, published in row.figures:
-            yield Line(table.name, row.name, unit, published, problem=" ".join(str(error).split()))
+            yield ScoredFigure(
+                table.name, row.name, unit, published, problem=" ".join(str(error).split())
+            )
         return
     for unit, published in row.figures:
-        yield Line(table.name, row.name, unit, published, UNITS[unit][1](recipe, rehearsal))
+        yield ScoredFigure(table.name, row.name, unit, published, UNITS[unit][1](recipe, rehearsal))
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -78,7 +82,7 @@ def _lacks_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
-def _write(suite: Foreseen, lines: list[Line], scores: list[Score], file: Path) -> None:
+def _write(suite: Foreseen, lines: list[ScoredFigure], scores: list[Score], file: Path) -> None:
     text = {
         "suite": asdict(suite),
         "lines": [{**asdict(line), "error": line.error} for line in lines],

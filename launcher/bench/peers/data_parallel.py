@@ -5,16 +5,16 @@ from __future__ import annotations
 from torch.nn.parallel import DistributedDataParallel
 
 from flowrun.launcher.bench.peers.loop import loop, prepared
-from flowrun.launcher.bench.peers.setting import Setting, Step
+from flowrun.launcher.bench.peers.setting import Setting, TrainStep
 
 
-def single(setting: Setting) -> Step:
+def single(setting: Setting) -> TrainStep:
     """A plain loop."""
     model = prepared(setting)
     return loop(setting, model)
 
 
-def ddp(setting: Setting) -> Step:
+def ddp(setting: Setting) -> TrainStep:
     """DistributedDataParallel, gradients as views of its buckets."""
     model = DistributedDataParallel(prepared(setting), gradient_as_bucket_view=True)
     return loop(setting, model)

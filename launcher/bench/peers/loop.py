@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from flowrun.launcher.bench.peers.optimizer import optimizer
-from flowrun.launcher.bench.peers.setting import Batch, Setting, Step, chosen
+from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, chosen
 
 
 def prepared(setting: Setting) -> nn.Module:
@@ -37,7 +37,7 @@ def _checkpointed(module: nn.Module) -> None:
     module.forward = again  # type: ignore[method-assign]
 
 
-def loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = None) -> Step:
+def loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = None) -> TrainStep:
     """Forward and backward of every micro-batch, gradients summed over ranks with the last.
 
     update: None: the recipe's optimizer over all that the model has.
@@ -45,7 +45,7 @@ def loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = No
     update = update or optimizer(setting.job.recipe.optim, model.parameters(), setting.peer.sparse)
     batches, count = setting.batches(setting.world, setting.rank), setting.micro_batches
 
-    def measured(batch: Batch) -> Tensor:
+    def measured(batch: PeerBatch) -> Tensor:
         with setting.autocast():
             return setting.loss(setting.output(model, batch), batch) / count
 

@@ -12,13 +12,13 @@ from torch._functorch import config as functorch_config
 from torch.distributed import pipelining
 
 from flowrun.launcher.bench.peers.optimizer import optimizer
-from flowrun.launcher.bench.peers.setting import Batch, Setting, Step, chosen
+from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, chosen
 
 ONE_STAGE = ("1F1B", "GPipe")  # schedules with one stage a rank; all others have two
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # whose last stage is on the first rank
 
 
-def pipeline(setting: Setting) -> Step:
+def pipeline(setting: Setting) -> TrainStep:
     """The peer's schedule over stages of consecutive units."""
     peer, job = setting.peer, setting.job
     units = list(chosen(setting.model(), peer.units).values())
@@ -26,7 +26,7 @@ def pipeline(setting: Setting) -> Step:
     cut = peer.cut or best_cut([products(unit) for unit in units], homes)
     bounds = list(pairwise((0, *cut, len(units))))
     mine = [stage for stage, rank in enumerate(homes) if rank == setting.rank]
-    modules = [_Stage(setting, units[slice(*bounds[stage])]) for stage in mine]
+    modules = [_UnitStage(setting, units[slice(*bounds[stage])]) for stage in mine]
     stages = [
         pipelining.PipelineStage(module, stage, len(homes), setting.device)
         for stage, module in zip(mine, modules, strict=True)
@@ -54,7 +54,7 @@ def pipeline(setting: Setting) -> Step:
     return step
 
 
-class _Stage(nn.Module):
+class _UnitStage(nn.Module):
     """Units one after the other, in the recipe's precision."""
 
     def __init__(self, setting: Setting, units: Sequence[nn.Module]) -> None:
@@ -110,5 +110,5 @@ def _target(setting: Setting) -> str:
     return str((setting.job.recipe.task.loss or {}).get("target", "targets"))
 
 
-def _joined(batches: Sequence[Batch]) -> Batch:
+def _joined(batches: Sequence[PeerBatch]) -> PeerBatch:
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from flowrun.engine.runtime.rank.readback import Told
-from flowrun.launcher.bench.order import Order
-from flowrun.launcher.bench.peers.setting import Setting, Step
+from flowrun.launcher.bench.order import PeerOrder
+from flowrun.launcher.bench.peers.setting import Setting, TrainStep
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.process_memory import most_taken, taken
 from flowrun.launcher.recipe.compose import load
@@ -35,7 +35,7 @@ MODULES = {  # of each kind; only the one that is needed is imported: it takes u
 }
 
 
-def layout(kind: str) -> Callable[[Setting], Step]:
+def layout(kind: str) -> Callable[[Setting], TrainStep]:
     """The function of a peer's kind."""
     module = import_module(f"flowrun.launcher.bench.peers.{MODULES[kind]}")
     return getattr(module, kind)  # type: ignore[no-any-return]
@@ -43,7 +43,7 @@ def layout(kind: str) -> Callable[[Setting], Step]:
 
 def main(file: Path) -> None:
     """Train, and write what was measured."""
-    order = Order.from_json(file.read_text())
+    order = PeerOrder.from_json(file.read_text())
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     job = Job(load(list(order.overrides), order.config_dir), values=False)
     torch.set_num_threads(job.recipe.launch.threads)
@@ -69,7 +69,7 @@ def main(file: Path) -> None:
         dist.barrier()  # or a rank that has gone is an error of one that still hears it
 
 
-def _measured(step: Step, steps: int) -> tuple[list[float | None], list[float]]:
+def _measured(step: TrainStep, steps: int) -> tuple[list[float | None], list[float]]:
     """Losses, and seconds from the end of one step to the end of the next.
 
     On CUDA a step ends, as flowrun's do, when its loss is on the host, which has enqueued the next

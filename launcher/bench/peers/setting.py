@@ -18,8 +18,10 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.strategy import AUTOCAST
 from flowrun.launcher.model.build import instantiate_model
 
-Batch = Mapping[str, Tensor]
-Step = Callable[[], Tensor | None]  # one training step -> its loss, None where this rank has none
+PeerBatch = Mapping[str, Tensor]
+TrainStep = Callable[
+    [], Tensor | None
+]  # one training step -> its loss, None where this rank has none
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Setting:
         """The recipe's, made anew by plain torch."""
         return instantiate_model(self.job.recipe)
 
-    def batches(self, parts: int = 1, part: int = 0) -> Iterator[Batch]:
+    def batches(self, parts: int = 1, part: int = 0) -> Iterator[PeerBatch]:
         """Micro-batches, one after the other; of each, one of so many equal parts.
 
         Raises ValueError if it cannot be divided so.
@@ -53,15 +55,15 @@ class Setting:
         if size % parts:
             raise ValueError(f"{size} samples cannot be divided over {parts} ranks")
         share = size // parts
-        data = _Batches(self.job, slice(part * share, (part + 1) * share))
+        data = _MicroBatches(self.job, slice(part * share, (part + 1) * share))
         for batch in DataLoader(data, batch_size=None, num_workers=self.peer.workers):
             yield {name: on_device(value, self.device) for name, value in batch.items()}
 
-    def output(self, model: nn.Module, batch: Batch) -> Any:
+    def output(self, model: nn.Module, batch: PeerBatch) -> Any:
         """What the model makes of a batch."""
         return model(**{argument: batch[name] for argument, name in self.job.task.inputs.items()})
 
-    def loss(self, output: Any, batch: Batch) -> Tensor:
+    def loss(self, output: Any, batch: PeerBatch) -> Tensor:
         """The mean over the batch: of the recipe's loss, or the model's own."""
         if self.job.task.loss is not None:
             return self.job.task.loss(output, batch)
@@ -73,7 +75,7 @@ class Setting:
         return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
 
-class _Batches(Dataset[Batch]):
+class _MicroBatches(Dataset[PeerBatch]):
     """Item k is micro-batch k of the run: `rows` of it."""
 
     def __init__(self, job: Job, rows: slice) -> None:
@@ -84,7 +86,7 @@ class _Batches(Dataset[Batch]):
     def __len__(self) -> int:
         return self.steps * self.micro_batches
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> PeerBatch:
         return self.sampler(*divmod(index, self.micro_batches), self.rows)
 
 

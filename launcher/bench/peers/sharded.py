@@ -10,11 +10,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flowrun.launcher.bench.peers.loop import loop, prepared
 from flowrun.launcher.bench.peers.optimizer import KINDS, arguments
-from flowrun.launcher.bench.peers.setting import Setting, Step, chosen
+from flowrun.launcher.bench.peers.setting import Setting, TrainStep, chosen
 from flowrun.launcher.job.strategy import AUTOCAST
 
 
-def zero1(setting: Setting) -> Step:
+def zero1(setting: Setting) -> TrainStep:
     """DistributedDataParallel, the optimizer's state sharded."""
     model = DistributedDataParallel(prepared(setting), gradient_as_bucket_view=True)
     optim = setting.job.recipe.optim
@@ -24,7 +24,7 @@ def zero1(setting: Setting) -> Step:
     return loop(setting, model, sharded)
 
 
-def fsdp2(setting: Setting) -> Step:
+def fsdp2(setting: Setting) -> TrainStep:
     """fully_shard: of every unit, then of what is left."""
     model = prepared(setting)
     mesh = init_device_mesh(setting.device.type, (setting.world,))

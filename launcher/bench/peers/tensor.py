@@ -17,10 +17,10 @@ from torch.distributed.tensor.parallel import (
 
 from flowrun.launcher.bench.peers.loop import sums
 from flowrun.launcher.bench.peers.optimizer import optimizer
-from flowrun.launcher.bench.peers.setting import Setting, Step, chosen
+from flowrun.launcher.bench.peers.setting import Setting, TrainStep, chosen
 
 
-def tensor(setting: Setting) -> Step:
+def tensor(setting: Setting) -> TrainStep:
     """parallelize_module by the peer's patterns, and FSDP2 over the ranks that divide the batch."""
     model, peer = setting.model().to(setting.device).train(), setting.peer
     shape = (peer.data, setting.world // peer.data)

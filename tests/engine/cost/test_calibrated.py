@@ -13,7 +13,7 @@ from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.hardware.network import Level
 from flowrun.engine.runtime.calibration.calibrated import (
     Moved,
-    Timed,
+    TimedWork,
     as_yaml,
     crowded_share,
     curve,
@@ -120,7 +120,7 @@ def both_ways(exchanged_s: tuple[float, ...]) -> list[Moved]:
 
 
 def test_a_curve_rises_to_the_fastest_product() -> None:
-    timed = [Timed("fp32 forward", flop, flop / speed) for flop, speed in TIMES]
+    timed = [TimedWork("fp32 forward", flop, flop / speed) for flop, speed in TIMES]
     products = curve(timed)
     assert (products.flops, products.flop) == (1e11, (1e6, 1e7, 1e8))
     assert products.share == (0.5, 0.5, 1.0)  # the dent at 1e7 is noise
@@ -131,15 +131,15 @@ TIMES = [(1e8, 1e11), (1e6, 4e10), (1e6, 5e10), (1e6, 6e10), (1e7, 2e10)]
 
 def test_what_was_measured_replaces_what_was_shipped() -> None:
     timed = [
-        Timed("fp32 forward", 1e8, 1e-3),
-        Timed("fp32 backward", 1e8, 2e-3),
-        Timed("attention fp32", 1e8, 4e-3),
-        Timed("stream", 1e9, 0.1),
-        Timed("op", 200, 1e-3),
-        Timed("convolution", 1e8, 2e-3),
-        Timed("convolution backward", 2e8, 8e-3),  # a fourth, half of which is backward's
-        Timed("batched", 1e8, 10e-3),
-        Timed("elements aten.gelu.default", 1e6, 1e-3),
+        TimedWork("fp32 forward", 1e8, 1e-3),
+        TimedWork("fp32 backward", 1e8, 2e-3),
+        TimedWork("attention fp32", 1e8, 4e-3),
+        TimedWork("stream", 1e9, 0.1),
+        TimedWork("op", 200, 1e-3),
+        TimedWork("convolution", 1e8, 2e-3),
+        TimedWork("convolution backward", 2e8, 8e-3),  # a fourth, half of which is backward's
+        TimedWork("batched", 1e8, 10e-3),
+        TimedWork("elements aten.gelu.default", 1e6, 1e-3),
     ]
     found = with_device(Hardware(), timed)
     assert found.fp32.flops == 1e11

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.hardware.measured_ops import Factors, factor, shapes_of, text_of
-from flowrun.engine.ir.graph import FORWARD, Op, Ref, Tensor
+from flowrun.engine.ir.graph import FORWARD, LogicalTensor, Op, Ref
 
 SHAPES = st.lists(st.lists(st.integers(1, 4096), min_size=1, max_size=4).map(tuple), max_size=4)
 ADD = "aten.add.Tensor"
@@ -77,7 +77,7 @@ def test_the_nearest_is_that_of_looking_at_all(
 def test_an_op_takes_its_factor_times_the_formula() -> None:
     shape = (64, 512)
     op = Op("z", ADD, (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
-    tensors = {name: Tensor(name, shape, torch.float32) for name in "xyz"}
+    tensors = {name: LogicalTensor(name, shape, torch.float32) for name in "xyz"}
     plain = Hardware()
     timed = replace(plain, ops={ADD: {"fp32 64x512 64x512 64x512": 1.75}})
     halved = timed.slowed(0.5)

@@ -17,7 +17,7 @@ from flowrun.engine.boxing.boxing import (
     ALL_REDUCE,
     EXCHANGE,
     REDUCE_SCATTER,
-    Step,
+    BoxingStep,
     by_size,
     path_seconds,
     start_seconds,
@@ -77,22 +77,24 @@ def test_what_is_exchanged_says_the_outermost_level_that_a_group_crosses() -> No
 @pytest.mark.parametrize(
     ("step", "num_bytes", "kind"),
     [
-        (Step(0, P, B), 10, EXCHANGE),
-        (Step(0, P, B), 11, ALL_REDUCE),
-        (Step(0, P, B), 0, ALL_REDUCE),  # moves nothing
-        (Step(0, P, S(0)), 10, REDUCE_SCATTER),
-        (Step(0, S(0), B), 10, ALL_GATHER),
+        (BoxingStep(0, P, B), 10, EXCHANGE),
+        (BoxingStep(0, P, B), 11, ALL_REDUCE),
+        (BoxingStep(0, P, B), 0, ALL_REDUCE),  # moves nothing
+        (BoxingStep(0, P, S(0)), 10, REDUCE_SCATTER),
+        (BoxingStep(0, S(0), B), 10, ALL_GATHER),
     ],
     ids=str,
 )
-def test_an_all_reduce_is_exchanged_up_to_a_size(step: Step, num_bytes: int, kind: str) -> None:
+def test_an_all_reduce_is_exchanged_up_to_a_size(
+    step: BoxingStep, num_bytes: int, kind: str
+) -> None:
     (link,) = axis_links((SOCKETS,), grid(4))
     assert by_size(step, num_bytes, link).kind == kind
 
 
 def test_an_exchange_costs_what_all_send_to_all() -> None:
     (link,) = axis_links((Level(0, 1.0, 10.0, hop_s=0.5, peer_s=0.1),), grid(4))
-    step = Step(0, P, B, exchanged=True)
+    step = BoxingStep(0, P, B, exchanged=True)
     assert start_seconds(step, link) == pytest.approx(1.0 + 3 * 0.5 + 3 * 0.1)
     assert step_seconds(step, (P,), (4,), (5,), 100.0, link) == 3 * 100 / 10
     assert step_bytes(step, (P,), (4,), 100.0) == 4 * 3 * 100

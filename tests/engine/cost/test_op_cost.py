@@ -9,7 +9,7 @@ import torch
 
 from flowrun.engine.cost.op_cost import GROUPED, op_flops, op_seconds
 from flowrun.engine.hardware.hardware import Hardware, Products
-from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, Op, Ref, Tensor
+from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, LogicalTensor, Op, Ref
 
 CURVE = (2e6, 2e8, 2e9), (0.5, 0.75, 1.0)
 HARDWARE = Hardware(
@@ -30,7 +30,9 @@ def seconds(
     reads = ("x", "y") if target == "aten.mm.default" else ("x",)
     shape = (side, side)
     op = Op("z", target, tuple(map(Ref, reads)), (), ("z",), "net", phase)
-    tensors = {name: Tensor(name, shape, dtype) for name in reads} | {"z": Tensor("z", shape, out)}
+    tensors = {name: LogicalTensor(name, shape, dtype) for name in reads} | {
+        "z": LogicalTensor("z", shape, out)
+    }
     return op_seconds(op, [shape] * len(reads), [shape], tensors, HARDWARE) - START_S
 
 
@@ -70,7 +72,7 @@ def test_elements_count_where_they_take_longer_than_the_bytes() -> None:
 
 def test_of_a_table_the_rows_that_are_updated_count() -> None:
     shapes = {"table": (100_000, 8), "ids": (50,), "sums": (50, 8), "new": (100_000, 8)}
-    tensors = {name: Tensor(name, shape, torch.float32) for name, shape in shapes.items()}
+    tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
     args = (Ref("table"), Ref("ids"), Ref("sums"))
     op = Op("new", "flow.update_rows", args, (), ("new",), "net")
     ins = [shapes[arg.name] for arg in args]
@@ -79,7 +81,7 @@ def test_of_a_table_the_rows_that_are_updated_count() -> None:
 
 def test_products_of_heads_have_a_speed_of_their_own() -> None:
     shapes = {"x": (4, 100, 100), "y": (4, 100, 100), "z": (4, 100, 100)}
-    tensors = {name: Tensor(name, shape, torch.float32) for name, shape in shapes.items()}
+    tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
     op = Op("z", "aten.bmm.default", (Ref("x"), Ref("y")), (), ("z",), "net", BACKWARD)
     one, slow = (
         op_seconds(op, [shapes["x"]] * 2, [shapes["z"]], tensors, hardware) - START_S
@@ -106,7 +108,7 @@ def test_an_elementwise_op_takes_the_bytes_that_it_reads_and_writes(
 
 def test_a_bias_of_its_own_pass_reads_and_writes_the_product_once_more() -> None:
     shapes = {"bias": (100,), "x": (50, 1000), "y": (1000, 100), "z": (50, 100)}
-    tensors = {name: Tensor(name, shape, torch.float32) for name, shape in shapes.items()}
+    tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
     reads = [Ref(name) for name in ("bias", "x", "y")]
     op = Op("z", "aten.addmm.default", tuple(reads), (), ("z",), "net", FORWARD)
     ins = [shapes[ref.name] for ref in reads]
@@ -120,7 +122,7 @@ def test_a_bias_of_its_own_pass_reads_and_writes_the_product_once_more() -> None
 def test_what_a_product_writes_beyond_a_cube_is_written_behind_it() -> None:
     """A short inner dim: 8 times the output of the cube of as many multiplications."""
     shapes = {"x": (256, 8), "y": (8, 256), "z": (256, 256)}
-    tensors = {name: Tensor(name, shape, torch.float32) for name, shape in shapes.items()}
+    tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
     op = Op("z", "aten.mm.default", (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
     one, behind = (
         op_seconds(op, [shapes["x"], shapes["y"]], [shapes["z"]], tensors, hardware)
@@ -132,7 +134,7 @@ def test_what_a_product_writes_beyond_a_cube_is_written_behind_it() -> None:
 
 def test_a_cube_writes_what_its_curve_knows() -> None:
     plain, behind = HARDWARE, replace(HARDWARE, writes_behind=True)
-    tensors = {name: Tensor(name, (100, 100), torch.float32) for name in "xyz"}
+    tensors = {name: LogicalTensor(name, (100, 100), torch.float32) for name in "xyz"}
     op = Op("z", "aten.mm.default", (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
     one, other = (
         op_seconds(op, [(100, 100)] * 2, [(100, 100)], tensors, h) for h in (plain, behind)
@@ -146,7 +148,9 @@ def test_a_product_computes_whole_tiles_but_not_of_fewer_columns() -> None:
 
     def took(columns: int) -> float:
         shapes = {"x": (2, 640, 32), "y": (2, 32, columns), "z": (2, 640, columns)}
-        tensors = {name: Tensor(name, shape, torch.float32) for name, shape in shapes.items()}
+        tensors = {
+            name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()
+        }
         op = Op("z", "aten.bmm.default", (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
         return op_seconds(op, [shapes["x"], shapes["y"]], [shapes["z"]], tensors, tiled)
 
@@ -180,7 +184,7 @@ def test_small_convolutions_take_fewer_multiplications_than_counted(
 ) -> None:
     side = 64 // stride
     shapes = {"x": (8, 64, 64, 64), "w": (64, 64, size, size), "y": (8, 64, side, side)}
-    tensors = {name: Tensor(name, shape, dtype) for name, shape in shapes.items()}
+    tensors = {name: LogicalTensor(name, shape, dtype) for name, shape in shapes.items()}
     pairs = [(stride,) * 2, (size // 2,) * 2, (1, 1)]
     args = (Ref("x"), Ref("w"), None, *pairs, False, (0, 0), 1)
     op = Op("y", "aten.convolution.default", args, (), ("y",))
@@ -195,8 +199,8 @@ def test_a_hash_of_many_small_ops_takes_its_way_through_memory_on_a_cpu() -> Non
     """120 bytes an element at 1e9 a second, and the byte that is made."""
     op = Op("z", "flow.dropout_mask", (Ref("draw"), 0, "z", (1000,), 0.1), (), ("z",), "net")
     tensors = {
-        "draw": Tensor("draw", (), torch.int64),
-        "z": Tensor("z", (1000,), torch.bool),
+        "draw": LogicalTensor("draw", (), torch.int64),
+        "z": LogicalTensor("z", (1000,), torch.bool),
     }
     cpu, gpu = (
         op_seconds(op, [()], [(1000,)], tensors, replace(HARDWARE, device=device)) - START_S

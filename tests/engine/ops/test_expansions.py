@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrun.engine.ir.graph import BACKWARD, Op, Ref, Tensor
+from flowrun.engine.ir.graph import BACKWARD, LogicalTensor, Op, Ref
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, B, NdSbp, P, S
 from flowrun.engine.ops import expansions, registry
 
@@ -26,8 +26,8 @@ SPLIT = Op(
 )
 
 
-def tensors(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    return {name: Tensor(name, (6, 8), dtype) for name in ("x", "y", "grad")}
+def tensors(dtype: torch.dtype = torch.float32) -> dict[str, LogicalTensor]:
+    return {name: LogicalTensor(name, (6, 8), dtype) for name in ("x", "y", "grad")}
 
 
 def test_split_classes_need_an_expansion() -> None:

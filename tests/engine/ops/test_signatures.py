@@ -20,7 +20,7 @@ from flowrun.engine.ops import registry
 from flowrun.engine.ops.mirror import RELABELS
 from flowrun.engine.ops.signature import NdSignature, OpView, Signature, places, rows
 from flowrun.engine.proof.judge import missing_rows, wrong_rows
-from flowrun.engine.proof.simulated_ranks import Sample, lay_out, row_holds, sample
+from flowrun.engine.proof.simulated_ranks import OpSample, lay_out, row_holds, sample
 from support.op_samples import all_samples
 from support.sample_values import T
 
@@ -173,7 +173,7 @@ ABSENT = (
 )
 
 
-def reason_for_absence(given: Sample, row: Signature) -> str | None:
+def reason_for_absence(given: OpSample, row: Signature) -> str | None:
     """Why a row that holds is left out; None if nothing says so."""
     names = places(given.op) if given.op.target.startswith("aten.") else given.op.inputs
     by_name = dict(zip(names, row.inputs, strict=True))
@@ -186,19 +186,19 @@ def reason_for_absence(given: Sample, row: Signature) -> str | None:
 # ---- the proof -----------------------------------------------------------------------------------
 
 
-def listed(given: Sample, parts: int) -> tuple[Signature, ...]:
+def listed(given: OpSample, parts: int) -> tuple[Signature, ...]:
     return registry.signatures(given.op, given.in_shapes, given.out_shapes, parts)
 
 
 @BY_PARTS
 @BY_SAMPLE
-def test_every_row_that_is_listed_holds(given: Sample, parts: int) -> None:
+def test_every_row_that_is_listed_holds(given: OpSample, parts: int) -> None:
     assert [str(row) for row in wrong_rows(given, listed(given, parts), parts)] == []
 
 
 @BY_PARTS
 @BY_SAMPLE
-def test_every_row_that_holds_is_listed_or_has_a_reason(given: Sample, parts: int) -> None:
+def test_every_row_that_holds_is_listed_or_has_a_reason(given: OpSample, parts: int) -> None:
     missing = missing_rows(given, listed(given, parts), parts)
     assert [str(row) for row in missing if reason_for_absence(given, row) is None] == []
 
@@ -252,7 +252,7 @@ def test_every_reason_is_needed(absent: Absent) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value.op.target,
 )
-def test_a_planted_wrong_row_is_refused(given: Sample, planted: str) -> None:
+def test_a_planted_wrong_row_is_refused(given: OpSample, planted: str) -> None:
     assert wrong_rows(given, rows(planted), 2) == list(rows(planted))
 
 
@@ -266,7 +266,7 @@ def test_a_planted_wrong_row_is_refused(given: Sample, planted: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value.op.target,
 )
-def test_a_row_that_is_left_out_is_found(given: Sample, left_out: str) -> None:
+def test_a_row_that_is_left_out_is_found(given: OpSample, left_out: str) -> None:
     (row,) = rows(left_out)
     kept = [other for other in listed(given, 2) if other != row]
     assert missing_rows(given, kept, 2) == [row]
@@ -351,7 +351,7 @@ ON_GRIDS = [
 
 
 @pytest.mark.parametrize("given", ON_GRIDS, ids=[s.label for s in ON_GRIDS])
-def test_lifted_rows_hold_on_a_grid(given: Sample) -> None:
+def test_lifted_rows_hold_on_a_grid(given: OpSample) -> None:
     grid = (2, 2)
     wrong = [
         str(row)
@@ -361,7 +361,7 @@ def test_lifted_rows_hold_on_a_grid(given: Sample) -> None:
     assert wrong == []
 
 
-def _has_empty_piece(given: Sample, row: NdSignature, grid: tuple[int, ...]) -> bool:
+def _has_empty_piece(given: OpSample, row: NdSignature, grid: tuple[int, ...]) -> bool:
     """True where the larger piece of an uneven split can be split again, but not the smaller:
     boxing refuses that.
     """
@@ -374,7 +374,7 @@ def _has_empty_piece(given: Sample, row: NdSignature, grid: tuple[int, ...]) -> 
     )
 
 
-def _made(given: Sample, row: NdSignature) -> list[tuple[torch.Tensor, tuple[Sbp, ...]]]:
+def _made(given: OpSample, row: NdSignature) -> list[tuple[torch.Tensor, tuple[Sbp, ...]]]:
     return [(v, nd) for v, nd in zip(given.made, row.outputs, strict=True) if v is not None]
 
 

@@ -11,10 +11,10 @@ from flowrun.engine.ir.graph import Ref, map_refs
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import torch_callable
 from flowrun.engine.ops.traits import TARGETS, Trait, has, is_engines, is_random, is_view
-from flowrun.engine.proof.simulated_ranks import OWN_FUNCTIONS, Sample
+from flowrun.engine.proof.simulated_ranks import OWN_FUNCTIONS, OpSample
 from support.op_samples import all_samples
 
-SAMPLES: Mapping[str, Sample] = {sample.op.target: sample for sample in all_samples()}
+SAMPLES: Mapping[str, OpSample] = {sample.op.target: sample for sample in all_samples()}
 BY_TARGET = pytest.mark.parametrize("target", sorted(SAMPLES))
 
 
@@ -26,7 +26,7 @@ def test_every_target_of_the_table_exists(trait: Trait) -> None:
     assert TARGETS[trait] and [target for target in TARGETS[trait] if target not in known] == []
 
 
-def inputs_and_outputs(sample: Sample) -> tuple[list[int], list[int]]:
+def inputs_and_outputs(sample: OpSample) -> tuple[list[int], list[int]]:
     """Where the memory of inputs, and of outputs with elements, begins."""
     values = {name: value.clone() for name, value in sample.values.items()}
 

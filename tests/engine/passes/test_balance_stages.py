@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flowrun.engine.capture.capture import capture
 from flowrun.engine.cost.seconds import whole_seconds
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph
-from flowrun.engine.passes.stages.balance_stages import NEARLY, Line, balanced_cuts
+from flowrun.engine.passes.stages.balance_stages import NEARLY, ForwardSequence, balanced_cuts
 from flowrun.engine.passes.stages.split_stages import split_stages
 from support.layouts import Layout, compiled, example, strategy, task
 from support.plain_loop import Training, gpt
@@ -21,19 +21,21 @@ SECONDS = st.integers(0, 20)
 
 
 @st.composite
-def lines(draw: st.DrawFn) -> Line:
+def lines(draw: st.DrawFn) -> ForwardSequence:
     """Up to 8 pieces; nothing crosses before the first."""
     work = draw(st.lists(st.integers(1, 20), min_size=1, max_size=8))
     entering, leaving = (
         [0, *draw(st.lists(SECONDS, min_size=len(work) - 1, max_size=len(work) - 1))]
         for _ in range(2)
     )
-    return Line(tuple(map(float, work)), tuple(map(float, entering)), tuple(map(float, leaving)))
+    return ForwardSequence(
+        tuple(map(float, work)), tuple(map(float, entering)), tuple(map(float, leaving))
+    )
 
 
 @settings(max_examples=150)
 @given(line=lines(), data=st.data())
-def test_cuts_are_the_best_of_all_cuts(line: Line, data: st.DataObject) -> None:
+def test_cuts_are_the_best_of_all_cuts(line: ForwardSequence, data: st.DataObject) -> None:
     n = len(line.work_s)
     stages = data.draw(st.integers(1, n))
     ranks = data.draw(st.lists(st.integers(1, 3), min_size=stages, max_size=stages))

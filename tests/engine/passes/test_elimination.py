@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.passes.layout.elimination import Table, minimise
+from flowrun.engine.passes.layout.elimination import CostTable, minimise
 
 QUICK = settings(max_examples=200)
-Network = tuple[list[int], list[Table]]
+Network = tuple[list[int], list[CostTable]]
 
 
 @st.composite
@@ -27,11 +27,11 @@ def networks(draw: st.DrawFn) -> Network:
         shape = [sizes[v] for v in over]
         cost = st.integers(0, 9) | st.just(math.inf)
         entries = draw(st.lists(cost, min_size=math.prod(shape), max_size=math.prod(shape)))
-        tables.append(Table(tuple(over), np.array(entries, dtype=float).reshape(shape)))
+        tables.append(CostTable(tuple(over), np.array(entries, dtype=float).reshape(shape)))
     return sizes, tables
 
 
-def total(tables: Sequence[Table], choice: Sequence[int]) -> float:
+def total(tables: Sequence[CostTable], choice: Sequence[int]) -> float:
     """The sum of all tables at one choice."""
     return sum(float(table.values[tuple(choice[v] for v in table.over)]) for table in tables)
 
@@ -57,7 +57,7 @@ def test_too_wide_a_network_still_gets_a_choice_and_its_cost(network: Network) -
 
 def test_a_network_wider_than_allowed_is_not_called_exact() -> None:
     pairs = itertools.combinations(range(5), 2)
-    tables = [Table(pair, np.eye(3)) for pair in pairs]
+    tables = [CostTable(pair, np.eye(3)) for pair in pairs]
     assert minimise([3] * 5, tables).exact
     assert not minimise([3] * 5, tables, widest=3**4).exact
 
@@ -65,8 +65,8 @@ def test_a_network_wider_than_allowed_is_not_called_exact() -> None:
 def test_what_everybody_reads_leaves_last() -> None:
     """Two variables that all links of a long chain read: cut in a bad order, all hangs together."""
     hubs, links = (0, 1), range(2, 200)
-    tables = [Table((hub, link), np.eye(20, 4)) for hub in hubs for link in links]
-    tables += [Table((link, link + 1), np.eye(4)) for link in links[:-1]]
+    tables = [CostTable((hub, link), np.eye(20, 4)) for hub in hubs for link in links]
+    tables += [CostTable((link, link + 1), np.eye(4)) for link in links[:-1]]
     found = minimise([20, 20, *[4] * len(links)], tables, widest=20 * 20 * 4 * 4)
     assert found.exact
     assert found.cost == pytest.approx(0.0)

@@ -115,7 +115,7 @@ def by_hand(home: Sbp, *ops: Op) -> LogicalGraph:
     """A weight %w (4, 4) and what is made of it."""
     nd_sbp: NdSbp = (home,)
     names = ("w", "x", *(o.name for o in ops))
-    tensors = {name: logical.Tensor(name, (4, 4), F32) for name in names}
+    tensors = {name: logical.LogicalTensor(name, (4, 4), F32) for name in names}
     return LogicalGraph(ops, tensors, (Variable("w", "w", "parameter", nd_sbp=nd_sbp),))
 
 

@@ -13,9 +13,9 @@ from flowrun.engine.ir.graph import (
     WEIGHT_GRAD,
     WEIGHTS,
     LogicalGraph,
+    LogicalTensor,
     Op,
     Ref,
-    Tensor,
     Variable,
 )
 from flowrun.engine.ir.placement import Placement
@@ -33,10 +33,10 @@ def read_by(made: Sbp, *readers: Reader, weight: bool = False) -> LogicalGraph:
     """A tensor %t, made by an op or a weight, and ops that read it as said."""
     maker = Op("t", "aten.relu.default", (), (), ("t",), "m", in_sbp=(), out_sbp=((made,),))
     ops = [] if weight else [maker]
-    tensors = {"t": Tensor("t", SHAPE, float32)}
+    tensors = {"t": LogicalTensor("t", SHAPE, float32)}
     for k, (sbp, stage, phase) in enumerate(readers):
         name = f"r{k}"
-        tensors[name] = Tensor(name, SHAPE, float32)
+        tensors[name] = LogicalTensor(name, SHAPE, float32)
         args, layout = (Ref("t"),), ((sbp,),)
         ops.append(
             Op(name, "aten.relu.default", args, (), (name,), name, phase, stage, layout, layout)

@@ -11,7 +11,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, UPDATE, LogicalGraph
 from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.passes.update.update_ops import update_ops
-from flowrun.engine.strategy import Group, Optimizer
+from flowrun.engine.strategy import Optimizer, ParameterGroup
 from support.graph_text import assert_ops, graph_of, one_rank_stages, rewritten, two_layers
 
 TWO_STAGES = (("a", "act"), ("b",))
@@ -172,8 +172,8 @@ def test_of_groups_that_match_the_later_wins_key_by_key() -> None:
         "sgd",
         (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 0.5)),
         groups=(
-            Group("*", (("weight_decay", 0.25), ("lr", 0.3))),
-            Group("b.*", (("weight_decay", 0.0),)),
+            ParameterGroup("*", (("weight_decay", 0.25), ("lr", 0.3))),
+            ParameterGroup("b.*", (("weight_decay", 0.0),)),
         ),
         rates=((0.3, (0.3, 0.2)),),
     )
@@ -185,7 +185,7 @@ def test_of_groups_that_match_the_later_wins_key_by_key() -> None:
 
 
 def test_a_group_that_matches_no_parameter_is_a_located_error() -> None:
-    grouped = Optimizer("sgd", (("lr", 0.1),), groups=(Group("*.bias", ()),))
+    grouped = Optimizer("sgd", (("lr", 0.1),), groups=(ParameterGroup("*.bias", ()),))
     with pytest.raises(RecipeError, match=r"no parameter has such a name") as error:
         rewritten(THROUGH, one_rank_stages(1, optimizer=grouped))
     assert error.value.where == "optim.groups.*.bias"

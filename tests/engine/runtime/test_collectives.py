@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from flowrun.engine.boxing.boxing import Step, step_bytes
+from flowrun.engine.boxing.boxing import BoxingStep, step_bytes
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S
 from flowrun.engine.runtime.transport import collectives
 from flowrun.engine.runtime.transport.links import Links
@@ -27,36 +27,42 @@ from support.logical import lay_out, line, whole_numbers
 
 pytestmark = pytest.mark.processes
 
-EXCHANGED = Step(0, P, B, exchanged=True)
+EXCHANGED = BoxingStep(0, P, B, exchanged=True)
 # name: (step of each tensor, shape of each tensor, dtype).  A bucket mixes dims, not kinds.
-Case = tuple[list[Step], list[tuple[int, ...]], torch.dtype]
+Case = tuple[list[BoxingStep], list[tuple[int, ...]], torch.dtype]
 CASES: dict[str, Case] = {
-    "all_reduce": ([Step(0, P, B)], [(6, 4)], torch.float32),
-    "all_reduce of a scalar and a matrix": ([Step(0, P, B)] * 2, [(), (5, 3)], torch.float32),
-    "all_reduce max int64": ([Step(0, P_MAX, B)], [(5,)], torch.int64),
-    "all_reduce min bfloat16": ([Step(0, P_MIN, B)], [(4, 3)], torch.bfloat16),
-    "all_reduce logsumexp": ([Step(0, P_LOGSUMEXP, B)], [(5, 1)], torch.float32),
-    "all_reduce of much": ([Step(0, P, B)] * 2, [(5,), (160, 130)], torch.float32),
+    "all_reduce": ([BoxingStep(0, P, B)], [(6, 4)], torch.float32),
+    "all_reduce of a scalar and a matrix": ([BoxingStep(0, P, B)] * 2, [(), (5, 3)], torch.float32),
+    "all_reduce max int64": ([BoxingStep(0, P_MAX, B)], [(5,)], torch.int64),
+    "all_reduce min bfloat16": ([BoxingStep(0, P_MIN, B)], [(4, 3)], torch.bfloat16),
+    "all_reduce logsumexp": ([BoxingStep(0, P_LOGSUMEXP, B)], [(5, 1)], torch.float32),
+    "all_reduce of much": ([BoxingStep(0, P, B)] * 2, [(5,), (160, 130)], torch.float32),
     "exchange": ([EXCHANGED], [(6, 4)], torch.float32),
     "exchange of sizes that do not divide": ([EXCHANGED] * 3, [(), (7, 3), (5,)], torch.float32),
-    "exchange max int64": ([Step(0, P_MAX, B, exchanged=True)], [(5,)], torch.int64),
-    "exchange logsumexp": ([Step(0, P_LOGSUMEXP, B, exchanged=True)], [(5, 1)], torch.float32),
+    "exchange max int64": ([BoxingStep(0, P_MAX, B, exchanged=True)], [(5,)], torch.int64),
+    "exchange logsumexp": (
+        [BoxingStep(0, P_LOGSUMEXP, B, exchanged=True)], [(5, 1)], torch.float32,
+    ),
     "exchange of nothing": ([EXCHANGED], [(0, 3)], torch.float32),
-    "reduce_scatter": ([Step(0, P, S(0))], [(12, 4)], torch.float32),
-    "reduce_scatter uneven": ([Step(0, P, S(1))], [(3, 7)], torch.float32),
-    "reduce_scatter max int64": ([Step(0, P_MAX, S(0))], [(7, 2)], torch.int64),
+    "reduce_scatter": ([BoxingStep(0, P, S(0))], [(12, 4)], torch.float32),
+    "reduce_scatter uneven": ([BoxingStep(0, P, S(1))], [(3, 7)], torch.float32),
+    "reduce_scatter max int64": ([BoxingStep(0, P_MAX, S(0))], [(7, 2)], torch.int64),
     "reduce_scatter bucket": (
-        [Step(0, P, S(0)), Step(0, P, S(1))], [(6, 1), (2, 5)], torch.float64
+        [BoxingStep(0, P, S(0)), BoxingStep(0, P, S(1))], [(6, 1), (2, 5)], torch.float64
     ),
-    "all_gather": ([Step(0, S(1), B)], [(2, 12)], torch.float32),
-    "all_gather uneven": ([Step(0, S(0), B)], [(7, 3)], torch.float32),
-    "all_gather bucket": ([Step(0, S(0), B), Step(0, S(1), B)], [(5, 2), (2, 6)], torch.int64),
-    "all_to_all": ([Step(0, S(0), S(1))], [(12, 12)], torch.float32),
-    "all_to_all uneven": ([Step(0, S(1), S(0))], [(5, 7)], torch.float32),
+    "all_gather": ([BoxingStep(0, S(1), B)], [(2, 12)], torch.float32),
+    "all_gather uneven": ([BoxingStep(0, S(0), B)], [(7, 3)], torch.float32),
+    "all_gather bucket": (
+        [BoxingStep(0, S(0), B), BoxingStep(0, S(1), B)],
+        [(5, 2), (2, 6)],
+        torch.int64,
+    ),
+    "all_to_all": ([BoxingStep(0, S(0), S(1))], [(12, 12)], torch.float32),
+    "all_to_all uneven": ([BoxingStep(0, S(1), S(0))], [(5, 7)], torch.float32),
     "all_to_all bool bucket": (
-        [Step(0, S(0), S(1)), Step(0, S(1), S(0))], [(6, 7), (5, 4)], torch.bool
+        [BoxingStep(0, S(0), S(1)), BoxingStep(0, S(1), S(0))], [(6, 7), (5, 4)], torch.bool
     ),
-    "nothing in it": ([Step(0, P, B)], [(0, 3)], torch.float32),
+    "nothing in it": ([BoxingStep(0, P, B)], [(0, 3)], torch.float32),
 }  # fmt: skip
 UNORDERED = (1.0, 1e8, -1e8, 1.0)  # in fp32 the sum depends on the order
 EVEN = [name for name in CASES if "uneven" not in name and "bucket" not in name]
@@ -76,7 +82,7 @@ BY_COLUMNS = {
 }
 ON_ONE_RANK = "reduce_scatter bucket, rank 0 by columns"
 CASES.update(BY_COLUMNS)
-CASES[ON_ONE_RANK] = ([Step(0, P, S(0))] * 3, [(9, 4), (5,), (8, 3)], torch.float32)
+CASES[ON_ONE_RANK] = ([BoxingStep(0, P, S(0))] * 3, [(9, 4), (5,), (8, 3)], torch.float32)
 
 
 def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], Layouts]:

@@ -12,7 +12,7 @@ import torch
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ops.random import dropout_mask
-from flowrun.engine.ops.signature import Call
+from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.runtime.inductor.inductor import (
     Code,
     Spec,
@@ -21,7 +21,7 @@ from flowrun.engine.runtime.inductor.inductor import (
     require_compiler,
 )
 from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
-from flowrun.engine.runtime.kernels.program import Line, Program
+from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 
 A, B, X, Y = map(Ref, "0124")
 SHAPE = (48, 33)
@@ -41,11 +41,11 @@ aten = torch.ops.aten
 PROGRAM = Program(
     3,
     (
-        Line(Call(decayed, (A, B, X)), (None,), True, (0,)),
-        Line(Call(aten.t.default, (A,)), (3,), True),
-        Line(Call(aten.add.Tensor, (Ref("3"), B)), (4,), True),
-        Line(Call(aten.tanh.default, (Y,)), (5,), True),
-        Line(Call(aten.sum.default, (Ref("5"),)), (6,), True),
+        ProgramCall(LocalCall(decayed, (A, B, X)), (None,), True, (0,)),
+        ProgramCall(LocalCall(aten.t.default, (A,)), (3,), True),
+        ProgramCall(LocalCall(aten.add.Tensor, (Ref("3"), B)), (4,), True),
+        ProgramCall(LocalCall(aten.tanh.default, (Y,)), (5,), True),
+        ProgramCall(LocalCall(aten.sum.default, (Ref("5"),)), (6,), True),
     ),
     (4, 6),
 )
@@ -60,7 +60,7 @@ def test_random_numbers_are_the_same_bits() -> None:
     """The hash multiplies 32-bit words and drops what runs over: C++ leaves that open."""
     draw = Ref("0")
     arguments = (draw, 7, "stream", (9, 37), 0.3)
-    program = Program(1, (Line(Call(dropout_mask, arguments), (1,), True),), (1,))
+    program = Program(1, (ProgramCall(LocalCall(dropout_mask, arguments), (1,), True),), (1,))
     code = compiled(program, (Spec.row_major((), torch.int64),), "cpu", 1)
     for step in (0, 5, 10**9):
         (found,) = code([torch.tensor(step)])
@@ -72,10 +72,10 @@ def test_random_numbers_are_the_same_bits() -> None:
 def test_products_of_onednn_are_called_as_they_are() -> None:
     linear = torch.ops.mkldnn._linear_pointwise.default
     lines = (
-        Line(Call(aten.tanh.default, (Ref("0"),)), (2,), True),
-        Line(Call(aten.t.default, (Ref("1"),)), (3,), True),
-        Line(Call(linear, (Ref("2"), Ref("3"), None, "none", (), None)), (4,), True),
-        Line(Call(aten.tanh.default, (Ref("4"),)), (5,), True),
+        ProgramCall(LocalCall(aten.tanh.default, (Ref("0"),)), (2,), True),
+        ProgramCall(LocalCall(aten.t.default, (Ref("1"),)), (3,), True),
+        ProgramCall(LocalCall(linear, (Ref("2"), Ref("3"), None, "none", (), None)), (4,), True),
+        ProgramCall(LocalCall(aten.tanh.default, (Ref("4"),)), (5,), True),
     )
     x, weight = torch.randn(8, 5), torch.randn(5, 3)
     code = compiled(Program(2, lines, (5,)), (Spec.of(x), Spec.of(weight)), "cpu", 1)
@@ -128,10 +128,10 @@ def test_a_host_without_compiler_is_told_what_to_write() -> None:
 def test_equal_results_have_memory_of_their_own() -> None:
     """Each may become a sum over micro-batches (engine/actors/sums.py)."""
     lines = (
-        Line(Call(aten.mm.default, (Ref("0"), Ref("1"))), (2,), True),
-        Line(Call(aten.mm.default, (Ref("0"), Ref("1"))), (3,), True),
-        Line(Call(aten.sum.dim_IntList, (Ref("2"), (0,))), (4,), True),
-        Line(Call(aten.sum.dim_IntList, (Ref("2"), (0,))), (5,), True),
+        ProgramCall(LocalCall(aten.mm.default, (Ref("0"), Ref("1"))), (2,), True),
+        ProgramCall(LocalCall(aten.mm.default, (Ref("0"), Ref("1"))), (3,), True),
+        ProgramCall(LocalCall(aten.sum.dim_IntList, (Ref("2"), (0,))), (4,), True),
+        ProgramCall(LocalCall(aten.sum.dim_IntList, (Ref("2"), (0,))), (5,), True),
     )
     x, y = torch.randn(8, 5), torch.randn(5, 3)
     code = compiled(Program(2, lines, (2, 3, 4, 5)), (Spec.of(x), Spec.of(y)), "cpu", 1)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.graph import Ref
-from flowrun.engine.ops.signature import Call
+from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.runtime.kernels.kernels import emit
-from flowrun.engine.runtime.kernels.program import Line, Program
+from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 
 aten = torch.ops.aten
 
@@ -24,8 +24,8 @@ def test_arguments_keep_their_places_names_and_nesting() -> None:
         return args, kwargs
 
     dtype = (("dtype", torch.float64), ("of", (ref(0), (1, ref(1)))))
-    line = Line(
-        Call(all_of, ((ref(1), (2, ref(0))), (3, 4), None, -1, 0.5, "a"), dtype), (2, 3), False
+    line = ProgramCall(
+        LocalCall(all_of, ((ref(1), (2, ref(0))), (3, 4), None, -1, 0.5, "a"), dtype), (2, 3), False
     )
     a, b = torch.zeros(1), torch.ones(1)
     args, kwargs = emit(Program(2, (line,), (2, 3)))([a, b])
@@ -44,9 +44,9 @@ def test_a_value_is_free_behind_its_last_read() -> None:
         return torch.tensor([ref() is not None for ref in held])
 
     lines = (
-        Line(Call(look, (ref(0),)), (1,), True),
-        Line(Call(look, (ref(1),)), (2,), True),
-        Line(Call(alive, (ref(2),)), (3,), True),
+        ProgramCall(LocalCall(look, (ref(0),)), (1,), True),
+        ProgramCall(LocalCall(look, (ref(1),)), (2,), True),
+        ProgramCall(LocalCall(alive, (ref(2),)), (3,), True),
     )
     values = [torch.zeros(2)]
     (seen,) = emit(Program(1, lines, (3,)))(values)
@@ -56,8 +56,8 @@ def test_a_value_is_free_behind_its_last_read() -> None:
 
 def test_of_what_a_line_makes_only_what_is_read_is_kept() -> None:
     lines = (
-        Line(Call(aten.topk.default, (ref(0), 2)), (None, 1), False),
-        Line(Call(aten.mul.Tensor, (ref(1), 2)), (2,), True, into=1),
+        ProgramCall(LocalCall(aten.topk.default, (ref(0), 2)), (None, 1), False),
+        ProgramCall(LocalCall(aten.mul.Tensor, (ref(1), 2)), (2,), True, into=1),
     )
     (found,) = emit(Program(1, lines, (2,)))([torch.tensor([1.0, 5.0, 3.0])])
     assert found.tolist() == [2, 4]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from flowrun.engine.boxing.boxing import Step
+from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.sbp import B, P
 from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.links import Links
@@ -46,7 +46,7 @@ def _rank(rank: int, folder: str) -> None:
     neighbours.close()
     links = Links(rank, CPU)
     links.join_groups([ALL])
-    step, layouts = Step(0, P, B), Layouts((Layout((5,), RANKS, P, B),))
+    step, layouts = BoxingStep(0, P, B), Layouts((Layout((5,), RANKS, P, B),))
     many = [links.start(step, [torch.full((5,), 1.0)], layouts, ALL, rank) for _ in range(1000)]
     last = [pending.wait() for pending in many][-1]
     said["sum"] = last[0].tolist()

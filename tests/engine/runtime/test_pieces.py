@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.engine.ir.graph import Ref
-from flowrun.engine.ops.signature import Call
+from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.runtime.inductor.compiled import Chain
 from flowrun.engine.runtime.inductor.graph_breaks import split
 from flowrun.engine.runtime.kernels.kernels import emit
-from flowrun.engine.runtime.kernels.program import Line, Program
+from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 
 
 def mixed(*values: torch.Tensor) -> torch.Tensor:
@@ -39,10 +39,10 @@ def programs(draw: Any) -> Program:
             target, other = draw(known), draw(known)
             refs = (Ref(str(target)), Ref(str(other)))
             if target != other:
-                lines.append(Line(Call(changed, refs), (None,), True, (target,), plain))
+                lines.append(ProgramCall(LocalCall(changed, refs), (None,), True, (target,), plain))
         else:
             refs = tuple(Ref(str(k)) for k in draw(st.lists(known, min_size=1, max_size=3)))
-            lines.append(Line(Call(mixed, refs), (count,), True, (), plain))
+            lines.append(ProgramCall(LocalCall(mixed, refs), (count,), True, (), plain))
             count += 1
     results = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=4))
     return Program(reads, tuple(lines), tuple(results))
@@ -78,7 +78,7 @@ def test_a_value_is_dropped_before_the_piece_that_reads_it_last_runs() -> None:
         gone.append(seen() is None)
         return (torch.ones(3),)
 
-    program = Program(1, (Line(Call(mixed, (Ref("0"),)), (1,), True),), (1,))
+    program = Program(1, (ProgramCall(LocalCall(mixed, (Ref("0"),)), (1,), True),), (1,))
     (piece,) = split(program)
     Chain(program, [(piece, (), drop)])([torch.ones(3)])
     assert gone == [True]

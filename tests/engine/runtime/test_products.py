@@ -33,7 +33,7 @@ def test_a_product_is_torchs_within_rounding(
     shape: tuple[int, int, int],
     first: bool,
     second: bool,
-    rule: products.Rule,
+    rule: products.ProductRule,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(products, "rule", lambda: rule)

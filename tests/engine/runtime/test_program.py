@@ -10,10 +10,10 @@ import pytest
 from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ops import update
-from flowrun.engine.ops.signature import Call
+from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
 from flowrun.engine.runtime.kernels.kernels import updates_at_once
-from flowrun.engine.runtime.kernels.program import Line, described
+from flowrun.engine.runtime.kernels.program import ProgramCall, described
 from support.layouts import Layout, compiled
 from support.plain_loop import gpt
 
@@ -84,8 +84,10 @@ def test_text_tells_what_a_call_does(one: Any, other: Any, equal: bool) -> None:
 def test_updates_that_follow_one_another_by_the_same_numbers_are_one_line() -> None:
     """What is between them, and other numbers, keep them apart."""
 
-    def line(function: Any, weight: int, lr: float) -> Line:
-        return Line(Call(function, (Ref(str(weight)),), (("lr", lr),)), (None,), True, (weight,))
+    def line(function: Any, weight: int, lr: float) -> ProgramCall:
+        return ProgramCall(
+            LocalCall(function, (Ref(str(weight)),), (("lr", lr),)), (None,), True, (weight,)
+        )
 
     lines = [
         line(update.adamw, 0, 0.1),
@@ -98,6 +100,8 @@ def test_updates_that_follow_one_another_by_the_same_numbers_are_one_line() -> N
     ]
     first, *between, last = updates_at_once(lines)
     assert between == lines[2:5]
-    assert first.call == Call(update.adamw_of_many, (((Ref("0"),), (Ref("1"),)),), (("lr", 0.1),))
+    assert first.call == LocalCall(
+        update.adamw_of_many, (((Ref("0"),), (Ref("1"),)),), (("lr", 0.1),)
+    )
     assert (first.made, first.changes, first.reads) == ((), (0, 1), (0, 1))
     assert last.changes == (3, 4)

@@ -9,7 +9,7 @@ import torch
 
 from flowrun.engine.actors.plan import RegionWork
 from flowrun.engine.runtime.kernels import products
-from flowrun.engine.runtime.kernels.program import Line
+from flowrun.engine.runtime.kernels.program import ProgramCall
 from flowrun.engine.runtime.kernels.region_program import region_program
 from flowrun.engine.runtime.rank.rank import Rank
 from support.layouts import Layout, compiled, run_plan, virtual_run
@@ -24,14 +24,14 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
-def lines(micro_batches: int, layout: Layout = ALONE) -> Iterator[Line]:
+def lines(micro_batches: int, layout: Layout = ALONE) -> Iterator[ProgramCall]:
     plan = compiled(gpt(blocks=1, width=16, micro_batches=micro_batches), layout).plan
     for actor in plan.actors:
         if isinstance(actor.work, RegionWork):
             yield from region_program(plan, actor.work, 0, (0,) * len(layout.axes)).lines
 
 
-def loose(found: Iterator[Line]) -> int:
+def loose(found: Iterator[ProgramCall]) -> int:
     """Products whose result may lie in any order."""
     return [line.call.function for line in found if line.loose].count(aten.mm.default)
 
@@ -66,7 +66,7 @@ def test_what_is_added_up_as_it_comes_lies_row_by_row_when_the_sum_is_done(
                 (sums if done else parts).extend(found)
 
     monkeypatch.setattr(Rank, "store", watched)
-    monkeypatch.setattr(products, "rule", lambda: products.Rule(1, 1.0))
+    monkeypatch.setattr(products, "rule", lambda: products.ProductRule(1, 1.0))
     found = virtual_run(GPT, Layout())
     assert not all(parts) and all(sums)
     monkeypatch.setattr(products, "rule", lambda: None)
@@ -84,6 +84,6 @@ def test_what_is_sent_as_it_comes_trains_alike(
         Layout(data=2, zero=zero),
     )
     expected = virtual_run(training, layout).losses
-    monkeypatch.setattr(products, "rule", lambda: products.Rule(1, 1.0))
+    monkeypatch.setattr(products, "rule", lambda: products.ProductRule(1, 1.0))
     found = run_plan(training, compiled(training, layout).plan, len(expected)).losses
     assert found == pytest.approx(expected, rel=1e-5)

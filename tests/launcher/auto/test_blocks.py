@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flowrun.engine.ir.graph import Op
-from flowrun.engine.passes.stages.balance_stages import Line
+from flowrun.engine.passes.stages.balance_stages import ForwardSequence
 from flowrun.launcher.place.blocks import Blocks, cut_evenly, equal_blocks, with_blocks
 
 
@@ -68,7 +68,7 @@ def test_stages_have_the_blocks_that_the_compiler_cuts(
     pieces = [Op("", "", (), module=module) for module in modules]
     work = [1.0] * len(pieces)
     nothing = (0.0,) * len(pieces)
-    line = Line(tuple(work), nothing, nothing)
+    line = ForwardSequence(tuple(work), nothing, nothing)
     found = cut_evenly(pieces, line, Blocks("body.layers", 6), [1] * stages)
     assert found == pytest.approx(blocks)
     assert sum(found) == pytest.approx(6)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from flowrun.launcher.place.outcome import Outcome, Spent
-from flowrun.launcher.place.search import Found
+from flowrun.launcher.place.search import PlacementResult
 from flowrun.launcher.place.show import table
 from flowrun.launcher.place.space import Branch, Candidate
 
@@ -29,7 +29,7 @@ def test_reasons_can_be_read_at_any_width_and_told_is_compared_with_told(width: 
     lacking = outcome(48, 8.0, Spent(6.0, 0.5, 1.0, 0.5), missing=31 * 10**9)
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(table(Found((best, slower, lacking))))
+        console.print(table(PlacementResult((best, slower, lacking))))
     lines = capture.get().splitlines()
     assert max(map(len, lines)) <= width
     assert len(lines) <= 24, "a squeezed column makes a tower of letters"

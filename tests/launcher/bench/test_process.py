@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flowrun.launcher.bench.order import Order
+from flowrun.launcher.bench.order import PeerOrder
 from flowrun.launcher.bench.process import _reason, execute
 from flowrun.launcher.bench.runs import FLOWRUN, Run
 from flowrun.launcher.bench.suite import Peer
@@ -47,8 +47,8 @@ def peer(kind: str, *overrides: str, ranks: int = 1) -> Run:
 
 
 def test_an_order_is_read_as_it_was_written() -> None:
-    order = Order(("a=1",), Peer("pipeline", units=("a", "b"), cut=(1,)), True, "meet", "dir")
-    assert Order.from_json(order.to_json()) == order
+    order = PeerOrder(("a=1",), Peer("pipeline", units=("a", "b"), cut=(1,)), True, "meet", "dir")
+    assert PeerOrder.from_json(order.to_json()) == order
 
 
 @pytest.mark.parametrize(

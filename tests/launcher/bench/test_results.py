@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.launcher.bench.process import Sample
-from flowrun.launcher.bench.results import Line, Record, distance, lines
+from flowrun.launcher.bench.results import FinishedRun, ResultLine, distance, lines
 from flowrun.launcher.bench.runs import FLOWRUN
 from flowrun.launcher.bench.suite import Suite, parse
 
@@ -50,7 +50,7 @@ def sample(*step_s: float, losses: tuple[float, ...] = (4.0, 3.0)) -> Sample:
     return Sample((9.0, *step_s), losses, peak_bytes=100, sent_bytes=8.0, work=40.0, unit="tokens")
 
 
-def lines_of(*records: Record) -> tuple[Line, Line]:
+def lines_of(*records: FinishedRun) -> tuple[ResultLine, ResultLine]:
     """Of what was asked for; the rank that efficiency is counted from has the first line."""
     single, ours, theirs = lines(SUITE, records)
     assert (single.experiment, single.side) == ("single", FLOWRUN)
@@ -58,7 +58,7 @@ def lines_of(*records: Record) -> tuple[Line, Line]:
 
 
 def test_the_median_is_over_the_steps_of_all_rounds_without_warm_up() -> None:
-    ours, _ = lines_of(Record(0, OURS, sample(1, 2, 3)), Record(1, OURS, sample(5, 7, 8)))
+    ours, _ = lines_of(FinishedRun(0, OURS, sample(1, 2, 3)), FinishedRun(1, OURS, sample(5, 7, 8)))
     assert (ours.median_s, ours.min_s, ours.rounds) == (4.0, 1, 2)
     assert (ours.peak_bytes, ours.sent_bytes, ours.per_s, ours.unit) == (100, 8.0, 10.0, "tokens")
 
@@ -66,10 +66,10 @@ def test_the_median_is_over_the_steps_of_all_rounds_without_warm_up() -> None:
 def test_a_ratio_is_the_median_of_the_rounds_own() -> None:
     """Round 0 ran on a slow machine: 4 / 8, 1 / 4 of round 1; not (4 + 1) / (8 + 4)."""
     _, theirs = lines_of(
-        Record(0, OURS, sample(4, 4, 4)),
-        Record(0, THEIRS, sample(8, 8, 8)),
-        Record(1, OURS, sample(1, 1, 1)),
-        Record(1, THEIRS, sample(4, 4, 4)),
+        FinishedRun(0, OURS, sample(4, 4, 4)),
+        FinishedRun(0, THEIRS, sample(8, 8, 8)),
+        FinishedRun(1, OURS, sample(1, 1, 1)),
+        FinishedRun(1, THEIRS, sample(4, 4, 4)),
     )
     assert theirs.ratio == pytest.approx((0.5 + 0.25) / 2)
     assert theirs.at_most == 0.6 and theirs.holds is True
@@ -77,28 +77,31 @@ def test_a_ratio_is_the_median_of_the_rounds_own() -> None:
 
 def test_a_round_that_one_side_has_not_is_no_pair() -> None:
     _, theirs = lines_of(
-        Record(0, OURS, sample(4, 4, 4)),
-        Record(0, THEIRS, sample(5, 5, 5)),
-        Record(1, OURS, sample(1, 1, 1)),
+        FinishedRun(0, OURS, sample(4, 4, 4)),
+        FinishedRun(0, THEIRS, sample(5, 5, 5)),
+        FinishedRun(1, OURS, sample(1, 1, 1)),
     )
     assert theirs.ratio == pytest.approx(0.8) and theirs.holds is False
 
 
 def test_efficiency_is_one_rank_over_ranks_times_time() -> None:
-    ours, _ = lines_of(Record(0, SINGLE, sample(3, 3, 3)), Record(0, OURS, sample(2, 2, 2)))
+    ours, _ = lines_of(
+        FinishedRun(0, SINGLE, sample(3, 3, 3)), FinishedRun(0, OURS, sample(2, 2, 2))
+    )
     assert ours.efficiency == pytest.approx(0.75)
     assert ours.at_least == 0.9 and ours.holds is False
 
 
 def test_without_one_rank_there_is_no_efficiency() -> None:
-    ours, theirs = lines_of(Record(0, OURS, sample(2, 2, 2)))
+    ours, theirs = lines_of(FinishedRun(0, OURS, sample(2, 2, 2)))
     assert ours.efficiency is None and ours.holds is None
     assert theirs.median_s is None and theirs.rounds == 0 and theirs.holds is None
 
 
 def test_a_failed_run_is_a_reason_and_no_number() -> None:
     _, theirs = lines_of(
-        Record(0, OURS, sample(2, 2, 2)), Record(0, THEIRS, Sample(problem="no such schedule"))
+        FinishedRun(0, OURS, sample(2, 2, 2)),
+        FinishedRun(0, THEIRS, Sample(problem="no such schedule")),
     )
     assert theirs.problem == "no such schedule"
     assert theirs.median_s is None and theirs.ratio is None and theirs.agree is None
@@ -107,7 +110,7 @@ def test_a_failed_run_is_a_reason_and_no_number() -> None:
 @pytest.mark.parametrize(("loss", "agree"), [(3.0002, True), (3.001, False), (math.nan, False)])
 def test_losses_agree_within_the_tolerance(loss: float, agree: bool) -> None:
     _, theirs = lines_of(
-        Record(0, OURS, sample(2, losses=(4.0, loss))), Record(0, THEIRS, sample(2))
+        FinishedRun(0, OURS, sample(2, losses=(4.0, loss))), FinishedRun(0, THEIRS, sample(2))
     )
     assert theirs.agree is agree
 
@@ -128,8 +131,8 @@ def test_a_slower_machine_changes_no_ratio(
 
     def ratio(times: float) -> float:
         _, theirs = lines_of(
-            Record(0, OURS, sample(*(s * factor * times for s in steps))),
-            Record(0, THEIRS, sample(*(s * times for s in steps))),
+            FinishedRun(0, OURS, sample(*(s * factor * times for s in steps))),
+            FinishedRun(0, THEIRS, sample(*(s * times for s in steps))),
         )
         assert theirs.ratio is not None
         return theirs.ratio
@@ -143,8 +146,8 @@ def test_another_layout_of_flowrun_is_compared_as_a_peer_is() -> None:
     ours, theirs = lines(
         given,
         [
-            Record(0, OURS, sample(1, 1, 1)),
-            Record(0, ("data", "by hand", "eager", ""), sample(2, 2, 2)),
+            FinishedRun(0, OURS, sample(1, 1, 1)),
+            FinishedRun(0, ("data", "by hand", "eager", ""), sample(2, 2, 2)),
         ],
     )
     assert (ours.side, ours.ratio) == (FLOWRUN, None)

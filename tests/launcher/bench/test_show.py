@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from flowrun.launcher.bench.plot import draw, wanted_s
-from flowrun.launcher.bench.results import Line
+from flowrun.launcher.bench.results import ResultLine
 from flowrun.launcher.bench.runs import FLOWRUN
 from flowrun.launcher.bench.show import table
 from flowrun.launcher.bench.suite import Suite, load_suite
 
-PEER = Line(
+PEER = ResultLine(
     "zero3",
     "data 2, ZeRO 3",
     "FSDP2",
@@ -30,7 +30,7 @@ PEER = Line(
     losses_apart=3e-7,
     agree=True,
 )
-OURS = Line(
+OURS = ResultLine(
     "zero3",
     "data 2, ZeRO 3",
     FLOWRUN,
@@ -47,7 +47,7 @@ OURS = Line(
     unit="tokens",
 )
 KEPT = replace(PEER, setting="pages kept", ratio=0.7, at_most=0.76, agree=False, losses_apart=0.2)
-FAILED = Line(
+FAILED = ResultLine(
     "zero3",
     "data 2, ZeRO 3",
     "FSDP9",

@@ -12,7 +12,7 @@ from flowrun.engine.ir.sbp import B
 from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.options import Options
-from flowrun.engine.passes.search.rows import Rows
+from flowrun.engine.passes.search.rows import RowTables
 from flowrun.engine.passes.search.search import search
 from flowrun.engine.passes.search.weigh import ALONE, weighed
 from flowrun.engine.passes.stages.split_stages import split_stages
@@ -27,7 +27,7 @@ MODULES = {1: (), 2: (("a",), ("act", "b"))}  # of the stages
 def held_bytes(name: str, graph: LogicalGraph, strategy: Strategy) -> float:
     """Of a tensor, by the search's account."""
     op = graph.producer[name]
-    (held,) = Objective(graph, strategy).row_bytes(op, Rows(graph, strategy).of(op))
+    (held,) = Objective(graph, strategy).row_bytes(op, RowTables(graph, strategy).of(op))
     return float(held)
 
 
@@ -58,7 +58,7 @@ def test_a_rank_holds_what_its_own_stage_holds() -> None:
     placements = tuple(Placement((("data", 1),), (rank,)) for rank in range(2))
     strategy = Strategy(("data",), placements, stage_modules=MODULES[2], auto=Auto(True))
     graph = split_stages(two_layers(), strategy)
-    rows, objective = Rows(graph, strategy), Objective(graph, strategy)
+    rows, objective = RowTables(graph, strategy), Objective(graph, strategy)
     options = Options.of(graph, rows)
     net = make_network(graph, options, objective)
     found = search(net)
@@ -89,7 +89,7 @@ def test_compute_counts_as_often_as_the_ratio_says() -> None:
 
     def seconds(ratio: float) -> list[float]:
         strategy = one_axis("x", auto=Auto(True, compute_ratio=ratio))
-        return list(Objective(graph, strategy).row_seconds(op, Rows(graph, strategy).of(op)))
+        return list(Objective(graph, strategy).row_seconds(op, RowTables(graph, strategy).of(op)))
 
     assert min(seconds(1.0)) > 0
     assert seconds(3.0) == pytest.approx([3 * s for s in seconds(1.0)])

@@ -24,16 +24,16 @@ from flowrun.engine.ir.graph import (
     UPDATE,
     Feed,
     LogicalGraph,
+    LogicalTensor,
     Op,
     Ref,
-    Tensor,
     Variable,
 )
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Form, Objective
 from flowrun.engine.passes.search.options import Options
-from flowrun.engine.passes.search.rows import Row, Rows, inputs_of, outputs_of
+from flowrun.engine.passes.search.rows import AxisSignatures, RowTables, inputs_of, outputs_of
 from flowrun.engine.passes.search.search import improved, search
 from flowrun.engine.passes.search.starts import with_sets
 from flowrun.engine.passes.search.weigh import ALONE, WEIGHTS, weighed
@@ -47,7 +47,7 @@ UNARY = ("aten.relu.default", "aten.t.default", "aten.neg.default")
 BINARY = ("aten.mm.default", "aten.add.Tensor", "aten.mul.Tensor")
 
 
-class Few(Rows):
+class Few(RowTables):
     """Some rows of every op, and some homes of every source."""
 
     def __init__(self, graph: LogicalGraph, strategy: Strategy, draw: st.DrawFn) -> None:
@@ -75,7 +75,7 @@ class Few(Rows):
         at = st.lists(st.integers(0, len(options) - 1), min_size=count, max_size=count, unique=True)
         return tuple(options[k] for k in draw(at))
 
-    def of(self, op: Op) -> tuple[Row, ...]:
+    def of(self, op: Op) -> tuple[AxisSignatures, ...]:
         return self.few[op.name]
 
     def homes(self, source: Variable | Feed) -> tuple:  # type: ignore[type-arg]
@@ -100,7 +100,7 @@ def problems(draw: st.DrawFn) -> tuple[LogicalGraph, Strategy, Few, Objective]:
     shapes = [*names, "m", "w'", "m'"]
     graph = LogicalGraph(
         tuple(ops),
-        {name: Tensor(name, (SIZE, SIZE), torch.float32) for name in shapes},
+        {name: LogicalTensor(name, (SIZE, SIZE), torch.float32) for name in shapes},
         (Variable("w", "w", "parameter", "w'"), Variable("m/w", "m", "state", "m'", "w")),
         (Feed("x", "x"),),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Ref, Tensor, Variable
+from flowrun.engine.ir.graph import Feed, LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.trunk import hidden_seconds
@@ -18,7 +18,7 @@ OPS = tuple(
 )
 GRAPH = LogicalGraph(
     OPS,
-    {name: Tensor(name, (4,), torch.float32) for name in "xwabc"},
+    {name: LogicalTensor(name, (4,), torch.float32) for name in "xwabc"},
     (Variable("w", "w", "parameter"),),
     (Feed("x", "x"),),
 )
@@ -30,7 +30,7 @@ def test_compute_between_maker_and_first_reader_hides_a_boxing() -> None:
 
 
 def test_tensors_that_are_under_way_together_share_it_by_bytes() -> None:
-    tensors = {**GRAPH.tensors, "v": Tensor("v", (12,), torch.float32)}
+    tensors = {**GRAPH.tensors, "v": LogicalTensor("v", (12,), torch.float32)}
     last = Op("c", "aten.cat.default", (Ref("v"), Ref("w")), outputs=("c",))
     variables = (*GRAPH.variables, Variable("v", "v", "parameter"))
     graph = LogicalGraph((*OPS[:2], last), tensors, variables, GRAPH.feeds)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.launcher.bench.foreseen.published import Foreseen, Row, Table
-from flowrun.launcher.bench.foreseen.score import Line, ranks, score, spearman
+from flowrun.launcher.bench.foreseen.published import Foreseen, PublishedRow, PublishedTable
+from flowrun.launcher.bench.foreseen.score import ScoredFigure, ranks, score, spearman
 
 
 def test_equal_values_share_the_mean_of_their_places() -> None:
@@ -33,17 +33,17 @@ def test_spearman_looks_at_the_order_alone(values: list[int]) -> None:
     assert spearman(values, [value**3 for value in values]) == pytest.approx(1.0)
 
 
-def suite(*rows: Row) -> Foreseen:
-    return Foreseen("mine", "", 0.9, 0.15, (Table("t", "T", "", rows),))
+def suite(*rows: PublishedRow) -> Foreseen:
+    return Foreseen("mine", "", 0.9, 0.15, (PublishedTable("t", "T", "", rows),))
 
 
 def test_a_score_is_of_the_rows_that_could_be_planned() -> None:
     lines = [
-        Line("t", "t/a", "step_ms", 100.0, 110.0),
-        Line("t", "t/b", "step_ms", 200.0, 190.0),
-        Line("t", "t/c", "step_ms", 400.0, 600.0),
-        Line("t", "t/d", "step_ms", 800.0, problem="too large"),
-        Line("other", "other/a", "step_ms", 1.0, 9.0),
+        ScoredFigure("t", "t/a", "step_ms", 100.0, 110.0),
+        ScoredFigure("t", "t/b", "step_ms", 200.0, 190.0),
+        ScoredFigure("t", "t/c", "step_ms", 400.0, 600.0),
+        ScoredFigure("t", "t/d", "step_ms", 800.0, problem="too large"),
+        ScoredFigure("other", "other/a", "step_ms", 1.0, 9.0),
     ]
     given_suite = suite()
     found = score(given_suite, given_suite.tables[0], "step_ms", lines)
