@@ -28,7 +28,7 @@ from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.layout.infer_sbp import infer_update
 from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field, with_pins
-from flowrun.engine.passes.mirror import mirror, rows_of_a_rank
+from flowrun.engine.passes.mirrored_view import mirror, rows_of_a_rank
 from flowrun.engine.passes.search.search_sbp import assign_sbp
 from flowrun.engine.passes.stages.chosen_stages import decided
 from flowrun.engine.passes.stages.split_stages import split_stages

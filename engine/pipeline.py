@@ -14,7 +14,7 @@ from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.layout.infer_sbp import infer_update
 from flowrun.engine.passes.layout.pin_activations import pin_activations
-from flowrun.engine.passes.mirror import mirror
+from flowrun.engine.passes.mirrored_view import mirror
 from flowrun.engine.passes.narrow_gradients import narrow_gradients
 from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.passes.search.search_sbp import assign_sbp

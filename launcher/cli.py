@@ -169,11 +169,11 @@ def _check_words(given: Sequence[str]) -> None:
     options = {name for each in command.params for name in each.opts} | {"--help", "-h"}
     for text in given[1:]:
         if text.startswith("--") and text.partition("=")[0] not in options:
-            from flowrun.launcher.recipe.errors import bad_option
+            from flowrun.launcher.recipe.recipe_errors import bad_option
 
             raise bad_option(text, sorted(options))
     if given[0] == "run" and len(given) > 1 and given[1].isalpha():
-        from flowrun.launcher.recipe.errors import bad_command
+        from flowrun.launcher.recipe.recipe_errors import bad_command
 
         if error := bad_command(given[1], COMMANDS):
             raise error
@@ -336,8 +336,8 @@ def bench(
     """Compare with torch's own layouts (see _BENCH_HELP)."""
     given = overrides or []
     with _errors_shown(given, config_dir):
-        from flowrun.launcher.bench.foreseen.story import foresee
-        from flowrun.launcher.bench.story import bench as run_suite
+        from flowrun.launcher.bench.bench import bench as run_suite
+        from flowrun.launcher.bench.foreseen.foresee import foresee
         from flowrun.launcher.bench.suite import Suite, load_suite
         from flowrun.launcher.terminal.console import wide_console
 
@@ -457,7 +457,7 @@ def _errors_shown(overrides: list[str], config_dir: str | None) -> Iterator[None
     except Exception as error:
         if isinstance(error, typer.Exit) or os.environ.get(TRACEBACK) == "1":
             raise
-        from flowrun.launcher.recipe.errors import explain
+        from flowrun.launcher.recipe.recipe_errors import explain
 
         status = RECIPE_WRONG if isinstance(error, FlowrunError) else RUN_FAILED
         if not isinstance(error, FlowrunError):

@@ -32,7 +32,7 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
             schema,
             spell,
         )
-        from flowrun.launcher.recipe.errors import from_hydra
+        from flowrun.launcher.recipe.recipe_errors import from_hydra
 
         register()
         spelled = spell(overrides)

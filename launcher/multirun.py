@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flowrun.launcher.report.multirun import Comparison
+from flowrun.launcher.report.sweep_table import Comparison
 
 __all__ = ["Comparison"]

@@ -23,16 +23,16 @@ from flowrun.launcher.job.forked import apart
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.elastic import execute_local
 from flowrun.launcher.launch.failure import compiling
-from flowrun.launcher.launch.virtual import execute_virtual
+from flowrun.launcher.launch.virtual_launch import execute_virtual
 from flowrun.launcher.recipe.device import may_use_gpus
 from flowrun.launcher.recipe.schema import Recipe
-from flowrun.launcher.report import trace
+from flowrun.launcher.report import trace_file as trace
 from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Report
-from flowrun.launcher.report.show import plan_report
-from flowrun.launcher.store import weights
+from flowrun.launcher.report.show_plan import plan_report
+from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import Checkpoint, alone, prepare
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, R
     """The recipe as it will run; with its plan, where flowrun has placed it."""
     if not recipe.auto.placement:
         return recipe, None
-    from flowrun.launcher.place.show import summary
-    from flowrun.launcher.place.story import place
+    from flowrun.launcher.place.place import place
+    from flowrun.launcher.place.show_placements import summary
 
     placed = apart(lambda: place(recipe)) if may_use_gpus(recipe) else place(recipe)
     if progress:
@@ -123,8 +123,8 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
     with console.capture() as text:
         planned = None
         if recipe.auto.placement:
-            from flowrun.launcher.place.show import table
-            from flowrun.launcher.place.story import place
+            from flowrun.launcher.place.place import place
+            from flowrun.launcher.place.show_placements import table
 
             placed = place(recipe)
             recipe, planned = placed.recipe, placed.training

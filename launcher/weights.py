@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from flowrun.launcher.store.weights import main
+from flowrun.launcher.store.weight_files import main
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

@@ -37,7 +37,7 @@ from flowrun.engine.capture.rewrites.check_ranges import check_ranges
 from flowrun.engine.capture.rewrites.lookups import make_gradients_dense
 from flowrun.engine.capture.rewrites.recurrent import decomposed_for_training
 from flowrun.engine.capture.rewrites.simplify import simplify
-from flowrun.engine.capture.rewrites.strided import view_elements
+from flowrun.engine.capture.rewrites.strided_views import view_elements
 from flowrun.engine.capture.rewrites.substitutes import substituted
 from flowrun.engine.capture.side_effects import Effect, recorded
 from flowrun.engine.capture.unfold import unfold

@@ -26,9 +26,9 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LogicalTensor, Ref, refs
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.pointwise import RULES as POINTWISE
+from flowrun.engine.strategy import Settings
 
 UpdateFunction = Callable[..., Any]
-Settings = tuple[tuple[str, float | bool], ...]
 
 FED = ("lr", "step")  # keywords that are tensors, fed once a step
 

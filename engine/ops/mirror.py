@@ -1,4 +1,4 @@
-"""Ops that lead in and out of the mirrored view (passes/mirror.py).
+"""Ops that lead in and out of the mirrored view (passes/mirrored_view.py).
 
 No row of theirs holds as a function of a logical tensor: they say how what the ranks hold is to be
 read from there on.

@@ -1,5 +1,5 @@
 """Signatures of reads and writes by strides, which are counted over the elements in their order
-(engine/capture/rewrites/strided.py makes it so), wherever a rank has them in memory.
+(engine/capture/rewrites/strided_views.py makes it so), wherever a rank has them in memory.
 
 Both are linear, so P passes.  The samples split where none reaches into another; frames that
 overlap, as of a short-time Fourier transform, do so within a sample.

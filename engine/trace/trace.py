@@ -3,7 +3,7 @@
 A note tells when an act began and ended (drivers/recorder.py).  What it waited for follows from the
 plan: version v of a register is made by a known act, and a slot is free once a known act has
 returned it.  Whichever ended last is what the act waited for.  Foreseen acts are the rehearsal's.
-Written as a file by launcher/report/trace.py, summed up by engine/trace/step_time.py.
+Written as a file by launcher/report/trace_file.py, summed up by engine/trace/step_time.py.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _trained(folder: Path) -> Sample:
 
 def _peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> Sample:
     """A process a rank; the loss of a step is the mean over the ranks that have one."""
-    from flowrun.launcher.bench.order import PeerOrder
+    from flowrun.launcher.bench.peer_order import PeerOrder
 
     assert run.peer is not None
     order, meet = folder / "order.json", folder / "meet"
@@ -109,7 +109,7 @@ def _peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> S
     compiled = run.mode == "compiled"
     told = PeerOrder(run.overrides, run.peer, compiled, str(meet.absolute()), config_dir)
     order.write_text(told.to_json())
-    command = [*_module("flowrun.launcher.bench.peers.rank"), str(order)]
+    command = [*_module("flowrun.launcher.bench.peers.peer_rank"), str(order)]
     ranks = range(run.ranks)
     place = [{"RANK": str(rank), "WORLD_SIZE": str(run.ranks)} for rank in ranks]
     _run([(command, variables) for variables in place], run, folder, timeout_s)

@@ -21,7 +21,7 @@ from flowrun.launcher.bench.foreseen import published
 from flowrun.launcher.bench.foreseen.published import Foreseen
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.compose import CONFIG_MODULE
-from flowrun.launcher.recipe.errors import PlacedError, did_you_mean, from_hydra
+from flowrun.launcher.recipe.recipe_errors import PlacedError, did_you_mean, from_hydra
 
 CONFIG_NAME = "bench"
 MODES = ("eager", "compiled")

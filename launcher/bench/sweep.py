@@ -20,16 +20,16 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from flowrun.engine.errors import FlowrunError
+from flowrun.launcher.bench.bench import machine, sigterm_as_ctrl_c
 from flowrun.launcher.bench.process import Sample, execute
 from flowrun.launcher.bench.results import settled
 from flowrun.launcher.bench.runs import FLOWRUN, Run
-from flowrun.launcher.bench.story import machine, sigterm_as_ctrl_c
 from flowrun.launcher.bench.suite import Suite, Sweep
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.place.captures import Captures
+from flowrun.launcher.place.place import placed
 from flowrun.launcher.place.planner import Planner
 from flowrun.launcher.place.space import Candidate, Space
-from flowrun.launcher.place.story import placed
 from flowrun.launcher.recipe.compose import compose, load
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.terminal.units import seconds

@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from flowrun.engine.runtime.drivers import checkpoint as disk
+from flowrun.engine.runtime.drivers import logical_checkpoint as disk
 from flowrun.engine.runtime.rank.shards import Shard, whole
 from flowrun.launcher.commands.resume import checkpoint_of
-from flowrun.launcher.recipe.errors import PlacedError
-from flowrun.launcher.store import weights
+from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import find_all
 from flowrun.launcher.store.tensor_file import Contents, write_whole
 

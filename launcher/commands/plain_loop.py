@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flowrun.engine.capture.update_trace import fed_to, states_of
 from flowrun.engine.strategy import LossScale, Optimizer
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.strategy import AUTOCAST
+from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model import build
 from flowrun.launcher.model.build import RecipeParts
 from flowrun.launcher.recipe.schema import Recipe

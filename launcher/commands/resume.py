@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.ir.graph import Variable
-from flowrun.engine.runtime.drivers.checkpoint import check, contents, read_whole
+from flowrun.engine.runtime.drivers.logical_checkpoint import check, contents, read_whole
 from flowrun.engine.runtime.rank.shards import name_of
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load, schema
-from flowrun.launcher.recipe.errors import PlacedError
 from flowrun.launcher.recipe.locate import show_path
+from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.store.checkpoint import ABOUT, FOLDER, RECIPE, Checkpoint, find_all
 

@@ -26,11 +26,11 @@ from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.launcher.commands.plain_loop import Trained, plain_loop
 from flowrun.launcher.job.forked import apart
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.strategy import AUTOCAST
+from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.device import may_use_gpus
 from flowrun.launcher.recipe.schema import MIRRORED, STEP, Recipe
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 
 # float32 sums in another order.  Losses: relative; weights: of the way that training moved them.
 LOSS_TOLERANCE, WEIGHT_TOLERANCE = 1e-6, 1e-5

@@ -24,14 +24,14 @@ from flowrun.engine.compile import (
 from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.passes.mirror import BY_RANK, rows_of_a_rank
+from flowrun.engine.passes.mirrored_view import BY_RANK, rows_of_a_rank
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.forked import apart, beside, started
 from flowrun.launcher.job.garbage import uncollected
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
+from flowrun.launcher.job.recipe_strategy import AUTOCAST, reading, strategy_of
 from flowrun.launcher.job.sampler import Sampler, forms_of, length
 from flowrun.launcher.job.segments import Segment, segments
-from flowrun.launcher.job.strategy import AUTOCAST, reading, strategy_of
 from flowrun.launcher.model import build
 from flowrun.launcher.model.dataset_checks import data_errors, random_fields
 from flowrun.launcher.model.initial import Initial, with_values
@@ -39,7 +39,7 @@ from flowrun.launcher.recipe.checks import check_batch
 from flowrun.launcher.recipe.device import device_type, gpu_name, has_gpus
 from flowrun.launcher.recipe.hardware_keys import better_cpu, is_stand_in
 from flowrun.launcher.recipe.schema import Recipe
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import About, Checkpoint
 from flowrun.launcher.terminal import doing
 

@@ -19,7 +19,7 @@ from torch.optim import SGD, lr_scheduler
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.build import check_arguments
-from flowrun.launcher.recipe.errors import did_you_mean
+from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Optim
 
 SCHEDULES = (

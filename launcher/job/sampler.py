@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from flowrun.engine.capture.capture import Batch
 from flowrun.engine.errors import RecipeError
 from flowrun.models.data.collate import ItemError, collated
 from flowrun.models.data.stacked import batch_of
 from flowrun.models.data.steps import apply, preparation, unprepared
 from flowrun.models.sampling import held_out_indices, sample_indices
 
-Batch = Mapping[str, torch.Tensor]
 Form = tuple[tuple[int, ...], torch.dtype]
 Forms = Mapping[str, Form]
 

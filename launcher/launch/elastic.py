@@ -31,7 +31,7 @@ from flowrun.launcher.launch.hosts import Meeting, ranks_of_a_host
 from flowrun.launcher.launch.worker import Worker
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import complete
 
 _JOIN_S = 600  # how long a host waits for the others

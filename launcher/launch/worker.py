@@ -38,9 +38,9 @@ from flowrun.launcher.launch.failure import described
 from flowrun.launcher.launch.finite import check_step, check_weights
 from flowrun.launcher.launch.hosts import Teller
 from flowrun.launcher.launch.rank_memory import RankMemory
-from flowrun.launcher.launch.virtual import acts_by_name, most_stashed
+from flowrun.launcher.launch.virtual_launch import acts_by_name, most_stashed
 from flowrun.launcher.store import checkpoint as checkpoints
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write
 
 _LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
@@ -109,7 +109,9 @@ class Worker:
             zero_ns = _same_time() if recipe.launch.nnodes > 1 else 0
         body = self._body(rank, device, links)
         if self.job.start:
-            from flowrun.engine.runtime.drivers import checkpoint  # 0.8 s, which few runs need
+            from flowrun.engine.runtime.drivers import (
+                logical_checkpoint as checkpoint,  # 0.8 s, which few runs need
+            )
 
             checkpoint.restore(self.job.start.folder, plan, rank, body.body.variables)
         evaluation: DistributedRank | None = None
@@ -220,7 +222,7 @@ class Worker:
         """
         import torch.distributed as dist
 
-        from flowrun.engine.runtime.drivers import checkpoint
+        from flowrun.engine.runtime.drivers import logical_checkpoint as checkpoint
 
         job, first = self.job, rank == 0
         with _with_peers(rank, "saving a checkpoint"):

@@ -29,7 +29,7 @@ from flowrun.launcher.model.dataset_checks import check_items, check_kind
 from flowrun.launcher.model.deferred import LEAST_BYTES, deferred
 from flowrun.launcher.model.initial import Initial, initial_of, named
 from flowrun.launcher.model.pretrained import weights_of
-from flowrun.launcher.recipe.errors import did_you_mean
+from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Recipe, Target
 
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean

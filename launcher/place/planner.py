@@ -22,7 +22,7 @@ from flowrun.engine.pipeline import finish, lay_out, stage
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.job.garbage import uncollected
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.strategy import reading, strategy_of
+from flowrun.launcher.job.recipe_strategy import reading, strategy_of
 from flowrun.launcher.place.bound import LaidOut, Whole
 from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.outcome import Bound, Outcome, outcome_of

@@ -10,8 +10,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from flowrun.launcher.place.place import Placed
 from flowrun.launcher.place.planner import without_own
-from flowrun.launcher.place.story import Placed
 from flowrun.launcher.recipe.compose import GROUPS, compose, spell
 from flowrun.launcher.recipe.hardware_keys import suited
 from flowrun.launcher.recipe.hydra_source import (

@@ -11,10 +11,9 @@ from typing import Any
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.placement import BATCH_AXES
 from flowrun.launcher.recipe import hydra_source
-from flowrun.launcher.recipe.errors import PlacedError, did_you_mean, one_of
 from flowrun.launcher.recipe.hardware_keys import check_hardware
 from flowrun.launcher.recipe.placement_keys import parse_pins
-from flowrun.launcher.recipe.ranges import check_values
+from flowrun.launcher.recipe.recipe_errors import PlacedError, did_you_mean, one_of
 from flowrun.launcher.recipe.schema import (
     CLUSTERS,
     COMPILERS,
@@ -36,6 +35,7 @@ from flowrun.launcher.recipe.schema import (
     RecipeSchema,
     Zero,
 )
+from flowrun.launcher.recipe.value_ranges import check_values
 
 
 def zero_of(recipe: RecipeSchema) -> Zero:

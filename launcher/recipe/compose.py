@@ -22,13 +22,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.checks import CHECKS, zero_of
-from flowrun.launcher.recipe.errors import from_hydra, unknown_key
 from flowrun.launcher.recipe.placement_keys import (
     check_axis_names,
     parse_in_flight,
     parse_pins,
     parse_stages,
 )
+from flowrun.launcher.recipe.recipe_errors import from_hydra, unknown_key
 from flowrun.launcher.recipe.schema import WEIGHTS, Recipe, RecipeSchema, plain
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"

@@ -16,8 +16,8 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.recipe.errors import PlacedError
 from flowrun.launcher.recipe.locate import show_path
+from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import STOP
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.report import Report, StepRecord, numbers, strict

@@ -1,10 +1,9 @@
 """Checkpoints of a run: RUN_DIR/checkpoints/step_00000200, complete or not there at all.
 
 One is written by all ranks under another name, and renamed by the launcher, so that a run that is
-killed leaves the last good one.  Beside the tensors (engine/runtime/drivers/checkpoint.py) lie
-recipe.yaml,
-which trained it, and checkpoint.json.  There is no more to know: the samples of a step, its
-learning rate and its random numbers are functions of the seed and the step.
+killed leaves the last good one. Beside the tensors (engine/runtime/drivers/logical_checkpoint.py)
+lie recipe.yaml, which trained it, and checkpoint.json. There is no more to know: the samples of a
+step, its learning rate and its random numbers are functions of the seed and the step.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.lowering.shared_weights import one_copy
 from flowrun.engine.runtime.rank.rank import Rank
-from flowrun.engine.runtime.transport.shared_weights import (
+from flowrun.engine.runtime.transport.shared_weight_memory import (
     SharedMemory,
     Weight,
     side_by_side,

@@ -12,7 +12,7 @@ import pytest
 
 from flowrun.engine.errors import FlowrunError, PlanError, RunError, SbpError
 from flowrun.launcher.cli import main
-from flowrun.launcher.report.multirun import PLOT, TABLE
+from flowrun.launcher.report.sweep_table import PLOT, TABLE
 
 
 def end(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:

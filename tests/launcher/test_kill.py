@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import find_all
 from support.command import Command, free_port, losses, run_folder, workplace
 

@@ -13,7 +13,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report import notes as module
 from flowrun.launcher.report.notes import notes
-from flowrun.launcher.report.show import plan_report
+from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.run import run
 from flowrun.launcher.terminal.console import wide_console
 

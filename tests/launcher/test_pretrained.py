@@ -17,7 +17,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from support.command import losses, workplace
 
 MODEL = """\

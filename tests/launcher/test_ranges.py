@@ -18,10 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.job.strategy import strategy_of
+from flowrun.launcher.job.recipe_strategy import strategy_of
 from flowrun.launcher.recipe.compose import compose, load, schema, to_recipe
-from flowrun.launcher.recipe.errors import PlacedError, explain
-from flowrun.launcher.recipe.ranges import ANY, INTEGER, RANGES, Range
+from flowrun.launcher.recipe.recipe_errors import PlacedError, explain
+from flowrun.launcher.recipe.value_ranges import ANY, INTEGER, RANGES, Range
 
 RECIPES = ("gpt_hybrid", "gpt_zero", "insightface_hybrid", "mlp_pipeline", "wide_mlp")
 

@@ -21,7 +21,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.run import run
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import FOLDER, Checkpoint, find_all
 from support.command import workplace
 

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime.drivers.checkpoint import contents, read_whole
+from flowrun.engine.runtime.drivers.logical_checkpoint import contents, read_whole
 from flowrun.launcher.commands.resume import checkpoint_of, resumed
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import FOLDER
 from support.command import losses, workplace
 

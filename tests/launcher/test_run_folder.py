@@ -15,7 +15,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report.report import advice_on
 from flowrun.launcher.run import run
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import alone
 from support.command import losses, workplace
 

@@ -22,7 +22,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import instantiate_model
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from support.architectures import ARCHITECTURES
 from support.command import losses
 from support.transformers_models import LENGTH, VOCABULARY

@@ -14,7 +14,7 @@ import torch
 from flowrun.launcher.model.build import describe_model, instantiate_model
 from flowrun.launcher.model.replay import View
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from support.command import Command, Ended, free_port, losses, run_folder, workplace
 
 pytestmark = pytest.mark.processes

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 
 from flowrun.engine.ir.graph import LogicalTensor, Op
 from flowrun.engine.ir.sbp import Split
-from flowrun.engine.ops.expansions import batch_norm, softmax
-from flowrun.engine.ops.expansions.program import Expansion, ReducedDims
+from flowrun.engine.ops.expansions import expand_batch_norm as batch_norm
+from flowrun.engine.ops.expansions import expand_softmax as softmax
+from flowrun.engine.ops.expansions.expansion import Expansion, ReducedDims
 from flowrun.engine.ops.signature import places
 
 # target -> the argument that is reduced, and which of its dims are

@@ -47,7 +47,7 @@ from flowrun.engine.passes.layout.axis_search import (
 )
 from flowrun.engine.passes.layout.costs import Costs
 from flowrun.engine.passes.layout.homes import feed_home, variable_homes
-from flowrun.engine.passes.mirror import own_ops
+from flowrun.engine.passes.mirrored_view import own_ops
 from flowrun.engine.strategy import Strategy
 
 ASSIGN = "flow.assign"

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flowrun.engine.passes.search.network import Network
+from flowrun.engine.passes.search.cost_network import Network
 from flowrun.engine.passes.search.options import Choice
 
 Ops = tuple[int, ...]

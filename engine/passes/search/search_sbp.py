@@ -11,12 +11,12 @@ from functools import cache
 
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.passes.layout.infer_sbp import infer_sbp, inferred
+from flowrun.engine.passes.search.cost_network import Network
 from flowrun.engine.passes.search.make_network import make_network
-from flowrun.engine.passes.search.network import Network
 from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.options import Choice, Options
 from flowrun.engine.passes.search.rows import RowTables, inputs_of, outputs_of
-from flowrun.engine.passes.search.search import SearchResult, search
+from flowrun.engine.passes.search.search_network import SearchResult, search
 from flowrun.engine.passes.search.starts import choice_of, greedy, with_sets
 from flowrun.engine.passes.search.weigh import weighed
 from flowrun.engine.strategy import Strategy

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from flowrun.engine.ir.graph import LogicalGraph, Op
 from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.passes.search.cost_network import Network
 from flowrun.engine.passes.search.forms import Forms
-from flowrun.engine.passes.search.network import Network
 from flowrun.engine.passes.search.objective import Form, Objective
 from flowrun.engine.passes.search.options import Choice, Options
 from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs_of

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-from flowrun.engine.passes.search.network import Network
+from flowrun.engine.passes.search.cost_network import Network
 from flowrun.engine.passes.search.options import Choice
-from flowrun.engine.passes.search.search import SearchResult
+from flowrun.engine.passes.search.search_network import SearchResult
 from flowrun.engine.strategy import Strategy
 
 # How often a held byte counts as read from memory, in a step.

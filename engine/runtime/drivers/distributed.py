@@ -31,7 +31,7 @@ from flowrun.engine.runtime.rank.rank import Rank, Results, There
 from flowrun.engine.runtime.rank.readers import BatchSource
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import PeerGone, Pending
-from flowrun.engine.runtime.transport.shared_weights import SharedMemory, side_by_side, wholes
+from flowrun.engine.runtime.transport.shared_weight_memory import SharedMemory, side_by_side, wholes
 from flowrun.engine.runtime.transport.transport import cut, join
 
 _METERED_STEPS = 2  # the second runs as all later ones do

@@ -24,7 +24,7 @@ from flowrun.engine.ir.placement import local_slices
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.rank import Rank, Results, There
 from flowrun.engine.runtime.rank.readers import BatchSource
-from flowrun.engine.runtime.transport.shared_weights import Share, side_by_side, wholes
+from flowrun.engine.runtime.transport.shared_weight_memory import Share, side_by_side, wholes
 from flowrun.engine.runtime.transport.transport import run_group, run_route
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.ops import create
-from flowrun.engine.runtime.kernels import attention, pointwise, products
+from flowrun.engine.runtime.kernels import fused_attention as attention
+from flowrun.engine.runtime.kernels import pixel_convolutions as pointwise
+from flowrun.engine.runtime.kernels import products
 
 aten = torch.ops.aten
 

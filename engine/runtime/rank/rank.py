@@ -28,7 +28,7 @@ from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.ports import Port, Ring, Source, ports, reads_of, sources, summed
 from flowrun.engine.runtime.rank.readback import Told
 from flowrun.engine.runtime.rank.readers import BatchSource, Readers, cut
-from flowrun.engine.runtime.transport.shared_weights import Weight
+from flowrun.engine.runtime.transport.shared_weight_memory import Weight
 from flowrun.engine.runtime.transport.transport import Layout, Layouts, layout_of
 
 _OUT_OF_RANGE = (

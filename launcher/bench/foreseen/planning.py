@@ -14,7 +14,7 @@ from torch import Tensor
 from flowrun.engine.capture.capture import Task
 from flowrun.engine.compile import Rehearsed, captured, planned_training
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
-from flowrun.launcher.job.strategy import AUTOCAST, strategy_of
+from flowrun.launcher.job.recipe_strategy import AUTOCAST, strategy_of
 from flowrun.launcher.model import build
 from flowrun.launcher.recipe.schema import Recipe
 

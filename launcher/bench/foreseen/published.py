@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.foreseen.figures import UNITS
-from flowrun.launcher.recipe.errors import did_you_mean
+from flowrun.launcher.recipe.recipe_errors import did_you_mean
 
 KIND = "foreseen"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch.nn.parallel import DistributedDataParallel
 
-from flowrun.launcher.bench.peers.loop import loop, prepared
 from flowrun.launcher.bench.peers.setting import Setting, TrainStep
+from flowrun.launcher.bench.peers.training_loop import loop, prepared
 
 
 def single(setting: Setting) -> TrainStep:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from flowrun.engine.runtime.rank.readback import on_device
 from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.strategy import AUTOCAST
+from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.model.build import instantiate_model
 
 PeerBatch = Mapping[str, Tensor]

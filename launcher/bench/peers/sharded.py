@@ -8,10 +8,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from flowrun.launcher.bench.peers.loop import loop, prepared
-from flowrun.launcher.bench.peers.optimizer import KINDS, arguments
 from flowrun.launcher.bench.peers.setting import Setting, TrainStep, chosen
-from flowrun.launcher.job.strategy import AUTOCAST
+from flowrun.launcher.bench.peers.torch_optimizer import KINDS, arguments
+from flowrun.launcher.bench.peers.training_loop import loop, prepared
+from flowrun.launcher.job.recipe_strategy import AUTOCAST
 
 
 def zero1(setting: Setting) -> TrainStep:

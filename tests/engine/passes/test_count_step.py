@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flowrun.engine.actors.plan import READER
 from flowrun.engine.ir.graph import COUNT, FORWARD, WEIGHTS
-from flowrun.launcher.report.show import timeline
+from flowrun.launcher.report.show_plan import timeline
 from support.layouts import Layout, compiled, virtual_run
 from support.plain_loop import (
     MOMENTUM,

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine.runtime.kernels import attention
+from flowrun.engine.runtime.kernels import fused_attention as attention
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.drivers.checkpoint import contents, read_whole, restore, write
+from flowrun.engine.runtime.drivers.logical_checkpoint import contents, read_whole, restore, write
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.rank.shards import held, to_write, whole
 from support.layouts import Layout, cluster, compiled

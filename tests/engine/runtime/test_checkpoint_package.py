@@ -1,4 +1,4 @@
-"""What engine/runtime/drivers/checkpoint.py relies on of torch.distributed.checkpoint."""
+"""What engine/runtime/drivers/logical_checkpoint.py relies on of torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from flowrun.engine.runtime.drivers import checkpoint
-from flowrun.engine.runtime.drivers.checkpoint import read, write
+from flowrun.engine.runtime.drivers import logical_checkpoint as checkpoint
+from flowrun.engine.runtime.drivers.logical_checkpoint import read, write
 from flowrun.engine.runtime.rank.shards import Shard, whole
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
-from flowrun.engine.runtime.kernels import attention
+from flowrun.engine.runtime.kernels import fused_attention as attention
 from flowrun.engine.runtime.kernels.cuda_graphs import WARM_STEPS, Played, graphed
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.kernels.overrides import kernel_of

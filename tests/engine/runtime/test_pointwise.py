@@ -1,4 +1,4 @@
-"""engine/runtime/kernels/pointwise.py: convolutions by one pixel are torch's, whoever multiplies.
+"""pixel_convolutions.py: convolutions by one pixel are torch's, whoever multiplies.
 
 Relied on of torch: aten.convolution and its gradients are given to oneDNN where they are dilated.
 """
@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.autograd.profiler import profile
 
-from flowrun.engine.runtime.kernels import pointwise, products
+from flowrun.engine.runtime.kernels import pixel_convolutions as pointwise
+from flowrun.engine.runtime.kernels import products
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 aten = torch.ops.aten

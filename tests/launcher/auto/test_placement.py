@@ -9,9 +9,9 @@ import pytest
 
 from flowrun.launcher.cli import main
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.place.place import Placed, place
 from flowrun.launcher.place.saved import save
-from flowrun.launcher.place.show import ten, why
-from flowrun.launcher.place.story import Placed, place
+from flowrun.launcher.place.show_placements import ten, why
 from flowrun.launcher.recipe.compose import load
 from support.placements import SMALL
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.launcher.place.outcome import Bound, Outcome
-from flowrun.launcher.place.search import PlacementResult, order, search
+from flowrun.launcher.place.placement_search import PlacementResult, order, search
 from flowrun.launcher.place.space import Branch, Candidate
 
 TIMES = st.integers(1, 30).map(float)

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from flowrun.launcher.place.outcome import Outcome, Spent
-from flowrun.launcher.place.search import PlacementResult
-from flowrun.launcher.place.show import table
+from flowrun.launcher.place.placement_search import PlacementResult
+from flowrun.launcher.place.show_placements import table
 from flowrun.launcher.place.space import Branch, Candidate
 
 

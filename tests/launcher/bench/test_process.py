@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flowrun.launcher.bench.order import PeerOrder
+from flowrun.launcher.bench.peer_order import PeerOrder
 from flowrun.launcher.bench.process import _reason, execute
 from flowrun.launcher.bench.runs import FLOWRUN, Run
 from flowrun.launcher.bench.suite import Peer

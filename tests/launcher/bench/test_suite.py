@@ -10,7 +10,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.bench.runs import FLOWRUN, round_of
 from flowrun.launcher.bench.suite import KINDS, Suite, load_suite
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.errors import explain
+from flowrun.launcher.recipe.recipe_errors import explain
 
 SUITES = sorted(
     file.stem

@@ -228,7 +228,7 @@ class Computed(TorchDispatchMode):
 
     def _own(self, name: str, there: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """The engine's own ops are functions of others."""
-        from flowrun.engine.runtime.kernels import attention
+        from flowrun.engine.runtime.kernels import fused_attention as attention
 
         functions = {
             "attention": attention._attention,

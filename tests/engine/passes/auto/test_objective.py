@@ -13,7 +13,7 @@ from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.options import Options
 from flowrun.engine.passes.search.rows import RowTables
-from flowrun.engine.passes.search.search import search
+from flowrun.engine.passes.search.search_network import search
 from flowrun.engine.passes.search.weigh import ALONE, weighed
 from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.strategy import Auto, Strategy

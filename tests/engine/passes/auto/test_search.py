@@ -34,7 +34,7 @@ from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Form, Objective
 from flowrun.engine.passes.search.options import Options
 from flowrun.engine.passes.search.rows import AxisSignatures, RowTables, inputs_of, outputs_of
-from flowrun.engine.passes.search.search import improved, search
+from flowrun.engine.passes.search.search_network import improved, search
 from flowrun.engine.passes.search.starts import with_sets
 from flowrun.engine.passes.search.weigh import ALONE, WEIGHTS, weighed
 from flowrun.engine.strategy import Auto, Strategy

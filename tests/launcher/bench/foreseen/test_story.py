@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.launcher.bench.foreseen import story
+from flowrun.launcher.bench.foreseen import foresee as story
+from flowrun.launcher.bench.foreseen.foresee import FILE, foresee
 from flowrun.launcher.bench.foreseen.planning import planned
 from flowrun.launcher.bench.foreseen.published import Foreseen, parse
-from flowrun.launcher.bench.foreseen.story import FILE, foresee
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Recipe

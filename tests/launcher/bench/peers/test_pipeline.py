@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import pipelining
 
-from flowrun.launcher.bench.peers.pipeline import ONE_STAGE, best_cut, products, stage_ranks
+from flowrun.launcher.bench.peers.torch_pipelining import ONE_STAGE, best_cut, products, stage_ranks
 from flowrun.launcher.bench.suite import load_suite
 from flowrun.models.gpt_chain import ChainGPT
 

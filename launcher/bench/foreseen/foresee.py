@@ -15,10 +15,10 @@ from rich.console import Console
 from flowrun.engine.errors import FlowrunError
 from flowrun.launcher.bench.foreseen.figures import UNITS
 from flowrun.launcher.bench.foreseen.planning import planned
-from flowrun.launcher.bench.foreseen.plot import draw
+from flowrun.launcher.bench.foreseen.plot_tables import draw
 from flowrun.launcher.bench.foreseen.published import Foreseen, PublishedRow, PublishedTable
 from flowrun.launcher.bench.foreseen.score import Score, ScoredFigure, score
-from flowrun.launcher.bench.foreseen.show import result
+from flowrun.launcher.bench.foreseen.show_tables import result
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.terminal.console import NO_PLOT
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from flowrun.engine.passes.layout.elimination import CostTable, Values, lower_bound, minimise
+from flowrun.engine.passes.search.cost_network import Network
 from flowrun.engine.passes.search.neighbourhoods import Neighbourhood, neighbourhoods
-from flowrun.engine.passes.search.network import Network
 from flowrun.engine.passes.search.options import Choice
 
 EXACT_WIDEST = 1 << 21  # entries of a table, where the whole is tried at once

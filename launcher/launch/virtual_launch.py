@@ -22,7 +22,7 @@ from flowrun.launcher.launch.finite import check_step, check_weights
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import checkpoint as checkpoints
-from flowrun.launcher.store import weights
+from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write_whole
 
 
@@ -42,7 +42,9 @@ def execute_virtual(
     traced = recipe.engine.traced_steps
     cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
     if job.start:
-        from flowrun.engine.runtime.drivers import checkpoint  # 0.8 s, which few runs need
+        from flowrun.engine.runtime.drivers import (
+            logical_checkpoint as checkpoint,  # 0.8 s, which few runs need
+        )
 
         for rank, body in cluster.ranks.items():
             checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
@@ -114,7 +116,7 @@ def _shards(job: Job, cluster: VirtualCluster) -> Iterator[Shard]:
 
 def _checkpoint(job: Job, cluster: VirtualCluster, run_folder: Path, step: int) -> None:
     """Write what every rank has to."""
-    from flowrun.engine.runtime.drivers import checkpoint
+    from flowrun.engine.runtime.drivers import logical_checkpoint as checkpoint
 
     folder = checkpoints.begin(run_folder, job.about(step), job.recipe.to_yaml())
     checkpoint.write(folder, _shards(job, cluster), alone=True)

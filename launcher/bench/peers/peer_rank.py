@@ -1,4 +1,4 @@
-"""One rank of a peer, a process of its own: `python -m flowrun.launcher.bench.peers.rank ORDER`.
+"""The process of one rank of a peer: `python -m flowrun.launcher.bench.peers.peer_rank ORDER`.
 
 ORDER is a file of an Order; what was measured goes to ORDER's folder, a file a rank.
 """
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from flowrun.engine.runtime.rank.readback import Told
-from flowrun.launcher.bench.order import PeerOrder
+from flowrun.launcher.bench.peer_order import PeerOrder
 from flowrun.launcher.bench.peers.setting import Setting, TrainStep
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.process_memory import most_taken, taken

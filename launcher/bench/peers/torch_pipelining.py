@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 from torch.distributed import pipelining
 
-from flowrun.launcher.bench.peers.optimizer import optimizer
 from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, chosen
+from flowrun.launcher.bench.peers.torch_optimizer import optimizer
 
 ONE_STAGE = ("1F1B", "GPipe")  # schedules with one stage a rank; all others have two
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # whose last stage is on the first rank

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from flowrun.engine.compile import as_good_as
 from flowrun.launcher.place.outcome import Outcome, Spent
-from flowrun.launcher.place.search import SHOWN, PlacementResult
+from flowrun.launcher.place.placement_search import SHOWN, PlacementResult
 from flowrun.launcher.terminal.units import seconds, size
 
 _LACKING = 3  # candidates that lack memory, of the ten, at most

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from flowrun.launcher.bench.peers.optimizer import optimizer
 from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, chosen
+from flowrun.launcher.bench.peers.torch_optimizer import optimizer
 
 
 def prepared(setting: Setting) -> nn.Module:

@@ -9,8 +9,8 @@ from typing import Any
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.place.outcome import Outcome
+from flowrun.launcher.place.placement_search import PlacementResult, search
 from flowrun.launcher.place.planner import Planner
-from flowrun.launcher.place.search import PlacementResult, search
 from flowrun.launcher.place.short import PLANS, ShortPlanner
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.terminal.units import size

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from flowrun.engine.ir.graph import LogicalTensor, Op
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P
-from flowrun.engine.ops.expansions.program import Expansion, LaidOutValue, ReducedDims
+from flowrun.engine.ops.expansions.expansion import Expansion, LaidOutValue, ReducedDims
 from flowrun.engine.ops.signature import bind
 
 

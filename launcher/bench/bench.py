@@ -20,11 +20,11 @@ from typing import Any
 
 from rich.console import Console
 
-from flowrun.launcher.bench.plot import draw
+from flowrun.launcher.bench.plot_results import draw
 from flowrun.launcher.bench.process import execute
 from flowrun.launcher.bench.results import FinishedRun, ResultLine, key_of, lines, settled
 from flowrun.launcher.bench.runs import round_of
-from flowrun.launcher.bench.show import table
+from flowrun.launcher.bench.show_results import table
 from flowrun.launcher.bench.suite import Suite
 from flowrun.launcher.recipe.compose import compose
 from flowrun.launcher.terminal.console import NO_PLOT
