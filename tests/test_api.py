@@ -49,7 +49,7 @@ def test_a_mistake_is_one_error_with_a_place() -> None:
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a smaller recipe, in one process."""
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).resolve().parents[1] / "docs" / "python.md").read_text()
+    page = (Path(__file__).resolve().parents[1] / "docs" / "reference" / "python.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
     shorter = {"gpt_hybrid": "mlp_hybrid", "train.steps=20": 'train.steps=2", "launch=virtual'}
     for long, short in shorter.items():

@@ -21,7 +21,7 @@ from flowrun.launcher.cli import COMMANDS
 from flowrun.launcher.recipe.compose import load, spell
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 USUAL = "defaults: [/model: gpt_tiny, /data: text, /optim: adamw, /launch: local]\n"
 OF_A_RUN = "recipe=gpt_hybrid"  # what a run folder of the pages may have trained
 REFUSED = "exit status 2"  # said behind a command that is to fail

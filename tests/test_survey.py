@@ -1,4 +1,4 @@
-"""A sample of docs/ops.md, of every kind: each module still trains as the page says."""
+"""A sample of docs/measured/ops.md, of every kind: each module still trains as the page says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from flowrun.engine.errors import FlowrunError
 from support.survey import CASES, Verdict, verdict
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "ops.md").read_text()
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "measured" / "ops.md").read_text()
 WRITTEN = {
     cells[1].strip(): [cell.strip() for cell in cells[2:]]
     for cells in (line.split("|") for line in PAGE.splitlines() if line.startswith("| "))

@@ -139,7 +139,7 @@ def _optimizer(asked: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
 
 
 class _ByFunction(torch.optim.Optimizer):
-    """The update that a function describes (docs/training.md), run on whole tensors."""
+    """The update that a function describes (docs/how_to/training.md), run on whole tensors."""
 
     def __init__(self, groups: list[dict[str, Any]], function: Callable[..., Any]) -> None:
         super().__init__(groups, {})

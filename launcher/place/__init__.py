@@ -2,5 +2,5 @@
 
     recipe -> Space of Candidates -> Bounds -> search: plans of the best -> Outcomes -> a recipe
 
-story.py is the whole of it; docs/placement_search.md explains it to a user.
+story.py is the whole of it; docs/how_to/placement_search.md explains it to a user.
 """

@@ -43,8 +43,8 @@ def table(found: PlacementResult) -> RenderableType:
 
 
 _NOTE = (
-    "~: told by plans of few of the model's blocks (docs/placement_search.md), as are the memory,"
-    " bytes and bubble of rows without a whole plan."
+    "~: told by plans of few of the model's blocks (docs/how_to/placement_search.md), as are the"
+    " memory, bytes and bubble of rows without a whole plan."
 )
 
 

@@ -79,7 +79,7 @@ class Eval:
 
 @dataclass(frozen=True)
 class Optim:
-    """The update of the weights (docs/training.md).
+    """The update of the weights (docs/how_to/training.md).
 
     name: adamw, sgd, lion, lamb or adagrad.  update: a function of one's own instead, `_target_`
     beside its numbers.  clip_norm: largest global norm of the gradient, clip_value: largest
@@ -181,7 +181,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Auto:
-    """What flowrun decides itself (docs/auto.md); `parallel=auto` enables it.
+    """What flowrun decides itself (docs/how_to/auto.md); `parallel=auto` enables it.
 
     enabled: the layout of every op by its seconds, over all axes together; pins of `sbp` stay,
     unless ignore_user_sbp.  computation_cost_ratio: compute seconds count so many times.
@@ -190,9 +190,10 @@ class Auto:
     the same share a boxing.  memory: what a held byte costs: off, slight, moderate, heavy, or
     adaptive (as little as hardware.memory_bytes allows).
     placement: sizes of the axes, stages, micro-batches, in_flight, ZeRO and recomputation, all
-    together: the fastest that memory allows (docs/placement_search.md).  ranks: to be placed; null:
-    as many as `placement` has.  keep: keys that stay as the recipe has them, of KEEPABLE or
-    sections of these.  plans: most candidates that are compiled.
+    together: the fastest that memory allows (docs/how_to/placement_search.md).
+    ranks: to be placed; null: as many as `placement` has.
+    keep: keys that stay as the recipe has them, of KEEPABLE or sections of these.
+    plans: most candidates that are compiled.
     """
 
     enabled: bool = False
@@ -216,7 +217,7 @@ class Train:
     sampling and of dropout.  save: write the trained weights to the run's folder.  save_every:
     steps from one checkpoint to the next (and one at the end), 0 = none.  keep: the newest that
     stay, 0 = all.  loss_mean: step: the loss of a step is that of its whole batch, whatever
-    the number of micro-batches (docs/training.md); micro_batch: the mean of the losses of
+    the number of micro-batches (docs/how_to/training.md); micro_batch: the mean of the losses of
     micro-batches, as loops that accumulate gradients have it, and as the mirrored view always has.
     on_nonfinite: stop: a loss or a gradient that is not finite ends the run before it is saved;
     ignore: it goes on.
@@ -330,7 +331,7 @@ class RecipeSchema:
     Face's, that training starts from.
     sbp: pattern over parameter or module names -> axis -> SBP, or -> in, out -> axis -> SBP.
     signatures: an op of one's own, "my::op" -> {_target_: a function of its rows, local: one of
-    what a rank runs, flops or seconds: one of its cost} (docs/signatures.md).
+    what a rank runs, flops or seconds: one of its cost} (docs/how_to/signatures.md).
     view: consistent (one logical batch, the numbers of one device) or mirrored (each rank its own
     batch and its own batch norm statistics; gradients averaged; results of each rank as a list).
     """

@@ -94,7 +94,7 @@ def _slow_readers(job: Job) -> Iterator[str]:
             f"samples bound the step: {seconds(step_s)}, {seconds(rest)} if they were ready. "
             f"{f'The step {step!r} of the data set' if step else 'Reading'} takes a rank "
             f"{seconds(a_step(busiest))} of one core; prepare samples beforehand{instead} "
-            "(docs/data.md)"
+            "(docs/how_to/data.md)"
         )
 
 

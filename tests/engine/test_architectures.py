@@ -3,7 +3,7 @@ torch.
 
 Three steps in fp32; losses and weights within 1e-4, these as a share of the way that training moved
 them (measured: 3e-7 and 5e-5). Each architecture has one or two of the layouts here; all of all are
-in docs/architectures.md.
+in docs/measured/architectures.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """parallel=auto on shipped recipes: never above what inference and greedy choice find, and it says
-how good it is.  All recipes, in their own size: `python docs/auto.py`.
+how good it is.  All recipes, in their own size: `python docs/how_to/auto.py`.
 """
 
 from __future__ import annotations

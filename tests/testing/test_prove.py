@@ -104,9 +104,9 @@ def test_the_rule_sees_op_and_shapes() -> None:
 
 
 def test_the_example_of_the_page_runs_and_its_wrong_row_is_told() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "signatures.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "how_to" / "signatures.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(example, "docs/signatures.md", "exec", dont_inherit=True), names)
+    exec(compile(example, "docs/how_to/signatures.md", "exec", dont_inherit=True), names)
     with pytest.raises(RowError, match=r"S\(0\), S\(0\) -> B does not hold"):
         prove("my::row_sums", ["S0, S0 -> B"], [(X, IDS, 2)])

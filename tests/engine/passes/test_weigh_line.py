@@ -68,7 +68,7 @@ def test_a_stage_is_taken_for_what_its_plan_takes(stages: int) -> None:
 @pytest.mark.parametrize("stages", [3, 6])
 def test_a_cut_is_no_slower_than_one_between_blocks(stages: int) -> None:
     """With 1f1b; late weight gradients fill waits, which no sum over a stage knows of
-    (docs/placement_search.md).
+    (docs/how_to/placement_search.md).
     """
     graph, strategy = task(stages)
     between = replace(strategy, decided=cut(graph, Blocks("blocks", DEPTH), DEPTH // stages))

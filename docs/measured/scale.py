@@ -1,5 +1,5 @@
-"""Seconds of planning against ranks and layers: `python docs/scale.py` makes scale.svg, and the
-table at the end of scale.md.
+"""Seconds of planning against ranks and layers: `python docs/measured/scale.py` makes scale.svg
+and the table at the end of scale.md.
 
 GPT-3 (recipes/gpt3_175b.yaml), made smaller; each plan in a process of its own, none kept.
 """
@@ -26,7 +26,7 @@ TITLES = {
     "ranks": "16 layers on 8 stages, more ranks each",
     "layers": "3 layers on 2 stages of 48 ranks, more of both",
 }
-TABLE = "<!-- table: python docs/scale.py -->\n"
+TABLE = "<!-- table: python docs/measured/scale.py -->\n"
 
 
 class Planned(NamedTuple):

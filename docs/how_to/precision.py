@@ -1,9 +1,8 @@
-"""Losses in fp32, bf16 and fp16 over the same 200 steps, drawn: docs/precision.svg.
+"""Losses in fp32, bf16 and fp16 over the same 200 steps, drawn: docs/how_to/precision.svg.
 
-    python docs/precision.py [steps]
+    python docs/how_to/precision.py [steps]
 
-Trains the recipe of docs/precision.md three times (some minutes on two cores).  Needs the extra
-`plot`.
+Trains the recipe of precision.md three times (some minutes on two cores).  Needs the extra `plot`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Writes docs/ops.md, and the rows that ship: modules and functions of torch, data parallel.
+"""Writes docs/measured/ops.md, and the rows that ship: modules and functions of torch.
 
-    python docs/ops.py [name …]
+    python docs/measured/ops.py [name …]
 
 Each is trained two steps on one rank and on two, on the virtual cluster and in a plain torch loop.
 With names those rows of the page alone are made anew.  What ops without a table were found to do
@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import torch  # noqa: E402
@@ -25,12 +25,12 @@ from support.layouts import compiled, virtual_run  # noqa: E402
 from support.plain_loop import plain_loop  # noqa: E402
 from support.survey import CASES, verdict  # noqa: E402
 
-FILE = ROOT / "docs" / "ops.md"
+FILE = ROOT / "docs" / "measured" / "ops.md"
 BOUND = 1e-5
 HEADS = ["module or function", "its ops", "found by experiment", "gathered", "apart from torch"]
 PAGE = """# Modules and functions
 
-Written by `python docs/ops.py` with torch {torch}.
+Written by `python docs/measured/ops.py` with torch {torch}.
 
 Every line is a net of one such module or function behind weights of its own, trained on one rank
 and on two as data parallel, beside a plain torch loop. Its ops have rows **by hand**

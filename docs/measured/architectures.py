@@ -1,6 +1,6 @@
-"""Writes docs/architectures.md: unmodified models in every layout, beside plain torch.
+"""Writes docs/measured/architectures.md: unmodified models in every layout, beside plain torch.
 
-    python docs/architectures.py [architecture …]
+    python docs/measured/architectures.py [architecture …]
 
 Each is trained three steps on the virtual cluster and in a plain torch loop.  The page has a row
 for each and is written after every one: with names those rows alone are made anew, and without
@@ -14,7 +14,7 @@ import sys
 import warnings
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import torch  # noqa: E402
@@ -26,10 +26,10 @@ from support.layouts import Layout, captured, compiled, virtual_run  # noqa: E40
 from support.plain_loop import Trained, Training, plain_loop  # noqa: E402
 from support.vision import versions  # noqa: E402
 
-FILE = ROOT / "docs" / "architectures.md"
+FILE = ROOT / "docs" / "measured" / "architectures.md"
 PAGE = """# Architectures
 
-Written by `python docs/architectures.py` with {versions}.
+Written by `python docs/measured/architectures.py` with {versions}.
 
 Models of the paper that flowrun ships, then models of `transformers`, torchvision and timm as they
 are: tiny (one layer of each block), random weights, no dropout. Each is trained {steps} steps in

@@ -1,5 +1,5 @@
-"""The tables of auto.md: `python docs/auto.py` searches a layout for every shipped recipe, with its
-pins and without, and for a GPT of 4, 24 and 96 blocks.
+"""The tables of auto.md: `python docs/how_to/auto.py` searches a layout for every shipped recipe,
+with its pins and without, and for a GPT of 4, 24 and 96 blocks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from flowrun.engine.strategy import Auto
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 
-TABLE = "<!-- tables: python docs/auto.py -->\n"
-RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").glob("*.yaml"))
+TABLE = "<!-- tables: python docs/how_to/auto.py -->\n"
+RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 SMALLER = {  # too large to be searched here in a minute
     "gpt3_175b": (
         "model.depth=12",

@@ -1,5 +1,5 @@
-"""Foreseen beside measured memory, on real processes; `python docs/memory.py` writes the table of
-memory.md.
+"""Foreseen beside measured memory, on real processes; `python docs/how_to/memory.py` writes the
+table of memory.md.
 
 A GPT of 13 million parameters is trained for three steps in each layout.  The CPU of one small
 machine will do: 2 processes, half a gigabyte each.
@@ -33,7 +33,7 @@ LAYOUTS = {
     "tensor 2": "placement.axes={tensor: 2}",
     "tensor 2, recompute blocks.*": "placement.axes={tensor: 2} " + AGAIN,
 }
-TABLE = "<!-- table: python docs/memory.py -->\n"
+TABLE = "<!-- table: python docs/how_to/memory.py -->\n"
 HEAD = """
 The model, a GPT of 13 million parameters:
 
