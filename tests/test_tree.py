@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,32 @@ PUBLIC_NAMES = {"launcher/weights.py", "launcher/multirun.py"}
 TYPES_ALONE = {("engine/ir/graph.py", "engine/ops/table.py")}
 MOST_FILES = 14
 WIDE = {"engine/ops": "one family of ops a file"}
+MODEL = "a file of models/ is read alone, as a user's own model is"
+# type names that several modules define, and why
+SHARED_TYPE_NAMES = dict.fromkeys(("Attention", "Block", "Embed", "FeedForward", "Head"), MODEL)
+SHARED_TYPE_NAMES |= dict.fromkeys(
+    (
+        "Auto",
+        "Flight",
+        "Form",
+        "Forms",
+        "Layout",
+        "Layouts",
+        "Place",
+        "Port",
+        "Recompute",
+        "Ring",
+        "Task",
+        "Tile",
+        "Zero",
+    ),
+    "not yet renamed",
+)
 FILES = sorted(file for top in ("engine", "launcher") for file in (ROOT / top).rglob("*.py"))
+
+
+TOPS = ("engine", "launcher", "models", "testing")
+ALL_FILES = sorted(file for top in TOPS for file in (ROOT / top).rglob("*.py"))
 
 
 def level_of(file: str) -> int:
@@ -121,3 +147,38 @@ def test_every_folder_begins_with_its_map() -> None:
     for file in FILES:
         if file.name == "__init__.py" and len(list(file.parent.glob("*.py"))) > 1:
             assert ast.get_docstring(ast.parse(file.read_text())), file
+
+
+def test_tests_mirror_the_tree() -> None:
+    for top in ("engine", "launcher", "models"):
+        for test in (ROOT / "tests" / top).rglob("test_*.py"):
+            folder = test.parent.relative_to(ROOT / "tests")
+            assert (ROOT / folder).is_dir(), f"{test}: no folder {folder}"
+
+
+def test_no_two_files_share_a_name() -> None:
+    counts = Counter(file.name for file in ALL_FILES if file.name != "__init__.py")
+    assert {name for name, count in counts.items() if count > 1} == set()
+
+
+def types_of(file: Path) -> set[str]:
+    """Names of the classes and type aliases of a module, without a leading underscore."""
+    tree = ast.parse(file.read_text())
+    found = {node.name.lstrip("_") for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id.lstrip("_"), ast.unparse(node.value)
+            is_type = name.istitle() or (name[:1].isupper() and not name.isupper())
+            if is_type and not value.startswith(("TypeVar", "torch.Tensor")):
+                found.add(name)
+    return found
+
+
+def test_no_two_modules_define_a_type_of_one_name() -> None:
+    modules: dict[str, list[str]] = {}
+    for file in ALL_FILES:
+        for name in types_of(file):
+            modules.setdefault(name, []).append(file.relative_to(ROOT).as_posix())
+    twice = {name: files for name, files in modules.items() if len(files) > 1}
+    assert {name: files for name, files in twice.items() if name not in SHARED_TYPE_NAMES} == {}
+    assert set(SHARED_TYPE_NAMES) <= set(twice), "a name in the list occurs once by now"

@@ -1,6 +1,6 @@
 """capture: a torch module and the shapes of one micro-batch -> LogicalGraph (level "captured").
 
-Relied upon of torch (tests/engine/test_capture.py names each fact):
+Relied upon of torch (tests/engine/capture/test_capture.py names each fact):
 `dynamo_graph_capture_for_export` turns module and loss into one FX graph, whose `process_inputs`
 gives what its placeholders stand for; `aot_export_joint_with_descriptors` turns that into one
 functional ATen graph of forward and backward, which joint_graph.py reads.  These two files and

@@ -3,7 +3,7 @@
 Plain torch hands a hook the gradient of one backward, and goes on with what it returns.  So does
 this: the hook is traced as a function of the gradient of one micro-batch.
 
-Relied upon of torch (tests/engine/test_gradient_hooks.py): a tensor keeps its hooks in
+Relied upon of torch (tests/engine/capture/test_gradient_hooks.py): a tensor keeps its hooks in
 `_backward_hooks`, in order; `make_fx` traces one into functional ATen ops, and lists the tensors
 from outside as `get_attr` nodes.
 """

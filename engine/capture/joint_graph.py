@@ -1,6 +1,6 @@
 """joint_graph: torch's joint graph of forward and backward, in FX -> LogicalGraph.
 
-Relied upon (tests/engine/test_capture.py names each fact): placeholders and outputs carry
+Relied upon (tests/engine/capture/test_capture.py names each fact): placeholders and outputs carry
 descriptors (`meta["desc"]`), nodes `nn_module_stack` (forward), `fwd_nn_module_stack` (backward),
 `seq_nr` and `val` (a fake tensor); joint_nodes.py has the rest.
 """

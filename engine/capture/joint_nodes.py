@@ -2,10 +2,10 @@
 which are backward, which are there for what they do and not for a result, which cannot be read, and
 where in the user's code each came from.
 
-Relied upon (tests/engine/test_custom_functions.py, test_checks.py): nodes that autograd made have
-the `partitioner_tag` "is_backward", and what a user's autograd.Function computes in its backward
-has none; `with_effects(token, op, *arguments)` makes a token, then what the op makes; `stack_trace`
-is Python's, innermost frame last.
+Relied upon (tests/behaviour/training/test_custom_functions.py, test_checks.py): nodes that autograd
+made have the `partitioner_tag` "is_backward", and what a user's autograd.Function computes in its
+backward has none; `with_effects(token, op, *arguments)` makes a token, then what the op makes;
+`stack_trace` is Python's, innermost frame last.
 """
 
 from __future__ import annotations

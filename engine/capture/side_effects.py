@@ -5,10 +5,10 @@ writes to.  Capture leaves these writes undone, so they must be known: a buffer 
 becomes an output of the graph, and the rest is looked at when the module is called twice
 (capture_check).
 
-Relied upon of torch (tests/engine/test_side_effects.py): `SideEffects.codegen_update_mutated` is
-called once all is traced; `_get_modified_vars`, `id_to_variable`, `keepalive`,
-`store_attr_mutations` and `mutation_user_stacks` say what was modified, which object it is, and
-where that was written.
+Relied upon of torch (tests/engine/capture/test_side_effects.py):
+`SideEffects.codegen_update_mutated` is called once all is traced; `_get_modified_vars`,
+`id_to_variable`, `keepalive`, `store_attr_mutations` and `mutation_user_stacks` say what was
+modified, which object it is, and where that was written.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ default starts at 0, one whose default is a number starts at that, one whose def
 as the parameter.  `lr` and `step` (from 1) are scalar tensors, fed once a step to functions that
 take them; other keywords are numbers of the recipe.  Returned are the new parameter and the new
 states, in order; nothing is changed in place.  With torch's `make_fx`
-(tests/engine/test_update_trace.py names what is relied on).
+(tests/engine/capture/test_update_trace.py names what is relied on).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ TORCH = "torch " + ".".join(torch.__version__.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeptRow:
     """What is known of a form.  sizes: letter -> the size that it had when it was tried."""
 
     sizes: Mapping[str, int]
@@ -41,15 +41,15 @@ class Entry:
         return [" ".join(f"{k}={n}" for k, n in self.sizes.items()), *map(str, self.rows)]
 
 
-def _entry(texts: Sequence[str]) -> Entry:
+def _entry(texts: Sequence[str]) -> KeptRow:
     sizes = (word.split("=") for word in texts[0].split())
-    return Entry({k: int(n) for k, n in sizes}, tuple(map(parse_found, texts[1:])))
+    return KeptRow({k: int(n) for k, n in sizes}, tuple(map(parse_found, texts[1:])))
 
 
-Entries = Mapping[str, Entry]  # by the text of the form
+Entries = Mapping[str, KeptRow]  # by the text of the form
 
 
-def read_rows(text: str, holds_for: str = TORCH) -> dict[str, Entry]:
+def read_rows(text: str, holds_for: str = TORCH) -> dict[str, KeptRow]:
     """Entries of a text; none if it holds for another torch.  Raises ValueError if it is broken."""
     read = json.loads(text)
     if read.get("holds_for") != holds_for:
@@ -88,7 +88,7 @@ class KeptRows:
     """
 
     file: Path | None = None
-    own: dict[str, Entry] = field(default_factory=dict)
+    own: dict[str, KeptRow] = field(default_factory=dict)
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class KeptRows:
         found = experiments(list(new.values()))
         for (key, form), rows in zip(new.items(), found, strict=True):
             unique = {row.signature: row for row in reversed(rows)}
-            self.own[key] = Entry(dict(form.sizes), tuple(reversed(unique.values())))
+            self.own[key] = KeptRow(dict(form.sizes), tuple(reversed(unique.values())))
         self.seconds += time.perf_counter() - began
         self._write()
 

@@ -7,8 +7,8 @@ the generator is always where plain torch has it; its state before them is kept.
 for a value, it is made there and then.  What cannot be told so (a thread, a pointer that is asked
 for) ends the recording: build.py then makes the model whole, with a note that says why.
 
-Relied upon of torch (tests/launcher/test_deferred.py): a storage with a size and no memory; schemas
-that tell what an op writes to, and tags that tell what it draws.
+Relied upon of torch (tests/launcher/model/test_deferred.py): a storage with a size and no memory;
+schemas that tell what an op writes to, and tags that tell what it draws.
 """
 
 from __future__ import annotations

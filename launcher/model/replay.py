@@ -6,8 +6,8 @@ depends on: its arguments, the state of the generator before it, the default dty
 do again, in order, the calls that a tensor depends on, and no others; what only the next call reads
 is written over, so that most weights take their own memory and no more.
 
-Relied upon of torch (tests/launcher/test_deferred.py): the same op, at the same strides, on one
-thread, from the same state of the generator, makes the same bits.
+Relied upon of torch (tests/launcher/model/test_deferred.py): the same op, at the same strides, on
+one thread, from the same state of the generator, makes the same bits.
 """
 
 from __future__ import annotations

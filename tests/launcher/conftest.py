@@ -1,16 +1,5 @@
-"""A working directory of its own for every test, without recipes of the user."""
+"""Every test of the launcher works in an empty directory."""
 
-from __future__ import annotations
+from support.workplace import workplace
 
-from pathlib import Path
-
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: empty."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FLOWRUN_RECIPES", raising=False)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
+__all__ = ["workplace"]

@@ -2,8 +2,8 @@
 they leave out dropout between layers, and take oneDNN's LSTM, as for inference, where the input
 needs no gradient.
 
-Relied upon of torch (tests/engine/test_recurrent.py): `_rnn_helper` is what all of them call; up to
-2.13 it asks `num_layers < i - 1` before layer i, so that nothing is ever dropped;
+Relied upon of torch (tests/engine/capture/rewrites/test_recurrent.py): `_rnn_helper` is what all of
+them call; up to 2.13 it asks `num_layers < i - 1` before layer i, so that nothing is ever dropped;
 `select_one_layer_lstm_function` takes oneDNN's or `one_layer_lstm`.
 """
 

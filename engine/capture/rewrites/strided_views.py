@@ -6,8 +6,8 @@ piece wherever it likes.  Where it reads the elements that are there in the orde
 short-time Fourier transform, its input is turned into the order of its memory, and
 engine/ops/strided.py counts strides from there.
 
-Relied upon of torch (tests/engine/test_strided.py): nodes carry fake tensors as `meta["val"]`, with
-the strides that autograd counted on.
+Relied upon of torch (tests/engine/capture/rewrites/test_strided_views.py): nodes carry fake tensors
+as `meta["val"]`, with the strides that autograd counted on.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ Without a look at values, which capture does not know:
     is_causal       of a Transformer's mask: torch compares it with the causal one, for speed alone
     gaussian_nll_loss   a negative variance is looked for by an assert (kept under engine.check)
 
-Relied upon of torch (tests/engine/test_substitutes.py): modules call these functions by their names
-in torch.nn.functional and torch.nn.modules.
+Relied upon of torch (tests/engine/capture/rewrites/test_substitutes.py): modules call these
+functions by their names in torch.nn.functional and torch.nn.modules.
 """
 
 from __future__ import annotations

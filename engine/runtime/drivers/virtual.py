@@ -50,7 +50,7 @@ class VirtualCluster:
         ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
         device = torch.device("cpu")
         has = there or {}
-        memory = _SharedMemory()
+        memory = _VirtualSharedMemory()
         self.ranks: dict[int, Rank] = {}
         for rank in ranks:
             lying = None if rank in has else side_by_side(plan, rank, memory.of(rank))
@@ -244,7 +244,7 @@ class VirtualCluster:
         self.sent_bytes[actor] = self.sent_bytes.get(actor, 0) + sent
 
 
-class _SharedMemory:
+class _VirtualSharedMemory:
     """What groups of ranks share: the first of a group to ask makes it."""
 
     def __init__(self) -> None:

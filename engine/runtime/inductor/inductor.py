@@ -1,5 +1,5 @@
 """Programs compiled by torch's Inductor.  The only file that knows its internals
-(tests/engine/runtime/test_inductor.py names what is relied on).
+(tests/engine/runtime/inductor/test_inductor.py names what is relied on).
 
 A program is traced into ATen ops by make_fx, local programs of flow.* ops too, made functional, and
 handed to compile_fx_inner.  What changes variables in place is written back at the end of it.

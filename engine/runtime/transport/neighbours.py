@@ -45,7 +45,7 @@ class Neighbours:
         self.inbox = inbox
         self.arena: OwnArena | None = None
         self._hosts: dict[tuple[str, ...], list[int]] = {}
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, _PeerSocket] = {}
         self._readers: dict[int, int] = {}  # start -> ranks that have yet to read what lies there
 
     def meet(self, rank: int, host: str) -> None:
@@ -81,7 +81,9 @@ class Neighbours:
         for one in sockets:
             said, descriptors, _, _ = socket.recv_fds(one, _RANK.size, 1)
             (other,) = _RANK.unpack(said)
-            self._peers[other] = _Peer(other, one, Arena(descriptors[0]), self.inbox, self.read_own)
+            self._peers[other] = _PeerSocket(
+                other, one, Arena(descriptors[0]), self.inbox, self.read_own
+            )
             os.close(descriptors[0])
 
     def __contains__(self, rank: int) -> bool:
@@ -165,7 +167,7 @@ class Neighbours:
             self.arena.close()
 
 
-class _Peer:
+class _PeerSocket:
     """The other end of one socket."""
 
     def __init__(

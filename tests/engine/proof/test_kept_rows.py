@@ -17,7 +17,7 @@ from flowrun.engine.proof.in_child import experiments
 from flowrun.engine.proof.kept_rows import (
     SHIPPED,
     TORCH,
-    Entry,
+    KeptRow,
     KeptRows,
     read_rows,
     rows_text,
@@ -33,7 +33,7 @@ def form(key: str) -> CallForm:
     return parse_form(key, {"a": 6, "b": 8})
 
 
-def untrue(entries: dict[str, Entry]) -> list[str]:
+def untrue(entries: dict[str, KeptRow]) -> list[str]:
     """Forms whose rows are not those that hold."""
     found = experiments([parse_form(key, entry.sizes) for key, entry in entries.items()])
     return [
@@ -66,7 +66,7 @@ def test_a_row_planted_in_the_file_that_ships_is_told() -> None:
 
 def test_what_is_kept_is_read_as_it_was_written() -> None:
     rows = (parse_found("B, S(0) -> S(0) | local n, size[1] | mean 0"), parse_found("P, B -> P"))
-    entries = {"aten.x.default(float[a,b])": Entry({"a": 6, "b": 8}, rows)}
+    entries = {"aten.x.default(float[a,b])": KeptRow({"a": 6, "b": 8}, rows)}
     assert read_rows(rows_text(entries)) == entries
     assert read_rows(rows_text(entries, "torch 2.99")) == {}
 

@@ -69,7 +69,7 @@ def test_a_mistake_is_told_in_torchs_words_with_the_users_line(forward: Forward,
     error = refusal(forward)
     assert error.where == "model"
     line = forward.__code__.co_firstlineno + 1
-    assert f"{said} (tests/engine/test_capture_errors.py:{line} in" in error.problem
+    assert f"{said} (tests/engine/capture/test_capture_errors.py:{line} in" in error.problem
 
 
 def test_a_mistake_of_the_loss_is_told_at_its_key() -> None:
@@ -137,7 +137,7 @@ def adapts(net: Any, x: Tensor) -> Any:
 @pytest.mark.parametrize("forward", [picks, assigns])
 def test_shapes_that_depend_on_values_are_told_with_the_users_line(forward: Forward) -> None:
     error = refusal(forward)
-    assert "tests/engine/test_capture_errors.py:" in error.problem
+    assert "tests/engine/capture/test_capture_errors.py:" in error.problem
     assert f"in {forward.__name__}" in error.problem
     assert "depends on values" in error.problem
 

@@ -1,4 +1,4 @@
-"""Plans as text, reviewed like code: tests/engine/golden/*.txt.
+"""Plans as text, reviewed like code: tests/behaviour/golden/*.txt.
 
 FLOWRUN_REGENERATE=1 writes them anew; then read what `git diff` shows.
 """
@@ -16,8 +16,8 @@ from flowrun.engine.actors.plan import Plan
 from support.layouts import Layout, compiled
 from support.plain_loop import Training, gpt, mlp
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-TESTS = Path(__file__).resolve().parents[2]
+GOLDEN = Path(__file__).resolve().parent / "golden"
+TESTS = Path(__file__).resolve().parents[1]
 
 # Tiny recipes: gpt_hybrid's layout with one block a stage, and the seed programs' MLP.
 PLANS: dict[str, tuple[Training, Layout]] = {

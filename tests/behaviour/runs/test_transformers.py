@@ -41,7 +41,9 @@ class Tokens:
         return {{"input_ids": tokens, "labels": tokens.clone()}}
 """
 STEPS, LR = 2, 0.1
-SAME = 1e-5  # relative: float32 sums in another order, as in tests/engine/test_architectures.py
+SAME = (
+    1e-5  # relative: float32 sums in another order, as in behaviour/training/test_architectures.py
+)
 
 
 @dataclass(frozen=True)

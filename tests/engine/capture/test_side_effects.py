@@ -138,7 +138,7 @@ def test_what_forward_changes_in_python_is_named(change: Callable[[Any, Tensor],
 
 def test_an_effect_knows_the_users_line() -> None:
     (effect,) = captured(table).effects
-    assert effect.place.startswith("tests/engine/test_side_effects.py:")
+    assert effect.place.startswith("tests/engine/capture/test_side_effects.py:")
     assert effect.place.endswith('in table: net.table["n"] += 1')
 
 

@@ -17,7 +17,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
 
-FOLDER = Path(__file__).resolve().parents[2] / "conf/hardware"
+FOLDER = Path(__file__).resolve().parents[3] / "conf/hardware"
 PROFILES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 GPUS = sorted(set(PROFILES) - {"cpu", "zen5"})
 HALF = ["hardware.fp32.flop=[1e6,1e9]", "hardware.fp32.share=[0.5,1]"]

@@ -12,7 +12,7 @@ from flowrun.launcher.model.build import instantiate_data
 from flowrun.launcher.recipe.compose import load
 from flowrun.models.data.tokens import write_tokens
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how_to" / "data.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how_to" / "data.md").read_text()
 USUAL = "defaults: [/model: mlp, /optim: sgd, /launch: virtual]\n"
 
 
