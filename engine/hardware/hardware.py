@@ -20,9 +20,10 @@ CPU = "cpu"
 class Products:
     """How fast matrix products are in one dtype.
 
-    flops: per second, at most; a multiply-add counts 2; 0: as in fp32.
-    flop, share: a curve: a product of flop[k] operations reaches share[k] of `flops`; between the
-        points by the logarithm of flop, outside as at the nearest.
+    flops: peak speed; a multiply-add counts as 2 operations; 0: as in fp32.
+    flop: operations of a product, at the points of a curve.
+    share: share of `flops` that a product reaches at each point; between the points interpolated
+        by the logarithm of flop, outside as at the nearest point.
     """
 
     flops: float = 0.0
@@ -53,39 +54,50 @@ _CORE = (2.7e7, 5e7, 1e8, 2e8, 4e8, 1e9), (0.77, 0.862, 0.926, 0.962, 0.98, 0.99
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A rank's device, and what joins the ranks.  Numbers are of one rank; defaults those of
-    conf/hardware/cpu.yaml for ranks that share no memory, but for the shares of convolutions and of
-    batched products, and for `elements_per_s`.
+    """A rank's device, and the links between ranks.
 
-    device: "cpu": the ranks of a host share its cores; else each has a device of its own.
+    All numbers are of one rank.  The defaults are those of conf/hardware/cpu.yaml for ranks that
+    share no memory, except the shares of convolutions and batched products and `elements_per_s`.
+
+    name: name of the profile.
+    device: "cpu": the ranks of a host share its cores; else each rank has a device of its own.
     source: where the numbers come from.
-    fp32, tf32, bf16, fp16: products by dtype.  uses_tf32: products of fp32 numbers run as tf32.
-    backward_share, weight_grad_share, convolution_share, batched_share, attention_share: of the
-        speed of products of forward, what those of other kinds reach.
-    winograd: how many times fewer multiplications a 3 x 3 convolution of fp32 takes than counted;
+    fp32: products of fp32 numbers.
+    tf32: products of fp32 numbers that run as tf32.
+    bf16: products of bf16 numbers.
+    fp16: products of fp16 numbers.
+    uses_tf32: products of fp32 numbers run as tf32.
+    backward_share: speed of products of backward, as a share of that of forward.
+    weight_grad_share: speed of products of weight gradients, as a share of that of forward.
+    convolution_share: speed of convolutions, as a share of that of products.
+    batched_share: speed of batched products, as a share of that of products.
+    attention_share: speed of attention, as a share of that of products.
+    winograd: factor by which a 3 x 3 convolution of fp32 takes fewer multiplications than counted;
         2.25 by F(2 x 2, 3 x 3) of Lavin and Gray (arXiv 1509.09308), 1 where it is not used.
-    bias_apart: a product writes, and its bias is added in a pass of its own, unless a compiler puts
-        it into what follows.
-    writes_behind: a processor writes a tile of a product when its sums are done, and multiplies
-        nothing meanwhile.  Curves are of cubes: what others write beyond one is added.
-    tile: rows and columns of the tiles that products compute, each whole however little of it is
-        asked for.  Products of fewer rows or columns have kernels with smaller ones.
-    elements_per_s: op target -> elements of its first output a second, of ops that take longer
+    bias_apart: a bias is added in a pass of its own, unless a compiler fuses it into what follows.
+    writes_behind: a processor writes a tile of a product after its sums are done, and multiplies
+        nothing meanwhile.  Curves are of cubes: what other products write beyond one is added.
+    tile: rows and columns of the tiles that products compute, each as a whole.  Products of fewer
+        rows or columns have kernels with smaller tiles.
+    elements_per_s: op target -> speed in elements of its first output, for ops that take longer
         than their bytes: exponentials, statistics, sorting.
-    ops: op target -> shapes -> what ops that were timed take of what all else here foresees
-        (hardware/measured_ops.py).
-    own_messages: what a collective makes has memory that nothing else uses, ever, unless the
-        collective is one of a blocking axis.
-    workspace: op target -> bytes that its kernel takes for itself, for each of its first output.
+    ops: op target -> shapes -> measured time divided by the time that all other keys foresee
+        (engine/hardware/measured_ops.py).
+    own_messages: outputs of collectives share memory with nothing else, unless the collective is
+        one of a blocking axis.
+    workspace: op target -> bytes that its kernel takes for itself, for each byte of its first
+        output.
     memory_bytes_per_s: streaming reads plus writes.
-    memory_bytes: 0: not limited.  reserved_bytes: of these, what driver and libraries keep.
-    op_s: of starting one op.  act_s: overhead of one act of an actor.
+    memory_bytes: memory of one rank; 0: not limited.
+    reserved_bytes: part of memory_bytes that driver and libraries keep.
+    op_s: overhead of starting one op.
+    act_s: overhead of one act of an actor.
     levels: what joins ranks, innermost first.
-    crowded_share: of the speed of its share of a core, what a rank reaches that takes turns on it.
-    core: what a rank has of a core while all ranks of its host compute; all else here is of such a
-        share (`slowed`).
-    cores: of its host, for each thread that computes; beyond one they are for what makes batches
-        ready, which takes turns with compute where they are too few; inf: never.
+    crowded_share: speed of a rank that takes turns on a core, as a share of its share of the core.
+    core: share of a core that a rank has while all ranks of its host compute; all other numbers
+        are of such a share (`slowed`).
+    cores: cores of the host for each thread that computes; those beyond one make batches ready,
+        which takes turns with compute where they are too few; inf: never.
     """
 
     name: str = CPU

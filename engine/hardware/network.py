@@ -18,32 +18,34 @@ from flowrun.engine.ir.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What joins the units of the level below (of the innermost: single ranks) into larger ones.
+    """One level of the network: it joins units of the level below into larger units.
+
+    The innermost level joins single ranks.
 
     ranks: consecutive ranks of one unit; 0: all.
-    latency_s: seconds before the first byte of one collective or message.
-    busy_s: of these, what the core that computes does itself: it issues, and takes up what came.
-    crowded_latency_s: the same where ranks are more than cores, and one that is waited for may have
-        to wait for a core itself; 0: as much longer as everything else takes.
-    hop_s: seconds that each further unit on the way adds.
-    bytes_per_s: of one rank, each direction, while all ranks of a unit below send.
-    alone_bytes_per_s: the same while the others are silent; 0: no more than beside them.
-    crowding_s: of latency_s, what is waited only where others have the cores; `slowed` sets it.
-    taken: of compute beside it, how much stands still while bytes flow; 1: all, as on a core that
-        copies them itself.
-    mesh: of the innermost level, where no switch joins its ranks: a row of digits for each of a
-        unit, how many links it has to each other, "0112" to the second, third and fourth.
+    latency_s: time before the first byte of one collective or message.
+    busy_s: part of latency_s in which the core that computes is busy with the message.
+    crowded_latency_s: latency_s where a host has more ranks than cores, so that a rank that is
+        waited for may itself wait for a core; 0: longer by the same factor as everything else.
+    hop_s: time that each further unit on the way adds.
+    bytes_per_s: speed of one rank, each direction, while all ranks of a unit below send.
+    alone_bytes_per_s: the same while the other ranks are silent; 0: as bytes_per_s.
+    crowding_s: part of latency_s that is waited only where others have the cores; `slowed` sets
+        it.
+    taken: share of simultaneous compute that stands still while bytes flow; 1: all of it, as on a
+        core that copies them itself.
+    mesh: innermost level without a switch: a row of digits for each rank of a unit, the number of
+        links to each other rank: "0112": one to the second and third, two to the fourth.
         `bytes_per_s` is what all links of a rank carry together.
-    unlinked_bytes_per_s: in such a mesh, of one rank to those that it has no link to, while all
-        ranks send: across the sockets of the host.  0: by way of a neighbour, at no loss.
-    peer_s: seconds that each other rank here adds to the start of an all-to-all, where every piece
-        is a copy of its own.
-    shared_memory: the memory of one host.  `launch.transport=gloo` does without; `ranks` are those
-        of a host.
-    exchange_bytes: members of a group -> bytes up to which the message of an all-reduce goes as an
-        exchange: each member sends all of it to each other, and reduces what it gets.  A group of
-        a size that is not here does as the next larger, for what an exchange sends grows with
-        the members; beyond the largest, never.
+    unlinked_bytes_per_s: in a mesh, speed of one rank to all ranks that it has no link to, while
+        all ranks send (across the sockets of the host); 0: by way of a neighbour, without loss.
+    peer_s: time that each further rank adds to the start of an all-to-all, where every piece is a
+        copy of its own.
+    shared_memory: the level is the memory of one host.  `launch.transport=gloo` skips it; `ranks`
+        are those of a host.
+    exchange_bytes: members of a group -> largest message of an all-reduce that goes as an exchange:
+        each member sends all of it to each other member, and reduces what it receives.  A group of
+        a size that is not listed does as the next larger one; beyond the largest: never.
     """
 
     ranks: int = 0

@@ -52,11 +52,11 @@ KEEPABLE = (
 class Task:
     """How the batch enters the model, and what is made of its output.
 
-    inputs: model argument -> batch field; empty: the fields that forward takes by their own names.
-    loss: a partial of `_target_`, called loss(output, batch) -> scalar mean; null: the output
-    itself, or its `.loss`.
-    metrics: name -> a partial of `_target_`, called metric(output, batch) -> scalar mean; evaluated
-    beside the validation loss.
+    inputs: model argument -> batch field; empty: forward takes the fields by their own names.
+    loss: `_target_` of a function or a module, called loss(output, batch) -> scalar mean; null: the
+        output itself, or its `.loss`.
+    metrics: name -> `_target_` of a function, called metric(output, batch) -> scalar mean;
+        evaluated together with the validation loss.
     """
 
     inputs: dict[str, str] = field(default_factory=dict)
@@ -66,10 +66,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Eval:
-    """What is held out from training, and how much of it is read at the end.
+    """The samples that are held out from training, and how many of them an evaluation reads.
 
-    fraction: of the data set, its last samples.  batches: of one step's size.  every: steps from
-    one evaluation to the next, 0 = at the end only.
+    fraction: share of the data set that is held out: its last samples.
+    batches: how many batches an evaluation reads, each as large as that of a step.
+    every: steps from one evaluation to the next; 0: at the end only.
     """
 
     fraction: float = 0.05
@@ -81,17 +82,26 @@ class Eval:
 class Optim:
     """The update of the weights (docs/how_to/training.md).
 
-    name: adamw, sgd, lion, lamb or adagrad.  update: a function of one's own instead, `_target_`
-    beside its numbers.  clip_norm: largest global norm of the gradient, clip_value: largest
-    element, 0 = off.  betas: adamw, lamb, lion.  eps: adamw, lamb, adagrad.  momentum, nesterov:
-    sgd.  weight_decay: decoupled in adamw, lamb and lion, added to the gradient in sgd, adagrad.
-    schedule: {name: a class of torch.optim.lr_scheduler, its arguments}, or a list of such with
-    `steps`.  warmup_steps: linear rise before it.  groups: pattern over parameter names -> keys
-    that replace those above; the later pattern wins, key by key; {frozen: true}: these parameters
-    stay as they are, without gradient, state and communication.  ema: decay of a moving average of
-    the weights, 0 = off.  ema_eval: evaluation reads the averages.  sparse: tables of look-ups are
-    updated by rows where that equals the dense update (exact), wherever the recipe's optimizer can
-    (lazy), or not (off).
+    name: adamw, sgd, lion, lamb or adagrad.
+    lr: learning rate, before warm-up and schedule.
+    betas: decay rates of the two moments: adamw, lamb, lion.
+    eps: added to the denominator: adamw, lamb, adagrad.
+    weight_decay: decoupled in adamw, lamb and lion; added to the gradient in sgd and adagrad.
+    momentum: sgd.
+    nesterov: sgd.
+    clip_norm: largest global norm of the gradient; 0: off.
+    clip_value: largest absolute value of an element of the gradient; 0: off.
+    schedule: {name: a class of torch.optim.lr_scheduler, its arguments}, or a list of these with
+        `steps`.
+    warmup_steps: steps of a linear rise from 0 to lr, before the schedule.
+    groups: pattern over parameter names -> keys that replace those above; the later pattern wins,
+        key by key; {frozen: true}: these parameters stay as they are, without gradient, state and
+        communication.
+    ema: decay of an exponential moving average of the weights; 0: off.
+    ema_eval: evaluation reads the averages.
+    sparse: exact: look-up tables are updated by rows where that equals the dense update; lazy:
+        wherever the optimizer can; off: never.
+    update: `_target_` of your own update function, with its numbers, in place of `name`.
     """
 
     name: str = "adamw"
@@ -114,15 +124,15 @@ class Optim:
 
 @dataclass(frozen=True)
 class PlacementSchema:
-    """Where it runs: ranks = stages x product of the axes.
+    """Where the training runs: ranks = stages x product of the axes.
 
-    axes: name -> number of ranks, outermost first; a size of 1 is as if absent.
+    axes: axis name -> number of ranks, outermost first; an axis of size 1 has no effect.
     stages: a number, or a list of {modules: [patterns], ranks: nested list, one level an axis}.
-    chunks: pieces of the model that each stage owns; of more than one the stages take turns along
-    the model (an interleaved pipeline): the bubble is so many times shorter, the messages so many
-    times more.
+    chunks: pieces of the model on each stage; with several, the stages take turns along the model
+        (an interleaved pipeline): a bubble shorter by this factor, more messages by this factor.
     in_flight: micro-batches that a stage may hold for backward: a number, gpipe, 1f1b, zero_bubble,
-    or null (the fewest that are as good, within 1 %, as what memory allows, up to zero_bubble).
+        or null (the fewest that are within 1 % of the fastest that memory allows, up to
+        zero_bubble).
     """
 
     axes: dict[str, int] = field(default_factory=dict)
@@ -135,9 +145,9 @@ class PlacementSchema:
 class Zero:
     """What is sharded beyond the layout.
 
-    axis: name of an axis; null: the one named data, dp or batch.  stage: 0 off, 1 the optimizer's
-    state, 2 also accumulated gradients, 3 also the weights.  min_size: elements; smaller parameters
-    stay whole.
+    axis: name of an axis; null: the one named data, dp or batch.
+    stage: 0: off; 1: the optimizer's state; 2: also accumulated gradients; 3: also the weights.
+    min_size: smaller parameters stay whole.
     """
 
     axis: str | None = None
@@ -147,13 +157,13 @@ class Zero:
 
 @dataclass(frozen=True)
 class Recompute:
-    """Activation checkpointing: what backward computes again instead of reading what was stored.
+    """Activation checkpointing: what backward computes again in place of reading it.
 
-    modules: patterns of module paths; a pattern covers what is inside a module that it names.
-    keep: classes of ops of these modules whose outputs are stored all the same: matmul (products,
-    convolutions, attention), boxing (what communication makes); empty: only what enters a module.
-    whole: all that is not stored is computed again, as torch.utils.checkpoint does; else what
-    backward reads.
+    modules: patterns of module paths; a pattern covers everything inside a module that it names.
+    keep: classes of ops whose outputs are stored all the same: matmul (products, convolutions,
+        attention), boxing (what communication makes); empty: only inputs of the modules are stored.
+    whole: true: everything that is not stored is computed again, as torch.utils.checkpoint does;
+        false: only what backward reads.
     """
 
     modules: list[str] = field(default_factory=list)
@@ -163,14 +173,15 @@ class Recompute:
 
 @dataclass(frozen=True)
 class Precision:
-    """What the model computes in.  Weights, gradients and optimizer state are fp32 all the same.
+    """The dtype that the model computes in; weights and optimizer state stay fp32.
 
-    dtype: fp32, or bf16 or fp16: that of torch.autocast, in training and evaluation.  loss_scale:
-    fp16 only: dynamic (as torch.amp.GradScaler, and what null stands for), or a number that stays.
+    dtype: fp32, bf16 or fp16; bf16 and fp16 apply torch.autocast, in training and evaluation.
+    loss_scale: fp16 only: dynamic (as torch.amp.GradScaler; null means the same), or a constant.
     reduce_dtype: fp32: gradients are summed over ranks in fp32, as DistributedDataParallel does
-    under autocast; null: in the dtype that they were computed in, as FSDP does, until accumulated.
-    accumulate_dtype: fp32: micro-batches are added up in it; null: in the dtype that they were
-    computed in, as Megatron-LM does in fp16, and reduced in it too.
+        under autocast; null: in the dtype that they were computed in, as FSDP does, until they are
+        accumulated.
+    accumulate_dtype: fp32: gradients of micro-batches are summed in fp32; null: in the dtype that
+        they were computed in, as Megatron-LM does in fp16, and they are reduced in it too.
     """
 
     dtype: str = "fp32"
@@ -183,17 +194,23 @@ class Precision:
 class Auto:
     """What flowrun decides itself (docs/how_to/auto.md); `parallel=auto` enables it.
 
-    enabled: the layout of every op by its seconds, over all axes together; pins of `sbp` stay,
-    unless ignore_user_sbp.  computation_cost_ratio: compute seconds count so many times.
-    wait_time: seconds that a boxing adds beside its own; null: two acts (hardware.act_s).
-    trunk: a boxing costs what compute beside it does not hide.  sbp_collector: readers that ask for
-    the same share a boxing.  memory: what a held byte costs: off, slight, moderate, heavy, or
-    adaptive (as little as hardware.memory_bytes allows).
-    placement: sizes of the axes, stages, micro-batches, in_flight, ZeRO and recomputation, all
-    together: the fastest that memory allows (docs/how_to/placement_search.md).
-    ranks: to be placed; null: as many as `placement` has.
-    keep: keys that stay as the recipe has them, of KEEPABLE or sections of these.
-    plans: most candidates that are compiled.
+    enabled: search the layout of every op by its seconds, over all axes together; pins of `sbp`
+        stay, unless ignore_user_sbp.
+    ignore_user_sbp: ignore the pins of `sbp`.
+    computation_cost_ratio: factor on compute seconds.
+    wait_time: time that each boxing costs in addition to its own; null: two acts
+        (hardware.act_s).
+    trunk: count only the part of a boxing that simultaneous compute does not hide.
+    sbp_collector: readers that ask for the same layout share one boxing.
+    memory: what a held byte costs: off, slight, moderate, heavy, or adaptive (as little as
+        hardware.memory_bytes allows).
+    placement: search the sizes of the axes, stages, micro-batches, in_flight, ZeRO and
+        recomputation together, for the fastest that memory allows
+        (docs/how_to/placement_search.md).
+    ranks: number of ranks to place; null: as many as `placement` has.
+    keep: keys that keep the recipe's value: placement.axes, placement.stages, placement.chunks,
+        placement.in_flight, train.micro_batches, zero.stage, recompute.modules, or a section.
+    plans: largest number of candidates that are compiled.
     """
 
     enabled: bool = False
@@ -211,16 +228,20 @@ class Auto:
 
 @dataclass(frozen=True)
 class Train:
-    """How long and on how much.
+    """How long the training runs and on how much data.
 
-    batch_size: samples of one step, over all ranks and micro-batches.  seed: of weights, of
-    sampling and of dropout.  save: write the trained weights to the run's folder.  save_every:
-    steps from one checkpoint to the next (and one at the end), 0 = none.  keep: the newest that
-    stay, 0 = all.  loss_mean: step: the loss of a step is that of its whole batch, whatever
-    the number of micro-batches (docs/how_to/training.md); micro_batch: the mean of the losses of
-    micro-batches, as loops that accumulate gradients have it, and as the mirrored view always has.
-    on_nonfinite: stop: a loss or a gradient that is not finite ends the run before it is saved;
-    ignore: it goes on.
+    batch_size: samples of one step, over all ranks and micro-batches.
+    micro_batches: parts of the batch that pass the model one after the other.
+    steps: number of steps.
+    seed: of weights, of sampling and of dropout.
+    save: write the trained weights to the run's folder.
+    save_every: steps from one checkpoint to the next, and one at the end; 0: none.
+    keep: number of newest checkpoints that stay; 0: all.
+    loss_mean: step: the loss of a step is that of its whole batch, for any number of micro-batches
+        (docs/how_to/training.md); micro_batch: the mean of the losses of the micro-batches, as
+        loops that accumulate gradients compute it; the mirrored view always uses it.
+    on_nonfinite: stop: a loss or gradient that is not finite ends the run before it is saved;
+        ignore: the run continues.
     """
 
     batch_size: int = 32
@@ -236,12 +257,21 @@ class Train:
 
 @dataclass(frozen=True)
 class Slurm:
-    """A batch job, one task a node (launch=slurm).
+    """A batch job with one task a node (launch=slurm).
 
-    cluster: slurm; local: the job runs on this host, with a task for each of launch.nnodes, to
-    try it.  minutes: of wall clock; warning_s before its end the job goes back into the queue.
-    cpus_per_node, gpus_per_node: null: what the ranks of a node need.  setup: shell lines that run
-    before the tasks.  extra: more flags of sbatch.  wait: for the job's end, and report it.
+    cluster: slurm; local: the job runs on this host, with one task for each of launch.nnodes, to
+        try it.
+    partition: passed to sbatch.
+    account: passed to sbatch.
+    qos: passed to sbatch.
+    minutes: wall clock time of the job.
+    warning_s: time before the job's end at which it returns to the queue.
+    cpus_per_node: null: what the ranks of a node need.
+    gpus_per_node: null: what the ranks of a node need.
+    mem_gb: memory of a node; null: the cluster's default.
+    setup: shell lines that run before the tasks.
+    extra: more flags of sbatch.
+    wait: wait for the job's end and report it.
     """
 
     cluster: str = "slurm"
@@ -263,13 +293,15 @@ class Launch:
     """What runs the ranks.
 
     name: local (processes), virtual (all ranks in this process) or slurm (a batch job).
-    threads: of one rank's compute.
-    nnodes, node_rank, rdzv_endpoint: several hosts; the same command on each, rdzv_endpoint =
-    host:port of one of them.  device: cpu, cuda, or auto (cuda where the
-    host has a GPU for each of its ranks).
+    nnodes: number of hosts; each of them runs the same command.
+    node_rank: number of this host; null: the rendezvous decides.
+    rdzv_endpoint: host:port of one of the hosts, where all of them meet.
+    device: cpu, cuda, or auto (cuda if the host has a GPU for each of its ranks).
+    threads: compute threads of one rank.
     transport: between ranks on CPUs: gloo, shared (memory, on one host), or auto (shared within a
-    host, gloo between hosts).
-    message_order_seed: virtual only; deliver messages in random order.
+        host, gloo between hosts).
+    message_order_seed: virtual only: deliver messages in the random order of this seed.
+    slurm: the batch job.
     """
 
     name: str = "local"
@@ -287,23 +319,23 @@ class Launch:
 class Engine:
     """How the plan is made and run.
 
-    register_slots: of what readers and boxings make, 2 = one ahead.
-    check_capture: before the first step what was captured is compared with the model itself, which
-    plain torch calls on two micro-batches; a large model is not.
-    trace: write trace.json, what every rank did in the last 10 steps, or in so many; false: none.
-    cache: keep plans, and take one that was made before of the same captured model and strategy.
-    overwrites: op after op, results are written over what nobody reads any more.
-    keeps_logits: cross entropy keeps logits and one number a row for backward; else
-    log-probabilities, as torch does.
-    blocking: axes whose collectives nothing computes beside, as on the stream of compute: what
-    overlap gives, is what this takes.
-    compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code, made
-    before the first step and kept on disk; evaluation stays eager); handwritten: kernels of Apex
-    and Megatron-LM (cost/fusion.py), to plan with alone.
-    cuda_graphs: each region of training is one launch; what regions make keeps its memory between
-    steps.
-    check: the model's own asserts on tensors run with every micro-batch, F.one_hot's and
-    torch.linalg's among them; else they are left out, and a note of the plan names them.
+    register_slots: slots of the registers of readers and boxings; 2: one version ahead.
+    overwrites: write results over buffers that nobody reads any more, op by op.
+    keeps_logits: cross entropy keeps logits and one number a row for backward; false: it keeps
+        log-probabilities, as torch does.
+    blocking: axes whose collectives take turns with compute, as on one stream; this shows what
+        overlap gains.
+    compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code,
+        compiled before the first step and kept on disk; evaluation stays eager); handwritten: the
+        kernels of Apex and Megatron-LM (cost/fusion.py), for planning only.
+    cuda_graphs: each region of training is one launch; its outputs keep their memory between
+        steps.
+    cache: keep plans on disk, and reuse the plan of an equal model and strategy.
+    check_capture: before the first step, compare the captured graph with the model itself on two
+        micro-batches; a large model is not compared.
+    trace: write trace.json with every rank's last 10 steps, or a number of steps; false: none.
+    check: run the model's own asserts on tensors with every micro-batch, those of F.one_hot and
+        torch.linalg included; false: they are left out, and a note of the plan names them.
     """
 
     register_slots: int = 2
@@ -325,15 +357,30 @@ class Engine:
 
 @dataclass(frozen=True)
 class RecipeSchema:
-    """What a recipe file may say.
+    """The keys of a recipe file.
 
-    model: beside `_target_` and its arguments, `weights`: a file of weights, or a folder of Hugging
-    Face's, that training starts from.
+    name: name of the run, part of its folder's name; empty: the recipe's.
+    model: `_target_` with its arguments; `weights`: a file of weights, or a folder of Hugging Face,
+        that training starts from.
+    task: inputs, loss and metrics.
+    data: `_target_` of a map-style data set, with its arguments.
+    eval: the held-out samples.
+    optim: the update of the weights.
+    placement: the ranks.
     sbp: pattern over parameter or module names -> axis -> SBP, or -> in, out -> axis -> SBP.
-    signatures: an op of one's own, "my::op" -> {_target_: a function of its rows, local: one of
-    what a rank runs, flops or seconds: one of its cost} (docs/how_to/signatures.md).
-    view: consistent (one logical batch, the numbers of one device) or mirrored (each rank its own
-    batch and its own batch norm statistics; gradients averaged; results of each rank as a list).
+    signatures: op of your own, "my::op" -> {_target_: function of its rows, local: function of what
+        a rank runs, flops or seconds: function of its cost} (docs/how_to/signatures.md).
+    view: consistent (one logical batch, the numbers of one device) or mirrored (each rank has its
+        own batch and its own batch norm statistics; gradients are averaged; results are lists with
+        an entry for each rank).
+    zero: sharding of states, gradients and weights.
+    recompute: activation checkpointing.
+    auto: searches.
+    precision: dtypes.
+    train: length, batch, checkpoints.
+    launch: processes and hosts.
+    engine: plan and execution.
+    hardware: the profile that plans are costed by; hardware=NAME takes a shipped one.
     """
 
     name: str = ""
