@@ -31,7 +31,7 @@ MODULES = {  # of each kind; only the one that is needed is imported: it takes u
     "zero1": "sharded",
     "fsdp2": "sharded",
     "tensor": "tensor",
-    "pipeline": "pipeline",
+    "pipeline": "torch_pipelining",
 }
 
 
