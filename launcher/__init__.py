@@ -1,4 +1,20 @@
-"""From a file on disk to processes, and back to a report."""
+"""Turn a recipe on disk into processes, and what they measure into a report.
+
+run.py is the story on a page: read it first.  Arguments enter in cli.py; hydra_jobs.py composes one
+job or those of a sweep; slurm.py queues a job.  A folder imports only folders above it in this
+list (tests/test_tree.py):
+
+terminal/         the console, units of quantities, the line that says what is being done
+recipe/           YAML and command line -> a Recipe, checked
+model/ store/     model, data and loss as objects; checkpoints and weights on disk
+job/              a recipe made concrete: strategy, samples, plans
+report/           the plan for a person, the files of a run's folder, the report
+launch/ place/    a job -> processes; auto.placement: the fastest placement that fits
+commands/         what the other commands do: verify, resume, export, calibrate
+bench/            flowrun compared with torch's own layouts, and with published tables
+
+multirun.py and weights.py keep names that users' own files refer to.
+"""
 
 import os
 import sys

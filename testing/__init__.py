@@ -1,4 +1,4 @@
-"""For tests of one's own: prove(op, rows, samples)."""
+"""Help tests of a user's own: prove(op, rows, samples) tries rows on simulated ranks."""
 
 from flowrun.testing.prove import RowError, prove
 

@@ -1,6 +1,8 @@
 """Bytes and seconds of a plan, from shapes and a hardware profile.  Pure.
 
-op_cost.py seconds.py actor_cost.py fusion.py   of an op, on a rank, of an actor or a kernel
-footprint.py live.py stored.py first_fit.py     memory of a rank, and what backward needs of forward
-staging.py messages.py                          what collectives hold; the messages of a step
+op_cost.py seconds.py actor_cost.py   seconds of an op, of a graph's ops, of an act
+fusion.py        what compiled regions save
+footprint.py live.py   bytes of a rank: storage by storage, act by act
+stored.py        what recomputation saves and repeats
+staging.py messages.py first_fit.py   bytes that communication holds, and where they lie
 """

@@ -1,6 +1,6 @@
 """The profile of a machine: pure numbers, read from conf/hardware.
 
-hardware.py      a device: products, memory, seconds of an op
-network.py       links between ranks, and seconds of a collective
-measured_ops.py  seconds of single ops, as `flowrun calibrate` measured them
+hardware.py      read this first: a device with its products, memory and seconds of an op
+network.py       levels of links, and what a group of ranks has of them
+measured_ops.py  how far ops that were timed are from the formula
 """

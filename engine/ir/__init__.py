@@ -1,8 +1,8 @@
 """The words of the compiler: no passes, no costs, no torch ops.
 
+graph.py        read this first: Op, LogicalTensor, Variable, Feed, LogicalGraph and its levels
 sbp.py          Split, Broadcast, Partial; an nd-SBP is one of them for each axis
-placement.py    ranks in a grid with named axes
-graph.py        Op, Tensor, Variable, Feed, LogicalGraph: read this first
+placement.py    ranks in a grid with named axes, and the slice of a tensor that each holds
 names.py        names of tensors that never meet those of a user's model
 module_path.py  dotted paths of modules, and the repeated block that one is a part of
 """

@@ -1,6 +1,8 @@
-"""What was recorded of a step, and what it says.
+"""A recorded step, and what it says.
 
-trace.py       acts of all ranks as a timeline
+Notes of ranks (when an act began and ended) enter; a timeline and tables leave.
+
+trace.py       read this first: acts of all ranks, and what each waited for
 step_time.py   where the time of a step went
-model_flops.py products of the model alone
+model_flops.py arithmetic of the model alone, and its share of the device's peak
 """

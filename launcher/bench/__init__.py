@@ -1,11 +1,12 @@
 """`flowrun bench`: the same training through flowrun and through torch's own layouts, in turn.
 
-story.py     all of it, on a page
-suite.py     what is compared: conf/suite + command line -> Suite
-runs.py      what runs, in which order: Suite -> Runs
-process.py   one run: processes of their own -> Sample, or why there is none
-order.py     what a rank of a peer is told
-peers/       what it does
-results.py   Samples -> Lines: medians, ratios pair by pair, bounds
-show.py, plot.py    Lines -> a table, bars
+bench.py         read this first: the story on a page
+suite.py runs.py conf/suite and command line -> Suite -> the runs, in order
+process.py       one run in processes of its own -> a sample, or the reason why there is none
+peer_order.py peers/   what a rank of a peer is asked to do; torch's own layouts
+results.py       samples -> medians, ratios pair by pair, bounds
+show_results.py plot_results.py   a table; bars
+sweep.py sweep_profile.py sweep_show.py   every layout of a set, foreseen and measured
+foreseen/        published tables compared with foreseen figures
+loop.py          the time of the actors' loop alone
 """

@@ -1,1 +1,7 @@
-"""What a command does, one a file: resume, export, verify (beside plain_loop.py), calibrate."""
+"""Commands other than to train or plan a recipe.
+
+verify.py        trains every layout for a few steps; plain_loop.py is the same in plain torch
+resume.py        goes on from a checkpoint, in any layout
+export.py        writes a run's weights as one file
+calibrate.py     measures this machine; calibrate_ops.py the ops of recipes
+"""

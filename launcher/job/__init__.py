@@ -1,8 +1,11 @@
 """A recipe made concrete: model, data, strategy and plans.  No process is started here.
 
-job.py            read this first
-strategy.py optimizer.py lr_schedule.py   what the recipe asks of the compiler
-sampler.py segments.py   samples of a step; steps from one event to the next
-compiling.py plan_cache.py digest.py   kernels, and plans that are kept by what they were made of
-forked.py garbage.py open_files.py   work in a forked process
+A Recipe enters; a Job leaves, whose plans are compiled when they are asked for.
+
+job.py               read this first
+recipe_strategy.py optimizer.py lr_schedule.py   what the recipe asks of the compiler
+sampler.py segments.py   which samples a step reads; pieces of a run between events
+compiling.py         the kernels of regions: op after op, or compiled
+plan_cache.py digest.py  plans on disk, found by the content that they were made from
+forked.py garbage.py open_files.py   work in a forked process, and what a fork must mind
 """

@@ -1,7 +1,8 @@
-"""A job -> processes, and what they tell.
+"""A job -> processes, and what they report to the launcher.
 
-elastic.py virtual.py   read these first: one process a rank, or all ranks in this one
-worker.py one_host.py hosts.py   a rank; how ranks of one host, and several hosts, meet
-failure.py finite.py    what went wrong; numbers that are not finite
+elastic.py virtual_launch.py   read these first: one process a rank, or all ranks in this process
+worker.py            one rank: what a forked process does from its first line to its exit
+one_host.py hosts.py how the ranks of one host meet; what hosts send to each other
+failure.py finite.py what went wrong, for a person; numbers that are not finite
 rank_memory.py process_memory.py   peaks of a rank and of its process
 """

@@ -1,7 +1,13 @@
-"""A recipe's model, data and loss as objects, and what is known of them before a run.
+"""A recipe's model, data and loss as objects, before a run.
 
-build.py                read this first
-deferred.py replay.py initial.py   a model without memory, whose values are made when asked for
-op_schema.py signatures.py   ops as torch declares them; rows that the user gives
-pretrained.py dataset_checks.py   weights by a file; items of a data set
+A Recipe enters; a module without memory for its weights leaves, with initial values that ranks ask
+for one at a time.
+
+build.py           read this first: `_target_` -> model, data set, loss, metrics
+deferred.py        records how the constructor makes each weight
+replay.py initial.py   make a weight, and hand it out when it is asked for
+op_schema.py       what torch declares of an op
+pretrained.py      weights read from a file
+signatures.py      rows that a user gives for ops of their own
+dataset_checks.py  whether items are what the recipe needs
 """

@@ -1,6 +1,13 @@
 """auto.placement: the fastest recipe that a number of ranks and their memory allow.
 
-    recipe -> Space of Candidates -> Bounds -> search: plans of the best -> Outcomes -> a recipe
+    recipe -> Space of candidates -> bounds -> plans of the best -> outcomes -> a recipe
 
-story.py is the whole of it; docs/how_to/placement_search.md explains it to a user.
+place.py               read this first
+space.py bound.py      which candidates there are; the least that each takes
+blocks.py outline.py extrapolate.py short.py   models of many equal blocks, by plans of few
+captures.py planner.py graphs that are captured once; a candidate's plan and rehearsal
+placement_search.py outcome.py   branch and bound; what is known of a candidate
+show_placements.py saved.py   the ten best and why each lost; the winner as a recipe file
+
+docs/how_to/placement_search.md explains the search to a user.
 """

@@ -1,7 +1,12 @@
 """Words of the command line and YAML -> a Recipe, checked.
 
+Overrides such as "train.steps=50" enter; a frozen Recipe leaves, or an error with a place.
+
 compose.py         read this first: Hydra composes, `load` returns a Recipe
-schema.py ranges.py checks.py errors.py   keys, their types and ranges, contradictions, refusals
-hydra_source.py placement_keys.py hardware_keys.py   recipe files, axes and pins, profiles
-locate.py device.py   `_target_` paths; what ranks run on
+schema.py          every key: type, default, unit
+value_ranges.py checks.py   the range of a single key; contradictions between keys
+hydra_source.py    recipe files as Hydra's group `recipe`
+placement_keys.py hardware_keys.py   grids of ranks and pins; hardware profiles
+locate.py recipe_errors.py   a key -> file:line:column; what an error says
+device.py          whether ranks run on the CPU or on CUDA
 """

@@ -1,6 +1,11 @@
-"""What is shown and written of a run.
+"""Show a run to a person, and write its files.
 
-report.py record.py     foreseen beside measured; the files of a run's folder
-show.py notes.py group_equal.py   the plan, and what a person should know of it
-progress.py trace.py multirun.py  steps as they come, a timeline, the table of a sweep
+The job and its rehearsed plan enter before the run, measured figures after it.
+
+report.py record.py  foreseen figures next to measured ones; the files of a run's folder
+show_plan.py notes.py   `flowrun plan`: tables, and what a person should know of a plan
+group_equal.py       equal stages on one line
+progress.py          steps as they come
+trace_file.py        trace.json, a timeline of all ranks
+sweep_table.py       the table that ends a sweep
 """

@@ -1,1 +1,6 @@
-"""What a run leaves on disk: checkpoint.py, weights.py, and the safetensors of tensor_file.py."""
+"""Read and write what a run leaves on disk.
+
+checkpoint.py    folders of checkpoints, complete or absent; read this first
+weight_files.py  weights.safetensors and its like: the state_dict of the trained model
+tensor_file.py   a safetensors file that several processes write, region by region
+"""

@@ -1,1 +1,5 @@
-"""What a person sees on the terminal: console.py, units.py, and the line of doing.py."""
+"""Print to a person's terminal.
+
+console.py makes the console that tables are printed to.  units.py writes bytes, seconds and counts
+for a person.  doing.py shows one line that says what is being done before there is a plan.
+"""

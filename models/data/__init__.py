@@ -1,1 +1,7 @@
-"""Data sets: map-style, items are dicts of tensors, the same each time.  Nothing is downloaded."""
+"""Data sets: map-style, items are dicts of tensors, the same each time.  Nothing is downloaded.
+
+text.py tokens.py windows.py masked.py   streams of ids cut into windows; hidden tokens
+digits.py photographs.py images.py clusters.py   images: inside wheels, of users, generated
+click_log.py huggingface.py   users' tables; saved Hugging Face data sets
+collate.py stacked.py steps.py   items -> a batch; many items at once; items made in steps
+"""

@@ -1,6 +1,7 @@
-"""Rewrites of captured graphs, before any layout: each makes ops that a table knows of others.
+"""Rewrites of captured graphs, before any layout: ops that have no table become ops that have one.
 
-substitutes.py strided.py lookups.py recurrent.py masked.py   ops that torch leaves, as known ones
-batched.py kept_logits.py simplify.py   one product for several, what a loss keeps, what is no work
-check_ranges.py     ids and labels are looked at, as torch does
+substitutes.py lookups.py strided_views.py recurrent.py masked_writes.py   torch's ops as others
+batched.py kept_logits.py   one product for several; what a loss keeps for backward
+check_ranges.py  ids and labels are checked before they are looked up
+simplify.py      read this first: what is no work goes
 """

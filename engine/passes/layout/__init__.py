@@ -1,7 +1,7 @@
-"""A signature for each op, and a home for each weight: by pins, then one axis after the other.
+"""A signature for each op, and a home for each weight: pins first, then one axis after the other.
 
-infer_sbp.py       read this first: pins, rows, and the choice on every axis
-pin_activations.py the recipe's pins
-homes.py costs.py assignment.py   where weights are, what a row costs, what is decided so far
+infer_sbp.py       read this first: rows, homes, and the choice on every axis
+pin_activations.py the recipe's pins are checked; in and out pins become ops
+homes.py costs.py assignment.py   where weights may live, what a row costs, what is decided so far
 axis_search.py elimination.py elimination_order.py   the least sum of rows and boxings on one axis
 """

@@ -1,6 +1,6 @@
-"""Which group of ranks runs each op, and which chunk of its stage.
+"""Choose which group of ranks runs each op, and in which chunk.
 
-split_stages.py    read this first
-balance_stages.py chosen_stages.py   a cut with the least busiest stage; a cut that a recipe lists
-stage_costs.py     what a piece of forward costs
+split_stages.py    read this first: captured -> staged
+balance_stages.py chosen_stages.py   a cut whose slowest stage is fastest; a cut that is given
+stage_costs.py     what each op of forward costs, with all that follows it
 """

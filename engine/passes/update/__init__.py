@@ -1,6 +1,7 @@
-"""The update of weights as ops of the graph: sums, clipping, loss scaling, the optimizer, ZeRO.
+"""The update of weights as ops of the graph: staged -> trained.
 
-update_ops.py   read this first; graph_builder.py adds the ops
-optimizer_ops.py clip_ops.py scale_loss.py sparse_ops.py   its parts
-shard_optimizer.py   ZeRO: new homes for weights and states
+update_ops.py      read this first: sums over micro-batches, then the parts below
+optimizer_ops.py clip_ops.py scale_loss.py sparse_ops.py   its parts; sparse: rows of tables
+graph_builder.py   collects ops, and puts them in topological order
+shard_optimizer.py ZeRO: new homes for weights, states and sums
 """

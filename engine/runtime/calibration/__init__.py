@@ -1,4 +1,6 @@
-"""A profile measured on this machine.
+"""A hardware profile measured on this machine.
 
-calibration.py probes.py op_times.py   what is measured, and how; calibrated.py fits a profile to it
+calibration.py   read this first: what the device and the links do, measured as a run uses them
+probes.py op_times.py   single ops to time; ops of a plan timed where they run
+calibrated.py    measurements -> a profile
 """

@@ -1,5 +1,7 @@
-"""A region compiled by Inductor; torch's internals of it are used in inductor.py alone.
+"""Regions compiled by torch's Inductor.
 
-compiled.py compile_ahead.py   what there is to compile, and before ranks are forked
-graph_breaks.py   where a region is cut so that a kernel does not read what is cut apart
+inductor.py      the only file that uses Inductor's internals
+compiled.py      read this first: the regions of a plan as compiled programs, equal ones once
+compile_ahead.py their code, made on all cores before ranks are forked
+graph_breaks.py  where a program is cut because a line is not compiled
 """

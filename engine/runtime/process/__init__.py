@@ -1,1 +1,5 @@
-"""heap.py: pages that a step frees are kept for the next.  core.py: a rank stays on one core."""
+"""The process of a rank.
+
+heap.py keeps the pages that a step frees for the next one.  core.py keeps a rank on one core where
+ranks are more than cores.
+"""

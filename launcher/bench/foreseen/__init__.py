@@ -1,9 +1,9 @@
-"""`flowrun bench suite=paper_foreseen`: figures that others published, beside those foreseen here.
+"""`flowrun bench suite=paper_foreseen`: published figures compared with those foreseen here.
 
-story.py     all of it, on a page
-published.py conf/suite, conf/published + command line -> Foreseen: tables of published rows
-planning.py  one row's recipe -> its plan and rehearsal; no weights, no data
-figures.py   recipe and rehearsal -> the figure in the unit that was published
-score.py     published and foreseen -> errors, rank correlation, and whether the bounds hold
-show.py, plot.py    a table; published against foreseen
+foresee.py       read this first: the story on a page
+published.py     conf/published and command line -> tables of published rows
+planning.py      one row's recipe -> its plan and rehearsal, without weights or data
+figures.py       recipe and rehearsal -> the figure in the unit that was published
+score.py         published and foreseen -> errors, rank correlation, and whether bounds hold
+show_tables.py plot_tables.py   a table; published against foreseen
 """

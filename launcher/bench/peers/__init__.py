@@ -1,4 +1,7 @@
-"""What torch's own layouts do with a recipe: its model, data, loss and numbers, and nothing of
-flowrun's engine.  rank.py is the process; every other file is a layout, a function of a Setting
-that returns a Step.
+"""Torch's own layouts: they train the recipe's model, data and loss without flowrun's engine.
+
+peer_rank.py     read this first: the process of one rank, which calls the layout of its kind
+setting.py       what every layout starts from
+data_parallel.py sharded.py tensor.py torch_pipelining.py   a Setting -> a function: one step
+training_loop.py torch_optimizer.py   the loop that data parallel layouts share; the optimizer
 """
