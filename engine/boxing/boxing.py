@@ -1,9 +1,10 @@
-"""Boxing: (from, to) -> steps, bytes, seconds.  The algebra of all communication; moves nothing.
+"""Boxing: (from, to) -> steps, bytes, seconds.  All communication is described here; nothing moves.
 
-On one grid a boxing is a path of steps, each on one axis (`path`); between grids: crossing.py.
-Bytes are those of the paper's table 2 (OneFlow, arXiv 2110.15032): totals over all ranks, T = bytes
-of the logical tensor.
-transport/transport.py does the steps in one process, transport/collectives.py on torch.distributed.
+On one grid a boxing is a path of steps, each on one axis (`path`); crossing.py has boxings between
+grids.  Bytes are those of table 2 of the paper (OneFlow, arXiv 2110.15032): totals over all ranks,
+in multiples of T, the bytes of the logical tensor.
+transport/transport.py executes the steps in one process, transport/collectives.py by
+torch.distributed.
 """
 
 from __future__ import annotations
@@ -23,30 +24,31 @@ from flowrun.engine.ir.sbp import B, Broadcast, NdSbp, Partial, S, Sbp, Split, f
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"
 ALL_TO_ALL, SLICE, PAD, KEEP = "all_to_all", "slice", "pad", "keep"
-EXCHANGE = "exchange"  # an all-reduce in one go: each member gets what all have, and reduces it
+EXCHANGE = "exchange"  # an all-reduce in which each member receives all parts and reduces them
 
-# What one step is, by (source, target).  Absent: P -> P(max), a maximum of parts means nothing.
+# The kind of a step, by (source, target).  P -> P(max) is absent: it has no meaning.
 KINDS: dict[tuple[type[Sbp], type[Sbp]], str] = {
     (Partial, Broadcast): ALL_REDUCE,
     (Partial, Split): REDUCE_SCATTER,
     (Split, Broadcast): ALL_GATHER,
     (Split, Split): ALL_TO_ALL,
     (Broadcast, Split): SLICE,  # local: each rank cuts its piece
-    (Split, Partial): PAD,  # local: the piece among values that do not count
-    (Broadcast, Partial): KEEP,  # local: coordinate 0 keeps; the others, see identity()
+    (Split, Partial): PAD,  # local: the piece, surrounded by neutral elements of the reduction
+    (Broadcast, Partial): KEEP,  # local: coordinate 0 keeps its value, the others hold identity()
 }
-LOCAL = (SLICE, PAD, KEEP)
-STRAIGHT = (ALL_TO_ALL, EXCHANGE)  # from each member to each other, not around a ring
+LOCAL_KINDS = (SLICE, PAD, KEEP)
+DIRECT_KINDS = (ALL_TO_ALL, EXCHANGE)  # each member sends to each other, not around a ring
 
-LOCAL_BYTES_PER_S = 1e10  # copying inside one rank
-LOCAL_LEAST_S = 1e-7  # so that doing nothing is always cheaper
+LOCAL_BYTES_PER_S = 1e10  # speed of a copy inside one rank
+MIN_LOCAL_STEP_S = 1e-7  # above zero, so that doing nothing is always cheaper
 
 
 @dataclass(frozen=True, slots=True)
 class BoxingStep:
-    """One move on one axis of one grid: the SBP of that axis changes from source to target.
+    """A move on one axis of one grid: the SBP of that axis changes from source to target.
 
-    exchanged: an all-reduce that goes as an EXCHANGE; lower.py decides (`by_size`).
+    exchanged: the step is an all-reduce that runs as an EXCHANGE; lower.py decides
+        (`exchange_if_small`).
     """
 
     axis: int
@@ -56,39 +58,44 @@ class BoxingStep:
 
     @property
     def kind(self) -> str:
-        """The collective, or the local program, that does it."""
+        """The collective, or the local program, that executes the step."""
         return EXCHANGE if self.exchanged else KINDS[type(self.source), type(self.target)]
 
     @property
     def moves(self) -> bool:
         """True if bytes cross links; False for slice, pad and keep."""
-        return self.kind not in LOCAL
+        return self.kind not in LOCAL_KINDS
 
     @property
     def reduce(self) -> str:
-        """sum, max, min or logsumexp for a step from or to P; "" for the others."""
+        """The reduction ("sum", "max", "min", "logsumexp") of a step from or to P; "" for other
+        steps.
+        """
         for sbp in (self.source, self.target):
             if isinstance(sbp, Partial):
                 return sbp.reduce
         return ""
 
     def after(self, state: NdSbp) -> NdSbp:
-        """The nd-SBP that the step leaves."""
-        return replaced(state, self.axis, self.target)
+        """Return the nd-SBP that a tensor of nd-SBP `state` has after the step."""
+        return replace_axis(state, self.axis, self.target)
 
     def __str__(self) -> str:
         return f"{self.kind} axis {self.axis} {self.source} -> {self.target}"
 
 
-def replaced(state: NdSbp, axis: int, sbp: Sbp) -> NdSbp:
-    """The nd-SBP with another SBP on one axis."""
+def replace_axis(state: NdSbp, axis: int, sbp: Sbp) -> NdSbp:
+    """Return the nd-SBP `state` with the SBP of one axis replaced by `sbp`."""
     return (*state[:axis], sbp, *state[axis + 1 :])
 
 
 def fits(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> bool:
-    """True if no rank gets an empty piece of a split dim, and all P are of one reduction.
+    """Return whether every rank of `grid` gets a nonempty piece of a tensor of `shape` laid out by
+    `state`.
 
-    Sums and maxima do not commute: (P, P(max)) would not say in which order the axes reduce.
+    All P of `state` must be of one reduction as well: sums and maxima do not commute, so (P,
+    P(max))
+    would not say in which order the axes reduce.
     """
     left = list(shape)
     reductions = set()
@@ -107,16 +114,18 @@ def fits(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> bool:
 def path(
     source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape
 ) -> tuple[BoxingStep, ...]:
-    """The steps from source to target: least bytes, then fewest steps.
+    """Return the steps from source to target on `grid`: fewest bytes, then fewest steps.
 
-    Axes of size 1 cost nothing: they have what the target says from the start.  Raises SbpError if
-    source or target leaves a rank with nothing; else there is a way, if need be through all B.
+    Axes of size 1 cost nothing: they have the target's SBP from the start.  `shape` is logical.
+        Raises
+    SbpError if source or target leaves a rank without elements; otherwise a path exists, at worst
+    through B on all axes.
     """
     start = tuple(t if n == 1 else s for s, t, n in zip(source, target, grid, strict=True))
     if start == target:
         return ()
     partial = tuple(sbp if isinstance(sbp, Partial) else None for sbp in target)
-    # a dim of at least as many elements as there are ranks can be split as any longer one
+    # a dim with at least as many elements as there are ranks splits like any longer one
     ranks = math.prod(grid)
     steps = _paths(start, partial, grid, tuple(min(size, ranks) for size in shape)).get(target)
     if steps is None:
@@ -128,7 +137,7 @@ def path(
 def _paths(
     start: NdSbp, partial: tuple[Partial | None, ...], grid: tuple[int, ...], shape: Shape
 ) -> Mapping[NdSbp, tuple[BoxingStep, ...]]:
-    """The paths from start to all nd-SBPs that have these P, or none (Dijkstra over nd-SBPs)."""
+    """Return the path from `start` to each nd-SBP whose P are those of `partial` (Dijkstra)."""
     done: dict[NdSbp, tuple[BoxingStep, ...]] = {}
     if not fits(start, grid, shape):
         return done
@@ -143,23 +152,29 @@ def _paths(
         for step in _next_steps(state, partial, grid, shape):
             new = step.after(state)
             if new not in done:
-                total = cost + int(_tensors_moved(step, state, grid) * ranks)
+                total = cost + int(_step_tensors(step, state, grid) * ranks)
                 heapq.heappush(heap, (total, length + 1, next(order), new, (*steps, step)))
     return done
 
 
 def step_bytes(step: BoxingStep, state: NdSbp, grid: tuple[int, ...], num_bytes: float) -> float:
-    """Bytes that cross links, over all ranks; `state`: the nd-SBP before the step.
+    """Return the bytes that cross links in one step, over all ranks of `grid`.
 
-    Exact for uneven splits too, except all-to-all: a little more or less than 1/p stays at home.
+    state: the nd-SBP before the step.  num_bytes: of the logical tensor.  Exact for uneven splits
+        too,
+    except for all-to-all, where a little more or less than 1/p stays on its rank.
     """
-    return float(_tensors_moved(step, state, grid) * Fraction(num_bytes))
+    return float(_step_tensors(step, state, grid) * Fraction(num_bytes))
 
 
 def path_bytes(
     source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape, num_bytes: float
 ) -> float:
-    """Bytes that cross links, over all ranks, along the path."""
+    """Return the bytes that cross links on the path from source to target, over all ranks of
+    `grid`.
+
+    shape, num_bytes: of the logical tensor.
+    """
     return float(path_tensors(source, target, grid, shape) * Fraction(num_bytes))
 
 
@@ -171,10 +186,11 @@ def path_seconds(
     num_bytes: float,
     links: Sequence[Link],
 ) -> float:
-    """Time of the path on the busiest rank.  links: of each axis.
+    """Return the time of the path from source to target on the busiest rank of `grid`, in seconds.
 
-    An all-reduce goes around a ring here: which are exchanged, the message says in which they
-    travel (lower.py).
+    shape, num_bytes: of the logical tensor.  links: the link of each axis.  Every all-reduce counts
+        as
+    a ring: which ones become exchanges depends on the message that they travel in (lower.py).
     """
     return sum(
         start_seconds(step, links[step.axis])
@@ -183,22 +199,27 @@ def path_seconds(
     )
 
 
-def by_size(step: BoxingStep, num_bytes: float, link: Link) -> BoxingStep:
-    """An all-reduce as an exchange, if its message on a rank is small enough for the link."""
+def exchange_if_small(step: BoxingStep, num_bytes: float, link: Link) -> BoxingStep:
+    """Return an all-reduce step as an exchange if its message is small enough for the link.
+
+    step: returned unchanged if it is no all-reduce.  num_bytes: bytes of the message on one rank.
+    """
     exchanged = step.kind == ALL_REDUCE and 0 < num_bytes <= link.exchange_bytes
     return replace(step, exchanged=True) if exchanged else step
 
 
 def start_seconds(step: BoxingStep, link: Link) -> float:
-    """Of one step, however little it moves: a latency, and the hops of a ring; an all-reduce may
-    go up and down a tree instead (NCCL, src/graph/tuning.cc), and of what goes straight to every
-    other member each piece may have a start of its own.
+    """Return the seconds that a step takes however little it moves: latency and hops.
+
+    An all-reduce may use a tree instead of a ring (NCCL, src/graph/tuning.cc).  In an all-to-all or
+    an
+    exchange each piece may have a start of its own.
     """
     if not step.moves:
         return 0.0
     if step.kind == ALL_REDUCE:
         return link.latency_s + 2 * link.tree_s
-    return link.latency_s + link.ring_s + (link.peers_s if step.kind in STRAIGHT else 0.0)
+    return link.latency_s + link.ring_s + (link.peers_s if step.kind in DIRECT_KINDS else 0.0)
 
 
 def step_seconds(
@@ -209,24 +230,30 @@ def step_seconds(
     num_bytes: float,
     link: Link,
 ) -> float:
-    """Of what one step moves, on the busiest rank: 1/p of what crosses in its group.
+    """Return the seconds in which a step moves its bytes on the busiest rank: 1/p of the group's
+    bytes.
 
-    Local steps cost a little, so that among equals doing nothing wins.
+    state: the nd-SBP before the step on `grid`.  shape, num_bytes: of the logical tensor.  link: of
+        the
+    step's axis.  Local steps cost a little, so that doing nothing wins among equals.
     """
-    group = largest_shape(shape, replaced(state, step.axis, B), grid)  # what the group shares
+    group = largest_shape(shape, replace_axis(state, step.axis, B), grid)  # what the group shares
     group_bytes = num_bytes * math.prod(group) / max(1, math.prod(shape))
     if step.moves:
         parts = grid[step.axis]
         sent = float(_group_tensors(step.kind, parts) / parts) * group_bytes
-        straight = step.kind in STRAIGHT
+        straight = step.kind in DIRECT_KINDS
         return sent / (link.spread_bytes_per_s if straight else link.bytes_per_s)
-    return max(LOCAL_LEAST_S, group_bytes / LOCAL_BYTES_PER_S)
+    return max(MIN_LOCAL_STEP_S, group_bytes / LOCAL_BYTES_PER_S)
 
 
 def states(
     source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape
 ) -> Iterator[tuple[BoxingStep, NdSbp]]:
-    """Each step of the path with the nd-SBP before it."""
+    """Yield each step of the path from source to target on `grid` with the nd-SBP before it.
+
+    shape: of the logical tensor.
+    """
     state = tuple(t if n == 1 else s for s, t, n in zip(source, target, grid, strict=True))
     for step in path(source, target, grid, shape):
         yield step, state
@@ -236,11 +263,13 @@ def states(
 def _next_steps(
     state: NdSbp, partial: Sequence[Partial | None], grid: tuple[int, ...], shape: Shape
 ) -> Iterator[BoxingStep]:
-    """Legal steps from a state.  A P appears only where the target wants it: it saves no byte."""
+    """Yield the legal steps from a state.  A P appears only where the target has it: it saves no
+    byte.
+    """
     for axis, (sbp, parts) in enumerate(zip(state, grid, strict=True)):
         if parts == 1:
             continue
-        for new in (*unreduced(shape), *filter(None, (partial[axis],))):
+        for new in (*sbps_without_partial(shape), *filter(None, (partial[axis],))):
             if new == sbp or (type(sbp), type(new)) not in KINDS:
                 continue
             step = BoxingStep(axis, sbp, new)
@@ -249,20 +278,23 @@ def _next_steps(
 
 
 def _interleaves(step: BoxingStep, state: NdSbp, grid: tuple[int, ...]) -> bool:
-    """True if an inner axis splits the dim that the step cuts or joins: it would shuffle pieces."""
+    """Return whether an inner axis splits the dim that the step cuts or joins: pieces would be
+    shuffled.
+    """
     inner = range(step.axis + 1, len(grid))
     splits = {state[axis] for axis in inner if grid[axis] > 1 and isinstance(state[axis], Split)}
     return step.source in splits or step.target in splits
 
 
-def unreduced(shape: Shape) -> tuple[Sbp, ...]:
-    """Every SBP without P that a tensor can have on one axis."""
+def sbps_without_partial(shape: Shape) -> tuple[Sbp, ...]:
+    """Return every SBP but P that a tensor of `shape` can have on one axis."""
     return (B, *map(S, range(len(shape))))
 
 
 @cache
 def _group_tensors(kind: str, parts: int) -> Fraction:
-    """Table 2, same ranks: how often the group's tensor crosses links; an exchange is not in it.
+    """Return how often the group's tensor crosses links: table 2, same ranks; exchange is our
+    addition.
 
     Ring all-reduce: 2(p-1)/p of the bytes on each rank (Patarasuk and Yuan 2009).
     """
@@ -276,28 +308,32 @@ def _group_tensors(kind: str, parts: int) -> Fraction:
     return table.get(kind, Fraction(0))
 
 
-def _tensors_moved(step: BoxingStep, state: NdSbp, grid: tuple[int, ...]) -> Fraction:
-    """How often the logical tensor crosses: as in one group, times the ranks that hold the same."""
-    alike = replicas(replaced(state, step.axis, S(0)), grid)
+def _step_tensors(step: BoxingStep, state: NdSbp, grid: tuple[int, ...]) -> Fraction:
+    """Return how often the logical tensor crosses links: once a group, times the groups with equal
+    data.
+    """
+    alike = replicas(replace_axis(state, step.axis, S(0)), grid)
     return _group_tensors(step.kind, grid[step.axis]) * alike
 
 
 def path_tensors(source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: Shape) -> Fraction:
-    """What crosses links on a path, over all ranks, in whole tensors."""
+    """Return the bytes that cross links from source to target on `grid`, in logical tensors of
+    `shape`.
+    """
     steps = states(source, target, grid, shape)
-    return sum((_tensors_moved(step, state, grid) for step, state in steps), Fraction(0))
+    return sum((_step_tensors(step, state, grid) for step, state in steps), Fraction(0))
 
 
 def replicas(state: NdSbp, grid: tuple[int, ...]) -> int:
-    """How many ranks hold (a value or a part of) each element."""
+    """Return how many ranks hold each element, as a value or as a part of it."""
     return math.prod(n for sbp, n in zip(state, grid, strict=True) if not isinstance(sbp, Split))
 
 
 def misfit(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> SbpError:
-    """The error for a tensor that cannot lie so on a grid."""
+    """Return the error for a tensor of `shape` that cannot have nd-SBP `state` on `grid`."""
     return SbpError(
         f"boxing from or to {format_nd_sbp(state)}",
-        f"Shape {tuple(shape)} cannot lie so on a grid of {' x '.join(map(str, grid))}: "
-        "a rank would hold nothing, or sums and maxima would mix.",
-        "Split a dim with at least as many elements as ranks split it, or write B.",
+        f"A tensor of shape {tuple(shape)} cannot have this layout on a grid of "
+        f"{' x '.join(map(str, grid))}: a rank would hold nothing, or sums and maxima would mix.",
+        "Split a dim that has at least one element for each rank that splits it, or write B.",
     )

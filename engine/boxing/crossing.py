@@ -1,7 +1,8 @@
 """Crossing: a boxing from one grid of ranks to another, as between stages.
 
-Three parts (`transfer_sbps`): a path on the source grid that leaves no partial values, slices that
-cross point to point (`route`), a path on the target grid.
+It has three parts (`transfer_sbps`): a path on the source grid that leaves no partial values,
+slices
+that cross point to point (`route`), and a path on the target grid.
 """
 
 from __future__ import annotations
@@ -13,14 +14,22 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from flowrun.engine.boxing.boxing import fits, misfit, path, path_tensors, replicas, unreduced
+from flowrun.engine.boxing.boxing import (
+    fits,
+    misfit,
+    path,
+    path_tensors,
+    replicas,
+    sbps_without_partial,
+)
 from flowrun.engine.ir.placement import Placement, Shape, Slices, local_slices
 from flowrun.engine.ir.sbp import B, NdSbp, Partial, Sbp, Split
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A slice of the logical tensor that goes from one rank to another (or stays: a local copy).
+    """A slice of the logical tensor that goes from one rank to another; source == target: a local
+    copy.
 
     region: (start, length) along every dim, in logical coordinates.
     """
@@ -31,7 +40,7 @@ class Send:
 
     @property
     def num_elements(self) -> int:
-        """Elements in the slice."""
+        """The number of elements in the slice."""
         return _volume(self.region)
 
     def __str__(self) -> str:
@@ -48,25 +57,33 @@ def transfer_sbps(
     shape: Shape,
     far: bool = False,
 ) -> tuple[NdSbp, NdSbp]:
-    """(what the source grid is boxed to before crossing, what the target grid receives); no P.
+    """Return (the nd-SBP that leaves the source grid, the nd-SBP that arrives on the target grid),
+    no P.
 
-    Least bytes in all (table 2, other ranks).  Among equals twins send to twins, else the fewest
-    bytes cross between the grids: what a rank can get from its own grid it gets there.  far: the
-    way between the grids is slower than those inside, so that twins count for nothing: ranks that
-    want the same each receive a piece and gather (arXiv 2104.04473, section 4.1).
+    source_placement, source: grid and nd-SBP of the tensor.  target_placement, target: those that
+        its
+    reader needs.  shape: logical.  far: the link between the grids is slower than those inside
+    them.
+    The choice moves the fewest bytes in all (table 2, other ranks).  Among equals, each rank sends
+    to
+    its twin at the same coordinate; else the fewest bytes cross between the grids, and a rank gets
+    from
+    its own grid what it can.  If `far`, twins do not count: ranks that need the same data each
+    receive
+    a piece and gather (arXiv 2104.04473, section 4.1).  Raises SbpError if the tensor does not fit.
     """
-    leaving = _leaving(source_placement.shape, source, target, shape)
+    sent = _choose_sent_sbp(source_placement.shape, source, target, shape)
     order: dict[NdSbp, tuple[Fraction, bool, Fraction, int]] = {}
-    for arriving in _arriving(target_placement.shape, target, shape):
-        crossing = _crossing(source_placement, leaving, target_placement, arriving, shape)
-        total = crossing + path_tensors(arriving, target, target_placement.shape, shape)
-        alike = arriving == leaving == target
-        twins = not far and alike and source_placement.shape == target_placement.shape
-        foreign = sum(sbp not in leaving for sbp in arriving)
-        order[arriving] = (total, not twins, crossing, foreign)
+    for received in _list_received_sbps(target_placement.shape, target, shape):
+        crossing = _crossing_tensors(source_placement, sent, target_placement, received, shape)
+        total = crossing + path_tensors(received, target, target_placement.shape, shape)
+        equal = received == sent == target
+        twins = not far and equal and source_placement.shape == target_placement.shape
+        foreign = sum(sbp not in sent for sbp in received)
+        order[received] = (total, not twins, crossing, foreign)
     if not order:
         raise misfit(target, target_placement.shape, shape)
-    return leaving, min(order, key=order.__getitem__)
+    return sent, min(order, key=order.__getitem__)
 
 
 def transfer_bytes(
@@ -77,12 +94,17 @@ def transfer_bytes(
     shape: Shape,
     num_bytes: float,
 ) -> float:
-    """Bytes that cross links, over all ranks, from one grid to another, all three parts."""
-    leaving, arriving = transfer_sbps(source_placement, source, target_placement, target, shape)
+    """Return the bytes that cross links in all three parts of a crossing, over all ranks.
+
+    source_placement, source, target_placement, target, shape: as of `transfer_sbps`.  num_bytes: of
+        the
+    logical tensor.
+    """
+    sent, received = transfer_sbps(source_placement, source, target_placement, target, shape)
     tensors = (
-        path_tensors(source, leaving, source_placement.shape, shape)
-        + _crossing(source_placement, leaving, target_placement, arriving, shape)
-        + path_tensors(arriving, target, target_placement.shape, shape)
+        path_tensors(source, sent, source_placement.shape, shape)
+        + _crossing_tensors(source_placement, sent, target_placement, received, shape)
+        + path_tensors(received, target, target_placement.shape, shape)
     )
     return float(tensors * Fraction(num_bytes))
 
@@ -95,12 +117,16 @@ def route(
     target: NdSbp,
     shape: Shape,
 ) -> tuple[Send, ...]:
-    """Which slices go where, so that each target rank gets every element of its piece once.
+    """Return the slices that ranks send, such that each target rank gets each of its elements once.
 
-    Neither side holds a P (on axes of size 1 it does not matter).  A rank that holds a slice itself
-    keeps it; else the nearest that holds it sends, while its share is fair; else the idlest.
+    source_placement, source: grid and nd-SBP of the sent tensor.  target_placement, target: those
+        of
+    the received one.  Neither has a P on an axis of more than one rank.  shape: logical.  A rank
+    that
+    holds a slice itself keeps it; else the nearest holder sends it while its load is fair; else the
+    least loaded holder.
     """
-    held = held_by(source_placement, source, shape)
+    held = slices_of_ranks(source_placement, source, shape)
     holders: dict[Slices, list[int]] = {}
     for k, region in enumerate(held.values()):
         holders.setdefault(region, []).append(k)
@@ -108,7 +134,7 @@ def route(
     fair = math.prod(shape) * replicas(target, target_placement.shape) / len(ranks)
     load = [0] * len(ranks)
     sends = []
-    for k, (rank, wanted) in enumerate(held_by(target_placement, target, shape).items()):
+    for k, (rank, wanted) in enumerate(slices_of_ranks(target_placement, target, shape).items()):
         nearest = k * len(ranks) // num_targets
         for region, indices in holders.items():
             if (part := _overlap(region, wanted)) is None:
@@ -123,16 +149,22 @@ def route(
 
 
 def _sender(indices: list[int], nearest: int, load: list[int], most: float) -> int:
-    """The source nearest to a target whose load is at most `most` (or nothing), else the idlest."""
+    """Return the source nearest to a target whose load is at most `most` (or 0), else the least
+    loaded.
+    """
     by_distance = sorted(indices, key=lambda index: abs(index - nearest))
     fair = (index for index in by_distance if load[index] <= max(most, 0))
     return next(fair, min(by_distance, key=load.__getitem__))
 
 
-def _leaving(grid: tuple[int, ...], source: NdSbp, target: NdSbp, shape: Shape) -> NdSbp:
-    """The nd-SBP without P that costs least to reach; among equals, split as the target is."""
+def _choose_sent_sbp(grid: tuple[int, ...], source: NdSbp, target: NdSbp, shape: Shape) -> NdSbp:
+    """Return the nd-SBP without P that costs least to reach; among equals, the one split as the
+    target.
+    """
     choices = [
-        unreduced(shape) if isinstance(sbp, Partial) and parts > 1 else (_settled(sbp),)
+        sbps_without_partial(shape)
+        if isinstance(sbp, Partial) and parts > 1
+        else (_without_partial(sbp),)
         for sbp, parts in zip(source, grid, strict=True)
     ]
     order: dict[NdSbp, tuple[Fraction, int, int]] = {}
@@ -148,10 +180,14 @@ def _leaving(grid: tuple[int, ...], source: NdSbp, target: NdSbp, shape: Shape) 
     return min(order, key=order.__getitem__)
 
 
-def _arriving(grid: tuple[int, ...], target: NdSbp, shape: Shape) -> Iterator[NdSbp]:
-    """nd-SBPs without P from which the target is a path away: its B and P may come as pieces."""
+def _list_received_sbps(grid: tuple[int, ...], target: NdSbp, shape: Shape) -> Iterator[NdSbp]:
+    """Yield nd-SBPs without P from which the target is a path away: its B and P may arrive as
+    pieces.
+    """
     choices = [
-        (_settled(sbp),) if isinstance(sbp, Split) or parts == 1 else unreduced(shape)
+        (_without_partial(sbp),)
+        if isinstance(sbp, Split) or parts == 1
+        else sbps_without_partial(shape)
         for sbp, parts in zip(target, grid, strict=True)
     ]
     for state in itertools.product(*choices):
@@ -159,19 +195,21 @@ def _arriving(grid: tuple[int, ...], target: NdSbp, shape: Shape) -> Iterator[Nd
             yield state
 
 
-def _settled(sbp: Sbp) -> Sbp:
-    """On an axis of size 1, P is B."""
+def _without_partial(sbp: Sbp) -> Sbp:
+    """Return B for P: on an axis of size 1 they are the same."""
     return B if isinstance(sbp, Partial) else sbp
 
 
-def _crossing(
+def _crossing_tensors(
     source_placement: Placement,
     source: NdSbp,
     target_placement: Placement,
     target: NdSbp,
     shape: Shape,
 ) -> Fraction:
-    """How often the tensor crosses between the grids; a rank of both keeps what it holds."""
+    """Return how often the tensor crosses between the grids; a rank of both grids keeps what it
+    holds.
+    """
     if set(source_placement.ranks).isdisjoint(target_placement.ranks):
         return Fraction(replicas(target, target_placement.shape))
     sends = route(source_placement, source, target_placement, target, shape)
@@ -179,8 +217,10 @@ def _crossing(
     return Fraction(crossing, max(1, math.prod(shape)))
 
 
-def held_by(placement: Placement, nd_sbp: NdSbp, shape: Shape) -> dict[int, Slices]:
-    """Which slices of a logical tensor each rank of a placement holds."""
+def slices_of_ranks(placement: Placement, nd_sbp: NdSbp, shape: Shape) -> dict[int, Slices]:
+    """Return the slices of a logical tensor of `shape` that each rank of a placement holds by
+    `nd_sbp`.
+    """
     return {
         rank: local_slices(shape, nd_sbp, placement.shape, placement.coordinate(rank))
         for rank in placement.ranks

@@ -7,7 +7,7 @@ from __future__ import annotations
 _ALIGNMENT = 4096  # of pieces, in bytes: no two share a page
 
 
-def rounded(num_bytes: int) -> int:
+def round_to_pages(num_bytes: int) -> int:
     """Bytes of a piece of so many."""
     return max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
 
@@ -23,7 +23,7 @@ class FirstFit:
 
     def take(self, num_bytes: int) -> int:
         """The start of a piece that nobody uses: the lowest that fits.  Raises MemoryError."""
-        size = rounded(num_bytes)
+        size = round_to_pages(num_bytes)
         for k, (start, end) in enumerate(self._free):
             if end - start >= size:
                 self._free[k : k + 1] = [(start + size, end)] if end - start > size else []

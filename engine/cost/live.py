@@ -81,7 +81,7 @@ class Live:
         self.held -= self.under_way.pop(actor)
         self.messages.end(actor)
         if isinstance(self.plan.actors[actor].work, RegionWork):
-            self.messages.computed()
+            self.messages.end_compute()
         self._reach(actor, act, self._act(actor, act).end)
         fills, reads = self._changed(actor)
         for r, version in fills.versions(act, act):

@@ -34,7 +34,7 @@ class Messages:
         if actor in self._under_way:
             self._done.append((self._under_way.pop(actor), _LATER))
 
-    def computed(self) -> None:
+    def end_compute(self) -> None:
         """An act of compute has ended."""
         for start in [start for start, acts in self._done if acts == 1]:
             self._arena.give(start)

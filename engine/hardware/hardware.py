@@ -1,5 +1,6 @@
-"""Hardware: the numbers that turn work into seconds.  One profile serves inference, stage cuts,
-bucket sizes, the search and the rehearsal.
+"""Hardware: the numbers that turn work into seconds.
+
+One profile serves the choice of signatures, stage cuts, bucket sizes, the search and the rehearsal.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """How fast matrix products are in one dtype.
+    """The speed of matrix products in one dtype.
 
-    flops: peak speed; a multiply-add counts as 2 operations; 0: as in fp32.
+    flops: peak speed in operations per second; a multiply-add counts as 2; 0: as in fp32.
     flop: operations of a product, at the points of a curve.
     share: share of `flops` that a product reaches at each point; between the points interpolated
         by the logarithm of flop, outside as at the nearest point.
@@ -35,11 +36,11 @@ class Products:
             object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, after Hydra
 
     def seconds(self, flop: float) -> float:
-        """Of one product of so many operations."""
-        return flop / (self.flops * self.reached(flop)) if flop else 0.0
+        """Return the seconds of one product of `flop` operations."""
+        return flop / (self.flops * self.share_at(flop)) if flop else 0.0
 
-    def reached(self, flop: float) -> float:
-        """Share of `flops` that a product of so many operations reaches."""
+    def share_at(self, flop: float) -> float:
+        """Return the share of `flops` that a product of `flop` operations reaches."""
         at = bisect_left(self.flop, flop)
         if not self.flop or at in (0, len(self.flop)):
             return self.share[max(0, at - 1)] if self.flop else 1.0
@@ -48,7 +49,7 @@ class Products:
         return self.share[at - 1] + along * (self.share[at] - self.share[at - 1])
 
 
-# One thread of a server's core: small products find their matrices in no near cache.
+# Measured on one thread of a server's core; small products miss the caches.
 _CORE = (2.7e7, 5e7, 1e8, 2e8, 4e8, 1e9), (0.77, 0.862, 0.926, 0.962, 0.98, 0.992)
 
 
@@ -75,8 +76,9 @@ class Hardware:
     winograd: factor by which a 3 x 3 convolution of fp32 takes fewer multiplications than counted;
         2.25 by F(2 x 2, 3 x 3) of Lavin and Gray (arXiv 1509.09308), 1 where it is not used.
     bias_apart: a bias is added in a pass of its own, unless a compiler fuses it into what follows.
-    writes_behind: a processor writes a tile of a product after its sums are done, and multiplies
-        nothing meanwhile.  Curves are of cubes: what other products write beyond one is added.
+    writes_behind: a processor writes a tile of a product after its sums are done, and does not
+        multiply while it writes.  Curves were measured on cubes: what other products write beyond
+        a cube is added.
     tile: rows and columns of the tiles that products compute, each as a whole.  Products of fewer
         rows or columns have kernels with smaller tiles.
     elements_per_s: op target -> speed in elements of its first output, for ops that take longer
@@ -95,7 +97,7 @@ class Hardware:
     levels: what joins ranks, innermost first.
     crowded_share: speed of a rank that takes turns on a core, as a share of its share of the core.
     core: share of a core that a rank has while all ranks of its host compute; all other numbers
-        are of such a share (`slowed`).
+        are of such a share (`slow_down`).
     cores: cores of the host for each thread that computes; those beyond one make batches ready,
         which takes turns with compute where they are too few; inf: never.
     """
@@ -140,17 +142,23 @@ class Hardware:
 
     @property
     def tensor_bytes(self) -> int:
-        """What a rank's tensors may take; 0: not limited."""
+        """The bytes that a rank's tensors may take; 0: not limited."""
         return max(1, int(self.memory_bytes - self.reserved_bytes)) if self.memory_bytes else 0
 
     def products(self, dtype: str) -> Products:
-        """Of matrices of a dtype by its short name, "bf16"; of others as of "fp32"."""
-        wide = self.tf32 if self.uses_tf32 and self.tf32.flops else self.fp32
-        narrow = {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, wide)
-        return narrow if narrow.flops else wide
+        """Return the speed of products of a dtype, given by its short name: "bf16".
 
-    def slowed(self, share: float) -> Hardware:
-        """A rank that has only a share of its core, which also carries what shared memory does."""
+        Dtypes that the profile does not know, and those of speed 0, count as "fp32".
+        """
+        fp32 = self.tf32 if self.uses_tf32 and self.tf32.flops else self.fp32
+        found = {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, fp32)
+        return found if found.flops else fp32
+
+    def slow_down(self, share: float) -> Hardware:
+        """Return the hardware of a rank that has only a `share` of its core.
+
+        The same share applies to levels in shared memory, which the core serves too.
+        """
         core, share = share, share * (self.crowded_share if share < 1 else 1.0)
         return replace(
             self,
@@ -162,27 +170,28 @@ class Hardware:
             memory_bytes_per_s=self.memory_bytes_per_s * share,
             op_s=self.op_s / share,
             act_s=self.act_s / share,
-            levels=tuple(level.slowed(core) for level in self.levels),
+            levels=tuple(level.slow_down(core) for level in self.levels),
             core=self.core * core,
         )
 
     def links(self, placement: Placement) -> tuple[Link, ...]:
-        """What the groups along each axis of a placement have of the network."""
+        """Return the link of the groups along each axis of a placement."""
         return axis_links(self.levels, placement)
 
     def crossing(self, source: Placement, target: Placement) -> Link:
-        """What messages from one placement to another have."""
+        """Return the link of messages from one placement to another."""
         return message_link(self.levels, source, target)
 
     def is_far(self, source: Placement, target: Placement) -> bool:
-        """True if messages between two placements are slower than some inside the target."""
+        """Return whether messages between two placements are slower than some inside the target."""
         between = self.crossing(source, target).bytes_per_s
         return any(k.bytes_per_s > between for k in self.links(target) if k.level >= 0)
 
 
 def on_hosts(levels: Sequence[Level], ranks: int, shared: bool) -> tuple[Level, ...]:
-    """The levels where every host has so many ranks; shared: they exchange messages in its memory,
-    else by the level outside.
+    """Return the levels of a network whose hosts have `ranks` ranks each.
+
+    shared: ranks of a host exchange messages in its memory; else they use the next level outside.
     """
     kept = (level for level in levels if shared or not level.shared_memory)
     return tuple(replace(level, ranks=ranks) if level.shared_memory else level for level in kept)

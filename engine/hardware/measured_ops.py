@@ -1,9 +1,9 @@
-"""Measured ops: how far off the formula is for ops that were timed on this machine, each with its
-shapes; and what that says of the same op with others.
+"""Measured ops: factors between measured and foreseen time of ops that were timed on this machine.
 
-What a library makes of one convolution and of the next differs by a factor of four, and no rule
-short of the library says where.  Of an op that was timed its own factor counts; of the same op with
-other shapes that of the nearest, by the ratios of its dims: the formula scales, the factor stays.
+Two convolutions of different shapes may differ by a factor of four in efficiency, and only the
+library knows which is which.  An op that was timed has its own factor.  The same op with other
+shapes has the factor of the nearest shapes, by the ratios of the dims: the formula scales with the
+shapes, the factor stays.
 """
 
 from __future__ import annotations
@@ -18,46 +18,50 @@ Shapes = tuple[Shape, ...]
 
 
 class Factors(dict[str, dict[str, float]]):
-    """Op target -> its shapes as text (`text_of`) -> seconds measured over those foreseen without.
+    """Op target -> its shapes as text (`text_of`) -> measured seconds divided by foreseen seconds.
 
-    Never changed; told apart by identity where answers are kept.
+    Instances never change; caches distinguish them by identity.
     """
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 def text_of(dtype: str, shapes: Sequence[Shape]) -> str:
-    """The dtype of the first output, then inputs and first output: "fp32 8x64 64x32 8x32"; a
-    scalar is "1".
+    """Return an op as text: the dtype of its first output, its inputs, its first output.
+
+    For example "fp32 8x64 64x32 8x32"; a scalar is "1".
     """
     return " ".join([dtype, *("x".join(map(str, shape or (1,))) for shape in shapes)])
 
 
 @lru_cache(maxsize=1 << 16)
 def shapes_of(text: str) -> tuple[str, Shapes]:
-    """What `text_of` wrote.  Raises ValueError."""
+    """Parse the text that `text_of` writes into (dtype, shapes).  Raises ValueError."""
     dtype, *shapes = text.split(" ")
     return dtype, tuple(tuple(map(int, shape.split("x"))) for shape in shapes)
 
 
 @lru_cache(maxsize=1 << 16)
 def factor(known: Factors, target: str, dtype: str, shapes: Shapes) -> float:
-    """Of the nearest that was measured; 1 of an op that was not, with that dtype and as many
-    dims.
+    """Return the factor of the measured op that is nearest to an op.
+
+    known: all factors.  target, dtype, shapes: of the op, as of `text_of`.  Only measured ops of
+        the
+    same target, dtype and numbers of dims count; without any the factor is 1.
     """
     best, least = 1.0, math.inf
-    for others, value in _parsed(known, target, dtype).get(tuple(map(len, shapes)), ()):
-        away = _away(shapes, others, least)
-        if away < least:
-            best, least = value, away
+    for others, value in _group_by_dims(known, target, dtype).get(tuple(map(len, shapes)), ()):
+        distance = _distance(shapes, others, least)
+        if distance < least:
+            best, least = value, distance
     return best
 
 
 @lru_cache(maxsize=1 << 12)
-def _parsed(
+def _group_by_dims(
     known: Factors, target: str, dtype: str
 ) -> Mapping[tuple[int, ...], list[tuple[Shapes, float]]]:
-    """Numbers of dims -> the shapes that have these, with what was measured."""
+    """Return numbers of dims -> the measured shapes that have these, with their factors."""
     found: dict[tuple[int, ...], list[tuple[Shapes, float]]] = {}
     for text, value in known.get(target, {}).items():
         of, shapes = shapes_of(text)
@@ -66,8 +70,8 @@ def _parsed(
     return found
 
 
-def _away(one: Shapes, other: Shapes, least: float) -> float:
-    """How far two ops' shapes are from each other: octaves, over all dims; or `least` and more."""
+def _distance(one: Shapes, other: Shapes, least: float) -> float:
+    """Return the octaves between the shapes of two ops, summed over dims; cut off at `least`."""
     total = 0.0
     for these, those in zip(one, other, strict=True):
         pairs = zip(these, those, strict=True)

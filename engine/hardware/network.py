@@ -1,8 +1,9 @@
-"""Network: what joins ranks, as a hierarchy; and what a group of them has of it.
+"""Network: the links between ranks as a hierarchy of levels, and the link that a group of ranks
+has.
 
-Ranks are numbered consecutively: those of a device, of a node, of a pod follow one another.  Costs
-of a collective are those of a ring, as NCCL's and gloo's are for what takes time: at every level
-the ring leaves a unit once, however many of its ranks take part.
+Ranks are numbered consecutively: the ranks of a device follow one another, as do those of a node
+and of a pod.  A collective costs as much as on a ring, which is true of NCCL and gloo where the
+time matters: at every level the ring leaves a unit once, however many of its ranks take part.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from flowrun.engine.ir.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of the network: it joins units of the level below into larger units.
+    """A level of the network: it joins units of the level below into larger units.
 
     The innermost level joins single ranks.
 
     ranks: consecutive ranks of one unit; 0: all.
     latency_s: time before the first byte of one collective or message.
     busy_s: part of latency_s in which the core that computes is busy with the message.
-    crowded_latency_s: latency_s where a host has more ranks than cores, so that a rank that is
-        waited for may itself wait for a core; 0: longer by the same factor as everything else.
+    crowded_latency_s: latency_s where a host has more ranks than cores, so that the awaited rank
+        may
+        itself wait for a core; 0: longer by the same factor as everything else.
     hop_s: time that each further unit on the way adds.
     bytes_per_s: speed of one rank, each direction, while all ranks of a unit below send.
     alone_bytes_per_s: the same while the other ranks are silent; 0: as bytes_per_s.
-    crowding_s: part of latency_s that is waited only where others have the cores; `slowed` sets
+    crowding_s: part of latency_s that passes only while other ranks have the cores; `slow_down`
+        sets
         it.
     taken: share of simultaneous compute that stands still while bytes flow; 1: all of it, as on a
         core that copies them itself.
@@ -43,7 +46,7 @@ class Level:
         copy of its own.
     shared_memory: the level is the memory of one host.  `launch.transport=gloo` skips it; `ranks`
         are those of a host.
-    exchange_bytes: members of a group -> largest message of an all-reduce that goes as an exchange:
+    exchange_bytes: members of a group -> largest message of an all-reduce that runs as an exchange:
         each member sends all of it to each other member, and reduces what it receives.  A group of
         a size that is not listed does as the next larger one; beyond the largest: never.
     """
@@ -66,13 +69,15 @@ class Level:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", tuple(self.mesh))  # a list, after Hydra
 
-    def most_exchanged(self, members: int) -> int:
-        """Bytes up to which a group of so many exchanges what an all-reduce has."""
+    def max_exchange_bytes(self, members: int) -> int:
+        """Return the largest all-reduce, in bytes, that a group of `members` ranks runs as an
+        exchange.
+        """
         larger = (size for size in self.exchange_bytes if size >= members)
         return self.exchange_bytes.get(min(larger, default=0), 0)
 
-    def slowed(self, share: float) -> Level:
-        """Between ranks that have only a share of their cores."""
+    def slow_down(self, share: float) -> Level:
+        """Return the level between ranks that have only a `share` of their cores."""
         latency_s, crowding_s = self.latency_s, 0.0
         if self.shared_memory:
             latency_s /= share
@@ -88,16 +93,17 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What one group of ranks has of a network.
+    """The part of a network that one group of ranks can use.
 
-    latency_s: before the first byte; busy_s: of it, what the core that computes does itself;
-    crowding_s: of it, what is not waited while those that take part have a core each.
-    ring_s, tree_s: what all hops of a ring add, and those from the leaves of a tree to its root.
-    bytes_per_s: of each rank, to the next in a ring, or in a message.
-    spread_bytes_per_s: of each rank, to all others alike, as in an all-to-all.  peers_s: what the
-    pieces of one add to its start.
-    level: the outermost that the group crosses; -1 of a single rank.
-    exchange_bytes: up to which the message of an all-reduce is exchanged (Level.exchange_bytes).
+    latency_s: time before the first byte.
+    bytes_per_s: speed of each rank to the next one in a ring, or in a message.
+    ring_s, tree_s: time of all hops of a ring; of those from the leaves of a tree to its root.
+    spread_bytes_per_s: speed of each rank to all others equally, as in an all-to-all.
+    level: the outermost level that the group crosses; -1 for a single rank.
+    peers_s: time that the pieces of an all-to-all add to its start.
+    exchange_bytes: the largest all-reduce that runs as an exchange (Level.exchange_bytes).
+    busy_s: part of latency_s in which the core that computes is busy with the message.
+    crowding_s: part of latency_s that does not pass while each member has a core of its own.
     """
 
     latency_s: float = 0.0
@@ -112,18 +118,21 @@ class Link:
     crowding_s: float = 0.0
 
     def message_seconds(self, num_bytes: float) -> float:
-        """Of a message from one rank to another."""
+        """Return the seconds of a message from one rank to another."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
 def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int]) -> Link:
-    """What the ranks of a group have, while all ranks `busy` communicate as they do.
+    """Return the link of the ranks of a `group`, while all ranks `busy` communicate in the same
+    way.
 
-    At a level that joins units of u ranks, a unit sends at most u times the level's bytes_per_s,
-    in equal shares for its busy ranks; those of the group pool theirs into one ring.  So a group
-    with one rank in each node of 8 has an eighth of what leaves a node; one that fills nodes has
-    all of it.  In a mesh a rank has its links to others of the group, and no more.  The slowest
-    level on the way, and the slowest unit in it, decide.
+    levels: of the network, innermost first.  At a level that joins units of u ranks, a unit sends
+        at
+    most u times the level's bytes_per_s, in equal shares for its busy ranks; those of the group
+    pool
+    theirs into one ring.  So a group with one rank in each node of 8 has an eighth of the node's
+    bandwidth, and a group that fills nodes has all of it.  In a mesh a rank uses only its links to
+    others of the group.  The slowest level on the way, and the slowest unit in it, decide.
     """
     link = Link()
     for at, (level, below, size) in enumerate(_units(levels)):
@@ -134,10 +143,10 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
             senders = _by_unit(tuple(busy), below)
             ring = spread = math.inf
             for unit in crossed:
-                share = _share(level, below, senders[unit]) * _linked(level, unit, group)
+                share = _share(level, below, senders[unit]) * _linked_share(level, unit, group)
                 ring = min(ring, share * members[unit])
                 spread = min(spread, share * (len(group) - 1) / (len(group) - members[unit]))
-                spread = min(spread, _unlinked(level, unit, group))
+                spread = min(spread, _unlinked_bytes_per_s(level, unit, group))
             link = Link(
                 level.latency_s,
                 min(link.bytes_per_s, ring),
@@ -146,7 +155,7 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
                 min(link.spread_bytes_per_s, spread),
                 at,
                 link.peers_s + level.peer_s * _peers(members, below, size),
-                level.most_exchanged(len(group)),
+                level.max_exchange_bytes(len(group)),
                 level.busy_s,
                 level.crowding_s,
             )
@@ -154,7 +163,7 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
 
 
 def _units(levels: Sequence[Level]) -> Iterator[tuple[Level, int, float]]:
-    """Each level with the ranks of the units that it joins, and of those that it makes."""
+    """Yield (level, ranks of the units that it joins, ranks of the units that it makes)."""
     below = 1
     for at, level in enumerate(levels):
         last = not level.ranks or at == len(levels) - 1
@@ -166,19 +175,21 @@ def _units(levels: Sequence[Level]) -> Iterator[tuple[Level, int, float]]:
 
 @lru_cache(maxsize=256)
 def _by_unit(ranks: tuple[int, ...], size: int) -> Counter[int]:
-    """How many of the ranks are in each unit of so many."""
+    """Return how many of the ranks are in each unit of `size` ranks."""
     return Counter(rank // size for rank in ranks)
 
 
 def _share(level: Level, unit_ranks: int, senders: int) -> float:
-    """Bytes per second of one of the senders in a unit of so many ranks."""
+    """Return the bytes per second of each of the `senders` in a unit of `unit_ranks` ranks."""
     most = level.alone_bytes_per_s or level.bytes_per_s
     return min(most, level.bytes_per_s * unit_ranks / max(1, senders))
 
 
-def _linked(level: Level, rank: int, group: Sequence[int]) -> float:
-    """Of all links of a rank in a mesh, those to the others of a group; at least one, for what has
-    none goes by way of a neighbour.
+def _linked_share(level: Level, rank: int, group: Sequence[int]) -> float:
+    """Return the share of a rank's links in a mesh that lead to others of the group; at least one
+    link.
+
+    Ranks without a link reach each other by way of a neighbour.
     """
     if not level.mesh:
         return 1.0
@@ -188,8 +199,8 @@ def _linked(level: Level, rank: int, group: Sequence[int]) -> float:
     return max(1, sum(links[other % size] for other in near)) / sum(links)
 
 
-def _unlinked(level: Level, rank: int, group: Sequence[int]) -> float:
-    """What an all-to-all of a group has where a rank sends some pieces past its links."""
+def _unlinked_bytes_per_s(level: Level, rank: int, group: Sequence[int]) -> float:
+    """Return the speed of an all-to-all in a mesh where a rank has no link to some of the group."""
     if not level.mesh or not level.unlinked_bytes_per_s:
         return math.inf
     size = len(level.mesh)
@@ -199,7 +210,9 @@ def _unlinked(level: Level, rank: int, group: Sequence[int]) -> float:
 
 
 def _peers(members: Mapping[int, int], below: int, size: float) -> int:
-    """The most ranks that one of a group meets in other units, inside the unit that joins them."""
+    """Return the most ranks in other units that one rank of the group meets, inside the joining
+    unit.
+    """
     joined: Counter[int] = Counter()
     for unit, count in members.items():
         joined[int(unit * below // size)] += count
@@ -208,10 +221,10 @@ def _peers(members: Mapping[int, int], below: int, size: float) -> int:
 
 @lru_cache(maxsize=4096)
 def axis_links(levels: tuple[Level, ...], placement: Placement) -> tuple[Link, ...]:
-    """What the groups along each axis have, on the worst of them, while all do the same."""
+    """Return the link of the groups along each axis, for the slowest group, while all are busy."""
     *_, (_, outermost, _) = _units(levels)
     home = placement.ranks[0] // outermost * outermost
-    if home:  # whole units further on it is the same: stages are many
+    if home:  # the same, whole units further on; pipelines have many such stages
         ranks = tuple(rank - home for rank in placement.ranks)
         return axis_links(levels, Placement(placement.axes, ranks))
     return tuple(
@@ -222,8 +235,11 @@ def axis_links(levels: tuple[Level, ...], placement: Placement) -> tuple[Link, .
 
 @lru_cache(maxsize=4096)
 def message_link(levels: tuple[Level, ...], source: Placement, target: Placement) -> Link:
-    """What messages between two grids have: each rank of the larger meets the one at the same share
-    of the smaller's way, all at once.
+    """Return the link of messages from each rank of a grid to another grid, all at once.
+
+    levels: of the network.  source, target: the grids; rank k of the larger grid talks to the rank
+        at
+    the same fraction of the smaller one.
     """
     sources, targets = source.ranks, target.ranks
     most = max(len(sources), len(targets))
@@ -234,7 +250,7 @@ def message_link(levels: tuple[Level, ...], source: Placement, target: Placement
 
 
 def worst(links: Iterable[Link]) -> Link:
-    """The slowest in every respect."""
+    """Return a link that is as slow as the slowest of `links` in every respect."""
     found = list(dict.fromkeys(links))
     return Link(
         max((link.latency_s for link in found), default=0.0),

@@ -25,7 +25,7 @@ from flowrun.engine.actors.plan import (
     ReportWork,
     TransferWork,
 )
-from flowrun.engine.boxing.boxing import BoxingStep, by_size
+from flowrun.engine.boxing.boxing import BoxingStep, exchange_if_small
 from flowrun.engine.cost.actor_cost import ActorCost
 from flowrun.engine.ir.graph import (
     COUNT,
@@ -315,7 +315,7 @@ class _Lowering:
         cost = ActorCost(self.graph, self.strategy, self.layout)
         link = self.strategy.hardware.links(self.strategy.placements[stage])[steps[0].axis]
         num_bytes = sum(map(cost.tensor_bytes, reads))
-        return tuple(by_size(step, num_bytes, link) for step in steps)
+        return tuple(exchange_if_small(step, num_bytes, link) for step in steps)
 
     def _reports(self) -> None:
         by_stage: dict[int, list[tuple[str, str]]] = {}

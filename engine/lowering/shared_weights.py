@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from flowrun.engine.actors.draft import Draft
 from flowrun.engine.actors.plan import BoxWork, RegionWork
-from flowrun.engine.boxing.boxing import ALL_GATHER, replaced
+from flowrun.engine.boxing.boxing import ALL_GATHER, replace_axis
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, Split
@@ -74,7 +74,7 @@ def _side_by_side(shape: Sequence[int], nd_sbp: NdSbp, axis: int, grid: tuple[in
     """True if what the ranks of an axis hold are pieces of one stretch of memory."""
     split = nd_sbp[axis]
     assert isinstance(split, Split), "it is gathered"
-    whole = largest_shape(tuple(shape), replaced(nd_sbp, axis, B), grid)
+    whole = largest_shape(tuple(shape), replace_axis(nd_sbp, axis, B), grid)
     return math.prod(whole[: split.dim]) == 1
 
 

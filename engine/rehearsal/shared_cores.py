@@ -1,7 +1,7 @@
 """Crowd: ranks of one host, and what makes their batches ready, that are more than its cores.
 
 Those that run at a time share the cores evenly (processor sharing): where half of the ranks wait
-for a message, the others are twice as fast.  Hardware.slowed foresees an act as if all ranks
+for a message, the others are twice as fast.  Hardware.slow_down foresees an act as if all ranks
 computed all the time; here that is undone, and what the clock says counts.
 """
 

@@ -179,7 +179,7 @@ def show(found: Calibration, shipped: Hardware, console: Console) -> None:
     table = Table("links", "ranks", "bytes of a rank", "measured", "foreseen", box=None)
     levels = {_transport(level): level for level in found.hardware.levels}
     for transport, moved in found.links:
-        level = levels[transport].slowed(_share_of_core(moved.members))
+        level = levels[transport].slow_down(_share_of_core(moved.members))
         foreseen = level.latency_s + moved.sent_bytes / level.bytes_per_s
         table.add_row(
             f"{transport}, {moved.kind}{' between ops' if moved.between_ops else ''}",
@@ -241,7 +241,7 @@ def _in_unit(hardware: Hardware, key: str, unit: float) -> float:
 
 def _gflops(hardware: Hardware, dtype: str, flop: float) -> float:
     products = hardware.products(dtype)
-    return products.flops * products.reached(flop) / 1e9
+    return products.flops * products.share_at(flop) / 1e9
 
 
 def _link_rows(measured: Sequence[Level], shipped: Sequence[Level]) -> list[ProfileRow]:
@@ -258,7 +258,7 @@ def _link_rows(measured: Sequence[Level], shipped: Sequence[Level]) -> list[Prof
             found, known = (format(getattr(x, key) / unit, text) for x in (one, other))
             rows.append((f"{via}, {label}", found, known))
         for ranks in one.exchange_bytes:
-            found, known = (f"{x.most_exchanged(ranks) / 1e3:,.0f}" for x in (one, other))
+            found, known = (f"{x.max_exchange_bytes(ranks) / 1e3:,.0f}" for x in (one, other))
             rows.append((f"{via}, all-reduces of {ranks} exchanged up to, kB", found, known))
     return rows
 

@@ -44,7 +44,7 @@ def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
     if hardware.device != CPU or launch.name != "local":
         return hardware
     cores = (os.cpu_count() or 1) / (ranks * launch.threads)
-    slowed = hardware.slowed(min(1.0, cores))
+    slowed = hardware.slow_down(min(1.0, cores))
     if launch.nnodes > 1:  # the clock knows one host
         return replace(slowed, core=1.0)
     return replace(slowed, cores=cores)

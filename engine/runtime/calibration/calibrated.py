@@ -169,7 +169,7 @@ def is_used(moved: Moved, level: Level) -> bool:
     """False of an all-reduce of a size that goes the other way on this level."""
     if moved.kind not in (ALL_REDUCE, EXCHANGE):
         return True
-    exchanged = moved.message_bytes <= level.most_exchanged(moved.members)
+    exchanged = moved.message_bytes <= level.max_exchange_bytes(moved.members)
     return exchanged == (moved.kind == EXCHANGE)
 
 

@@ -22,7 +22,7 @@ import torch
 
 from flowrun.engine.actors.plan import SEND, Actor, BoxWork, Plan, ReportWork, TransferWork
 from flowrun.engine.actors.scheduler import Scheduler
-from flowrun.engine.boxing.crossing import Send, held_by, route
+from flowrun.engine.boxing.crossing import Send, route, slices_of_ranks
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import Slices
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
@@ -299,7 +299,7 @@ class DistributedRank:
             shape = self.plan.graph.tensors[sent].shape
             sends = route(source, op.in_sbp[0], target, op.out_sbp[0], shape)
             mine, layout = (source, op.in_sbp[0]) if actor.kind == SEND else (target, op.out_sbp[0])
-            held = held_by(mine, layout, shape)[self.rank]
+            held = slices_of_ranks(mine, layout, shape)[self.rank]
             for send in sends:
                 if self._here(send, actor) == self.rank:
                     other = send.target if actor.kind == SEND else send.source

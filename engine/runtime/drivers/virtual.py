@@ -18,7 +18,7 @@ from flowrun.engine.actors.deadlock import deadlock
 from flowrun.engine.actors.plan import Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.actors.protocol import LaunchAct, violations
 from flowrun.engine.actors.scheduler import Scheduler
-from flowrun.engine.boxing.crossing import held_by, route
+from flowrun.engine.boxing.crossing import route, slices_of_ranks
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.engine.ir.placement import local_slices
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
@@ -228,8 +228,8 @@ class VirtualCluster:
             out, counts = run_route(
                 sends,
                 pieces,
-                held_by(source, op.in_sbp[0], shape),
-                held_by(target, op.out_sbp[0], shape),
+                slices_of_ranks(source, op.in_sbp[0], shape),
+                slices_of_ranks(target, op.out_sbp[0], shape),
             )
             self._count(next(iter(senders.values())).id, sum(counts.values()))
             for rank, value in out.items():

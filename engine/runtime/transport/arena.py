@@ -16,7 +16,7 @@ import os
 import torch
 from torch import Tensor
 
-from flowrun.engine.cost.first_fit import FirstFit, rounded
+from flowrun.engine.cost.first_fit import FirstFit, round_to_pages
 
 
 class Arena:
@@ -61,7 +61,7 @@ class OwnArena(Arena):
 
     def keep(self, num_bytes: int) -> int:
         """The same, for good."""
-        self._kept += rounded(num_bytes)
+        self._kept += round_to_pages(num_bytes)
         return self._pieces.take(num_bytes)
 
     def give(self, start: int) -> None:

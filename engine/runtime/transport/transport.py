@@ -23,7 +23,7 @@ from flowrun.engine.boxing.boxing import (
     REDUCE_SCATTER,
     SLICE,
     BoxingStep,
-    replaced,
+    replace_axis,
 )
 from flowrun.engine.boxing.crossing import Send
 from flowrun.engine.ir.placement import (
@@ -136,7 +136,7 @@ def layout_of(
     coordinate: tuple[int, ...],
 ) -> Layout:
     """The layout for the group of the rank at `coordinate`; `nd_sbp`: before the step."""
-    shared = local_shape(shape, replaced(nd_sbp, step.axis, B), grid, coordinate)
+    shared = local_shape(shape, replace_axis(nd_sbp, step.axis, B), grid, coordinate)
     return Layout(shared, grid[step.axis], step.source, step.target)
 
 
@@ -377,7 +377,7 @@ def run_route(
 ) -> tuple[dict[int, Tensor], dict[int, int]]:
     """Do a route: pieces by source rank -> (pieces by target rank, bytes sent by source rank).
 
-    held, wanted: slices of each source and each target rank (crossing.held_by).
+    held, wanted: slices of each source and each target rank (crossing.slices_of_ranks).
     """
     sent = dict.fromkeys(held, 0)
     inbox: dict[int, list[tuple[Slices, Tensor]]] = {rank: [] for rank in wanted}

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flowrun.engine.boxing.boxing import BoxingStep, fits, path, path_seconds
-from flowrun.engine.boxing.crossing import Send, held_by, route, transfer_sbps
+from flowrun.engine.boxing.crossing import Send, route, slices_of_ranks, transfer_sbps
 from flowrun.engine.errors import SbpError
 from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.placement import Placement
@@ -108,7 +108,7 @@ def test_an_outer_axis_does_not_move_a_dim_that_an_inner_axis_splits() -> None:
 def test_a_split_that_leaves_a_rank_with_nothing_is_refused(
     source: NdSbp, shape: tuple[int, ...]
 ) -> None:
-    with pytest.raises(SbpError, match=r"cannot lie so on a grid of 3"):
+    with pytest.raises(SbpError, match=r"cannot have this layout on a grid of 3"):
         path(source, (B,), (3,), shape)
 
 
@@ -159,7 +159,7 @@ def test_any_grid_to_any_grid_rebuilds_the_tensor(
     leaving, arriving = transfer_sbps(here, source, there, target, shape)
     pieces, _, _ = box(lay_out(logical, source, here), source, leaving, here, shape)
     sends = route(here, leaving, there, arriving, shape)
-    held, wanted = held_by(here, leaving, shape), held_by(there, arriving, shape)
+    held, wanted = slices_of_ranks(here, leaving, shape), slices_of_ranks(there, arriving, shape)
     pieces, _ = run_route(sends, pieces, held, wanted)
     pieces, _, _ = box(pieces, arriving, target, there, shape)
     assert torch.equal(put_together(pieces, target, there, shape), logical)
@@ -178,7 +178,7 @@ def test_a_route_brings_each_element_once(
     target = data.draw(nd_sbps(target_grid, shape, partial=False))
     here, there = grid_placement(source_grid), grid_placement(target_grid, first)
     sends = route(here, source, there, target, shape)
-    for rank, slices in held_by(there, target, shape).items():
+    for rank, slices in slices_of_ranks(there, target, shape).items():
         count = torch.zeros(shape, dtype=torch.int64)
         for send in sends:
             if send.target == rank:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flowrun.engine.boxing.boxing import path_bytes
-from flowrun.engine.boxing.crossing import held_by, route, transfer_bytes, transfer_sbps
+from flowrun.engine.boxing.crossing import route, slices_of_ranks, transfer_bytes, transfer_sbps
 from flowrun.engine.ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, format_nd_sbp
 from flowrun.engine.runtime.transport.transport import run_route
 from support.logical import box, grid_placement, lay_out, line, whole_numbers
@@ -54,7 +54,7 @@ def test_bytes_to_other_ranks_are_the_table(
     pieces = lay_out(whole_numbers(SHAPE), (source,), here)
     pieces, before, _ = box(pieces, (source,), leaving, here, SHAPE)
     sends = route(here, leaving, there, arriving, SHAPE)
-    held, wanted = held_by(here, leaving, SHAPE), held_by(there, arriving, SHAPE)
+    held, wanted = slices_of_ranks(here, leaving, SHAPE), slices_of_ranks(there, arriving, SHAPE)
     pieces, crossing = run_route(sends, pieces, held, wanted)
     _, after, _ = box(pieces, arriving, (target,), there, SHAPE)
     sent = before + sum(crossing.values()) + after

@@ -23,7 +23,7 @@ def test_a_message_stays_until_reader_and_writer_have_each_ended_an_act() -> Non
     for actor in range(5):
         messages.begin(actor, PAGE)
         messages.end(actor)
-        messages.computed()
+        messages.end_compute()
     assert messages.touched == 2 * PAGE
 
 
@@ -32,7 +32,7 @@ def test_a_large_message_finds_no_place_between_small_ones() -> None:
     messages.begin(0, PAGE)
     messages.begin(1, PAGE)
     messages.end(0)
-    messages.computed()
-    messages.computed()
+    messages.end_compute()
+    messages.end_compute()
     messages.begin(2, 2 * PAGE)
     assert messages.touched == 4 * PAGE

@@ -51,7 +51,7 @@ def test_a_product_takes_its_arithmetic_at_the_speed_of_its_dtype(
 
 def test_between_the_points_of_a_curve_the_share_follows_the_logarithm() -> None:
     products = Products(1e9, *CURVE)
-    assert [products.reached(flop) for flop in (1e3, 2e6, 2e7, 2e8, 2e9, 1e12)] == pytest.approx(
+    assert [products.share_at(flop) for flop in (1e3, 2e6, 2e7, 2e8, 2e9, 1e12)] == pytest.approx(
         [0.5, 0.5, 0.625, 0.75, 1.0, 1.0]
     )
     assert Products(1e9).seconds(2e9) == 2.0

@@ -80,7 +80,7 @@ def test_an_op_takes_its_factor_times_the_formula() -> None:
     tensors = {name: LogicalTensor(name, shape, torch.float32) for name in "xyz"}
     plain = Hardware()
     timed = replace(plain, ops={ADD: {"fp32 64x512 64x512 64x512": 1.75}})
-    halved = timed.slowed(0.5)
+    halved = timed.slow_down(0.5)
     seconds = [op_seconds(op, [shape] * 2, [shape], tensors, h) for h in (plain, timed, halved)]
     assert seconds[1] == 1.75 * seconds[0]
     assert seconds[2] == 2 * seconds[1]

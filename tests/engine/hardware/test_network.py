@@ -18,7 +18,7 @@ from flowrun.engine.boxing.boxing import (
     EXCHANGE,
     REDUCE_SCATTER,
     BoxingStep,
-    by_size,
+    exchange_if_small,
     path_seconds,
     start_seconds,
     step_bytes,
@@ -63,8 +63,8 @@ SOCKETS = Level(exchange_bytes={2: 100, 4: 10, 8: 0})
 def test_a_group_exchanges_as_much_as_the_next_larger_that_is_known(
     members: int, most: int
 ) -> None:
-    assert SOCKETS.most_exchanged(members) == most
-    assert Level().most_exchanged(members) == 0
+    assert SOCKETS.max_exchange_bytes(members) == most
+    assert Level().max_exchange_bytes(members) == 0
 
 
 def test_what_is_exchanged_says_the_outermost_level_that_a_group_crosses() -> None:
@@ -89,7 +89,7 @@ def test_an_all_reduce_is_exchanged_up_to_a_size(
     step: BoxingStep, num_bytes: int, kind: str
 ) -> None:
     (link,) = axis_links((SOCKETS,), grid(4))
-    assert by_size(step, num_bytes, link).kind == kind
+    assert exchange_if_small(step, num_bytes, link).kind == kind
 
 
 def test_an_exchange_costs_what_all_send_to_all() -> None:

@@ -137,13 +137,13 @@ def test_cores_that_no_rank_computes_on_are_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ranks_that_share_a_core_share_what_it_does() -> None:
-    whole, half = profile("cpu"), profile("cpu").slowed(0.5)
+    whole, half = profile("cpu"), profile("cpu").slow_down(0.5)
     assert half.fp32.seconds(1e9) == pytest.approx(2 * whole.fp32.seconds(1e9))
     assert (half.op_s, half.act_s) == (2 * whole.op_s, 2 * whole.act_s)
     assert half.levels[0].bytes_per_s == whole.levels[0].bytes_per_s / 2  # in shared memory
     assert half.levels[0].latency_s == 2 * whole.levels[0].latency_s
     assert half.levels[1] == whole.levels[1]
-    assert whole.slowed(1.0) == whole
+    assert whole.slow_down(1.0) == whole
 
 
 @pytest.mark.parametrize(
@@ -208,11 +208,11 @@ def test_links_that_cannot_be_are_refused(overrides: list[str], where: str, prob
 
 
 def test_a_curve_can_be_set_on_the_command_line() -> None:
-    assert profile("cpu", *HALF).fp32.reached(1e9) == 1.0
+    assert profile("cpu", *HALF).fp32.share_at(1e9) == 1.0
 
 
 def test_ranks_in_a_crowd_wait_for_a_core() -> None:
     level = Level(latency_s=1e-4, shared_memory=True, crowded_latency_s=1e-3)
-    assert [level.slowed(share).latency_s for share in (1.0, 0.5, 0.25)] == [1e-4, 1e-3, 1e-3]
-    waited = [level.slowed(share).crowding_s for share in (1.0, 0.5, 0.25)]
+    assert [level.slow_down(share).latency_s for share in (1.0, 0.5, 0.25)] == [1e-4, 1e-3, 1e-3]
+    waited = [level.slow_down(share).crowding_s for share in (1.0, 0.5, 0.25)]
     assert waited == pytest.approx([0.0, 9e-4, 9e-4])

@@ -29,5 +29,5 @@ def test_what_is_foreseen_twice_as_long_is_half_as_far_off() -> None:
     """The hardware that is given decides: ops are foreseen as by any other profile."""
     job = Job(load([*GPT.split(), "launch=virtual"]))
     given = (job.training.plan, job.sampler, job.initial)
-    slow = replace(Hardware().slowed(1e-6), core=1.0)
+    slow = replace(Hardware().slow_down(1e-6), core=1.0)
     assert max(v for values in op_times(*given, slow, steps=1).values() for v in values) < 1
