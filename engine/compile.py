@@ -21,7 +21,6 @@ from flowrun.engine.ir.graph import LogicalGraph, Variable
 from flowrun.engine.ir.sbp import B, Broadcast
 from flowrun.engine.lowering.lower import lower
 from flowrun.engine.lowering.overwrite import overwrite
-from flowrun.engine.lowering.tile import tile
 from flowrun.engine.passes.count_step import count_step
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.passes.hoist_weights import hoist_weights
@@ -170,7 +169,7 @@ def planned_evaluation(graph: LogicalGraph, strategy: Strategy, training: Plan) 
 def _rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     plan = lower(graph, strategy)
     if strategy.overwrites:
-        plan = overwrite(tile(plan, strategy.hardware))
+        plan = overwrite(plan)
     rehearsal = rehearse(plan)
     return Rehearsed(replace(plan, order=rehearsal.order), rehearsal)
 

@@ -8,7 +8,7 @@ lower.py; run by rehearsal.py and runtime/.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -56,7 +56,6 @@ class RegionWork:
     accumulates: those made that are summed over the acts of a step.
     updates: (variable's tensor, tensor that it becomes).
     overwrites: (tensor made, tensor read in whose memory it is written): overwrite.py.
-    tiles: ops[first:end] that run some rows at a time: tile.py.
     """
 
     ops: tuple[Op, ...]
@@ -65,24 +64,6 @@ class RegionWork:
     accumulates: tuple[str, ...] = ()
     updates: tuple[tuple[str, str], ...] = ()
     overwrites: tuple[tuple[str, str], ...] = ()
-    tiles: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def runs(self) -> Iterator[tuple[tuple[Op, ...], bool]]:
-        """The ops in order: those of a tile together, others by themselves; and which it is."""
-        ends = dict(self.tiles)
-        k = 0
-        while k < len(self.ops):
-            end = ends.get(k, k + 1)
-            yield self.ops[k:end], k in ends
-            k = end
-
-    def shown(self, run: Sequence[Op]) -> tuple[str, ...]:
-        """What a run of ops makes and others read; nothing else of it is there as a whole."""
-        inside = {op.name for op in run}
-        read = {name for op in self.ops if op.name not in inside for name in op.inputs}
-        read.update(self.makes, (new for _, new in self.updates))
-        return tuple(name for op in run for name in op.makes if name in read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +274,7 @@ class Plan:
     def _work_lines(self, actor: Actor) -> Iterator[str]:
         match actor.work:
             case RegionWork() as work:
-                for run, is_tile in work.runs:
-                    if is_tile:
-                        yield "      some rows at a time:"
-                    yield from (f"      {'  ' if is_tile else ''}{op}" for op in run)
+                yield from (f"      {op}" for op in work.ops)
             case BoxWork(steps, pairs, one_copy):
                 where = ", in one copy" if one_copy else ""
                 for step, (read, made) in zip(steps, pairs, strict=True):

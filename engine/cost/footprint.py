@@ -43,24 +43,6 @@ class ActBytes:
     written: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _OpRun:
-    """Ops that run together.  reads, makes: what is there as a whole."""
-
-    ops: tuple[Op, ...]
-    reads: tuple[str, ...]
-    makes: tuple[str, ...]
-
-    @staticmethod
-    def of(ops: tuple[Op, ...], work: RegionWork) -> _OpRun:
-        """One op, or a tile."""
-        if len(ops) == 1:
-            return _OpRun(ops, ops[0].inputs, ops[0].makes)
-        made = {name for op in ops for name in op.makes}
-        reads = tuple(name for op in ops for name in op.inputs if name not in made)
-        return _OpRun(ops, reads, work.shown(ops))
-
-
 class Footprint:
     """What the tensors, registers and acts of one stage of a plan take."""
 
@@ -187,15 +169,12 @@ class Footprint:
         return staging.collective(work.step.kind, parts, before, after)
 
     def _region(self, work: RegionWork, freed: frozenset[str], first: bool) -> ActBytes:
-        """The program op by op: a storage is free behind the last op that reads a view of it.  What
-        the ops of a tile hand to one another is never there as a whole.
-        """
-        runs = tuple(_OpRun.of(run, work) for run, _ in work.runs)
+        """The program op by op: a storage is free behind the last op that reads a view of it."""
         sums = frozenset(sums_of(self.plan, work))
         collected = frozenset(work.accumulates) - sums
         shown = collected | (taken_over(self.plan, work) if first else frozenset())
-        storage = {n: self._within(n, shown) for run in runs for n in (*run.reads, *run.makes)}
-        last = {storage[n]: k for k, run in enumerate(runs) for n in (*run.reads, *run.makes)}
+        storage = {n: self._within(n, shown) for op in work.ops for n in (*op.inputs, *op.makes)}
+        last = {storage[n]: k for k, op in enumerate(work.ops) for n in (*op.inputs, *op.makes)}
         new = [new for _, new in work.updates]
         kept = {storage[name] for name in (*work.makes, *new)}
         dies: dict[int, set[str]] = {}
@@ -207,11 +186,11 @@ class Footprint:
         made: set[str] = {storage[name] for name in work.reads}
         if not first:
             made |= {storage[name] for name in sums}
-        for k, run in enumerate(runs):
-            fresh = {storage[name] for name in run.makes} - made
+        for k, op in enumerate(work.ops):
+            fresh = {storage[name] for name in op.makes} - made
             made |= fresh
             bytes_ += self._sum(fresh)
-            peak = max(peak, bytes_ + self._workspace(run.ops[0]))
+            peak = max(peak, bytes_ + self._workspace(op))
             bytes_ -= self._sum(dies.get(k, ()))
         copies = self._sum(collected) if first and self.plan.micro_batches > 1 else 0
         return ActBytes(peak, 0, max(0, bytes_ + copies))

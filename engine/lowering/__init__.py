@@ -3,6 +3,6 @@
 lower.py        read this first: regions, registers and boxings become actors
 form_regions.py merge_chains.py   which ops one actor runs
 registers.py throttle.py          how many registers, and who waits
-shared_weights.py tile.py overwrite.py   one copy for ranks of a host, some rows at a time, in place
+shared_weights.py overwrite.py   one copy for ranks of a host, in place
 idle_axes.py    axes along which all ranks do the same
 """

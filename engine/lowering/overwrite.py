@@ -9,7 +9,7 @@ else counts as another name of what it reads, to which nothing is written unless
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from graphlib import TopologicalSorter
 
@@ -96,7 +96,6 @@ def _of_region(
     """(made, what it is written over).  done: a bit for each actor that reads nothing any more."""
     kept = {names.memory(n) for n in (*work.makes, *(new for _, new in work.updates))}
     last = {names.memory(n): k for k, op in enumerate(work.ops) for n in op.inputs}
-    tiles = {op.name: _Tile(run, work, names) for run, tile in work.runs if tile for op in run}
     for k, op in enumerate(work.ops):
         reads = Counter(map(names.memory, _tensors(op)))
         for argument in INPLACE_ARGS.get(op.target, ()):
@@ -107,28 +106,9 @@ def _of_region(
             unread = last[memory] == k and reads[memory] == 1 and memory not in kept
             others = names.readers.get(memory, set()) - {actor.id}
             ours = all(done >> k & 1 for k in others) and memory not in names.lasting
-            fits = op.name not in tiles or tiles[op.name].allows(op.makes[0], ref.name)
-            if unread and ours and fits and memory not in names.fixed:
+            if unread and ours and memory not in names.fixed:
                 yield op.makes[0], ref.name
                 break
-
-
-class _Tile:
-    """Ops that run some rows at a time.  What they hand to one another is made a piece at a time,
-    so it is of use to nobody else, and other rows of what they read are read later.
-    """
-
-    def __init__(self, run: Sequence[Op], work: RegionWork, names: _Names) -> None:
-        self._inside = {name for op in run for name in op.makes} - {*work.shown(run)}
-        self._names = names
-        self._reads = {name for op in run for name in op.inputs}
-
-    def allows(self, made: str, over: str) -> bool:
-        """True if a piece of it may be written over the same piece of what is read."""
-        memory = self._names.memory(over)
-        if made in self._inside or over in self._inside:
-            return made in self._inside and over in self._inside
-        return {n for n in self._reads if self._names.memory(n) == memory} == {over}
 
 
 def _tensors(op: Op) -> Iterable[str]:

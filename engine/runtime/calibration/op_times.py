@@ -30,9 +30,9 @@ TimeRatios = dict[tuple[str, str], list[float]]  # (target, shapes) -> measured 
 
 @dataclass(frozen=True, slots=True)
 class _TimedCalls:
-    """Ops that one call runs, and what each of the calls took."""
+    """The op of a line of a program, and what each of its calls took."""
 
-    ops: tuple[Op, ...]
+    op: Op
     stage: int
     seconds: list[float] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ def op_times(
     steps: int,
 ) -> TimeRatios:
     """What ops take, of what `hardware` foresees; one value for each call in the plan, the mean
-    of its acts on all ranks.  Ops that run together, some rows at a time, share one.
+    of its acts on all ranks.
 
     Means, because ops add up to a step: what they take has a long tail, so that the sum of medians
     is 1 to 4 % less than a step.
@@ -80,14 +80,13 @@ def op_times(
     found: TimeRatios = defaultdict(list)
     for one in timed:
         grid = plan.placements[one.stage].shape
-        foreseen = sum(local_seconds(op, plan.graph, grid, hardware) for op in one.ops)
+        foreseen = local_seconds(one.op, plan.graph, grid, hardware)
         if not foreseen or not one.seconds:
-            continue  # views alone; another step's
-        for op in one.ops:
-            ins, outs = local_shapes(op, plan.graph, grid)
-            dtype = dtype_name(op, plan.graph.tensors)
-            key = op.target, text_of(dtype, measured_shapes(ins, outs))
-            found[key].append(mean(one.seconds) / foreseen)
+            continue  # a view; another step's
+        ins, outs = local_shapes(one.op, plan.graph, grid)
+        dtype = dtype_name(one.op, plan.graph.tensors)
+        key = one.op.target, text_of(dtype, measured_shapes(ins, outs))
+        found[key].append(mean(one.seconds) / foreseen)
     return dict(found)
 
 

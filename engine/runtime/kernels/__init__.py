@@ -2,6 +2,6 @@
 
 kernels.py region_program.py   read these first: ops -> source -> function; program.py one op
 overrides.py products.py pointwise.py attention.py   ops by other kernels than torch's own
-out_variants.py tiles.py   results over memory that is there; some rows at a time
+out_variants.py row_chunks.py   results over memory that is there; some rows at a time
 cuda_graphs.py live_bytes.py   a region played as a CUDA graph; bytes counted by a dispatch mode
 """

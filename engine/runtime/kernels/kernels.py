@@ -18,9 +18,8 @@ from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.ops.update import OF_MANY
 from flowrun.engine.runtime.kernels.out_variants import into
 from flowrun.engine.runtime.kernels.overrides import kernel_of
-from flowrun.engine.runtime.kernels.program import Program, ProgramCall, Tile
+from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 from flowrun.engine.runtime.kernels.region_program import region_program
-from flowrun.engine.runtime.kernels.tiles import tiled
 
 # reads -> makes, then the new values of `updates` (RegionWork); the list is emptied
 Kernel = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
@@ -64,9 +63,6 @@ def emit(
 def _function(line: ProgramCall, device: torch.device) -> Callable[..., Any]:
     """What a line calls, with the value that it writes into before its arguments."""
     function = line.call.function
-    if isinstance(function, Tile):
-        whole, rows = (emit(x, device=device) for x in (function.whole, function.rows))
-        function = tiled(function, whole, rows)
     if line.into is not None:
         function = into(function)
     function = kernel_of(function, line.loose)

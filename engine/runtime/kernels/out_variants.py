@@ -1,5 +1,4 @@
-"""Ops that write their result into memory that is there: over one of their arguments
-(lowering/overwrite.py says which may), or into rows of a larger tensor (lowering/tile.py).
+"""Ops that write their result over one of their arguments (lowering/overwrite.py says which may).
 
 A result has the strides that the op itself would give it, or those of a contiguous tensor, which
 every op takes: to a view or a kernel behind it, others may be an error.
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.ops.cross_entropy import gradient_of_logits
+from flowrun.engine.runtime.kernels import row_chunks
 
 Tensor = torch.Tensor
 
@@ -27,12 +27,12 @@ def into(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """The function as one that is given a tensor, then its arguments: it fills and returns it.  One
     that is not contiguous and does not lie as the result would is left alone: the result is new.
     """
-    written = _OUT.get(function)
+    written = _OUT[function]
 
     def write(made: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not made.is_contiguous() and not _lies_as_made(made, function, args):
             return function(*args, **kwargs)  # type: ignore[no-any-return]
-        return written(made, *args, **kwargs) if written else made.copy_(function(*args, **kwargs))
+        return written(made, *args, **kwargs)
 
     return write
 
@@ -92,39 +92,23 @@ def _relu(made: Tensor, x: Tensor) -> Tensor:
     return aten.clamp_min.out(x, 0, out=made)  # type: ignore[no-any-return]
 
 
-def _cast(made: Tensor, x: Tensor, **kwargs: Any) -> Tensor:
-    return made.copy_(x)
-
-
 _OUT: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     aten.add.Tensor: _out(aten.add.out),
     aten.sub.Tensor: _out(aten.sub.out),
     aten.mul.Tensor: _out(aten.mul.out),
     aten.div.Tensor: _out(aten.div.out),
     aten.exp.default: _out(aten.exp.out),
-    aten.log.default: _out(aten.log.out),
-    aten.neg.default: _out(aten.neg.out),
     aten.relu.default: _relu,
     aten.threshold_backward.default: _out(aten.threshold_backward.grad_input, "grad_input"),
     aten.gelu_backward.default: _out(aten.gelu_backward.grad_input, "grad_input"),
-    aten._to_copy.default: _cast,
-    aten.sum.dim_IntList: _out(aten.sum.IntList_out),
-    aten.amax.default: _out(aten.amax.out),
-    aten.nll_loss_backward.default: _out(aten.nll_loss_backward.grad_input, "grad_input"),
-    aten._softmax.default: _along_rows(aten._softmax.default, aten._softmax.out),
     aten._log_softmax.default: _along_rows(aten._log_softmax.default, aten._log_softmax.out),
-    aten._softmax_backward_data.default: _along_rows(
-        aten._softmax_backward_data.default, aten._softmax_backward_data.out, "grad_input"
-    ),
     aten._log_softmax_backward_data.default: _along_rows(
         aten._log_softmax_backward_data.default, aten._log_softmax_backward_data.out
     ),
-    gradient_of_logits: _out(gradient_of_logits),
+    gradient_of_logits: _out(row_chunks.gradient_of_logits),
 }
 # they may make a contiguous result of one that is not
 _ALONG_ROWS = (
-    aten._softmax.default,
     aten._log_softmax.default,
-    aten._softmax_backward_data.default,
     aten._log_softmax_backward_data.default,
 )

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrun.engine.ops import create
+from flowrun.engine.ops import create, cross_entropy, reduce
 from flowrun.engine.runtime.kernels import fused_attention as attention
 from flowrun.engine.runtime.kernels import pixel_convolutions as pointwise
-from flowrun.engine.runtime.kernels import products
+from flowrun.engine.runtime.kernels import products, row_chunks
 
 aten = torch.ops.aten
 
@@ -84,6 +84,8 @@ _BY_DEVICE: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
+    reduce.log_sum_exp: row_chunks.log_sum_exp,
+    cross_entropy.gradient_of_logits: row_chunks.gradient_of_logits,
 }
 _REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.mm.default: products.mm,

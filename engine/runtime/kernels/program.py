@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.graph import map_refs
-from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.signature import LocalCall
 
 
@@ -28,7 +27,7 @@ class ProgramCall:
     made: a number for each output, None where it is not used, or is a value that the function
     changed in place.  single: the function returns one tensor, not a tuple.  changes: the values
     that it changes.  plain: never compiled (Trait.PLAIN).  into: the value in whose memory the
-    result is written (overwrite.py, tile.py).  loose: the result is only added to those of other
+    result is written (overwrite.py).  loose: the result is only added to those of other
     acts, or sent, so that it may lie in any order.
     """
 
@@ -63,30 +62,6 @@ class Program:
             for x in self.lines
         ]
         return "\n".join([str(self.reads), *rows, str(self.results)])
-
-
-@dataclass(frozen=True, slots=True)
-class TileOutput:
-    """What a tile makes.  over: the number of what it reads in whose memory this is written."""
-
-    shape: Shape
-    dtype: torch.dtype
-    over: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Ops that run some rows at a time: data in the place of a call's function, of which kernels.py
-    makes code.
-
-    whole: the ops on the tensors as they are.  rows: on some rows of those of them that are `cut`,
-    as matrices; it is also given the rows of what is made, and fills them.
-    """
-
-    whole: Program
-    rows: Program
-    cut: tuple[bool, ...]
-    made: tuple[TileOutput, ...]
 
 
 # ---- text ----------------------------------------------------------------------------------------

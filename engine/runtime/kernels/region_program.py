@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,15 +12,13 @@ from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.actors.sums import as_they_come, sums_of, taken_over
 from flowrun.engine.ir.graph import Op, Ref, map_refs
 from flowrun.engine.ir.placement import Shape, Slices, local_slices
-from flowrun.engine.lowering.tile import rows_on_a_rank
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.ranges import CHECK
-from flowrun.engine.ops.rowwise import on_matrix
 from flowrun.engine.ops.signature import LocalCall, LocalView
-from flowrun.engine.ops.traits import Trait, has, is_view, makes_list
+from flowrun.engine.ops.traits import Trait, has, makes_list
 from flowrun.engine.ops.update import accumulate
 from flowrun.engine.runtime.kernels.out_variants import can_write
-from flowrun.engine.runtime.kernels.program import Program, ProgramCall, Tile, TileOutput
+from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 from flowrun.engine.runtime.transport.transport import local_step
 
 
@@ -35,19 +33,14 @@ def region_program(
 
 def region_lines(
     plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]
-) -> tuple[Program, tuple[tuple[Op, ...], ...]]:
-    """The program, and the ops that each of its lines runs."""
-    rank = _RankRegion(plan, plan.placements[stage].shape, coordinate)
-    sums = sums_of(plan, work)
-    writer = _Writer(rank, work, (*work.reads, *map(_before, sums)), sums)
-    ops: list[tuple[Op, ...]] = []
-    for run, is_tile in work.runs:
-        if is_tile:
-            writer.tile(run)
-        else:
-            writer.op(run[0])
+) -> tuple[Program, tuple[Op, ...]]:
+    """Return the program, and the op that each of its lines runs."""
+    writer = _Writer(plan, work, plan.placements[stage].shape, coordinate)
+    ops: list[Op] = []
+    for op in work.ops:
+        writer.op(op)
         if len(writer.lines) > len(ops):  # an op that hands its input on has none
-            ops.append(tuple(run))
+            ops.append(op)
     return writer.program((*work.makes, *(new for _, new in work.updates))), tuple(ops)
 
 
@@ -55,17 +48,18 @@ class _Writer:
     """The lines so far, and the number of every tensor."""
 
     def __init__(
-        self, rank: _RankRegion, work: RegionWork, reads: Sequence[str], sums: Sequence[str] = ()
+        self, plan: Plan, work: RegionWork, grid: tuple[int, ...], coordinate: tuple[int, ...]
     ) -> None:
-        self.rank = rank
-        self.work = work
-        self.sums = sums
+        self.plan = plan
+        self.rank = grid, coordinate
+        self.sums = sums_of(plan, work)
+        reads = (*work.reads, *map(_before, self.sums))
         self.reads = self.count = len(reads)
         self.numbers = {name: k for k, name in enumerate(reads)}
         self.before = {new: old for old, new in work.updates}
         self.over = dict(work.overwrites)
-        self.loose = as_they_come(rank.plan, work)
-        self.own = taken_over(rank.plan, work)
+        self.loose = as_they_come(plan, work)
+        self.own = taken_over(plan, work)
         self.lines: list[ProgramCall] = []
 
     def program(self, results: Iterable[str]) -> Program:
@@ -74,7 +68,8 @@ class _Writer:
 
     def op(self, op: Op) -> None:
         """A line, or none if the op hands its input on."""
-        call = self._added(op) if op.makes and op.makes[0] in self.sums else self.rank.call(op)
+        summed = op.makes and op.makes[0] in self.sums
+        call = self._added(op) if summed else _local(self.plan, op, *self.rank)
         if call is None:
             self.numbers[op.makes[0]] = self.numbers[op.inputs[0]]
             return
@@ -91,46 +86,6 @@ class _Writer:
         """This micro-batch's addend, onto those before."""
         (total,), own = op.makes, op.makes[0] in self.own
         return LocalCall(accumulate, (*op.args, Ref(_before(total))), (("own", own),))
-
-    def tile(self, ops: Sequence[Op]) -> None:
-        """One line for all of them."""
-        inside = {name for op in ops for name in op.makes}
-        reads = tuple(dict.fromkeys(n for op in ops for n in op.inputs if n not in inside))
-        shown = self.work.shown(ops)
-        whole = _Writer(self.rank, self.work, reads)
-        rows = _Writer(self.rank, self.work, (*reads, *map(_rows_of, shown)))
-        cut: set[str] = set()
-        for op in ops:
-            whole.op(op)
-            found = rows_on_a_rank(self.rank.plan, op)
-            assert found is not None, op  # tile.py took it
-            cut |= found.cut
-            rows.on_rows(op, shown)
-        tile: Any = Tile(  # in the place of a function: kernels.py makes one of it
-            whole.program(shown),
-            rows.program(()),
-            tuple(name in cut for name in reads),
-            tuple(self._made(op, reads) for op in ops if op.makes[0] in shown),
-        )
-        args = tuple(Ref(str(self.numbers[name])) for name in reads)
-        self.lines.append(
-            ProgramCall(LocalCall(tile, args), tuple(map(self._new, shown)), single=False)
-        )
-
-    def on_rows(self, op: Op, shown: Collection[str]) -> None:
-        """A line for some rows of a tile, or none for a view: matrices have one shape."""
-        (made,) = op.makes
-        call = self.rank.call(op)
-        if call is None or is_view(op.target):
-            self.numbers[made] = self.numbers[op.inputs[0]]
-            return
-        into = _rows_of(made) if made in shown else self.over.get(made)
-        self._line(op, on_matrix(op, call), None if into is None else self.numbers[into])
-
-    def _made(self, op: Op, reads: Sequence[str]) -> TileOutput:
-        name = op.makes[0]
-        over = reads.index(self.over[name]) if name in self.over else None
-        return TileOutput(self.rank.shape(op), self.rank.plan.graph.tensors[name].dtype, over)
 
     def _line(self, op: Op, call: LocalCall, into: int | None) -> None:
         lookup = lambda ref: Ref(str(self.numbers[ref.name]))  # noqa: E731
@@ -160,33 +115,9 @@ class _Writer:
         return self.numbers[name]
 
 
-def _rows_of(name: str) -> str:
-    """The rows of it that a tile fills."""
-    return f"rows of {name}"
-
-
 def _before(name: str) -> str:
     """The sum of the micro-batches before."""
     return f"{name} before"
-
-
-# ---- a rank's call -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _RankRegion:
-    plan: Plan
-    grid: tuple[int, ...]
-    coordinate: tuple[int, ...]
-
-    def call(self, op: Op) -> LocalCall | None:
-        """What this rank runs in place of the op; None if it is the identity."""
-        return _local(self.plan, op, self.grid, self.coordinate)
-
-    def shape(self, op: Op) -> Shape:
-        """What this rank has of an op's only output."""
-        slices = _slices(self.plan, op.makes[0], op.out_sbp[0], self.grid, self.coordinate)
-        return tuple(length for _, length in slices)
 
 
 def _local(
