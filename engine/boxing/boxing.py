@@ -94,8 +94,7 @@ def fits(state: NdSbp, grid: tuple[int, ...], shape: Shape) -> bool:
     `state`.
 
     All P of `state` must be of one reduction as well: sums and maxima do not commute, so (P,
-    P(max))
-    would not say in which order the axes reduce.
+    P(max)) would not say in which order the axes reduce.
     """
     left = list(shape)
     reductions = set()
@@ -117,9 +116,8 @@ def path(
     """Return the steps from source to target on `grid`: fewest bytes, then fewest steps.
 
     Axes of size 1 cost nothing: they have the target's SBP from the start.  `shape` is logical.
-        Raises
-    SbpError if source or target leaves a rank without elements; otherwise a path exists, at worst
-    through B on all axes.
+    Raises SbpError if source or target leaves a rank without elements; otherwise a path exists, at
+    worst through B on all axes.
     """
     start = tuple(t if n == 1 else s for s, t, n in zip(source, target, grid, strict=True))
     if start == target:
@@ -161,8 +159,7 @@ def step_bytes(step: BoxingStep, state: NdSbp, grid: tuple[int, ...], num_bytes:
     """Return the bytes that cross links in one step, over all ranks of `grid`.
 
     state: the nd-SBP before the step.  num_bytes: of the logical tensor.  Exact for uneven splits
-        too,
-    except for all-to-all, where a little more or less than 1/p stays on its rank.
+    too, except for all-to-all, where a little more or less than 1/p stays on its rank.
     """
     return float(_step_tensors(step, state, grid) * Fraction(num_bytes))
 
@@ -212,8 +209,7 @@ def start_seconds(step: BoxingStep, link: Link) -> float:
     """Return the seconds that a step takes however little it moves: latency and hops.
 
     An all-reduce may use a tree instead of a ring (NCCL, src/graph/tuning.cc).  In an all-to-all or
-    an
-    exchange each piece may have a start of its own.
+    an exchange each piece may have a start of its own.
     """
     if not step.moves:
         return 0.0
@@ -234,8 +230,7 @@ def step_seconds(
     bytes.
 
     state: the nd-SBP before the step on `grid`.  shape, num_bytes: of the logical tensor.  link: of
-        the
-    step's axis.  Local steps cost a little, so that doing nothing wins among equals.
+    the step's axis.  Local steps cost a little, so that doing nothing wins among equals.
     """
     group = largest_shape(shape, replace_axis(state, step.axis, B), grid)  # what the group shares
     group_bytes = num_bytes * math.prod(group) / max(1, math.prod(shape))

@@ -1,8 +1,7 @@
 """Crossing: a boxing from one grid of ranks to another, as between stages.
 
 It has three parts (`transfer_sbps`): a path on the source grid that leaves no partial values,
-slices
-that cross point to point (`route`), and a path on the target grid.
+slices that cross point to point (`route`), and a path on the target grid.
 """
 
 from __future__ import annotations
@@ -61,16 +60,12 @@ def transfer_sbps(
     no P.
 
     source_placement, source: grid and nd-SBP of the tensor.  target_placement, target: those that
-        its
-    reader needs.  shape: logical.  far: the link between the grids is slower than those inside
-    them.
-    The choice moves the fewest bytes in all (table 2, other ranks).  Among equals, each rank sends
-    to
-    its twin at the same coordinate; else the fewest bytes cross between the grids, and a rank gets
-    from
-    its own grid what it can.  If `far`, twins do not count: ranks that need the same data each
-    receive
-    a piece and gather (arXiv 2104.04473, section 4.1).  Raises SbpError if the tensor does not fit.
+    its reader needs.  shape: logical.  far: the link between the grids is slower than those inside
+    them.  The choice moves the fewest bytes in all (table 2, other ranks).  Among equals, each rank
+    sends to its twin at the same coordinate; else the fewest bytes cross between the grids, and a
+    rank gets from its own grid what it can.  If `far`, twins do not count: ranks that need the same
+    data each receive a piece and gather (arXiv 2104.04473, section 4.1).  Raises SbpError if the
+    tensor does not fit.
     """
     sent = _choose_sent_sbp(source_placement.shape, source, target, shape)
     order: dict[NdSbp, tuple[Fraction, bool, Fraction, int]] = {}
@@ -97,8 +92,7 @@ def transfer_bytes(
     """Return the bytes that cross links in all three parts of a crossing, over all ranks.
 
     source_placement, source, target_placement, target, shape: as of `transfer_sbps`.  num_bytes: of
-        the
-    logical tensor.
+    the logical tensor.
     """
     sent, received = transfer_sbps(source_placement, source, target_placement, target, shape)
     tensors = (
@@ -120,11 +114,9 @@ def route(
     """Return the slices that ranks send, such that each target rank gets each of its elements once.
 
     source_placement, source: grid and nd-SBP of the sent tensor.  target_placement, target: those
-        of
-    the received one.  Neither has a P on an axis of more than one rank.  shape: logical.  A rank
-    that
-    holds a slice itself keeps it; else the nearest holder sends it while its load is fair; else the
-    least loaded holder.
+    of the received one.  Neither has a P on an axis of more than one rank.  shape: logical.  A rank
+    that holds a slice itself keeps it; else the nearest holder sends it while its load is fair;
+    else the least loaded holder.
     """
     held = slices_of_ranks(source_placement, source, shape)
     holders: dict[Slices, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What one act of an actor costs: seconds, bytes between ranks."""
+"""The cost of one act of an actor: seconds, and bytes that it sends to other ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from flowrun.engine.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class ActorCost:
-    """Costs on the rank with the largest shards.  layout: (stage, nd-SBP) of every tensor."""
+    """The cost of acts on the rank with the largest shards.  layout: (stage, nd-SBP) of every
+    tensor.
+    """
 
     graph: LogicalGraph
     strategy: Strategy
@@ -40,7 +42,7 @@ class ActorCost:
         )
 
     def tensor_bytes(self, name: str) -> int:
-        """Bytes of a tensor on the rank with the largest shard."""
+        """Return the bytes of a tensor on the rank with the largest shard."""
         stage, nd_sbp = self.layout[name]
         return math.prod(self._shape(name, nd_sbp, stage)) * self.graph.tensors[name].dtype.itemsize
 
@@ -58,17 +60,17 @@ class ActorCost:
         return local_seconds(op, self.graph, grid, hardware)
 
     def _region_seconds(self, work: RegionWork) -> float:
-        """Op after op, or kernel after kernel where the region is compiled."""
+        """Return the sum over ops, or over kernels if the region is compiled."""
         hardware = self.strategy.hardware
         if not self.strategy.fusion:
             return sum(self._op_seconds(op, hardware) for op in work.ops)
-        hardware = replace(hardware, bias_apart=False)  # what follows a product adds it
+        hardware = replace(hardware, bias_apart=False)  # fused into the op behind the product
         kept = (*work.makes, *(new for _, new in work.updates))
         found = kernels(work.ops, kept, self._elements, FUSIONS[self.strategy.fusion])
         return sum(self._kernel_seconds(kernel, hardware) for kernel in found)
 
     def _elements(self, op: Op) -> int:
-        """Of the largest tensor that the op reads or makes."""
+        """Return the number of elements of the largest tensor that the op reads or makes."""
         shapes = (*self._ins(op), *(shape for shape in self._outs(op) if shape is not None))
         return max(map(math.prod, shapes), default=0)
 
@@ -82,7 +84,7 @@ class ActorCost:
         return max(busy_s, moved / hardware.memory_bytes_per_s) + hardware.op_s
 
     def seconds(self, draft: Draft) -> float:
-        """Of one act, foreseen."""
+        """Return the foreseen seconds of one act."""
         hardware = self.strategy.hardware
         match draft.work:
             case RegionWork() as work:
@@ -118,15 +120,19 @@ class ActorCost:
 
     @property
     def _loop_s(self) -> float:
-        """Of issuing communication and taking up what it made: the loop does both on the core that
-        computes, while a GPU goes on.
+        """Seconds in which the loop issues communication and takes up its outputs.
+
+        On a CPU the loop runs on the core that computes; a GPU computes on while the loop runs.
         """
         hardware = self.strategy.hardware
         return hardware.act_s if hardware.device == CPU else 0.0
 
     def carrier(self, draft: Draft) -> tuple[int, float, float]:
-        """Of communication: the level of the network that carries it, what that takes of compute
-        meanwhile, and the seconds that it waits only where others have the cores.
+        """Return (level, taken, crowding_s) of an actor that communicates; zeros of any other.
+
+        level: index of the network level that carries it.  taken: share of simultaneous compute
+        that stands still.  crowding_s: seconds of waiting that pass only while other ranks have the
+        cores.
         """
         hardware, placements = self.strategy.hardware, self.strategy.placements
         match draft.work:
@@ -143,7 +149,7 @@ class ActorCost:
         return level, hardware.levels[level].taken * moving, min(seconds, link.crowding_s)
 
     def sent_bytes(self, draft: Draft) -> float:
-        """Of all ranks of the stage, in one act: the paper's table 2."""
+        """Return the bytes that all ranks of the stage send in one act: table 2 of the paper."""
         match draft.work:
             case BoxWork(steps, pairs, False):
                 grid = self.strategy.placements[draft.stage].shape

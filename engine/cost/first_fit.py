@@ -1,28 +1,35 @@
-"""FirstFit: pieces of one stretch of memory, the lowest that fits first.  Pure: the arena of a rank
-(transport/arena.py) and the rehearsal (cost/live.py) place messages alike.
+"""FirstFit: pieces of one block of memory; each takes the lowest free place that fits.
+
+Pure: the arena of a rank (transport/arena.py) and the rehearsal (cost/live.py) place messages by
+the same rule.
 """
 
 from __future__ import annotations
 
-_ALIGNMENT = 4096  # of pieces, in bytes: no two share a page
+_PAGE_BYTES = 4096  # pieces are whole pages, so that no two share one
 
 
 def round_to_pages(num_bytes: int) -> int:
-    """Bytes of a piece of so many."""
-    return max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
+    """Return `num_bytes` rounded up to whole pages; at least one page."""
+    return max(1, -(-num_bytes // _PAGE_BYTES)) * _PAGE_BYTES
 
 
 class FirstFit:
-    """touched: bytes up to the highest that was ever in use."""
+    """A block of memory and the pieces taken from it.
+
+    touched: bytes up to the highest address that was ever in use.
+    """
 
     def __init__(self, size: int) -> None:
-        """size: in bytes, a multiple of a page."""
+        """Begin with `size` free bytes, a multiple of a page."""
         self.touched = 0
         self._free = [(0, size)]  # (start, end), in order, never adjacent
         self._taken: dict[int, int] = {}  # start -> end
 
     def take(self, num_bytes: int) -> int:
-        """The start of a piece that nobody uses: the lowest that fits.  Raises MemoryError."""
+        """Take the lowest free piece of `num_bytes` and return its start.  Raises MemoryError if
+        none fits.
+        """
         size = round_to_pages(num_bytes)
         for k, (start, end) in enumerate(self._free):
             if end - start >= size:
@@ -31,12 +38,12 @@ class FirstFit:
                 self.touched = max(self.touched, start + size)
                 return start
         raise MemoryError(
-            "messages under way, and weights that ranks share, hold more than this rank's share of"
-            f" memory: {num_bytes:,} bytes"
+            f"no room for a message of {num_bytes:,} bytes: messages in flight and weights that"
+            " ranks share fill this rank's part of the shared memory"
         )
 
     def give(self, start: int) -> None:
-        """The piece is free again."""
+        """Return the piece that begins at `start`: it is free again."""
         end = self._taken.pop(start)
         k = next((k for k, (low, _) in enumerate(self._free) if low > start), len(self._free))
         if k < len(self._free) and self._free[k][0] == end:

@@ -1,9 +1,9 @@
 """Footprint: the bytes that one rank of a stage holds, storage by storage, act by act.
 
 Tensors that are views of one another share a *storage*, named after the tensor that made it; it
-lives as long as any of them.  The rank with the largest shards stands for all.  What kernels take
-inside themselves is in it where the profile tells of it; what the allocator and the transport keep
-for themselves is not.
+lives as long as any of them.  The rank with the largest shards stands for all.  Memory that kernels
+take for themselves counts if the hardware profile knows it (`workspace`); memory that the allocator
+and the transport keep for themselves does not count.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from flowrun.engine.ops.traits import Trait, has, is_view
 
 @dataclass(frozen=True, slots=True)
 class ActBytes:
-    """Bytes beyond what was live before.
+    """Bytes of one act, beyond what was live before it.
 
-    begin: most while it runs (of communication: while it is issued).  held: of communication under
-    way.  end: most while what it made is stored.  written: into shared memory, until it ends.
+    begin: most while it runs (of communication: while it is issued).
+    held: held by communication in flight.
+    end: most while its outputs are stored.
+    written: into shared memory, until the act ends.
     """
 
     begin: int = 0
@@ -44,7 +46,7 @@ class ActBytes:
 
 
 class Footprint:
-    """What the tensors, registers and acts of one stage of a plan take."""
+    """The bytes that the tensors, registers and acts of one stage of a plan take."""
 
     def __init__(self, plan: Plan, stage: int) -> None:
         self.plan = plan
@@ -82,14 +84,14 @@ class Footprint:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:
                 self.layout[name] = nd_sbp
-        only = op.target == "flow.accumulate" and self.plan.micro_batches == 1  # else in a copy
+        only = op.target == "flow.accumulate" and self.plan.micro_batches == 1  # else it copies
         if only or is_view(op.target):
             self.source.update(dict.fromkeys(op.makes, op.inputs[0]))
         if has(op.target, Trait.IN_PLACE):
             self.source.update({n: self.updated[n] for n in op.makes if n in self.updated})
 
     def _add_message(self, actor: Actor) -> None:
-        """What is received in one message is views of it; what ranks share, of variables."""
+        """Record which tensors are views of one message, or of variables that ranks share."""
         if isinstance(actor.work, BoxWork) and actor.work.one_copy:
             self.source.update((made, read) for read, made in actor.work.pairs)
         elif isinstance(actor.work, BoxWork | TransferWork) and actor.kind != "send":
@@ -99,14 +101,14 @@ class Footprint:
                 self.source.update(dict.fromkeys(made[1:], made[0]))
 
     def _own(self, actor: Actor) -> tuple[str, ...]:
-        """What a collective makes in memory that nothing else uses."""
+        """Return the outputs of a collective that lie in memory used by nothing else."""
         work = actor.work
         if not self.plan.own_messages or self.plan.blocks(actor) or not isinstance(work, BoxWork):
             return ()
         return tuple(made for _, made in work.pairs)
 
     def tensor_bytes(self, name: str) -> int:
-        """Of one tensor on the rank with the largest shard."""
+        """Return the bytes of a tensor on the rank with the largest shard."""
         if name not in self._bytes:
             tensor = self.plan.graph.tensors[name]
             shape = largest_shape(tensor.shape, self.layout[name], self.grid)
@@ -114,19 +116,19 @@ class Footprint:
         return self._bytes[name]
 
     def storage(self, name: str) -> str:
-        """The tensor whose memory this one is."""
+        """Return the tensor whose memory this one uses."""
         while name in self.source:
             name = self.source[name]
         return name
 
     def storage_bytes(self, storage: str) -> int:
-        """0 for variables and what else is always there."""
+        """Return the bytes of a storage; 0 for variables and others that always exist."""
         if storage in self.always:
             return 0
         return self.extra.get(storage) or self.tensor_bytes(storage)
 
     def slot(self, register: Register) -> frozenset[str]:
-        """Storages of one version."""
+        """Return the storages that one version of a register holds."""
         if register.id not in self._slots:
             found = frozenset(map(self.storage, register.tensors)) - self.always
             self._slots[register.id] = found
@@ -135,8 +137,10 @@ class Footprint:
     # ------------------------------------------------------------------ acts
 
     def act(self, actor: Actor, freed: frozenset[str], first: bool) -> ActBytes:
-        """freed: storages that nobody reads after it.  first: of the step, so that sums over
-        micro-batches get their memory.
+        """Return the bytes of one act of `actor`.
+
+        freed: storages that nobody reads after it.  first: it is the actor's first act of the step,
+        in which sums over micro-batches get their memory.
         """
         if isinstance(actor.work, RegionWork):
             key = (actor.id, freed, first)
@@ -169,7 +173,10 @@ class Footprint:
         return staging.collective(work.step.kind, parts, before, after)
 
     def _region(self, work: RegionWork, freed: frozenset[str], first: bool) -> ActBytes:
-        """The program op by op: a storage is free behind the last op that reads a view of it."""
+        """Return the bytes of a region, op by op.
+
+        A storage is free after the last op that reads a view of it.
+        """
         sums = frozenset(sums_of(self.plan, work))
         collected = frozenset(work.accumulates) - sums
         shown = collected | (taken_over(self.plan, work) if first else frozenset())
@@ -196,8 +203,9 @@ class Footprint:
         return ActBytes(peak, 0, max(0, bytes_ + copies))
 
     def _within(self, name: str, shown: frozenset[str]) -> str:
-        """The storage of a tensor inside of a region.  shown: what has that of what it is made of,
-        and another one outside.
+        """Return the storage of a tensor inside of a region.
+
+        shown: tensors that share the storage of their input here and have their own outside.
         """
         while name in self.source or name in shown:
             op = self.plan.graph.producer.get(name)
@@ -208,8 +216,8 @@ class Footprint:
         return sum(map(self.storage_bytes, storages))
 
     def _workspace(self, op: Op) -> int:
-        """Bytes inside of an op: a clipped gradient in one of the engine's own, or what the profile
-        knows of its kernel.
+        """Return the bytes that an op's kernel takes for itself: a scaled copy of a clipped
+        gradient, or what the hardware profile says.
         """
         if op.target in self.plan.workspace:
             return int(self.plan.workspace[op.target] * self.tensor_bytes(op.makes[0]))
@@ -219,7 +227,9 @@ class Footprint:
 
 
 def memory_of(plan: Plan, stage: int) -> Mapping[str, int]:
-    """Bytes by kind: parameter, buffer, state, gradient, stash, other: what registers may hold."""
+    """Return the bytes of a stage that registers may hold, by kind: parameter, buffer, state,
+    gradient, stash, other.
+    """
     footprint = Footprint(plan, stage)
     held = {"parameter": 0, "buffer": 0, "state": 0, **footprint.kind_bytes}
     counted: set[str] = set()

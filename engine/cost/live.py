@@ -1,8 +1,8 @@
 """Live: the bytes of one rank of a stage while a plan is rehearsed, act by act.
 
-When each act runs is foreseen, and with it how many micro-batches wait for backward at once.  A run
-may have fewer or more, as messages come: up to the slots of the stash registers, which is what
-`bound` counts.
+The rehearsal foresees when each act runs, and with it how many micro-batches wait for backward at
+once.  In a run messages may arrive in another order and the number may differ, up to the slots of
+the stash registers, which `bound` counts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ K = TypeVar("K")
 
 
 class Live:
-    """Bytes of one rank while a plan is rehearsed.
+    """The bytes of one rank while a plan is rehearsed.
 
-    peak: most at once, and all that messages ever touched of shared memory: its pages stay.  bound:
-    the same, if beside the micro-batch that an act works on as many others wait for backward as
-    stash registers have slots for.
+    peak: most at once, plus every page of shared memory that messages ever touched: pages stay.
+    bound: the same, if every stash register is full besides the micro-batch that an act works on.
     """
 
     def __init__(self, plan: Plan, stage: int) -> None:
@@ -45,31 +44,30 @@ class Live:
         self.waiting = self.held = 0  # sums of stashed and under_way
         self.messages = Messages()
         self._peak = self._bound = self.live
-        self.readers_left: dict[int, dict[int, int]] = {}  # register -> version -> how many
+        self.readers_left: dict[int, dict[int, int]] = {}  # register -> version -> readers to come
         # storage -> version -> versions of registers that hold it
         self.holders: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        self._pieces: dict[
-            int, tuple[_HeldStorage, ...]
-        ] = {}  # register -> what a version of it holds
-        self._changes: dict[int, tuple[_Changes, _Changes]] = {}  # actor -> by filling, by reading
+        # register -> the storages that a version of it holds
+        self._pieces: dict[int, tuple[_HeldStorage, ...]] = {}
+        self._changes: dict[int, tuple[_Changes, _Changes]] = {}  # actor -> (filled, read)
         self._acts: dict[tuple[int, bool, tuple[str, ...]], ActBytes] = {}
 
     @property
     def peak(self) -> int:
-        """Most bytes."""
+        """The most bytes that were live at once, and the touched bytes of messages."""
         return self._peak + self.messages.touched
 
     @property
     def bound(self) -> int:
-        """Most bytes with every stash full."""
+        """The most bytes with every stash full, and the touched bytes of messages."""
         return self._bound + self.messages.touched
 
     def moment(self) -> tuple[object, ...]:
-        """All that decides what follows, but for versions."""
+        """Return everything that decides what follows, except versions."""
         return self.live, self.messages.moment()
 
     def begin(self, actor: int, act: int) -> None:
-        """An act starts."""
+        """Record that an act starts."""
         found = self._act(actor, act)
         self._reach(actor, act, found.begin)
         self.under_way[actor] = found.held
@@ -77,17 +75,22 @@ class Live:
         self.messages.begin(actor, found.written)
 
     def end(self, actor: int, act: int) -> None:
-        """An act ends: what it made is live, what it was the last to read is free."""
+        """Record that an act ends: its outputs are live, and inputs that it was the last to read
+        are free.
+        """
         self.held -= self.under_way.pop(actor)
         self.messages.end(actor)
         if isinstance(self.plan.actors[actor].work, RegionWork):
             self.messages.end_compute()
         self._reach(actor, act, self._act(actor, act).end)
-        fills, reads = self._changed(actor)
+        fills, reads = self._changes_of(actor)
         for r, version in fills.versions(act, act):
             self.readers_left.setdefault(r, {})[version] = len(self.plan.registers[r].readers)
             for piece in self._held(r):
-                made, versions = self._made(r, version, piece), self.holders[piece.storage]
+                made, versions = (
+                    self._storage_version(r, version, piece),
+                    self.holders[piece.storage],
+                )
                 versions[made] = held = versions.get(made, 0) + 1
                 if held == 1:
                     self._add(piece, made, 1)
@@ -100,14 +103,14 @@ class Live:
                     self._drop(r, version)
 
     def forward(self, acts: int) -> None:
-        """As if so many micro-batches more had come and gone."""
+        """Fast-forward by `acts` micro-batches: every version has a number larger by `acts`."""
         per_step = {r.id for r in self.plan.registers if r.per_step and r.stage == self.stage}
         self.readers_left = _later(self.readers_left, per_step, acts)
         self.holders = defaultdict(dict, _later(self.holders, self.of_step, acts))
         self.stashed = {version + acts: n for version, n in self.stashed.items()}
 
     def _stash_slots(self, stage: int) -> dict[str, int]:
-        """Storage that waits for backward -> the most versions of it."""
+        """Return storage that waits for backward -> the most versions of it."""
         slots: dict[str, int] = {}
         for r in (r for r in self.plan.registers if r.stash and r.stage == stage):
             for storage in self.footprint.slot(r) - self.of_step:
@@ -115,7 +118,7 @@ class Live:
         return slots
 
     def _reach(self, actor: int, act: int, more: int) -> None:
-        """So many bytes more than what is live."""
+        """Update peak and bound with `more` bytes than are live."""
         now = self.live + self.held + more
         self._peak = max(self._peak, now)
         if not self.plan.actors[actor].per_step:
@@ -134,20 +137,30 @@ class Live:
 
     def _drop(self, register: int, version: int) -> None:
         for piece in self._held(register):
-            made, versions = self._made(register, version, piece), self.holders[piece.storage]
+            made, versions = (
+                self._storage_version(register, version, piece),
+                self.holders[piece.storage],
+            )
             versions[made] -= 1
             if not versions[made]:
                 del versions[made]
                 self._add(piece, made, -1)
 
-    def _made(self, register: int, version: int, piece: _HeldStorage) -> int:
-        """Version of a storage that a version of a register holds: its own, or that of the step."""
+    def _storage_version(self, register: int, version: int, piece: _HeldStorage) -> int:
+        """Return the version of a storage that a version of a register holds: its own, or the
+        step's.
+        """
         views = piece.storage in self.of_step and not self.plan.registers[register].per_step
         return version // self.plan.micro_batches if views else version
 
     def _act(self, actor: int, act: int) -> ActBytes:
-        """What an act takes: of each actor a few kinds, by what it is the last to read."""
-        freed, first = self._freed(actor, act), act % self._changed(actor)[0].acts == 0
+        """Return the bytes of an act; an actor has few kinds of acts, by the storages that they
+        free.
+        """
+        freed, first = (
+            self._storages_freed_by(actor, act),
+            act % self._changes_of(actor)[0].acts == 0,
+        )
         key = (actor, first, freed)
         if key not in self._acts:
             described = self.plan.actors[actor]
@@ -161,8 +174,10 @@ class Live:
             self._pieces[register] = tuple(_HeldStorage(s, size(s), s in self.slots) for s in found)
         return self._pieces[register]
 
-    def _changed(self, actor: int) -> tuple[_Changes, _Changes]:
-        """Versions that an act begins to fill, and those that it is the last act to read."""
+    def _changes_of(self, actor: int) -> tuple[_Changes, _Changes]:
+        """Return the versions that an act begins to fill, and those that it is the last act to
+        read.
+        """
         if actor not in self._changes:
             described, known = self.plan.actors[actor], self.plan.registers
             acts = self.plan.acts_per_step(described)
@@ -180,16 +195,16 @@ class Live:
             self._changes[actor] = fills, reads
         return self._changes[actor]
 
-    def _freed(self, actor: int, act: int) -> tuple[str, ...]:
-        """Storages that nobody holds once this act has returned its inputs."""
+    def _storages_freed_by(self, actor: int, act: int) -> tuple[str, ...]:
+        """Return the storages that nobody holds once this act has returned its inputs."""
         freed: list[str] = []
-        shared: dict[tuple[str, int], int] = {}  # that several registers hold -> returned so far
-        for r, version in self._changed(actor)[1].versions(act + 1, act):
+        shared: dict[tuple[str, int], int] = {}  # held by several registers -> returned so far
+        for r, version in self._changes_of(actor)[1].versions(act + 1, act):
             left = self.readers_left.get(r)
             if not left or left.get(version) != 1:
                 continue
             for piece in self._held(r):
-                made = self._made(r, version, piece)
+                made = self._storage_version(r, version, piece)
                 holders = self.holders[piece.storage][made]
                 if holders > 1:
                     key = (piece.storage, made)
@@ -201,7 +216,7 @@ class Live:
 
 
 class _HeldStorage(NamedTuple):
-    """A storage that a version of a register holds.  waits: for backward, in a stash."""
+    """A storage that a version of a register holds.  waits: it waits for backward, in a stash."""
 
     storage: str
     num_bytes: int
@@ -209,8 +224,10 @@ class _HeldStorage(NamedTuple):
 
 
 class _Changes(NamedTuple):
-    """Registers of which an actor fills or reads another version with each act, or with each step
-    of `acts` acts; those of variables are left out.
+    """Registers of which an actor fills or reads another version.
+
+    each: with each act.  of_step: with each step of `acts` acts.  Registers of variables are left
+        out.
     """
 
     each: tuple[int, ...]
@@ -218,7 +235,7 @@ class _Changes(NamedTuple):
     acts: int
 
     def versions(self, at: int, act: int) -> list[tuple[int, int]]:
-        """(register, version) that change at the act; at: acts until then."""
+        """Return the (register, version) that change at the act.  at: number of acts until then."""
         found = [(r, act) for r in self.each]
         if self.of_step and at % self.acts == 0:
             found += [(r, act // self.acts) for r in self.of_step]
@@ -228,7 +245,7 @@ class _Changes(NamedTuple):
 def _later(
     versions: dict[K, dict[int, int]], of_step: Container[K], acts: int
 ) -> dict[K, dict[int, int]]:
-    """The same of later acts; versions of a step stay."""
+    """Return the same after `acts` more acts; versions of a step stay."""
     return {
         key: found if key in of_step else {v + acts: n for v, n in found.items()}
         for key, found in versions.items()

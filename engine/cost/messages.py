@@ -1,18 +1,18 @@
-"""Messages: where what a rank writes for others lies in shared memory, while a plan is rehearsed.
+"""Messages: the place in shared memory of every message of a rank, while a plan is rehearsed.
 
-A message is read by the loop's thread of each reader, between its acts, and its place is free once
-the writer has heard of it, between its own (transport/shared_memory.py, neighbours.py).
+The loop's thread of each reader reads a message between its acts, and the place is free once the
+writer has been notified, between its own acts (transport/shared_memory.py, neighbours.py).
 """
 
 from __future__ import annotations
 
 from flowrun.engine.cost.first_fit import FirstFit
 
-_LATER = 2  # acts of compute that end before the place is free: the reader's, then the writer's
+_ACTS_UNTIL_FREE = 2  # acts of compute that end first: one of the reader, then one of the writer
 
 
 class Messages:
-    """Of one rank."""
+    """The messages of one rank."""
 
     def __init__(self) -> None:
         self._arena = FirstFit(1 << 60)
@@ -25,21 +25,21 @@ class Messages:
         return self._arena.touched
 
     def begin(self, actor: int, num_bytes: int) -> None:
-        """Communication begins, and writes so much."""
+        """Record that an actor begins to communicate, and writes a message of `num_bytes`."""
         if num_bytes:
             self._under_way[actor] = self._arena.take(num_bytes)
 
     def end(self, actor: int) -> None:
-        """It is done."""
+        """Record that an actor's communication is done."""
         if actor in self._under_way:
-            self._done.append((self._under_way.pop(actor), _LATER))
+            self._done.append((self._under_way.pop(actor), _ACTS_UNTIL_FREE))
 
     def end_compute(self) -> None:
-        """An act of compute has ended."""
+        """Record that an act of compute has ended."""
         for start in [start for start, acts in self._done if acts == 1]:
             self._arena.give(start)
         self._done = [(start, acts - 1) for start, acts in self._done if acts > 1]
 
     def moment(self) -> tuple[object, ...]:
-        """All that decides where the next lies."""
+        """Return everything that decides where the next message lies."""
         return tuple(sorted(self._under_way.items())), tuple(self._done)

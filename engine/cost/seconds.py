@@ -1,6 +1,4 @@
-"""Seconds of the ops of a graph: whole, or of one that is laid out on the rank with the largest
-shards.
-"""
+"""Seconds of the ops of a graph, on logical shapes or on the rank with the largest shards."""
 
 from __future__ import annotations
 
@@ -15,14 +13,17 @@ from flowrun.engine.ir.placement import Placement, Shape, largest_shape
 
 
 def whole_seconds(op: Op, graph: LogicalGraph, hardware: Hardware) -> float:
-    """Of one op on logical shapes: as if on one rank."""
+    """Return the seconds of an op of `graph` on logical shapes, as if on one rank of `hardware`."""
     ins = [graph.tensors[name].shape for name in op.inputs]
     outs = [None if name is None else graph.tensors[name].shape for name in op.outputs]
     return op_seconds(op, ins, outs, graph.tensors, hardware)
 
 
 def local_seconds(op: Op, graph: LogicalGraph, grid: tuple[int, ...], hardware: Hardware) -> float:
-    """Of one op that has a signature.  grid: sizes of its stage's axes."""
+    """Return the seconds of an op of `graph` that has a signature, on one rank of `hardware`.
+
+    grid: sizes of the axes of the op's stage.
+    """
     ins, outs = local_shapes(op, graph, grid)
     return op_seconds(op, ins, outs, graph.tensors, hardware)
 
@@ -30,7 +31,10 @@ def local_seconds(op: Op, graph: LogicalGraph, grid: tuple[int, ...], hardware: 
 def local_shapes(
     op: Op, graph: LogicalGraph, grid: tuple[int, ...]
 ) -> tuple[list[Shape], list[Shape | None]]:
-    """Inputs and outputs of an op that has a signature, on the rank with the largest shards."""
+    """Return the shapes of the inputs and outputs of an op on the rank with the largest shards.
+
+    The op has a signature.  graph: has its tensors.  grid: sizes of the axes of its stage.
+    """
     shape = graph.tensors
     ins = [
         largest_shape(shape[n].shape, nd, grid) for n, nd in zip(op.inputs, op.in_sbp, strict=True)
@@ -45,8 +49,11 @@ def local_shapes(
 def boxing_seconds(
     graph: LogicalGraph, placements: Sequence[Placement], hardware: Hardware
 ) -> Iterator[tuple[Op, float]]:
-    """(the op that makes a tensor, seconds) of every boxing inside a stage that a micro-batch asks
-    for, nothing of it fused.  graph: signed, but for its update.
+    """Yield (the op that makes a tensor, seconds) of every boxing inside a stage in one
+    micro-batch.
+
+    graph: every op has a signature, except those of update.  placements: of the stages.  hardware:
+    of a rank.  Boxings are counted one by one, as if none shared a message.
     """
     links = [hardware.links(placement) for placement in placements]
     wanted = {
@@ -64,7 +71,7 @@ def boxing_seconds(
 
 
 def repeated_seconds(plan: Plan, stage: int, hardware: Hardware) -> float:
-    """Of what recomputation runs again on a rank of a stage, in a step."""
+    """Return the seconds that a rank of a stage of `plan` recomputes in a step, on `hardware`."""
     grid = plan.placements[stage].shape
     total = 0.0
     for actor in plan.stage_actors(stage):

@@ -1,10 +1,11 @@
-"""Bytes that communication holds on one rank beside the tensors it reads.
+"""Staging: bytes that communication holds on one rank, in addition to the tensors that it reads.
 
-It copies them when it is issued; what no other act will read is free from then on.
+Communication copies its inputs when it is issued; inputs that no other act reads are free then.
 
-What transport/collectives.py allocates, kind by kind: packed messages, what arrives, and what is
-made of it; and what transport/shared_memory.py writes for others, into an arena whose pages stay
-(transport/arena.py).  Memory of gloo's or NCCL's own is not in it.
+Counted are the buffers that transport/collectives.py allocates, kind by kind: packed messages,
+those received, and the outputs made from them; and the messages that transport/shared_memory.py
+writes into an arena whose pages stay (transport/arena.py).  Memory that gloo or NCCL keep is not
+counted.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUC
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """begin: most while it is issued.  held: until it is done.  end: most while it is unpacked.
+    """Bytes of one communication.
 
-    shared: what it makes are views of one message, not tensors of their own.  keeps: it reads from
-    the tensors themselves until it is done.  written: into shared memory, until it is done.
+    begin: most while it is issued.  held: until it is done.  end: most while it is unpacked.
+    shared: its outputs are views of one message, not tensors of their own.
+    keeps: it reads from its inputs themselves until it is done.
+    written: into shared memory, until it is done.
     """
 
     begin: int
@@ -35,7 +38,11 @@ IN_PLACE = Staging(0, 0, 0, shared=True, keeps=True)
 
 
 def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int]) -> Staging:
-    """before, after: bytes of every tensor of the bucket on this rank."""
+    """Return the staging of a collective by torch.distributed.
+
+    kind: of boxing.py.  parts: members of the group.  before, after: bytes on this rank of every
+    tensor of the bucket, before and after.
+    """
     read, made = sum(before), sum(after)
     if kind == EXCHANGE:
         moved = 2 * (parts - 1) * read
@@ -54,10 +61,13 @@ def collective(kind: str, parts: int, before: Sequence[int], after: Sequence[int
 def shared_collective(
     kind: str, parts: int, before: Sequence[int], after: Sequence[int]
 ) -> Staging:
-    """A rank writes what others want, and makes its tensors of what lies there.  Of what they do
-    not want it has no copy; with each tensor of a message that is one member's goes a byte.
+    """Return the staging of a collective in shared memory.
 
-    All-reduces of up to 64 kB make views of one message; that is left out.
+    kind: of boxing.py.  parts: members of the group.  before, after: bytes on this rank of every
+    tensor of the bucket, before and after.  A rank writes the parts that others need and builds its
+    outputs from what the others wrote.  It copies nothing else.  A tensor that goes to a single
+    member takes one byte more.  All-reduces of up to 64 kB return views of one message; that is
+    left out.
     """
     read, made = sum(before), sum(after)
     if kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER):
@@ -67,13 +77,16 @@ def shared_collective(
 
 
 def send(num_bytes: int, shared_memory: bool = False) -> Staging:
-    """Pieces are copied into the message."""
+    """Return the staging of a send: the pieces are copied into a message of `num_bytes`."""
     if shared_memory:
         return Staging(0, 0, 0, shared=True, written=num_bytes)
     return Staging(num_bytes, num_bytes, num_bytes, shared=True)
 
 
 def receive(num_bytes: int, shared_memory: bool = False) -> Staging:
-    """What arrives is the message, as views; in shared memory it is the sender's until copied."""
+    """Return the staging of a receive: outputs are views of the message of `num_bytes`.
+
+    In shared memory the message is the sender's until it is copied.
+    """
     held = 0 if shared_memory else num_bytes
     return Staging(held, held, num_bytes, shared=True)

@@ -1,4 +1,6 @@
-"""What recomputation saves and repeats: bytes stored for backward, bytes boxed in backward."""
+"""Bytes that recomputation saves (stored for backward) and bytes that it repeats (boxed in
+backward).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ from flowrun.engine.strategy import Strategy
 
 
 def stored_bytes(graph: LogicalGraph, strategy: Strategy, stage: int) -> int:
-    """Bytes that wait for backward on a rank, of one micro-batch; a view is what it shows, and what
-    is made of weights alone is there all step long.
+    """Return the bytes of one micro-batch that wait for backward on a rank of a stage.
+
+    graph: every op has a signature.  strategy: has the placements.  stage: its number.  A view
+    counts as the tensor that it shows.  Tensors made of weights alone exist all step long and do
+    not count.
     """
     stored: dict[tuple[str, int], int] = {}
     grid = strategy.placements[stage].shape
@@ -37,7 +42,11 @@ def stored_bytes(graph: LogicalGraph, strategy: Strategy, stage: int) -> int:
 
 
 def moved_bytes(graph: LogicalGraph, strategy: Strategy, ops: Iterable[Op]) -> float:
-    """Bytes, over all ranks, of boxing between the ops and what backward makes for them."""
+    """Return the bytes, over all ranks, of boxing between `ops` and the tensors that backward makes
+    for them.
+
+    graph: every op has a signature.  strategy: has the placements.
+    """
     moved: dict[tuple[str, NdSbp], float] = {}
     for op in ops:
         grid = strategy.placements[op.stage].shape

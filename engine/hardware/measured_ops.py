@@ -46,8 +46,7 @@ def factor(known: Factors, target: str, dtype: str, shapes: Shapes) -> float:
     """Return the factor of the measured op that is nearest to an op.
 
     known: all factors.  target, dtype, shapes: of the op, as of `text_of`.  Only measured ops of
-        the
-    same target, dtype and numbers of dims count; without any the factor is 1.
+    the same target, dtype and numbers of dims count; without any the factor is 1.
     """
     best, least = 1.0, math.inf
     for others, value in _group_by_dims(known, target, dtype).get(tuple(map(len, shapes)), ()):

@@ -27,14 +27,12 @@ class Level:
     latency_s: time before the first byte of one collective or message.
     busy_s: part of latency_s in which the core that computes is busy with the message.
     crowded_latency_s: latency_s where a host has more ranks than cores, so that the awaited rank
-        may
-        itself wait for a core; 0: longer by the same factor as everything else.
+        may itself wait for a core; 0: longer by the same factor as everything else.
     hop_s: time that each further unit on the way adds.
     bytes_per_s: speed of one rank, each direction, while all ranks of a unit below send.
     alone_bytes_per_s: the same while the other ranks are silent; 0: as bytes_per_s.
     crowding_s: part of latency_s that passes only while other ranks have the cores; `slow_down`
-        sets
-        it.
+        sets it.
     taken: share of simultaneous compute that stands still while bytes flow; 1: all of it, as on a
         core that copies them itself.
     mesh: innermost level without a switch: a row of digits for each rank of a unit, the number of
@@ -127,12 +125,10 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
     way.
 
     levels: of the network, innermost first.  At a level that joins units of u ranks, a unit sends
-        at
-    most u times the level's bytes_per_s, in equal shares for its busy ranks; those of the group
-    pool
-    theirs into one ring.  So a group with one rank in each node of 8 has an eighth of the node's
-    bandwidth, and a group that fills nodes has all of it.  In a mesh a rank uses only its links to
-    others of the group.  The slowest level on the way, and the slowest unit in it, decide.
+    at most u times the level's bytes_per_s, in equal shares for its busy ranks; those of the group
+    pool theirs into one ring.  So a group with one rank in each node of 8 has an eighth of the
+    node's bandwidth, and a group that fills nodes has all of it.  In a mesh a rank uses only its
+    links to others of the group.  The slowest level on the way, and the slowest unit in it, decide.
     """
     link = Link()
     for at, (level, below, size) in enumerate(_units(levels)):
@@ -238,8 +234,7 @@ def message_link(levels: tuple[Level, ...], source: Placement, target: Placement
     """Return the link of messages from each rank of a grid to another grid, all at once.
 
     levels: of the network.  source, target: the grids; rank k of the larger grid talks to the rank
-        at
-    the same fraction of the smaller one.
+    at the same fraction of the smaller one.
     """
     sources, targets = source.ranks, target.ranks
     most = max(len(sources), len(targets))
