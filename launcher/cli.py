@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if arguments is None:
         atexit.register(gc.freeze)  # an exit looks through all objects for garbage else: 0.5 s
         if given[0] in _STARTS_RANKS:
-            heap.start_over()
+            heap.reexec_with_tunables()
         if given[0] in _READ_RECIPES and not {"--help", "-h"} & {*given}:
             doing.doing("reading the recipe")
     try:

@@ -1,4 +1,4 @@
-"""prove: do the rows that one gives for an op hold?  Tried on simulated ranks of this process."""
+"""prove: check the signature rows that a user gives for an op, on simulated ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flowrun.engine.ops.table import GivenTable, RowsOf
 from flowrun.engine.proof.judge import on_one_axis
 from flowrun.engine.proof.simulated_ranks import OpSample, row_failure, sample
 
-PARTS = (2, 3, 4, 5)  # ranks: few sizes are divided by all of them
+RANK_COUNTS = (2, 3, 4, 5)  # few sizes are divisible by all of them, so uneven splits are tried
 
 Arguments = Sequence[Any] | Mapping[str, Any]
 
 
 class RowError(AssertionError):
-    """A row that does not hold, and the sample that shows it."""
+    """A row that does not hold, with the sample that shows it."""
 
 
 def prove(
@@ -31,26 +31,28 @@ def prove(
     *,
     local: Local | None = None,
 ) -> None:
-    """Try each row of an op on 2 to 5 ranks, with every sample.
+    """Check each row of an op on 2 to 5 simulated ranks, with every sample.
 
-    op: "my::op" ("my::op.name" of another overload), or what torch.library.custom_op returns.
-    rows: as text, ["S0, B -> S0"], or the function that `signatures` names in a recipe.
-    samples: the arguments of a call each, in order or by name.  A row is tried where the dims that
-    it splits are at least as long as there are ranks.  Let samples hold what the op treats apart
-    (ignore_index, ties, zeros).
-    local: the local program, as `signatures` names it.
+    op: "my::op" ("my::op.overload" for another overload), or the result of
+        torch.library.custom_op.
+    rows: rows as text, ["S0, B -> S0"], or the function that `signatures` names in a recipe.
+    samples: arguments of one call each, as a sequence (by position) or a mapping (by name).  A row
+        is tried on a sample if every dim that it splits is at least as long as the number of
+        ranks.  Include the values that the op treats specially (ignore_index, ties, zeros).
+    local: the local program of the op, as `signatures` names it in a recipe; None: the op itself.
 
-    Raises RowError for the first row that does not hold, or that no sample tries; SbpError for what
-    is no row of this op; ValueError without samples, and for an op that writes into its arguments.
+    Raise RowError for the first row that does not hold or that no sample tries, SbpError for text
+    that is no row of this op, and ValueError if there are no samples or if the op writes into its
+    arguments.
     """
     target = _target(op)
     if torch_callable(target)._schema.is_mutable:
-        raise ValueError(f"{target} writes into its arguments: no row can say so.")
+        raise ValueError(f"{target} writes into its arguments; rows describe pure ops only.")
     table = GivenTable(rows if callable(rows) else lambda view: rows, local, name=f"of {target}")
     tried: dict[Signature, bool] = {}
     given = [_sample(target, each, table) for each in samples]
     for each in given:
-        for parts in PARTS:
+        for parts in RANK_COUNTS:
             for row in table.rows(_view(each, parts)):
                 fits = _fits(row, each, parts)
                 tried[row] = tried.get(row, False) or fits
@@ -59,14 +61,16 @@ def prove(
                         f"{each.label} on {parts} ranks: {row} does not hold.\n{failure}"
                     )
     if not given:
-        raise ValueError(f"There are no samples of {target}: nothing is proved.")
+        raise ValueError(f"prove({target}) needs at least one sample.")
     for row, once in tried.items():
         if not once:
-            raise RowError(f"{target}: no sample tries {row}: its dims are too short.")
+            raise RowError(
+                f"{target}: no sample tries {row}, as the dims that it splits are too short."
+            )
 
 
 def _target(op: Any) -> str:
-    """ "my::op" -> "my.op.default"."""
+    """Return the target of an op, "my.op.default" of "my::op"; raise ValueError if unknown."""
     if isinstance(op, torch._ops.OpOverload):
         return str(op)
     name = op if isinstance(op, str) else str(getattr(op, "_qualname", op))
@@ -75,7 +79,9 @@ def _target(op: Any) -> str:
     try:
         torch_callable(target)
     except (AttributeError, RuntimeError):
-        raise ValueError(f"torch knows no op {name!r}: import the file that defines it.") from None
+        raise ValueError(
+            f"torch knows no op {name!r}; import the module that defines it first."
+        ) from None
     return target
 
 
@@ -90,7 +96,7 @@ def _view(given: OpSample, parts: int) -> OpView:
 
 
 def _fits(row: Signature, given: OpSample, parts: int) -> bool:
-    """True if every dim that the row splits can be split."""
+    """Return whether every dim that the row splits is at least `parts` long."""
     pairs: list[tuple[Sbp, Shape | None]] = [
         *zip(row.inputs, given.in_shapes, strict=True),
         *zip(row.outputs, given.out_shapes, strict=True),

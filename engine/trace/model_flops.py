@@ -1,7 +1,7 @@
-"""model_flops: what the model's own products come to, a step; how much of a device's peak that is.
+"""model_flops: operations of the model's own products in a step, and their share of the peak.
 
-By the count of PaLM (arXiv 2204.02311, appendix B): forward and backward, causal attention whole,
-nothing that is computed again.
+The count is that of PaLM (arXiv 2204.02311, appendix B): forward and backward, causal attention
+counted in full, recomputation not counted.
 """
 
 from __future__ import annotations
@@ -12,17 +12,25 @@ from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.passes.recompute import AGAIN
 
-_ATTENTION_AGAIN = 0.8  # of five products in the gradient of fused attention, one is forward's
+# of the five products in the backward of fused attention, one recomputes forward's
+_OWN_SHARE_OF_ATTENTION_BACKWARD = 0.8
 
 
 def model_flops(plan: Plan) -> float:
-    """Multiply-adds times 2 of a step, of all ranks together: what several do alike counts once."""
+    """Return the floating-point operations of one step over all ranks (2 for a multiply-add).
+
+    Work that several ranks do alike counts once.
+    """
     own = (op for op in plan.graph.ops if not op.name.endswith(AGAIN))
     return plan.micro_batches * sum(_flops(plan, op) for op in own)
 
 
 def utilisation(plan: Plan, hardware: Hardware, dtype: str, step_s: float) -> float:
-    """Of what the ranks' devices multiply at most in that time, in a dtype by its short name."""
+    """Return the share of the peak of all ranks' devices that the model's products reach.
+
+    plan: gives the model's operations and the number of ranks.  hardware: gives a device's peak.
+    dtype: short name of the dtype that multiplies ("bf16").  step_s: seconds of a step; 0 gives 0.
+    """
     peak = hardware.products(dtype).flops * plan.num_ranks
     return model_flops(plan) / (step_s * peak) if step_s else 0.0
 
@@ -31,5 +39,5 @@ def _flops(plan: Plan, op: Op) -> float:
     tensors = plan.graph.tensors
     made = [None if name is None else tensors[name].shape for name in op.outputs]
     flops = op_flops(op, [tensors[name].shape for name in op.inputs], made)
-    again = "scaled_dot_product" in op.target and op.target.endswith("backward.default")
-    return flops * (_ATTENTION_AGAIN if again else 1.0)
+    recomputes = "scaled_dot_product" in op.target and op.target.endswith("backward.default")
+    return flops * (_OWN_SHARE_OF_ATTENTION_BACKWARD if recomputes else 1.0)

@@ -1,15 +1,16 @@
-"""Where a step went: the time of each rank's thread by what it was spent on, from a trace.
+"""Attribution of step time: seconds of each rank's thread by cause, from a trace.
 
-A rank sleeps when nothing can act.  The acts that it waited for then are found by going back from
-the next act that computed, each time to what was needed last: communication that all its ranks had
-begun was not hidden; before that, the rank waited for others; or it waited for data.
+A rank sleeps when no actor can act.  The causes of a sleep are found by walking back from the next
+act that computed, at each act to the need that was met last.  Time in which all ranks of a
+communication had begun it is exposed communication; time before that is waiting for ranks; time in
+a reader is waiting for data.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, BoxWork, Plan, TransferWork
@@ -23,19 +24,22 @@ from flowrun.engine.trace.trace import (
     ActKey,
     Slice,
     TraceEvent,
-    slices_of,
-    step_of,
+    build_slices,
+    step_number,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step of one rank, the mean of `steps` steps; they add up to `step_s`.
+    """Seconds of one rank's step by cause, means over `steps` steps; they add up to `step_s`.
 
-    compute_s: acts.  handling_s: beginning communication and storing what came, packing included.
-    communication_s: waited for bytes under way.  ranks_s: waited for ranks that had not begun
-    theirs.  data_s: waited for readers.  engine_s: all else, Python between acts.  reasons: actor
-    -> seconds, of the three waits, the longest first.
+    compute_s: running acts.
+    handling_s: starting communication and storing what arrived, packing included.
+    communication_s: waiting for bytes in flight.
+    ranks_s: waiting for ranks that had not yet begun their part of a communication.
+    data_s: waiting for readers.
+    engine_s: the rest, Python between acts.
+    reasons: actor name -> seconds of the three waits, longest first.
     """
 
     rank: int
@@ -50,71 +54,79 @@ class StepTime:
     reasons: dict[str, float] = field(default_factory=dict)
 
 
-def step_times(plan: Plan, notes: Mapping[int, Sequence[TraceEvent]]) -> tuple[StepTime, ...]:
-    """One of each rank that recorded; empty if no step was recorded whole, with one before it."""
-    traced = {rank: slices_of(plan, rank, own) for rank, own in notes.items()}
+def measure_steps(plan: Plan, events: Mapping[int, Sequence[TraceEvent]]) -> tuple[StepTime, ...]:
+    """Return the step times of each rank in `events` that recorded.
+
+    The result is empty unless a complete step, and the step before it, were recorded.
+    """
+    traced = {rank: build_slices(plan, rank, own) for rank, own in events.items()}
     first = first_whole_step(plan, traced)
     begun = {(s.rank, s.actor, s.act): s.begin for slices in traced.values() for s in slices}
     times = (
-        _RankTrace(plan, rank, notes[rank], traced[rank], begun).time(first)
-        for rank in sorted(notes)
-        if first is not None and any(note.what == RUN for note in notes[rank])
+        _RankTrace(plan, rank, events[rank], traced[rank], begun).time(first)
+        for rank in sorted(events)
+        if first is not None and any(event.what == RUN for event in events[rank])
     )
     return tuple(time for time in times if time is not None)
 
 
 def first_whole_step(plan: Plan, traced: Mapping[int, Sequence[Slice]]) -> int | None:
-    """The first step of which every act of every rank was recorded."""
+    """Return the first step of which every act of every rank in `traced` is recorded, or None."""
     steps = []
     for rank, slices in traced.items():
         actors = plan.stage_actors(plan.stage_of(rank))
         acts = sum(plan.acts_per_step(actor) for actor in actors)
-        counts = Counter(step_of(plan, s.actor, s.act) for s in slices)
+        counts = Counter(step_number(plan, s.actor, s.act) for s in slices)
         steps.append({step for step, count in counts.items() if count == acts})
     whole = set.intersection(*steps) if steps else set()
     return min(whole, default=None)
 
 
 class _RankTrace:
-    """One rank's notes, made ready to be asked.  begun: (rank, actor, act) -> when, of all."""
+    """Events and slices of one rank, indexed by act.
+
+    begun: (rank, actor, act) -> beginning in ns, for acts of all ranks.
+    """
 
     def __init__(
         self,
         plan: Plan,
         rank: int,
-        notes: Iterable[TraceEvent],
+        events: Sequence[TraceEvent],
         slices: Sequence[Slice],
         begun: Mapping[tuple[int, int, int], int],
     ) -> None:
         self.plan = plan
         self.rank = rank
         self.thread = sorted(
-            (n for n in notes if n.what not in (FLIGHT, RUN)), key=lambda note: note.begin
+            (e for e in events if e.what not in (FLIGHT, RUN)), key=lambda event: event.begin
         )
-        self.runs = [n for n in notes if n.what == RUN]
+        self.runs = [e for e in events if e.what == RUN]
         self.slices: dict[ActKey, Slice] = {(s.actor, s.act): s for s in slices}
-        self.computed = [n for n in self.thread if n.what == COMPUTE]
+        self.computed = [e for e in self.thread if e.what == COMPUTE]
         self.begun = begun
 
     def time(self, first: int) -> StepTime | None:
-        """The mean over the steps behind the end of `first`, or from it on if it began the run:
-        else what runs ahead of a step would stand for a step whose notes are gone.
+        """Return the means over the steps after `first`; over `first` too if it began the run.
+
+        Otherwise the end of `first` is where counting starts: acts that ran ahead of a step would
+        count without those of the step before, which are no longer recorded.
         """
-        steps_of = {step_of(self.plan, *act) for act in self.slices}
+        steps_of = {step_number(self.plan, *act) for act in self.slices}
         steps = max(steps_of) - first + (first == 0)
         if not steps:
             return None
-        ends = [s.done for act, s in self.slices.items() if step_of(self.plan, *act) == first]
+        ends = [s.done for act, s in self.slices.items() if step_number(self.plan, *act) == first]
         start = max(ends) if first else min(run.begin for run in self.runs)
         spent: Counter[str] = Counter()
         reasons: Counter[str] = Counter()
-        for note in (n for n in self.thread if n.begin >= start):
-            if note.what == SLEEP:
-                for what, actor, length in self._slept(note):
-                    spent[what] += length
+        for event in (e for e in self.thread if e.begin >= start):
+            if event.what == SLEEP:
+                for cause, actor, length in self._split_sleep(event):
+                    spent[cause] += length
                     reasons[actor] += length
             else:
-                spent[note.what] += note.end - note.begin
+                spent[event.what] += event.end - event.begin
         total = sum(max(0, run.end - max(run.begin, start)) for run in self.runs)
         each = 1e-9 / steps
         return StepTime(
@@ -130,37 +142,38 @@ class _RankTrace:
             {name: length * each for name, length in reasons.most_common()},
         )
 
-    def _slept(self, sleep: TraceEvent) -> Iterator[tuple[str, str, int]]:
-        """What a sleep was for: (communication | ranks | data, actor, ns), the latest first."""
+    def _split_sleep(self, sleep: TraceEvent) -> Iterator[tuple[str, str, int]]:
+        """Yield (communication | ranks | data, actor name, ns) for parts of a sleep, last first."""
         begin, end = sleep.begin, sleep.end
-        behind = bisect_left(self.computed, end, key=lambda note: note.begin)
-        next_one = self.computed[behind] if behind < len(self.computed) else sleep
+        following = bisect_left(self.computed, end, key=lambda event: event.begin)
+        next_one = self.computed[following] if following < len(self.computed) else sleep
         found = self.slices.get((next_one.actor, next_one.act))
         while found is not None and found.done > begin and end > begin:
-            if self._beside(found.actor) and found.begin < end:
+            if self._is_asynchronous(found.actor) and found.begin < end:
                 since = max(begin, found.begin)
-                yield from self._divided(found, since, end)
+                yield from self._split_wait(found, since, end)
                 end = since
             found = self.slices.get(found.waited_for.of) if found.waited_for else None
         if end > begin:
             yield "ranks", "?", end - begin
 
-    def _beside(self, actor: int) -> bool:
+    def _is_asynchronous(self, actor: int) -> bool:
+        """Return whether the actor works outside of the rank's own thread."""
         described = self.plan.actors[actor]
         return described.beside or described.kind in (BOX, SEND, RECEIVE)
 
-    def _divided(self, found: Slice, begin: int, end: int) -> Iterator[tuple[str, str, int]]:
-        """A wait for one act: at first for the ranks that had not begun it, then for its bytes."""
+    def _split_wait(self, found: Slice, begin: int, end: int) -> Iterator[tuple[str, str, int]]:
+        """Split a wait for one act: first for ranks that had not begun it, then for its bytes."""
         name = self.plan.actors[found.actor].name
         if self.plan.actors[found.actor].beside:
             yield "data", name, end - begin
             return
-        joined = min(end, max(begin, self._joined(found)))
-        yield "ranks", name, joined - begin
-        yield "communication", name, end - joined
+        complete = min(end, max(begin, self._last_begin(found)))
+        yield "ranks", name, complete - begin
+        yield "communication", name, end - complete
 
-    def _joined(self, found: Slice) -> int:
-        """When the last rank that takes part in communication had begun it, as far as recorded."""
+    def _last_begin(self, found: Slice) -> int:
+        """Return when the last rank of a communication began it, in ns, as far as recorded."""
         actor = self.plan.actors[found.actor]
         if isinstance(actor.work, BoxWork):
             group = self.plan.placements[actor.stage].group(self.rank, actor.work.step.axis)

@@ -1,9 +1,9 @@
-"""Trace: what every rank did and why it waited, from the plan and the ranks' notes.
+"""Trace: what every rank did and why it waited, from the plan and the ranks' recorded events.
 
-A note tells when an act began and ended (drivers/recorder.py).  What it waited for follows from the
-plan: version v of a register is made by a known act, and a slot is free once a known act has
-returned it.  Whichever ended last is what the act waited for.  Foreseen acts are the rehearsal's.
-Written as a file by launcher/report/trace_file.py, summed up by engine/trace/step_time.py.
+An event records when an act began and ended (drivers/recorder.py).  What the act waited for follows
+from the plan: version v of a register is made by a known act, and a slot is free once a known act
+has returned it.  The act waited for whichever ended last.  launcher/report/trace_file.py writes a
+trace to a file; engine/trace/step_time.py sums it up.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ ActKey = tuple[int, int]  # actor, act
 
 
 class TraceEvent(NamedTuple):
-    """Something that a rank did, from `begin` to `end`, ns of the host's monotonic clock.
+    """Something that a rank did from `begin` to `end`, in ns of the host's monotonic clock.
 
-    COMPUTE: an act.  ISSUE: began communication, or a reader's act.  FLIGHT: what was begun is done
-    (begin = end).  TAKE: stored what arrived.  SLEEP: nothing to do, up to the end of the act under
-    way that is named.  RUN: from the first to the last of a segment (actor and act are 0).  All but
-    FLIGHT and RUN are the rank's own thread, one after the other.
+    COMPUTE: the rank ran an act.
+    ISSUE: it started communication, or a reader's act.
+    FLIGHT: what was started has completed (begin = end).
+    TAKE: it stored what arrived.
+    SLEEP: nothing could act until the named act in flight ended.
+    RUN: a whole segment (actor and act are 0).
+    All but FLIGHT and RUN happen on the rank's own thread, one after the other.
     """
 
     what: str
@@ -39,10 +42,12 @@ class TraceEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What an act needs before it can begin: the end of another act of the same rank; TURN: its
-    beginning.
+    """A condition of an act: another act of the same rank has ended (TURN: has begun).
 
-    register: of INPUT (to read) and CREDIT (a slot to fill); TURN: the axis.
+    why: INPUT (a version to read), CREDIT (a slot to fill), TURN (its place in the order of
+        collectives) or ITSELF (the actor's act before).
+    register: the register of INPUT and CREDIT; the axis of TURN; -1 of ITSELF.
+    of: that other act.
     """
 
     why: str
@@ -52,11 +57,12 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One act, times in ns on the clock of all ranks.
+    """A recorded act; times are ns on the clock that all ranks share.
 
-    end: of the act; of communication and of readers when it was under way no more.  done: when the
-    rank had told its actors so.  waited_for: the last thing that it needed, None if that was not
-    recorded; ready: when that was there.
+    end: when the act ended; for communication and readers, when it was no longer in flight.
+    done: when the rank had handled that end.
+    waited_for: the need that was met last; None if it was not recorded.
+    ready: when that need was met.
     """
 
     rank: int
@@ -71,12 +77,12 @@ class Slice:
 
 @dataclass(frozen=True)
 class Needs:
-    """What each act of a plan needs, by the rates and slots of its registers."""
+    """The needs of each act of a plan, derived from the rates and slots of its registers."""
 
     plan: Plan
 
     def of(self, actor_id: int, act: int) -> Iterator[Need]:
-        """Everything that an act needs, but for what is there from the start."""
+        """Yield the needs of an act, without those that are met from the start."""
         actor = self.plan.actors[actor_id]
         acts = self.plan.acts_per_step(actor)
         if act:
@@ -96,11 +102,11 @@ class Needs:
         yield from self._turn(actor, act)
 
     def _every(self, actor: int, per_step: bool) -> int:
-        """Acts of an actor to a version of a register."""
+        """Return how many acts of an actor one version of a register takes."""
         return self.plan.acts_per_step(self.plan.actors[actor]) if per_step else 1
 
     def _turn(self, actor: Actor, act: int) -> Iterator[Need]:
-        """The collective before it in its group's order."""
+        """Yield the need for the collective before this one in its group's order."""
         if not isinstance(actor.work, BoxWork):
             return
         axis = self.plan.queue(actor)
@@ -122,56 +128,65 @@ class Needs:
 
 
 class _Before(NamedTuple):
+    """An act of a step in a group's order of collectives; earlier_step: of the step before."""
+
     actor: int
     act: int
     earlier_step: bool
 
 
-def step_of(plan: Plan, actor: int, act: int) -> int:
-    """The step of an act."""
+def step_number(plan: Plan, actor: int, act: int) -> int:
+    """Return the step of the training, from 0, to which act number `act` of `actor` belongs.
+
+    plan: gives the number of acts of an actor in a step.
+    """
     return act // plan.acts_per_step(plan.actors[actor])
 
 
-def by_device(
-    notes: Iterable[TraceEvent], times: Mapping[ActKey, tuple[int, int]]
+def replace_with_device_times(
+    events: Iterable[TraceEvent], times: Mapping[ActKey, tuple[int, int]]
 ) -> list[TraceEvent]:
-    """What a host noted, as its device saw it, which computes behind it.
+    """Return the events of a host as its asynchronous device saw them.
 
-    times: when each act of compute began and ended there.  What the host did took none of the
-    device's time; where the device had nothing to compute, the rank slept.
+    events: as the host's thread recorded them.  times: act of compute -> (begin, end) on the
+    device, ns.  Work of the host takes no time of the device; the rank sleeps where its device has
+    nothing to compute.
     """
     out: list[TraceEvent] = []
     computed: list[TraceEvent] = []
-    for note in notes:
-        if note.what == COMPUTE:
-            begin, end = times[note.actor, note.act]
-            computed.append(note._replace(begin=begin, end=end))
-        elif note.what == ISSUE:
-            out.append(note._replace(end=note.begin))
-        elif note.what == TAKE:
-            out.append(note._replace(begin=note.end))
-        elif note.what != SLEEP:
-            out.append(note)
-    computed.sort(key=lambda note: note.begin)
+    for event in events:
+        if event.what == COMPUTE:
+            begin, end = times[event.actor, event.act]
+            computed.append(event._replace(begin=begin, end=end))
+        elif event.what == ISSUE:
+            out.append(event._replace(end=event.begin))
+        elif event.what == TAKE:
+            out.append(event._replace(begin=event.end))
+        elif event.what != SLEEP:
+            out.append(event)
+    computed.sort(key=lambda event: event.begin)
     for one, other in pairwise(computed):
         if other.begin > one.end:
             out.append(TraceEvent(SLEEP, other.actor, other.act, one.end, other.begin))
     return [*out, *computed]
 
 
-def of_last_steps(plan: Plan, notes: Collection[TraceEvent], steps: int) -> list[TraceEvent]:
-    """The notes of the last steps that began."""
-    at = {note: step_of(plan, note.actor, note.act) for note in notes if note.what != RUN}
+def keep_last_steps(plan: Plan, events: Collection[TraceEvent], steps: int) -> list[TraceEvent]:
+    """Return those of `events` that belong to the last `steps` steps that began under `plan`."""
+    at = {event: step_number(plan, event.actor, event.act) for event in events if event.what != RUN}
     last = max(at.values(), default=0)
-    return [note for note in notes if at.get(note, last) > last - steps]
+    return [event for event in events if at.get(event, last) > last - steps]
 
 
-def slices_of(plan: Plan, rank: int, notes: Iterable[TraceEvent]) -> tuple[Slice, ...]:
-    """The acts of a rank that were recorded from beginning to end, in order of their beginning."""
+def build_slices(plan: Plan, rank: int, events: Iterable[TraceEvent]) -> tuple[Slice, ...]:
+    """Return the acts that were recorded from beginning to end, in order of their beginning.
+
+    plan: gives what each act needed.  rank: the rank that recorded `events`.
+    """
     begun: dict[ActKey, int] = {}
     ended: dict[ActKey, int] = {}
     done: dict[ActKey, int] = {}
-    for what, actor, act, begin, end in notes:
+    for what, actor, act, begin, end in events:
         if what in (COMPUTE, ISSUE):
             begun[actor, act] = begin
         if what in (COMPUTE, FLIGHT):
@@ -183,19 +198,19 @@ def slices_of(plan: Plan, rank: int, notes: Iterable[TraceEvent]) -> tuple[Slice
     for (actor, act), begin in sorted(begun.items(), key=lambda item: (item[1], item[0])):
         if (actor, act) in ended:
             end = ended[actor, act]
-            ready, need = _last(needs.of(actor, act), begun, ended, done)
-            told = done.get((actor, act), end)
-            found.append(Slice(rank, actor, act, begin, end, told, need, ready))
+            ready, need = _find_last_need(needs.of(actor, act), begun, ended, done)
+            handled = done.get((actor, act), end)
+            found.append(Slice(rank, actor, act, begin, end, handled, need, ready))
     return tuple(found)
 
 
-def _last(
+def _find_last_need(
     needs: Iterable[Need],
     begun: Mapping[ActKey, int],
     ended: Mapping[ActKey, int],
     done: Mapping[ActKey, int],
 ) -> tuple[int | None, Need | None]:
-    """The need that was met last, and when."""
+    """Return when the last of some needs was met, and that need; Nones if none is recorded."""
     last: tuple[int | None, Need | None] = (None, None)
     for need in needs:
         time = begun.get(need.of) if need.why == TURN else done.get(need.of, ended.get(need.of))

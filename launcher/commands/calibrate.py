@@ -42,7 +42,7 @@ from flowrun.engine.runtime.calibration.calibration import (
     paces,
 )
 from flowrun.engine.runtime.process import heap
-from flowrun.engine.runtime.process.core import keep_to_a_core
+from flowrun.engine.runtime.process.core import pin_to_core
 from flowrun.engine.runtime.transport import neighbours
 from flowrun.engine.runtime.transport.links import Links
 
@@ -285,7 +285,7 @@ def _rank(rank: int, session: Session, sizes: ProbeSizes, folder: str) -> None:
 
     heap.keep_pages()
     torch.set_num_threads(1)
-    keep_to_a_core(rank, session.ranks)
+    pin_to_core(rank, session.ranks)
     cpu = torch.device("cpu")
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=session.ranks

@@ -28,7 +28,7 @@ from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.process import heap
-from flowrun.engine.runtime.process.core import keep_to_a_core
+from flowrun.engine.runtime.process.core import pin_to_core
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.runtime.rank.shards import Shard, to_write, whole
 from flowrun.engine.runtime.transport.links import Links
@@ -92,7 +92,7 @@ class Worker:
 
         recipe, plan = self.job.recipe, self.training.plan
         torch.set_num_threads(recipe.launch.threads)
-        keep_to_a_core(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        pin_to_core(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
         device = _device(self.job.device_type)
         backend = "nccl" if device.type == "cuda" else "gloo"
         with _with_peers(rank, "while the ranks meet"):

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from flowrun.engine.runtime.process.heap import returning
+from flowrun.engine.runtime.process.heap import trim_above
 from flowrun.launcher.model import op_schema
 from flowrun.launcher.model.initial import Initial, InitialSource, named
 from flowrun.launcher.model.op_schema import dense
@@ -60,7 +60,7 @@ def deferred(
     doing: try without this.
     """
     recorder = _Recorder(draws, least_bytes)
-    with returning(LEAST_BYTES), _no_threads(recorder), recorder, _Escapes(recorder):
+    with trim_above(LEAST_BYTES), _no_threads(recorder), recorder, _Escapes(recorder):
         model = make()
     if recorder.failed:  # and the constructor caught it
         raise recorder.failed

@@ -15,7 +15,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import model_flops, utilisation
-from flowrun.engine.trace.step_time import StepTime, step_times
+from flowrun.engine.trace.step_time import StepTime, measure_steps
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 
@@ -148,7 +148,7 @@ class Report:
             plan.notes,
             log.steps[0].step,
             log.steps[-1].skipped_updates,
-            step_times(plan, log.notes),
+            measure_steps(plan, log.notes),
             model_flops(plan),
             advice,
             job.check.seconds if job.check else None,

@@ -24,8 +24,8 @@ from flowrun.engine.trace.trace import (
     Need,
     Slice,
     TraceEvent,
-    slices_of,
-    step_of,
+    build_slices,
+    step_number,
 )
 
 NAME = "trace.json"
@@ -43,7 +43,7 @@ def events(
 ) -> Iterator[dict[str, Any]]:
     """Every event of the file."""
     plan = training.plan
-    traced = {rank: slices_of(plan, rank, own) for rank, own in notes.items()}
+    traced = {rank: build_slices(plan, rank, own) for rank, own in notes.items()}
     zero = min((s.begin for slices in traced.values() for s in slices), default=0)
     for rank, slices in traced.items():
         stage = plan.stage_of(rank)
@@ -165,11 +165,11 @@ def _last_step_begins(
     if first_whole_step(plan, traced) is None:
         return 0, 0.0
     everything = [s for slices in traced.values() for s in slices]
-    last = max(step_of(plan, s.actor, s.act) for s in everything)
+    last = max(step_number(plan, s.actor, s.act) for s in everything)
     begin = min(
         s.begin
         for s in everything
-        if step_of(plan, s.actor, s.act) == last and not plan.actors[s.actor].beside
+        if step_number(plan, s.actor, s.act) == last and not plan.actors[s.actor].beside
     )
     return last, (begin - zero) / 1e3
 

@@ -28,8 +28,8 @@ from flowrun.engine.trace.trace import (
     TAKE,
     ActKey,
     TraceEvent,
-    by_device,
-    of_last_steps,
+    keep_last_steps,
+    replace_with_device_times,
 )
 
 
@@ -64,11 +64,11 @@ class RecordedRank(DistributedRank):
 
     def recorded(self) -> list[TraceEvent]:
         """The notes of the last steps; on CUDA by the device's clock."""
-        notes = of_last_steps(self.plan, self.notes, self.trace)
+        notes = keep_last_steps(self.plan, self.notes, self.trace)
         if self.device.type != "cuda":
             return notes
         acts = {(note.actor, note.act) for note in notes if note.what == COMPUTE}
-        return by_device(notes, self._device_times(acts))
+        return replace_with_device_times(notes, self._device_times(acts))
 
     def _device_times(self, acts: Collection[ActKey]) -> dict[ActKey, tuple[int, int]]:
         """In ns of the host's clock, to what an event is late: some 10 us."""
@@ -141,7 +141,8 @@ class RecordedCluster(VirtualCluster):
     def recorded(self) -> dict[int, list[TraceEvent]]:
         """The notes of the last steps, by rank."""
         return {
-            rank: of_last_steps(self.plan, notes, self.trace) for rank, notes in self.notes.items()
+            rank: keep_last_steps(self.plan, notes, self.trace)
+            for rank, notes in self.notes.items()
         }
 
     def _act(self, rank: int, launched: LaunchAct) -> None:

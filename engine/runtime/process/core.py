@@ -1,16 +1,18 @@
-"""Core: which core of its host a rank computes on, where ranks are more than cores."""
+"""The core on which a rank computes, where its host has more ranks than cores."""
 
 from __future__ import annotations
 
 import os
 
 
-def keep_to_a_core(rank: int, ranks: int) -> None:
-    """Of ranks that are more than cores each keeps to one, in turn: left to themselves three may
-    wait for one core while a fourth has the other.  rank: of this host.  ranks: all that it has,
-    whatever their threads: these would otherwise share one core while others have nothing to do.
+def pin_to_core(rank: int, ranks: int) -> None:
+    """Pin this process to one core if its host has more ranks than cores.
 
-    Where there are cores enough, and on systems that do not know of it, nothing changes.
+    rank: number of this rank among those of its host, from 0; cores are assigned round-robin.
+    ranks: number of ranks on the host.
+
+    Without pins the scheduler may leave three ranks on one core and one on another.  Nothing
+    changes if there are enough cores, or if the system has no affinity (macOS).
     """
     if not hasattr(os, "sched_setaffinity"):
         return

@@ -1,13 +1,13 @@
-"""The heap of a process: pages that a worker's step frees are kept for the next; those that the
-launcher frees while it looks at a model are not.
+"""Settings of the process heap: a worker keeps the pages that a step frees for the next step; the
+launcher returns large blocks to the system while it inspects a model.
 
-A page that the kernel hands out again costs 1 to 2 microseconds, of a CPU step a tenth.  This is
-done by glibc's malloc, which torch's tensors on the CPU come from; elsewhere nothing is done.
+A page fault costs 1 to 2 microseconds, in sum a tenth of a CPU step.  The settings are those of
+glibc's malloc, which allocates torch's CPU tensors; with another C library nothing happens.
 
-A tensor starts at a multiple of 64 bytes, so malloc takes some more and gives back what is left
-over.  It goes to a cache of small pieces, where nothing joins its neighbours: when the tensor is
-freed, the hole is too small for the next of the same size, and the heap grows.  Without these
-caches a rank takes 10 to 30 % less memory, in the same time.
+torch aligns a tensor to 64 bytes, so malloc allocates more and frees the remainder.  The remainder
+goes to a cache of small chunks (tcache, fastbins) that never merges neighbours.  When the tensor
+is freed, the hole is too small for the next tensor of its size, and the heap grows.  Without these
+caches a rank needs 10 to 30 % less memory, in the same time.
 """
 
 from __future__ import annotations
@@ -18,46 +18,47 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# mallopt(3)
+# parameters of mallopt(3)
 _M_MXFAST = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _NEVER = -1, -3, -4, -1
-_MOST = (
-    32 << 20
-)  # where malloc stops when it moves its own threshold up, to twice that for trimming
+# malloc raises its mmap threshold to at most this many bytes, its trim threshold to twice as many
+_MAX_MMAP_THRESHOLD = 32 << 20
 _TUNABLES, _NO_CACHE = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"
 
 
-def start_over() -> None:
-    """Run this program anew in this process, its malloc without the caches of its threads; returns
-    where that is so already, or cannot be had.
+def reexec_with_tunables() -> None:
+    """Replace this process by the same program with malloc's thread caches switched off.
 
-    Malloc is told so by the environment, when a program begins, and by nothing else.  What the
-    user has set there stays.
+    Return if they are off already, or if the C library is not glibc.  glibc reads this setting
+    only from the environment (GLIBC_TUNABLES) and only when a program starts.  Tunables that the
+    user has set stay.
     """
-    told = os.environ.get(_TUNABLES, "")
-    if _glibc() is None or "tcache_count" in told:
+    tunables = os.environ.get(_TUNABLES, "")
+    if _glibc() is None or "tcache_count" in tunables:
         return
-    os.environ[_TUNABLES] = f"{told}:{_NO_CACHE}" if told else _NO_CACHE
+    os.environ[_TUNABLES] = f"{tunables}:{_NO_CACHE}" if tunables else _NO_CACHE
     os.execv(sys.executable, sys.orig_argv)
 
 
 def keep_pages() -> bool:
-    """All memory comes from one heap that never shrinks, and pieces join their neighbours when they
-    are freed; False where that cannot be had.
+    """Allocate everything from one heap that never shrinks; freed chunks merge with neighbours.
 
-    A threshold would not do: malloc maps and unmaps what is larger, such as the logits of a step.
+    Return False if the C library is not glibc or refuses.  A higher mmap threshold would not be
+    enough: malloc maps and unmaps every larger block, such as the logits of a step.
     """
     libc = _glibc()
     if libc is None:
         return False
-    told = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER), (_M_MXFAST, 0))
-    return all(libc.mallopt(*what) for what in told)
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER), (_M_MXFAST, 0))
+    return all(libc.mallopt(*setting) for setting in settings)
 
 
 @contextmanager
-def returning(least_bytes: int) -> Iterator[None]:
-    """Within, memory of so many bytes goes back to the system when it is freed; behind it, as where
-    malloc comes to by itself.  Otherwise something small that is allocated meanwhile keeps it.
+def trim_above(least_bytes: int) -> Iterator[None]:
+    """Within the block, return allocations of `least_bytes` or more to the system when freed.
+
+    By default a small allocation made later, at the top of the heap, keeps all below it.  After
+    the block malloc has the thresholds that it would reach by itself.
     """
     libc = _glibc()
     if libc is None:
@@ -67,11 +68,12 @@ def returning(least_bytes: int) -> Iterator[None]:
     try:
         yield
     finally:
-        libc.mallopt(_M_MMAP_THRESHOLD, _MOST)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2 * _MOST)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * _MAX_MMAP_THRESHOLD)
 
 
 def _glibc() -> ctypes.CDLL | None:
+    """Return the C library of this process if it is glibc, else None."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

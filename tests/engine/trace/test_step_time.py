@@ -8,7 +8,7 @@ import pytest
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.engine.compile import Rehearsed, planned_training
-from flowrun.engine.trace.step_time import StepTime, step_times
+from flowrun.engine.trace.step_time import StepTime, measure_steps
 from flowrun.engine.trace.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, TraceEvent
 from support.layouts import Layout, captured, compiled, strategy
 from support.plain_loop import gpt
@@ -47,7 +47,9 @@ def told(layout: Layout, **late: int) -> tuple[StepTime, ...]:
     alone = replace(strategy(TRAINING, layout), counts_step=False)
     found = planned_training(captured(TRAINING), alone)
     ranks = range(layout.num_ranks)
-    return step_times(found.plan, {r: notes_of(found, r, late.get(f"rank{r}", 0)) for r in ranks})
+    return measure_steps(
+        found.plan, {r: notes_of(found, r, late.get(f"rank{r}", 0)) for r in ranks}
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,4 +85,4 @@ def test_a_stage_waits_for_the_other() -> None:
 def test_what_began_before_the_record_is_no_whole_step() -> None:
     found = compiled(TRAINING, Layout())
     notes = notes_of(found, 0)
-    assert step_times(found.plan, {0: notes[1:]}) == ()
+    assert measure_steps(found.plan, {0: notes[1:]}) == ()

@@ -22,10 +22,10 @@ from flowrun.engine.trace.trace import (
     TURN,
     Needs,
     TraceEvent,
-    by_device,
-    of_last_steps,
-    slices_of,
-    step_of,
+    build_slices,
+    keep_last_steps,
+    replace_with_device_times,
+    step_number,
 )
 from support.layouts import Layout, captured, compiled, initial, strategy
 from support.plain_loop import mlp
@@ -55,7 +55,7 @@ def test_an_act_begins_when_all_that_it_needs_has_ended(layout: Layout, seed: in
     cluster = recorded(layout, seed)
     needs = Needs(cluster.plan)
     for rank, notes in cluster.recorded().items():
-        slices = {(s.actor, s.act): s for s in slices_of(cluster.plan, rank, notes)}
+        slices = {(s.actor, s.act): s for s in build_slices(cluster.plan, rank, notes)}
         for s in slices.values():
             for need in needs.of(s.actor, s.act):
                 if (other := slices.get(need.of)) is not None:
@@ -76,7 +76,7 @@ def test_a_rehearsed_act_begins_with_what_it_waited_for_or_with_the_end_of_anoth
         notes[e.stage].append(TraceEvent(COMPUTE, e.actor, e.act, *times))
         ends[e.stage].add(times[1])
     for stage, own in notes.items():
-        for s in slices_of(found.plan, stage, own):
+        for s in build_slices(found.plan, stage, own):
             communicates = found.plan.actors[s.actor].kind in (BOX, SEND, RECEIVE)
             if s.begin and not communicates:  # that may wait for the link or its other end
                 assert s.begin == s.ready or s.begin in ends[stage], s
@@ -86,20 +86,20 @@ def test_a_rehearsed_act_begins_with_what_it_waited_for_or_with_the_end_of_anoth
 def test_every_act_of_the_last_steps_is_recorded_once(layout: Layout) -> None:
     cluster = recorded(layout, None)
     for rank, notes in cluster.recorded().items():
-        acts = [(s.actor, s.act) for s in slices_of(cluster.plan, rank, notes)]
+        acts = [(s.actor, s.act) for s in build_slices(cluster.plan, rank, notes)]
         assert len(acts) == len(set(acts))
         assert set(acts) == {
             (actor.id, act)
             for actor in cluster.plan.stage_actors(cluster.plan.stage_of(rank))
             for act in range(STEPS * cluster.plan.acts_per_step(actor))
-            if step_of(cluster.plan, actor.id, act) >= STEPS - TRACED
+            if step_number(cluster.plan, actor.id, act) >= STEPS - TRACED
         }
 
 
 def test_a_trace_of_more_steps_than_there_are_is_of_all() -> None:
     plan = compiled(TRAINING, Layout()).plan
     notes = [TraceEvent(COMPUTE, plan.actors[-1].id, 0, 5, 6)]
-    assert of_last_steps(plan, notes, 100) == notes
+    assert keep_last_steps(plan, notes, 100) == notes
 
 
 def test_what_a_device_does_behind_its_host_is_told_by_its_own_clock() -> None:
@@ -114,7 +114,7 @@ def test_what_a_device_does_behind_its_host_is_told_by_its_own_clock() -> None:
         TraceEvent(TAKE, 7, 0, 31, 34),
     ]
     times = {(2, 0): (50, 90), (1, 0): (10, 40)}
-    assert by_device(notes, times) == [
+    assert replace_with_device_times(notes, times) == [
         TraceEvent(RUN, 0, 0, 0, 100),
         TraceEvent(ISSUE, 7, 0, 1, 1),
         TraceEvent(FLIGHT, 7, 0, 30, 30),

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flowrun.engine.runtime.process.core import keep_to_a_core
+from flowrun.engine.runtime.process.core import pin_to_core
 
 
 def kept(rank: int, ranks: int) -> set[int]:
     """The cores of a thread, which alone is changed."""
 
     def change() -> set[int]:
-        keep_to_a_core(rank, ranks)
+        pin_to_core(rank, ranks)
         return os.sched_getaffinity(0)
 
     with ThreadPoolExecutor(1) as pool:

@@ -83,14 +83,14 @@ print((getattr(info(), "0") - begin) // (4 * size))
 def test_a_tensor_fits_where_one_of_its_size_lay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two that come and go, 20 times: a third place at most."""
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    assert _growth("heap.start_over()") <= 1
+    assert _growth("heap.reexec_with_tunables()") <= 1
 
 
 def test_what_the_user_told_malloc_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
 import os
 from flowrun.engine.runtime.process import heap
-heap.start_over()
+heap.reexec_with_tunables()
 print(os.environ["GLIBC_TUNABLES"])
 """
     told = "glibc.malloc.perturb=0"
