@@ -19,7 +19,7 @@ from rich.console import Console
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.launcher.job.compiling import check_runs, kernels_of
-from flowrun.launcher.job.forked import apart
+from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.elastic import execute_local
 from flowrun.launcher.launch.failure import compiling
@@ -91,7 +91,7 @@ def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, R
     from flowrun.launcher.place.place import place
     from flowrun.launcher.place.show_placements import summary
 
-    placed = apart(lambda: place(recipe)) if may_use_gpus(recipe) else place(recipe)
+    placed = run_in_fork(lambda: place(recipe)) if may_use_gpus(recipe) else place(recipe)
     if progress:
         progress.console.print(summary(placed.found), highlight=False, markup=False)
     return placed.recipe, placed.training

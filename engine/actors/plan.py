@@ -137,7 +137,7 @@ class Actor:
     crowding_s: float = 0.0
 
     @property
-    def beside(self) -> bool:
+    def runs_in_thread(self) -> bool:
         """True if acts run beside the rank's compute, in a thread: what makes batches ready.
 
         A number of the engine's own is there sooner than a thread.

@@ -60,7 +60,7 @@ class Scheduler:
         self._priority = {
             k: PRIORITY[actor.phase]
             for k, actor in self.actors.items()
-            if actor.kind not in COMMUNICATION and not actor.beside
+            if actor.kind not in COMMUNICATION and not actor.runs_in_thread
         }
         self._turns: dict[int, Callable[[int], int]] = {}
         if plan.chunks > 1:

@@ -1,7 +1,7 @@
 """Messages: the place in shared memory of every message of a rank, while a plan is rehearsed.
 
 The loop's thread of each reader reads a message between its acts, and the place is free once the
-writer has been notified, between its own acts (transport/shared_memory.py, neighbours.py).
+writer has been notified, between its own acts (transport/shared_memory.py, host_peers.py).
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan, Transfer
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.cost.live import Live
 from flowrun.engine.ir.graph import COUNT
-from flowrun.engine.rehearsal.link_traffic import Flights
+from flowrun.engine.rehearsal.link_traffic import LinkTraffic
 from flowrun.engine.rehearsal.period import Period, steady
-from flowrun.engine.rehearsal.shared_cores import Crowd
+from flowrun.engine.rehearsal.shared_cores import SharedCores
 
 _AHEAD = 4  # steps of an endless training behind the last that is looked at: for what runs ahead
 _DIGITS = 48  # binary, of the sum of all acts of a step: every time is exact, and no sum rounds
@@ -39,7 +39,7 @@ class Event(NamedTuple):
 
 def computes(actor: Actor) -> bool:
     """False for what runs beside a rank's compute."""
-    return actor.kind not in (BOX, SEND, RECEIVE) and not actor.beside
+    return actor.kind not in (BOX, SEND, RECEIVE) and not actor.runs_in_thread
 
 
 def exact_seconds(plan: Plan, cost: Callable[[Actor], float]) -> tuple[list[float], float]:
@@ -83,8 +83,8 @@ class Clock:
         self.now = 0.0
         self.computing = [False] * len(self.ranks)
         self.began: dict[int, float] = {}  # actor -> when the act under way began
-        self.flights = Flights(plan, quantum)
-        self.crowd = Crowd(plan, quantum) if Crowd.forms(plan) else None
+        self.traffic = LinkTraffic(plan, quantum)
+        self.cores = SharedCores(plan, quantum) if SharedCores.are_needed(plan) else None
         self.posted: dict[tuple[int, int], int] = {}  # (channel, act) -> the actor that waits
         self.heap: list[tuple[float, int, tuple[int, ...]]] = []
         self.begun = 0  # acts and transfers so far: what ends at once, ends in this order
@@ -155,26 +155,26 @@ class Clock:
                 self._begin(stage, *launched)
             if not self.computing[stage] and (launched := rank.next_compute()):
                 self.computing[stage] = True
-                self.flights.computes(stage, self.now)
+                self.traffic.computes(stage, self.now)
                 self._begin(stage, *launched)
 
     def _begin(self, stage: int, actor: int, act: int) -> None:
         if self.observed:
             self.memory[stage].begin(actor, act)
         self._run(self.now, self.seconds[actor], actor)
-        if self.crowd and self._needs_core[actor]:
-            self.crowd.begin(actor, self.seconds[actor], self.now)
+        if self.cores and self._needs_core[actor]:
+            self.cores.begin(actor, self.seconds[actor], self.now)
 
     def _lengthen(self, actors: tuple[int, ...], more: float) -> None:
         self._push(self.now + more, actors)
-        if self.crowd:
-            self.crowd.lengthen(actors[0], more, self.now)
+        if self.cores:
+            self.cores.lengthen(actors[0], more, self.now)
 
     def _share(self) -> None:
         """Acts have begun or ended, all of them now: the others end later or sooner."""
-        if not self.crowd:
+        if not self.cores:
             return
-        ends = self.crowd.ends()
+        ends = self.cores.ends()
         for k, (_, begun, actors) in enumerate(self.heap):
             if actors[0] in ends:
                 self.heap[k] = ends[actors[0]], begun, actors
@@ -193,7 +193,7 @@ class Clock:
         """By how much what communicated beside an act, that should end now, makes it longer."""
         if not self._computes[actor]:
             return 0.0
-        return self.flights.longer(self.stage_of[actor], self.now)
+        return self.traffic.longer(self.stage_of[actor], self.now)
 
     def _communicate(self, stage: int, actor: int, act: int) -> None:
         work = self.plan.actors[actor].work
@@ -210,9 +210,9 @@ class Clock:
             axis = self.plan.queue(self.plan.actors[actor])
             self.collectives.setdefault((stage, axis), []).append((actor, act))
         seconds, spared = self.seconds[actor], 0.0
-        if self.crowd and self.crowd.has_room(actor):
+        if self.cores and self.cores.has_room(actor):
             spared = self._crowding[actor]
-        start = self.flights.take(actor, self.now, seconds, spared)
+        start = self.traffic.take(actor, self.now, seconds, spared)
         self._run(start, seconds - spared, actor, *also)
 
     def _end(self, actor: int) -> bool:
@@ -221,8 +221,8 @@ class Clock:
         rank = self.ranks[stage]
         if self._computes[actor]:
             self.computing[stage] = False
-        if self.crowd and self._needs_core[actor]:
-            self.crowd.end(actor, self.now)
+        if self.cores and self._needs_core[actor]:
+            self.cores.end(actor, self.now)
         act, began = rank.acts[actor], self.began.pop(actor)
         if self.observed:
             self.memory[stage].end(actor, act)

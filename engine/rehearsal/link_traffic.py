@@ -1,4 +1,4 @@
-"""Flights: the bytes under way between stages and ranks, on the clock's links.
+"""LinkTraffic: the bytes under way between stages and ranks, on the clock's links.
 
 A rank has links at each level of the network (network.py).  Messages between stages go out over one
 and in over another, for bytes a second are those of each direction.  A collective takes both, but
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from flowrun.engine.actors.plan import BoxWork, Plan, TransferWork
 
-Flight = tuple[float, float, float]  # counted up to, ends, what it takes of compute
+Transmission = tuple[float, float, float]  # counted up to, ends, what it takes of compute
 
 
-class _Way(NamedTuple):
+class Route(NamedTuple):
     """Which links an actor's bytes take: out of one, into one; around: both, as a collective.
 
     taken: of compute beside it, on these stages.
@@ -31,9 +31,12 @@ class _Way(NamedTuple):
     stages: tuple[int, ...]
 
 
-class Flights:
-    """out, into, around: when the links of each stage and level are free.  beside: of each stage,
-    flights that may take from the act that computes.  quantum: of seconds, see clock.exact_seconds.
+class LinkTraffic:
+    """When the links of each stage and level are free, and what is under way on them.
+
+    out, into, around: the time in seconds at which each link is free.
+    under_way: the transmissions of each stage that may slow the act that computes there.
+    quantum: every time is a multiple of it (clock.exact_seconds).
     """
 
     def __init__(self, plan: Plan, quantum: float) -> None:
@@ -41,8 +44,8 @@ class Flights:
         levels = 1 + max((actor.level for actor in plan.actors), default=0)
         places = range(len(plan.placements) * levels)
         self.out, self.into, self.around = ([0.0 for _ in places] for _ in range(3))
-        self.beside: list[list[Flight]] = [[] for _ in plan.placements]
-        self._ways: dict[int, _Way] = {}
+        self.under_way: list[list[Transmission]] = [[] for _ in plan.placements]
+        self._routes: dict[int, Route] = {}
         for actor in plan.actors:
             if isinstance(actor.work, BoxWork):
                 ends = (actor.stage, actor.stage)
@@ -53,13 +56,13 @@ class Flights:
             out, into = (stage * levels + actor.level for stage in ends)
             around = isinstance(actor.work, BoxWork)
             stages = tuple(sorted({*ends})) if actor.taken else ()
-            self._ways[actor.id] = _Way(out, into, around, actor.taken, stages)
+            self._routes[actor.id] = Route(out, into, around, actor.taken, stages)
 
     def take(self, actor: int, now: float, seconds: float, spared: float = 0.0) -> float:
         """When an act of communication begins that wants its links from now on.  spared: seconds
         that it does not wait this time; what it takes of compute, it takes in what is left.
         """
-        out, into, around, taken, stages = self._ways[actor]
+        out, into, around, taken, stages = self._routes[actor]
         if spared:
             taken = min(1.0, taken * seconds / (seconds - spared)) if seconds > spared else 0.0
             seconds -= spared
@@ -73,7 +76,7 @@ class Flights:
                 if self.around[place] > start:
                     self.around[place] += seconds
         for stage in stages:
-            self.beside[stage].append((start, start + seconds, taken))
+            self.under_way[stage].append((start, start + seconds, taken))
         return start
 
     def computes(self, stage: int, now: float) -> None:
@@ -81,21 +84,22 @@ class Flights:
         self._forget(stage, now)
 
     def longer(self, stage: int, now: float) -> float:
-        """By how much flights make an act longer that should end now.  What it is longer, it runs
-        beside them too; those that begin meanwhile are for the next time that this is asked.
-        Several at once take what one of them takes, the one that takes most.
+        """Seconds by which transmissions delay the end of an act that should end now.
+
+        While it is delayed it runs beside them too; those that begin meanwhile count when this is
+        asked again.  Several at once take what the one that takes most takes.
         """
-        if not self.beside[stage]:
+        if not self.under_way[stage]:
             return 0.0
-        flights = [(since - now, to - now, k) for since, to, k in self.beside[stage]]
-        edges = sorted({0.0, *(t for since, to, _ in flights for t in (since, to))})
+        sent = [(since - now, to - now, k) for since, to, k in self.under_way[stage]]
+        edges = sorted({0.0, *(t for since, to, _ in sent for t in (since, to))})
         before = [t for t in edges if t <= 0]
-        lost = sum((to - since) * _taken(flights, since) for since, to in pairwise(before))
+        lost = sum((to - since) * _taken(sent, since) for since, to in pairwise(before))
         if lost <= 0:
             return 0.0
         end = 0.0  # all from now on: what repeats later is the same to the last bit
         for until in edges[len(before) :]:
-            rate = 1 - _taken(flights, end)
+            rate = 1 - _taken(sent, end)
             if rate * (until - end) >= lost:
                 break
             lost -= rate * (until - end)
@@ -107,15 +111,15 @@ class Flights:
         return more
 
     def _forget(self, stage: int, before: float) -> None:
-        if flights := self.beside[stage]:
-            self.beside[stage] = [(max(s, before), to, k) for s, to, k in flights if to > before]
+        if sent := self.under_way[stage]:
+            self.under_way[stage] = [(max(s, before), to, k) for s, to, k in sent if to > before]
 
     def moment(self, now: float) -> tuple[object, ...]:
         """All that decides what follows, seen from now."""
         beside = [
-            (stage, *[(since - now, to - now, k) for since, to, k in flights])
-            for stage, flights in enumerate(self.beside)
-            if flights
+            (stage, *[(since - now, to - now, k) for since, to, k in sent])
+            for stage, sent in enumerate(self.under_way)
+            if sent
         ]
         free = [max(0.0, t - now) for t in (*self.out, *self.into, *self.around)]
         return tuple(free), tuple(beside)
@@ -124,11 +128,11 @@ class Flights:
         """As if so much time had gone by and all else were as it is."""
         for free in (self.out, self.into, self.around):
             free[:] = [time + wait for time in free]
-        self.beside = [[(s + wait, t + wait, k) for s, t, k in each] for each in self.beside]
+        self.under_way = [[(s + wait, t + wait, k) for s, t, k in each] for each in self.under_way]
 
 
-def _taken(flights: Iterable[Flight], at: float) -> float:
+def _taken(sent: Iterable[Transmission], at: float) -> float:
     """Of compute, by what is under way at a moment.  18.9 % is the mean of trainings in which
     collectives of several kinds ran at once, and 40 % the most (arXiv 2507.03114): no sum.
     """
-    return max((k for since, to, k in flights if since <= at < to), default=0.0)
+    return max((k for since, to, k in sent if since <= at < to), default=0.0)

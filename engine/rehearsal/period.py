@@ -26,8 +26,8 @@ def state(clock: Clock, act: int, step: int) -> ClockState:
     return (
         act % clock.round,
         tuple((end - now, actors) for end, _, actors in sorted(clock.heap)),
-        clock.flights.moment(now),
-        clock.crowd.moment(now) if clock.crowd else (),
+        clock.traffic.moment(now),
+        clock.cores.moment(now) if clock.cores else (),
         tuple(clock.computing),
         frozenset((c, a - since[actor], actor) for (c, a), actor in clock.posted.items()),
         tuple(rank.moment(since) for rank in clock.ranks),
@@ -147,9 +147,9 @@ class Period:
                 issued += [(actor, act + k * acts) for actor, act in repeated]
         clock.now += wait
         clock.heap = [(end + wait, n, actors) for end, n, actors in clock.heap]
-        clock.flights.forward(wait)
-        if clock.crowd:
-            clock.crowd.forward(wait)
+        clock.traffic.forward(wait)
+        if clock.cores:
+            clock.cores.forward(wait)
         clock.began = {actor: began + wait for actor, began in clock.began.items()}
         often = set(self.often)
         clock.posted = {

@@ -1,4 +1,4 @@
-"""Crowd: ranks of one host, and what makes their batches ready, that are more than its cores.
+"""SharedCores: ranks of one host, and what makes their batches ready, that are more than its cores.
 
 Those that run at a time share the cores evenly (processor sharing): where half of the ranks wait
 for a message, the others are twice as fast.  Hardware.slow_down foresees an act as if all ranks
@@ -12,12 +12,12 @@ import math
 from flowrun.engine.actors.plan import Actor, BoxWork, Plan, TransferWork
 
 
-class Crowd:
+class SharedCores:
     """What is left of each act under way that needs a core, in seconds of a whole one."""
 
     def __init__(self, plan: Plan, quantum: float) -> None:
         self.core = plan.core
-        self.beside = [actor.beside for actor in plan.actors]
+        self.in_thread = [actor.runs_in_thread for actor in plan.actors]
         ranks = [len(placement.ranks) for placement in plan.placements]
         self.ranks = [ranks[actor.stage] for actor in plan.actors]
         self.joined = [_joined(actor, plan) for actor in plan.actors]
@@ -27,10 +27,11 @@ class Crowd:
         self.left: dict[int, float] = {}
 
     @staticmethod
-    def forms(plan: Plan) -> bool:
+    def are_needed(plan: Plan) -> bool:
         """True if more may want a core at a time than there are."""
-        beside = [sum(a.beside for a in plan.stage_actors(k)) for k in range(len(plan.placements))]
-        return _cores(plan) < 1 + max(beside)
+        stages = range(len(plan.placements))
+        threads = max(sum(a.runs_in_thread for a in plan.stage_actors(k)) for k in stages)
+        return _cores(plan) < 1 + threads
 
     @property
     def rate(self) -> float:
@@ -53,7 +54,7 @@ class Crowd:
         foreseen on a whole core.
         """
         self._advance(now)
-        self.left[actor] = self._whole(seconds * (1.0 if self.beside[actor] else self.core))
+        self.left[actor] = self._whole(seconds * (1.0 if self.in_thread[actor] else self.core))
 
     def lengthen(self, actor: int, seconds: float, now: float) -> None:
         """An act that should have ended goes on, for so long at the rate of now."""

@@ -160,12 +160,12 @@ class _RankTrace:
     def _is_asynchronous(self, actor: int) -> bool:
         """Return whether the actor works outside of the rank's own thread."""
         described = self.plan.actors[actor]
-        return described.beside or described.kind in (BOX, SEND, RECEIVE)
+        return described.runs_in_thread or described.kind in (BOX, SEND, RECEIVE)
 
     def _split_wait(self, found: Slice, begin: int, end: int) -> Iterator[tuple[str, str, int]]:
         """Split a wait for one act: first for ranks that had not begun it, then for its bytes."""
         name = self.plan.actors[found.actor].name
-        if self.plan.actors[found.actor].beside:
+        if self.plan.actors[found.actor].runs_in_thread:
             yield "data", name, end - begin
             return
         complete = min(end, max(begin, self._last_begin(found)))

@@ -20,8 +20,8 @@ from flowrun.engine.actors.plan import Actor, Plan, RegionWork
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.kernels.kernels import Kernel
-from flowrun.engine.runtime.rank.ports import makes_of
 from flowrun.engine.runtime.rank.readers import Readers
+from flowrun.engine.runtime.rank.register_versions import makes_of
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load

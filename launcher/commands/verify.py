@@ -24,7 +24,7 @@ import yaml
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.launcher.commands.plain_loop import Trained, plain_loop
-from flowrun.launcher.job.forked import apart
+from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 from flowrun.launcher.recipe.compose import load
@@ -167,7 +167,7 @@ class _RecipeLayouts:
 
     def _apart(self, make: Callable[[], T]) -> T:
         """What uses autograd, where ranks are to be forked that use CUDA."""
-        return apart(make) if may_use_gpus(self.recipe) else make()
+        return run_in_fork(make) if may_use_gpus(self.recipe) else make()
 
     def compare(self) -> LayoutComparison:
         """Run them all."""

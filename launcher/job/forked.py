@@ -1,6 +1,4 @@
-"""beside, started, apart: what a process forked from this one makes, while this one makes
-something else, or so that this one stays as it was.
-"""
+"""Run a function in a fork of this process, concurrently or so that this one stays as it was."""
 
 from __future__ import annotations
 
@@ -22,40 +20,40 @@ T = TypeVar("T")
 
 
 @contextmanager
-def beside(make: Callable[[], T] | None) -> Iterator[Callable[[], T | None]]:
+def fork_concurrently(make: Callable[[], T] | None) -> Iterator[Callable[[], T | None]]:
     """Within, what asks for the result of `make`: it waits, and is given None where there is none.
 
     make: it is called in a fork of this process, and what it returns is pickled.  What fails there
-    fails again here, where the error can be told.  Nothing is started for None, and where a fork
+    fails again here, where the error can be shown.  Nothing is started for None, and where a fork
     gains nothing or is not safe: on one core, and beside other threads, whose locks it would
     inherit.
     """
     if make is None or not _may_fork():
         yield lambda: None
         return
-    with _forked(make, daemon=True) as told:
+    with _forked(make, daemon=True) as wait_for:
 
         def result() -> T | None:
-            made, error = told()
+            made, error = wait_for()
             return None if error else made
 
         yield result
 
 
 @contextmanager
-def started(make: Callable[[], T]) -> Iterator[Callable[[], T]]:
+def start_fork(make: Callable[[], T]) -> Iterator[Callable[[], T]]:
     """Within, what waits for the result of `make`, and raises what `make` raises.
 
     make: it is called in a fork of this process: at once, or, where a fork beside this one gains
     nothing or is not safe, when somebody waits.
     """
     if not _may_fork():
-        yield lambda: apart(make)
+        yield lambda: run_in_fork(make)
         return
-    with _forked(make, daemon=True) as told:
+    with _forked(make, daemon=True) as wait_for:
 
         def result() -> T:
-            made, error = told()
+            made, error = wait_for()
             if error:
                 raise error
             return made  # type: ignore[return-value]
@@ -63,15 +61,15 @@ def started(make: Callable[[], T]) -> Iterator[Callable[[], T]]:
         yield result
 
 
-def apart(make: Callable[[], T]) -> T:
+def run_in_fork(make: Callable[[], T]) -> T:
     """What `make` returns or raises in a fork of this process.
 
     What it opens is gone with it: autograd's threads, and CUDA, which no process may have touched
     whose forks are to use it.  Both are open in one that has captured, for autograd asks each kind
     of device how many there are.  Raises RunError if the process ends without a word.
     """
-    with _forked(make, daemon=False) as told:
-        made, error = told()
+    with _forked(make, daemon=False) as wait_for:
+        made, error = wait_for()
     if error:
         raise error
     return made  # type: ignore[return-value]
@@ -84,13 +82,13 @@ def _forked(
     """Within, what waits for what was made there, or for why there is nothing."""
     reader, writer = multiprocessing.Pipe(duplex=False)
     fork = multiprocessing.get_context("fork")
-    process = fork.Process(target=_tell, args=(make, reader, writer), daemon=daemon)
+    process = fork.Process(target=_send_result, args=(make, reader, writer), daemon=daemon)
     with uninterrupted(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # NumPy's
         process.start()  # Ctrl-C stays blocked there: it is for the process that waits
     writer.close()
 
-    def told() -> tuple[T | None, Exception | None]:
+    def wait_for() -> tuple[T | None, Exception | None]:
         try:
             found: tuple[T | None, Exception | None] = pickle.loads(reader.recv_bytes())
             return found
@@ -99,7 +97,7 @@ def _forked(
             return None, RunError("the process that plans", how)
 
     try:
-        yield told
+        yield wait_for
     finally:
         process.kill()  # it has nothing that it should leave in order
         process.join()
@@ -125,7 +123,7 @@ def _may_fork() -> bool:
     return cores > 1 and threading.active_count() == 1
 
 
-def _tell(make: Callable[[], Any], reader: Connection, writer: Connection) -> None:
+def _send_result(make: Callable[[], Any], reader: Connection, writer: Connection) -> None:
     import torch  # which who asks has imported
 
     reader.close()

@@ -26,7 +26,7 @@ from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.passes.mirrored_view import BY_RANK, rows_of_a_rank
 from flowrun.engine.runtime.rank.rank import Results
-from flowrun.launcher.job.forked import apart, beside, started
+from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fork
 from flowrun.launcher.job.garbage import uncollected
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
 from flowrun.launcher.job.recipe_strategy import AUTOCAST, reading, strategy_of
@@ -172,7 +172,7 @@ class Job:
             return *self._compiled(), self.plans.notes, self.check
 
         with self._checking():  # no fork of a process that has captured can run autograd
-            self.training, evaluation, self.plans.notes, self.check = apart(make)
+            self.training, evaluation, self.plans.notes, self.check = run_in_fork(make)
         return self.training, evaluation
 
     def _compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
@@ -185,7 +185,7 @@ class Job:
         evaluates = bool(self.sampler.held_out)
         new = evaluates and not self.planned
         with (
-            beside(self._captured_evaluation if new else None) as elsewhere,
+            fork_concurrently(self._captured_evaluation if new else None) as elsewhere,
             nullcontext() if has_gpus() else self._checking(),
         ):
             training = self.training
@@ -204,7 +204,7 @@ class Job:
             return
         if not (self.planned or has_gpus()):
             _ = self.traced  # the other process has it, too
-        with started(self._checked) as check:
+        with start_fork(self._checked) as check:
             yield
             self.check = check()
 

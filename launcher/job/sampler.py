@@ -16,8 +16,8 @@ from flowrun.models.data.stacked import batch_of
 from flowrun.models.data.steps import apply, preparation, unprepared
 from flowrun.models.sampling import held_out_indices, sample_indices
 
-Form = tuple[tuple[int, ...], torch.dtype]
-Forms = Mapping[str, Form]
+FieldType = tuple[tuple[int, ...], torch.dtype]
+FieldTypes = Mapping[str, FieldType]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Sampler:
     micro_batches: int
     held_out: int
     evaluation: bool = False
-    forms: Forms | None = None
+    forms: FieldTypes | None = None
 
     def __call__(self, step: int, micro_batch: int, rows: slice) -> Batch:
         samples: list[Any] | None = None
@@ -90,7 +90,7 @@ class Sampler:
             if field not in made or _form(made[field]) != form:
                 raise ItemError(self._unlike(field, form, chosen.tolist()))
 
-    def _unlike(self, field: str, form: Form, chosen: list[int]) -> str:
+    def _unlike(self, field: str, form: FieldType, chosen: list[int]) -> str:
         """Which of some items is not as the first were: they are made again, one by one."""
         for index in chosen:
             batch = batch_of(self.data, torch.tensor([index]))
@@ -124,16 +124,16 @@ class Sampler:
         return min(most, max(1, self.held_out // self.batch_size)) if self.held_out else 0
 
 
-def forms_of(batch: Batch) -> Forms:
+def forms_of(batch: Batch) -> FieldTypes:
     """Of the samples of a batch."""
     return {field: _form(value) for field, value in batch.items()}
 
 
-def _form(value: torch.Tensor) -> Form:
+def _form(value: torch.Tensor) -> FieldType:
     return tuple(value.shape[1:]), value.dtype
 
 
-def _shown(form: Form) -> str:
+def _shown(form: FieldType) -> str:
     return f"{str(form[1]).removeprefix('torch.')} of shape {form[0]}"
 
 

@@ -27,7 +27,7 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.launch.hosts import Meeting, ranks_of_a_host
+from flowrun.launcher.launch.hosts import HostStore, ranks_of_a_host
 from flowrun.launcher.launch.worker import Worker
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
@@ -61,15 +61,15 @@ def execute_local(
     local_ranks = ranks_of_a_host(num_ranks, launch)
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
     readers, writers = zip(*pipes, strict=True)
-    heard = _Heard(record)
+    events = EventCollector(record)
     born = multiprocessing.get_context("fork").Barrier(local_ranks)
     worker = Worker(job, training, evaluation, kernels, record.folder, os.getpid(), writers, born)
-    listener = threading.Thread(target=heard.listen, args=(readers,), daemon=True)
+    listener = threading.Thread(target=events.listen, args=(readers,), daemon=True)
     listener.start()
     ended: BaseException | None
     well = False
     try:
-        with _ctrl_c_is_ours(), heard.may_stop_us():
+        with _ctrl_c_is_ours(), events.may_stop_us():
             ended = _launch(worker, local_ranks, job)
         well = ended is None
     except KeyboardInterrupt as error:
@@ -77,14 +77,14 @@ def execute_local(
     finally:
         for pipe in writers:  # every other copy was a worker's: the listener comes to an end
             pipe.close()
-        listener.join(timeout=None if well else 5)  # all that is told of a run is in its report
-    if (verdict := heard.verdict(ended)) is not None:
+        listener.join(timeout=None if well else 5)  # the report has all events
+    if (verdict := events.verdict(ended)) is not None:
         record.close()
-        heard.tell_other_hosts(verdict)
+        events.notify_other_hosts(verdict)
         raise verdict
-    if heard.here:
-        _join_weights(heard, record, num_ranks)
-    return heard.log()
+    if events.here:
+        _join_weights(events, record, num_ranks)
+    return events.log()
 
 
 # ---- starting ------------------------------------------------------------------------------------
@@ -216,14 +216,14 @@ def _what_elastic_saw(error: Any) -> RunError:
     return RunError(f"rank {rank}", f"the process {how}.")
 
 
-# ---- what the launcher hears ---------------------------------------------------------------------
+# ---- what the launcher collects ------------------------------------------------------------------
 
 
 @dataclass
-class _Heard:
-    """Collects what the workers tell, in a thread of the launcher.
+class EventCollector:
+    """Collects the events of workers, in a thread of the launcher.
 
-    failures: each with True if the rank merely lost another.  meeting: store of the hosts, where
+    failures: each with True if the rank merely lost another.  hosts: their store, where
     there are several.  broken: what went wrong here, while writing it down.
     """
 
@@ -231,7 +231,7 @@ class _Heard:
     failures: list[tuple[RunError, bool]] = field(default_factory=list)
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     here: dict[int, dict[str, Any]] = field(default_factory=dict)
-    meeting: Meeting | None = None
+    hosts: HostStore | None = None
     broken: RunError | None = None
     running: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -259,7 +259,7 @@ class _Heard:
                 case ("evaluated", step, results):
                     self.record.evaluated(step, results)
                 case ("saved", folder):
-                    if self.meeting is None or self.meeting.host == 0:
+                    if self.hosts is None or self.hosts.host == 0:
                         complete(Path(folder), self.record.job.recipe.train.keep)
                 case ("end", rank, measured):
                     self.ends[rank] = measured
@@ -272,7 +272,7 @@ class _Heard:
                     if not lost_peer:  # elastic sees it at once if it is a rank of this host
                         threading.Timer(_PATIENCE_S, self._stop_us).start()
                 case ("meeting", address, port, host, num_hosts, shared):
-                    self.meeting = Meeting(address, port, host, num_hosts)
+                    self.hosts = HostStore(address, port, host, num_hosts)
                     if shared and host:
                         self.record.share(host)
         except Exception as error:
@@ -282,7 +282,7 @@ class _Heard:
 
     @contextmanager
     def may_stop_us(self) -> Iterator[None]:
-        """While elastic is in charge, what is heard can end the run."""
+        """While elastic is in charge, an event can end the run."""
         self.running = True
         try:
             yield
@@ -304,20 +304,20 @@ class _Heard:
         if ended is None or isinstance(ended, KeyboardInterrupt):
             return self.broken or ended
         assert isinstance(ended, RunError)
-        told = {error.where.split(",")[0] for error, _ in self.failures}
+        known = {error.where.split(",")[0] for error, _ in self.failures}
         own = [error for error, lost_peer in self.failures if not lost_peer]
-        died = [ended] if ended.where.startswith("rank") and ended.where not in told else []
+        died = [ended] if ended.where.startswith("rank") and ended.where not in known else []
         victims = [error for error, _ in self.failures]
         return self.broken or [*own, *died, *victims, ended][0]
 
-    def tell_other_hosts(self, error: BaseException) -> None:
-        """Unless they know: a rank that told us why it failed told them too."""
-        if self.meeting is None or any(error is failure for failure, _ in self.failures):
+    def notify_other_hosts(self, error: BaseException) -> None:
+        """Notify them, unless a rank that failed has done so itself."""
+        if self.hosts is None or any(error is failure for failure, _ in self.failures):
             return
         known = isinstance(error, RunError) and error.where.startswith("rank")
         where = error.where if isinstance(error, RunError) and known else "another host"
         problem = error.problem if isinstance(error, RunError) else "it was stopped by Ctrl-C."
-        self.meeting.tell_others("error", where, problem, "", False)
+        self.hosts.notify_other_hosts("error", where, problem, "", False)
 
     def log(self) -> Log:
         """Everything measured on all ranks."""
@@ -326,21 +326,21 @@ class _Heard:
         by_rank = [{rank: measured[key] for rank, measured in ends} for key in keys]
         by_rank.append(
             {
-                rank: [TraceEvent(*note) for note in told["notes"]]
-                for rank, told in ends
-                if told["notes"]
+                rank: [TraceEvent(*note) for note in measured["notes"]]
+                for rank, measured in ends
+                if measured["notes"]
             }
         )
         return Log(tuple(self.record.steps), self.record.validation, *by_rank)
 
 
-def _join_weights(heard: _Heard, record: Record, num_ranks: int) -> None:
+def _join_weights(events: EventCollector, record: Record, num_ranks: int) -> None:
     """Several hosts: one file of all shards, if this disk has them all; else they stay, and it is
     said.
     """
-    seen = next(iter(heard.here.values()))
+    seen = next(iter(events.here.values()))
     if not seen["all"]:
-        ranks = ", ".join(map(str, sorted(heard.here)))
+        ranks = ", ".join(map(str, sorted(events.here)))
         record.note(
             f"the weights of ranks {ranks} are here, those of the others on their hosts' disks; "
             f"join them: {os.path.basename(sys.executable)} -m flowrun.launcher.weights "

@@ -1,4 +1,4 @@
-"""What a worker tells its launcher, and what hosts tell each other.
+"""Events that a worker sends to its launcher, and that hosts send to each other.
 
 A message is a tuple, first a word: meeting, step, evaluated, saved, weights, end, error.  It goes
 through the pipe of the worker; what is about the whole run also goes to the other hosts, through
@@ -27,7 +27,7 @@ _CONNECT = timedelta(seconds=30)  # to a store that is there: elastic's ranks ha
 
 
 @dataclass(frozen=True)
-class Meeting:
+class HostStore:
     """The store that elastic opened, as seen from one of the hosts."""
 
     address: str
@@ -36,11 +36,11 @@ class Meeting:
     num_hosts: int
 
     @staticmethod
-    def of_worker() -> Meeting:
+    def of_worker() -> HostStore:
         """As elastic describes it to its workers."""
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         host, num_hosts = int(os.environ["GROUP_RANK"]), int(os.environ["GROUP_WORLD_SIZE"])
-        return Meeting(address, port, host, num_hosts)
+        return HostStore(address, port, host, num_hosts)
 
     def connect(self) -> Any:
         """A connection of its own (one is not for several threads)."""
@@ -51,7 +51,7 @@ class Meeting:
         store.set_timeout(_PATIENCE)
         return store
 
-    def tell_others(self, *message: Any, store: Any = None) -> None:
+    def notify_other_hosts(self, *message: Any, store: Any = None) -> None:
         """Put a message into the queue of every other host; if the store has gone, so have they."""
         with contextlib.suppress(RuntimeError):
             to = store or self.connect()
@@ -73,13 +73,13 @@ def ranks_of_a_host(num_ranks: int, launch: Launch) -> int:
     return num_ranks // launch.nnodes
 
 
-class Teller:
-    """Tells what happens on a rank.  num_ranks: of the whole run."""
+class EventSender:
+    """Sends to the launcher what happens on a rank.  num_ranks: of the whole run."""
 
     def __init__(self, pipe: Connection, num_ranks: int) -> None:
         self.pipe = pipe
         self.num_ranks = num_ranks
-        self.meeting = Meeting.of_worker()
+        self.hosts = HostStore.of_worker()
         self.store: Any = None
         self.writing = threading.Lock()
         self.forwarder: threading.Thread | None = None
@@ -89,68 +89,68 @@ class Teller:
 
         folder: of this host's run; another host may have the same.
         """
-        meeting = self.meeting
-        if meeting.num_hosts == 1:
+        hosts = self.hosts
+        if hosts.num_hosts == 1:
             return
-        self.store = meeting.connect()
+        self.store = hosts.connect()
         if int(os.environ["LOCAL_RANK"]):
             return
-        if meeting.host == 0:
+        if hosts.host == 0:
             self.store.set("flowrun/folder", str(folder.absolute()))
         shared = self.store.get("flowrun/folder").decode() == str(folder.absolute())
-        address, port = meeting.address, meeting.port
-        self._tell("meeting", address, port, meeting.host, meeting.num_hosts, shared)
+        address, port = hosts.address, hosts.port
+        self._send("meeting", address, port, hosts.host, hosts.num_hosts, shared)
         self.forwarder = threading.Thread(target=self._forward, daemon=True)
         self.forwarder.start()
         mine = hashlib.sha256(fingerprint.encode()).hexdigest()
-        if meeting.host == 0:
+        if hosts.host == 0:
             self.store.set("flowrun/plan", mine)
         elif self.store.get("flowrun/plan").decode() != mine:
             raise RunError(
-                f"host {meeting.host}",
+                f"host {hosts.host}",
                 "its recipe or its plan differs from that of the first host.",
                 "Give the same command on each host, with the same versions installed.",
             )
 
     def step(self, step: int, results: Results, seconds: float) -> None:
-        """A step has reported; told by one rank of the run."""
-        self._tell("step", step, results, seconds, everywhere=True)
+        """A step has reported; one rank of the run sends this."""
+        self._send("step", step, results, seconds, everywhere=True)
 
     def evaluated(self, step: int, results: dict[str, float]) -> None:
         """Means over the held-out samples, with the weights after `step`."""
-        self._tell("evaluated", step, results, everywhere=True)
+        self._send("evaluated", step, results, everywhere=True)
 
     def saved(self, folder: Path) -> None:
         """All ranks have written a checkpoint."""
-        self._tell("saved", str(folder), everywhere=True)
+        self._send("saved", str(folder), everywhere=True)
 
     def weights(self, rank: int, seen: dict[str, Any]) -> None:
         """A rank of one of several hosts has saved its shards."""
-        self._tell("weights", rank, seen)
+        self._send("weights", rank, seen)
 
     def end(self, rank: int, measured: dict[str, Any]) -> None:
-        """A rank has ended well.  Returns when this host has heard all that it must."""
-        self._tell("end", rank, measured, everywhere=True)
+        """A rank has ended well.  Returns when this host has all events of the others."""
+        self._send("end", rank, measured, everywhere=True)
         if self.forwarder is not None:
             self.forwarder.join()
 
     def error(self, where: str, problem: str, story: str, lost_peer: bool) -> None:
-        """A rank ends badly; other hosts hear of it only if it is its own fault."""
-        self._tell("error", where, problem, story, lost_peer, everywhere=not lost_peer)
+        """A rank ends badly; other hosts get the event only if it is its own fault."""
+        self._send("error", where, problem, story, lost_peer, everywhere=not lost_peer)
 
-    def _tell(self, *message: Any, everywhere: bool = False) -> None:
+    def _send(self, *message: Any, everywhere: bool = False) -> None:
         with self.writing:
             self.pipe.send(message)
         if everywhere and self.store is not None:
-            self.meeting.tell_others(*message, store=self.store)
+            self.hosts.notify_other_hosts(*message, store=self.store)
 
     def _forward(self) -> None:
-        """Hand on what other hosts tell, until their ranks have ended."""
+        """Forward the events of other hosts until their ranks have ended."""
         expected = self.num_ranks - int(os.environ["LOCAL_WORLD_SIZE"])
         with contextlib.suppress(RuntimeError):  # the store's host has gone: every rank notices
-            store = self.meeting.connect()
+            store = self.hosts.connect()
             while expected:
-                message = json.loads(store.queue_pop(_queue(self.meeting.host)))
+                message = json.loads(store.queue_pop(_queue(self.hosts.host)))
                 with self.writing:
                     self.pipe.send(tuple(message))
                 expected -= message[0] == "end"

@@ -36,7 +36,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.open_files import reopen_files
 from flowrun.launcher.launch.failure import described
 from flowrun.launcher.launch.finite import check_step, check_weights
-from flowrun.launcher.launch.hosts import Teller
+from flowrun.launcher.launch.hosts import EventSender
 from flowrun.launcher.launch.rank_memory import RankMemory
 from flowrun.launcher.launch.virtual_launch import acts_by_name, most_stashed
 from flowrun.launcher.store import checkpoint as checkpoints
@@ -73,21 +73,21 @@ class Worker:
         for k, pipe in enumerate(self.pipes):
             if k != local:
                 pipe.close()
-        tell = Teller(self.pipes[local], self.training.plan.num_ranks)
+        events = EventSender(self.pipes[local], self.training.plan.num_ranks)
         try:
             # The store's thread looks up the name of whoever connects, under a lock of the C
             # library. A rank that is forked meanwhile would find it locked for ever.
             self.born.wait(_BORN_S)
-            self._run(rank, tell)
+            self._run(rank, events)
         except BaseException as error:
-            tell.error(*described(error, rank), lost_peer=isinstance(error, LostPeer))
+            events.error(*described(error, rank), lost_peer=isinstance(error, LostPeer))
             if isinstance(error, LostPeer):
                 time.sleep(_LINGER_S)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
 
-    def _run(self, rank: int, tell: Teller) -> None:
+    def _run(self, rank: int, events: EventSender) -> None:
         import torch.distributed as dist
 
         recipe, plan = self.job.recipe, self.training.plan
@@ -96,9 +96,9 @@ class Worker:
         device = _device(self.job.device_type)
         backend = "nccl" if device.type == "cuda" else "gloo"
         with _with_peers(rank, "while the ranks meet"):
-            tell.start(self._fingerprint(), self.folder)
-            # With its device NCCL makes each group where we do, in one order on all ranks, and so
-            # told it connects its rings and trees there, too; Links does so for messages.
+            events.start(self._fingerprint(), self.folder)
+            # With its device NCCL makes each group where we do, in one order on all ranks, and then
+            # connects its rings and trees there, too; Links does so for messages.
             of_nccl = device if device.type == "cuda" else None
             os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
             patience = timedelta(seconds=_SILENCE_S)
@@ -118,7 +118,7 @@ class Worker:
 
         def on_step(step: int, results: Results, seconds: float) -> None:
             check_step(self.job, step, results, [body.body])
-            tell.step(step, results, seconds)
+            events.step(step, results, seconds)
 
         for segment in self.job.segments:
             with memory.of_training(body):
@@ -128,12 +128,12 @@ class Worker:
                 evaluation = evaluation or self._evaluator(rank, body, device)
                 results = evaluation.run(self.job.eval_steps)
                 if evaluation.reports:
-                    tell.evaluated(segment.last - 1, self.job.validation(results))
+                    events.evaluated(segment.last - 1, self.job.validation(results))
             if segment.save:
-                self._checkpoint(rank, body, segment.last, tell)
+                self._checkpoint(rank, body, segment.last, events)
         if recipe.train.save:
-            self._save(rank, body, tell)
-        tell.end(
+            self._save(rank, body, events)
+        events.end(
             rank,
             {
                 "peak": memory.peak + links.message_bytes,
@@ -161,13 +161,13 @@ class Worker:
             return RecordedRank(*arguments, metered=metered, kernels=self.kernels, trace=steps)
         return DistributedRank(*arguments, metered=metered, kernels=self.kernels)
 
-    def _save(self, rank: int, trained: DistributedRank, tell: Teller) -> None:
+    def _save(self, rank: int, trained: DistributedRank, events: EventSender) -> None:
         """Write this rank's regions of the trained weights."""
         import torch.distributed as dist
 
         shards, about = self._shards(rank, trained), self.job.about(self.job.recipe.train.steps)
         if self.job.recipe.launch.nnodes > 1:
-            self._save_apart(rank, shards, about, tell)
+            self._save_apart(rank, shards, about, events)
             return
         files = weights.files(self.folder, self.job.saved, about)
         if rank == 0:
@@ -183,7 +183,7 @@ class Worker:
                 file.complete()
 
     def _save_apart(
-        self, rank: int, shards: Iterable[Shard], about: checkpoints.About, tell: Teller
+        self, rank: int, shards: Iterable[Shard], about: checkpoints.About, events: EventSender
     ) -> None:
         """Several hosts: write a file of this rank's own, and say whether this disk has those of
         all.
@@ -201,7 +201,7 @@ class Worker:
             dist.barrier()  # every rank has written
             seen = weights.has_all(self.folder, num_ranks)
             dist.barrier()  # every rank has looked: the files may go
-        tell.weights(rank, {"all": seen, "host": int(os.environ["GROUP_RANK"])})
+        events.weights(rank, {"all": seen, "host": int(os.environ["GROUP_RANK"])})
 
     def _evaluator(
         self, rank: int, trained: DistributedRank, device: torch.device
@@ -215,7 +215,9 @@ class Worker:
             links.join(plan)
         return DistributedRank(plan, rank, sampler, initial, device, links, there=there)
 
-    def _checkpoint(self, rank: int, trained: DistributedRank, step: int, tell: Teller) -> None:
+    def _checkpoint(
+        self, rank: int, trained: DistributedRank, step: int, events: EventSender
+    ) -> None:
         """Write what this rank has to, to the folder of the first rank's host.
 
         The rank that tells the steps also tells, after them, that all have written.
@@ -239,7 +241,7 @@ class Worker:
                 )
             checkpoint.write(folder, self._shards(rank, trained), alone=False)
         if trained.reports:
-            tell.saved(folder)
+            events.saved(folder)
 
     def _shards(self, rank: int, trained: DistributedRank) -> Iterator[Shard]:
         """This rank's part of all variables; the first rank makes what forward does not read."""

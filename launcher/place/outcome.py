@@ -122,7 +122,9 @@ def _gaps(found: Rehearsed, stage: int) -> tuple[Spans, Spans]:
     links: Spans = []
     for event in found.rehearsal.first_step:
         actor = found.plan.actors[event.actor]
-        if event.stage != stage or (actor.beside and actor.kind not in (BOX, SEND, RECEIVE)):
+        if event.stage != stage or (
+            actor.runs_in_thread and actor.kind not in (BOX, SEND, RECEIVE)
+        ):
             continue
         into = links if actor.kind in (BOX, SEND, RECEIVE) else busy
         into.append((event.start, event.end))

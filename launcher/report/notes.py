@@ -76,7 +76,7 @@ def _instead(axis: IdleAxis, recipe: Recipe) -> str:
 def _slow_readers(job: Job) -> Iterator[str]:
     """Making samples bounds the step: no faster device helps."""
     plan, step_s = job.training.plan, job.training.rehearsal.step_s
-    readers = [actor for actor in plan.actors if actor.beside]
+    readers = [actor for actor in plan.actors if actor.runs_in_thread]
 
     def a_step(actor: Actor) -> float:
         return actor.seconds * plan.acts_per_step(actor)
@@ -85,7 +85,7 @@ def _slow_readers(job: Job) -> Iterator[str]:
     most = max((sum(a_step(a) for a in readers if a.stage == r.stage) for r in readers), default=0)
     if busiest is None or most < READING_SHARE * step_s:
         return
-    rest = rehearse(plan, lambda actor: 0.0 if actor.beside else actor.seconds).step_s
+    rest = rehearse(plan, lambda actor: 0.0 if actor.runs_in_thread else actor.seconds).step_s
     if step_s > rest * (1 + READING_SHARE):
         step = busiest.name.partition(".")[2]
         alone = a_step(busiest) > step_s * (1 - READING_SHARE)  # else it shares cores with compute

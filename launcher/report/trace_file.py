@@ -169,7 +169,7 @@ def _last_step_begins(
     begin = min(
         s.begin
         for s in everything
-        if step_number(plan, s.actor, s.act) == last and not plan.actors[s.actor].beside
+        if step_number(plan, s.actor, s.act) == last and not plan.actors[s.actor].runs_in_thread
     )
     return last, (begin - zero) / 1e3
 

@@ -22,13 +22,13 @@ Jobs = Mapping[str, tuple[Training, Plan]]
 
 
 def run_on_gloo(
-    jobs: Jobs, world: int, steps: int, folder: Path, apart: bool = False
+    jobs: Jobs, world: int, steps: int, folder: Path, group_per_channel: bool = False
 ) -> dict[str, Run]:
     """Train each plan for some steps on `world` processes; a plan may leave ranks idle.
 
-    apart: all messages go through torch, those of each channel in a group of its own.
+    group_per_channel: all messages go through torch, those of each channel in a group of its own.
     """
-    (folder / "jobs").write_bytes(pickle.dumps((dict(jobs), steps, apart)))
+    (folder / "jobs").write_bytes(pickle.dumps((dict(jobs), steps, group_per_channel)))
     spawn(_process, (world, str(folder)), nprocs=world)  # type: ignore[no-untyped-call]
     left = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
     return {name: _joined(plan, [r[name] for r in left]) for name, (_, plan) in jobs.items()}
@@ -36,11 +36,13 @@ def run_on_gloo(
 
 def _process(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
-    jobs, steps, apart = pickle.loads(Path(folder, "jobs").read_bytes())
+    jobs, steps, group_per_channel = pickle.loads(Path(folder, "jobs").read_bytes())
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=world
     )
-    links = Links(rank, torch.device("cpu"), shared=not apart, apart=apart)
+    links = Links(
+        rank, torch.device("cpu"), shared=not group_per_channel, group_per_channel=group_per_channel
+    )
     out = {}
     for name, (training, plan) in jobs.items():
         links.join(plan)  # every process joins every plan

@@ -16,7 +16,7 @@ from flowrun.engine.ir.placement import Placement, Slices, local_slices
 from flowrun.engine.ir.sbp import NdSbp, Partial
 from flowrun.engine.runtime.transport.transport import (
     REDUCTIONS,
-    Layouts,
+    BucketLayout,
     layout_of,
     local_step,
     run_group,
@@ -116,7 +116,7 @@ def box(
         for group in placement.groups(step.axis):
             layout = layout_of(step, shape, state, grid, placement.coordinate(group[0]))
             pieces = [[out[rank]] for rank in group]
-            done, bytes_sent = run_group(step, pieces, Layouts((layout,)))
+            done, bytes_sent = run_group(step, pieces, BucketLayout((layout,)))
             sent += sum(bytes_sent)
             out.update({rank: bucket[0] for rank, bucket in zip(group, done, strict=True)})
     return out, sent, foretold

@@ -789,7 +789,7 @@ def captured_once() -> Iterator[None]:
     """
     capture, check = job.traced, job.Job._checked
     job.traced = _once(capture)  # type: ignore[assignment]
-    job.Job._checked = _once(lambda self: beside.apart(lambda: check(self)))  # type: ignore[method-assign]
+    job.Job._checked = _once(lambda self: beside.run_in_fork(lambda: check(self)))  # type: ignore[method-assign]
     started, job.started = job.started, _here
     try:
         yield

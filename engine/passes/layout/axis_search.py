@@ -28,9 +28,9 @@ from flowrun.engine.passes.layout.elimination import CostTable, Values, minimise
 
 MOST_ORDERED = 4  # forms of one tensor whose boxings are tried in every order
 
-Form = tuple[int, Sbp]  # (stage, SBP on the axis)
-Forms = frozenset[Form]
-Box = Callable[[Form, Form], float]  # seconds
+AxisLocation = tuple[int, Sbp]  # (stage, SBP on the axis)
+AxisLocations = frozenset[AxisLocation]
+Box = Callable[[AxisLocation, AxisLocation], float]  # seconds
 
 
 class Intent(NamedTuple):
@@ -68,9 +68,9 @@ class Problem:
 
     ops: Sequence[Op]
     rows: Sequence[Sequence[tuple[Signature, float]]]
-    known: Mapping[str, Forms]
-    homes: Mapping[str, Sequence[tuple[Form, float]]]
-    box: Callable[[str, Form, Form], float]
+    known: Mapping[str, AxisLocations]
+    homes: Mapping[str, Sequence[tuple[AxisLocation, float]]]
+    box: Callable[[str, AxisLocation, AxisLocation], float]
     like: Callable[[str, int], BoxingKey]
     intent: Callable[[str], Intent]
 
@@ -82,8 +82,8 @@ class Solution:
     """
 
     rows: tuple[Signature, ...]
-    homes: Mapping[str, Form]
-    forms: Mapping[str, Forms]
+    homes: Mapping[str, AxisLocation]
+    forms: Mapping[str, AxisLocations]
     cost: float
     exact: bool
 
@@ -96,7 +96,7 @@ class _TensorChoice:
     """
 
     variable: int | None
-    forms: tuple[Forms, ...]
+    forms: tuple[AxisLocations, ...]
 
 
 def solve(problem: Problem) -> Solution:
@@ -196,7 +196,10 @@ def _boxings(
 
 
 def _fan_of(
-    problem: Problem, name: str, made: tuple[Forms, ...], asked: tuple[tuple[Forms, ...], ...]
+    problem: Problem,
+    name: str,
+    made: tuple[AxisLocations, ...],
+    asked: tuple[tuple[AxisLocations, ...], ...],
 ) -> _Fan:
     """made: the forms in which a tensor may be made.  asked: of each reader, those that it may ask
     for.
@@ -209,27 +212,37 @@ def _fan_of(
     return _fan_on_a_stage(like, intent, made, tuple(readers))
 
 
-def _on_a_stage(forms: tuple[Forms, ...]) -> tuple[Forms, ...]:
+def _on_a_stage(forms: tuple[AxisLocations, ...]) -> tuple[AxisLocations, ...]:
     return tuple(frozenset([(0, sbp) for _, sbp in each]) for each in forms)
 
 
 @lru_cache(maxsize=1 << 12)
 def _fan_on_a_stage(
-    like: BoxingKey, intent: Intent, made: tuple[Forms, ...], asked: tuple[tuple[Forms, ...], ...]
+    like: BoxingKey,
+    intent: Intent,
+    made: tuple[AxisLocations, ...],
+    asked: tuple[tuple[AxisLocations, ...], ...],
 ) -> _Fan:
     """Of all tensors that are alike: those of repeated blocks, and of other layouts of the model.
     The stage is written 0.
     """
 
-    def box(have: Form, wanted: Form) -> float:
+    def box(have: AxisLocation, wanted: AxisLocation) -> float:
         return like.seconds(have[1], wanted[1])
 
     return _fan(box, intent, made, asked)
 
 
-def _fan(box: Box, intent: Intent, made: Sequence[Forms], asked: Sequence[Sequence[Forms]]) -> _Fan:
+def _fan(
+    box: Box,
+    intent: Intent,
+    made: Sequence[AxisLocations],
+    asked: Sequence[Sequence[AxisLocations]],
+) -> _Fan:
     """See _fan_of."""
-    certain: Forms = frozenset().union(*(forms[0] for forms in asked if len(set(forms)) == 1))
+    certain: AxisLocations = frozenset().union(
+        *(forms[0] for forms in asked if len(set(forms)) == 1)
+    )
     choosing = [forms for forms in asked if len(set(forms)) > 1]
     there = _unions(certain, choosing)
     allowed = tuple(
@@ -238,7 +251,7 @@ def _fan(box: Box, intent: Intent, made: Sequence[Forms], asked: Sequence[Sequen
     )
 
     @cache
-    def price(have: Form, wanted: Form) -> float:
+    def price(have: AxisLocation, wanted: AxisLocation) -> float:
         return box(have, wanted) + _counts(have, wanted, intent)
 
     paid = {
@@ -247,7 +260,9 @@ def _fan(box: Box, intent: Intent, made: Sequence[Forms], asked: Sequence[Sequen
     return _Fan(allowed, np.array([paid[have] for have in made]))
 
 
-def _unions(certain: Forms, asked: Iterable[Sequence[Forms]]) -> tuple[Forms, ...]:
+def _unions(
+    certain: AxisLocations, asked: Iterable[Sequence[AxisLocations]]
+) -> tuple[AxisLocations, ...]:
     """Every set of forms that readers may together ask for."""
     sets = {certain: None}
     for forms in asked:
@@ -263,7 +278,11 @@ def _table(over: tuple[int | None, int | None], values: Values) -> CostTable:
     return CostTable(tuple(v for v in over if v is not None), values)
 
 
-def _all(price: Callable[[Form, Form], float], have: Forms, missing: Forms) -> float:
+def _all(
+    price: Callable[[AxisLocation, AxisLocation], float],
+    have: AxisLocations,
+    missing: AxisLocations,
+) -> float:
     """Least cost of boxing to several forms, in any order: each may start from those before it."""
     if not missing:
         return 0.0
@@ -274,7 +293,7 @@ def _all(price: Callable[[Form, Form], float], have: Forms, missing: Forms) -> f
     return min(cost + _all(price, have | {form}, missing - {form}) for form, cost in firsts.items())
 
 
-def _counts(have: Form, wanted: Form, intent: Intent) -> float:
+def _counts(have: AxisLocation, wanted: AxisLocation, intent: Intent) -> float:
     """What it adds to the seconds of a boxing."""
     if not isinstance(have[1], Split):
         return 0.0
@@ -284,10 +303,10 @@ def _counts(have: Form, wanted: Form, intent: Intent) -> float:
 
 
 def _forms(
-    problem: Problem, rows: Sequence[Signature], homes: Mapping[str, Form]
-) -> dict[str, Forms]:
+    problem: Problem, rows: Sequence[Signature], homes: Mapping[str, AxisLocation]
+) -> dict[str, AxisLocations]:
     """Every form of every tensor that is read or made."""
-    forms: dict[str, set[Form]] = {name: {home} for name, home in homes.items()}
+    forms: dict[str, set[AxisLocation]] = {name: {home} for name, home in homes.items()}
     for op, row in zip(problem.ops, rows, strict=True):
         for name, sbp in zip(op.inputs, row.inputs, strict=True):
             forms.setdefault(name, set(problem.known.get(name, ()))).add((op.stage, sbp))

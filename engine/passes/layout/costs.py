@@ -16,7 +16,7 @@ from flowrun.engine.ir.placement import BATCH_AXES, Shape
 from flowrun.engine.ir.sbp import B, P, Partial, Sbp, Split
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout.assignment import Layout
-from flowrun.engine.passes.layout.axis_search import Form, Forms
+from flowrun.engine.passes.layout.axis_search import AxisLocation, AxisLocations
 from flowrun.engine.strategy import Strategy
 
 _ELEMENT_S = 1e-12  # of one element computed: splits win ties, boxing never loses to it
@@ -41,7 +41,7 @@ class Costs:
     """On one axis.  forms: of tensors decided before; it grows."""
 
     def __init__(
-        self, layout: Layout, strategy: Strategy, axis: int, forms: Mapping[str, Forms]
+        self, layout: Layout, strategy: Strategy, axis: int, forms: Mapping[str, AxisLocations]
     ) -> None:
         self.layout = layout
         self.strategy = strategy
@@ -138,7 +138,7 @@ class Costs:
             self.strategy.parts(stage, self.axis), shape, num_bytes, self.links[stage]
         )
 
-    def box(self, name: str, have: Form, wanted: Form) -> float:
+    def box(self, name: str, have: AxisLocation, wanted: AxisLocation) -> float:
         """Of a tensor from one form to another, on this stage or between two."""
         if have == wanted:
             return 0.0

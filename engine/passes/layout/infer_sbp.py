@@ -38,8 +38,8 @@ from flowrun.engine.passes.layout.axis_search import (
     ACTIVATION,
     ROWS,
     WEIGHT,
-    Form,
-    Forms,
+    AxisLocation,
+    AxisLocations,
     Intent,
     Problem,
     Solution,
@@ -129,8 +129,8 @@ class _Axis:
         self.weights = graph.of_weights  # to move what is made of a weight is to move the weight
         self.own = own_ops(graph, strategy)
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
-        self.homes: dict[str, Form] = {}
-        self.forms: dict[str, Forms] = {}
+        self.homes: dict[str, AxisLocation] = {}
+        self.forms: dict[str, AxisLocations] = {}
         self.costs = Costs(layout, strategy, axis, self.forms)
         self.whole: set[str] = set()  # made of nothing but constants and what is B: see _rows
         for variable in graph.variables:
@@ -197,7 +197,7 @@ class _Axis:
         maker = self.layout.base.producer.get(name)
         return ROWS if maker is not None and maker.target == "flow.collect" else ACTIVATION
 
-    def _homes(self, name: str) -> list[tuple[Form, float]]:
+    def _homes(self, name: str) -> list[tuple[AxisLocation, float]]:
         source = self.feeds.get(name) or self.variables[name]
         grid = self.strategy.placements[source.stage].shape
         shape = self.layout.shape(name, self.layout.homes[name], self.axis, grid)

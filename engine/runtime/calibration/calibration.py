@@ -36,7 +36,7 @@ from flowrun.engine.runtime.calibration.probes import (
 )
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.transport.links import Links
-from flowrun.engine.runtime.transport.transport import Layouts, layout_of
+from flowrun.engine.runtime.transport.transport import BucketLayout, layout_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COLD_BYTES = 1 << 26  # operands in turn: a training step has swept the caches in between
@@ -199,7 +199,7 @@ def link_times(
     steps = (_EXCHANGED, *_STEPS) if exchanged else _STEPS
     for num_bytes, step in itertools.product(sizes.moved_bytes, steps):
         shape = (_ROWS * parts, max(parts, num_bytes // (4 * _ROWS * parts)))
-        layouts = Layouts((layout_of(step, shape, (step.source,), (parts,), (0,)),))
+        layouts = BucketLayout((layout_of(step, shape, (step.source,), (parts,), (0,)),))
         rows = shape[0] // parts if step.source == S(0) else shape[0]
         pieces = _in_turn((rows, shape[1]), by_columns=step.source == P)
 

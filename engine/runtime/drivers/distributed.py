@@ -46,8 +46,8 @@ class DistributedRank:
     by this rank.
 
     links: may serve other plans of this process too (evaluation after training).  metered:
-    count live bytes in the first steps.  behind: the device computes behind the host; None: as it
-    is.
+    count live bytes in the first steps.  async_device: the host enqueues work and
+    does not wait for the device; None: True of CUDA.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DistributedRank:
         metered: bool = False,
         kernels: Kernels = eager_kernels,
         there: There | None = None,
-        behind: bool | None = None,
+        async_device: bool | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -74,14 +74,17 @@ class DistributedRank:
         placement = self.body.placement
         self.members = [placement.group(rank, axis) for axis in range(len(placement.axes))]
         self.inbox = self.links.inbox
-        self.under_way: dict[tuple[int, int], _Flight | _Supply] = {}
-        self.behind = device.type == "cuda" if behind is None else behind
-        readers = sum(actor.beside for actor in plan.stage_actors(self.body.stage)) + self.behind
+        self.under_way: dict[tuple[int, int], InFlightAct | ThreadAct] = {}
+        self.async_device = device.type == "cuda" if async_device is None else async_device
+        readers = (
+            sum(actor.runs_in_thread for actor in plan.stage_actors(self.body.stage))
+            + self.async_device
+        )
         self.pool = ThreadPoolExecutor(max(readers, 1), "beside", _enter, (device,))
         self.sent_bytes: dict[int, int] = {}
-        self.routes: dict[int, list[_Leg]] = {}
+        self.routes: dict[int, list[PeerMessage]] = {}
         self.current: Actor | None = None
-        self.to_end = 0  # acts, until a step is told
+        self.to_end = 0  # acts, until a step is reported
         self.live_bytes = LiveBytes(self.body.variables.values())
         self.to_meter, self.metering = metered, False
 
@@ -117,7 +120,7 @@ class DistributedRank:
         rank and actor, if an act fails; LostPeer if another rank seems to have failed.
         """
         scheduler = Scheduler(self.plan, self.body.stage, steps, first)
-        told, before = first, time.perf_counter()
+        reported, before = first, time.perf_counter()
         of_a_step = sum(scheduler.per_step.values())
         self.to_end = of_a_step
         try:
@@ -131,10 +134,10 @@ class DistributedRank:
                     self.metering = bool(metered)
                 else:
                     self._round(scheduler)
-                while on_step and self.to_end <= 0 and told in self.body.results:
+                while on_step and self.to_end <= 0 and reported in self.body.results:
                     now = time.perf_counter()
-                    on_step(told, self.body.results[told], now - before)
-                    told, before = told + 1, now
+                    on_step(reported, self.body.results[reported], now - before)
+                    reported, before = reported + 1, now
                     self.to_end += of_a_step
             self.links.rest({rank for ranks in self.plan.placements for rank in ranks.ranks})
         except Exception as error:
@@ -173,7 +176,7 @@ class DistributedRank:
             return
         if launched := scheduler.next_compute():
             actor = self.plan.actors[launched.actor]
-            if self.behind and isinstance(actor.work, ReportWork):
+            if self.async_device and isinstance(actor.work, ReportWork):
                 self._report(scheduler, actor, launched.act)
                 return
             self._compute(actor, launched.act)
@@ -215,7 +218,7 @@ class DistributedRank:
 
     def _beside(self, actor: Actor, act: int, future: Future[Any]) -> None:
         """An act goes on in a thread."""
-        self.under_way[actor.id, act] = _Supply(future)
+        self.under_way[actor.id, act] = ThreadAct(future)
         future.add_done_callback(lambda _: self._landed(actor.id, act))
 
     # ------------------------------------------------------------------ communication
@@ -241,13 +244,13 @@ class DistributedRank:
         self.body.acts[actor.id] = act + 1
         self._ended(scheduler, actor, act)
 
-    def _collective(self, actor: Actor, act: int) -> _Flight:
+    def _collective(self, actor: Actor, act: int) -> InFlightAct:
         work = actor.work
         assert isinstance(work, BoxWork)
         axis = work.step.axis
         ranks = self.members[axis]
         if actor.id in self.wholes:
-            return _Flight([self.links.meet(ranks)], lambda: self.wholes[actor.id])
+            return InFlightAct([self.links.meet(ranks)], lambda: self.wholes[actor.id])
         pending = self.links.start(
             work.step,
             self.body.inputs(actor, act),
@@ -255,9 +258,9 @@ class DistributedRank:
             ranks,
             self.body.coordinate[axis],
         )
-        return _Flight([pending], pending.wait)
+        return InFlightAct([pending], pending.wait)
 
-    def _transfer(self, actor: Actor, act: int) -> _Flight:
+    def _transfer(self, actor: Actor, act: int) -> InFlightAct:
         legs = self.routes.get(actor.id)
         if legs is None:
             legs = self.routes[actor.id] = self._legs(actor)
@@ -271,7 +274,7 @@ class DistributedRank:
                 )
                 for leg in legs
             ]
-            return _Flight(sends, list)
+            return InFlightAct(sends, list)
         received = [
             self.links.receive(
                 [tuple(n for _, n in region) for _, _, region in leg.pieces],
@@ -281,14 +284,14 @@ class DistributedRank:
             )
             for leg in legs
         ]
-        return _Flight(received, lambda: _joined(legs, received))
+        return InFlightAct(received, lambda: _joined(legs, received))
 
     @staticmethod
     def _pair(actor: Actor, k: int) -> tuple[str, str]:
         assert isinstance(actor.work, TransferWork)
         return actor.work.pairs[k]
 
-    def _legs(self, actor: Actor) -> list[_Leg]:
+    def _legs(self, actor: Actor) -> list[PeerMessage]:
         """For each rank at the other end: which regions of which tensors go in its one message."""
         work = actor.work
         assert isinstance(work, TransferWork)
@@ -307,14 +310,14 @@ class DistributedRank:
                         "a rank belongs to one stage (launcher/recipe/placement_keys.py sees to it)"
                     )
                     legs.setdefault(other, []).append((k, held, send.region))
-        return [_Leg(other, work.channel, pieces) for other, pieces in sorted(legs.items())]
+        return [PeerMessage(other, work.channel, pieces) for other, pieces in sorted(legs.items())]
 
     @staticmethod
     def _here(send: Send, actor: Actor) -> int:
         return send.source if actor.kind == SEND else send.target
 
 
-class _Leg:
+class PeerMessage:
     """What goes between this rank and one other in a transfer: (index of the tensor, what this rank
     holds, region).
     """
@@ -325,7 +328,7 @@ class _Leg:
         self.pieces = pieces
 
 
-def _joined(legs: list[_Leg], received: list[Pending]) -> list[torch.Tensor]:
+def _joined(legs: list[PeerMessage], received: list[Pending]) -> list[torch.Tensor]:
     """What the messages of a transfer make, tensor by tensor."""
     parts: dict[int, list[tuple[Slices, torch.Tensor]]] = {}
     held: dict[int, Slices] = {}
@@ -342,7 +345,7 @@ def _enter(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-class _Supply:
+class ThreadAct:
     """An act of a reader or of a report, in its thread."""
 
     def __init__(self, future: Future[list[Any] | None]) -> None:
@@ -353,7 +356,7 @@ class _Supply:
         return self.future.result() or []
 
 
-class _Flight:
+class InFlightAct:
     """Messages under way for one act; done when all are."""
 
     def __init__(self, pendings: list[Pending], finish: Callable[[], list[torch.Tensor]]) -> None:

@@ -82,12 +82,12 @@ class VirtualCluster:
             for rank, body in self.ranks.items()
         }
         reporter = self.reporter()
-        told = first
+        reported = first
         while self._advanced():
-            while told in self.ranks[reporter].results:
+            while reported in self.ranks[reporter].results:
                 if on_step:
-                    on_step(told, self.ranks[reporter].results[told])
-                told += 1
+                    on_step(reported, self.ranks[reporter].results[reported])
+                reported += 1
         if not all(scheduler.finished() for scheduler in self.schedulers.values()):
             firsts = [self.schedulers[p.ranks[0]] for p in self.plan.placements]
             raise deadlock(self.plan, firsts)

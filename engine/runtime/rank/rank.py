@@ -25,11 +25,19 @@ from flowrun.engine.ir.graph import Variable
 from flowrun.engine.ir.placement import Slices, local_slices
 from flowrun.engine.ops.ranges import OutOfRange
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
-from flowrun.engine.runtime.rank.ports import Port, Ring, Source, ports, reads_of, sources, summed
-from flowrun.engine.runtime.rank.readback import Told
+from flowrun.engine.runtime.rank.readback import HostReadback
 from flowrun.engine.runtime.rank.readers import BatchSource, Readers, cut
+from flowrun.engine.runtime.rank.register_versions import (
+    RegisterBinding,
+    RegisterVersions,
+    Source,
+    ports,
+    reads_of,
+    sources,
+    summed,
+)
 from flowrun.engine.runtime.transport.shared_weight_memory import Weight
-from flowrun.engine.runtime.transport.transport import Layout, Layouts, layout_of
+from flowrun.engine.runtime.transport.transport import BucketLayout, GroupLayout, layout_of
 
 _OUT_OF_RANGE = (
     "As in plain torch. Give the data set labels and ids that the model has; a label that shall"
@@ -77,15 +85,15 @@ class Rank:
         self.device = device
         self.readers = Readers(plan, self.stage, self.coordinate, batches, device)
         self.variables: dict[str, torch.Tensor] = {}
-        self.rings = {r.id: Ring() for r in plan.registers if r.stage == self.stage}
+        self.rings = {r.id: RegisterVersions() for r in plan.registers if r.stage == self.stage}
         self.results: dict[int, Results] = {}
         self.acts: dict[int, int] = {}
         self.kernels = kernels(plan, self.stage, self.coordinate, device)
         self.sources: dict[int, tuple[Source, ...]] = {}
-        self.read: dict[int, tuple[Port, ...]] = {}
-        self.filled: dict[int, tuple[Port, ...]] = {}
+        self.read: dict[int, tuple[RegisterBinding, ...]] = {}
+        self.filled: dict[int, tuple[RegisterBinding, ...]] = {}
         self.sums: dict[int, tuple[Source, ...]] = {}  # those that a region adds to
-        self._layouts: dict[int, Layouts] = {}
+        self._layouts: dict[int, BucketLayout] = {}
         self.side_by_side = (there.side_by_side if there else side_by_side) or {}
         self._own_variables(initial, there.variables if there else {})
         for actor in plan.stage_actors(self.stage):
@@ -170,16 +178,14 @@ class Rank:
         self.acts[actor.id] = act + 1
 
     def report(self, actor: Actor, act: int) -> Callable[[], None]:
-        """Begin to tell results of a step; what is returned waits until they are there, in any
-        thread.
-        """
+        """Begin to read back a step's results; what is returned waits for them, in any thread."""
         assert isinstance(actor.work, ReportWork)
         values = dict(zip(reads_of(actor), self.inputs(actor, act), strict=True))
         names, tensors = zip(*actor.work.results, strict=True)
-        told = Told(values[tensor] for tensor in tensors)
+        readback = HostReadback(values[tensor] for tensor in tensors)
 
         def read() -> None:
-            self.results[act] = dict(zip(names, told.read(), strict=True))
+            self.results[act] = dict(zip(names, readback.read(), strict=True))
 
         return read
 
@@ -255,14 +261,14 @@ class Rank:
                 if not ring.left[version]:
                     del ring.left[version], ring.versions[version]
 
-    def layouts(self, actor: Actor) -> Layouts:
+    def layouts(self, actor: Actor) -> BucketLayout:
         """How the tensors of a collective lie on this rank's group."""
         found = self._layouts.get(actor.id)
         if found is None:
-            found = self._layouts[actor.id] = Layouts(tuple(self._layouts_of(actor)))
+            found = self._layouts[actor.id] = BucketLayout(tuple(self._layouts_of(actor)))
         return found
 
-    def _layouts_of(self, actor: Actor) -> Iterator[Layout]:
+    def _layouts_of(self, actor: Actor) -> Iterator[GroupLayout]:
         assert isinstance(actor.work, BoxWork)
         for step, (read, made) in zip(actor.work.steps, actor.work.pairs, strict=True):
             op = self.plan.graph.producer[made]

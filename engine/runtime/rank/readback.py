@@ -26,7 +26,7 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=dtype, device=device)
 
 
-class Told:
+class HostReadback:
     """Scalars, or lists of them, on their way to the host: as they are at this moment of the
     stream.
     """

@@ -42,7 +42,7 @@ from flowrun.engine.runtime.transport.pending import (
     tensors_in,
 )
 from flowrun.engine.runtime.transport.transport import (
-    Layouts,
+    BucketLayout,
     incoming,
     outgoing,
     pack,
@@ -185,7 +185,7 @@ Begun = tuple[Any, Callable[[], list[Tensor]], Sequence[Tensor]]
 def start(
     step: BoxingStep,
     bucket: Sequence[Tensor],
-    layouts: Layouts,
+    layouts: BucketLayout,
     group: Any,
     ranks: Sequence[int],
     coordinate: int,
@@ -208,7 +208,7 @@ def start(
 
 
 def _begin_all_reduce(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Any, index: int
 ) -> Begun:
     if step.reduce not in _OPS:  # statistics, a number a row: libraries know no such sum
         return _begin_exchange(step, bucket, layouts, group, index)
@@ -221,7 +221,7 @@ def _begin_all_reduce(
 
 
 def _begin_exchange(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Any, index: int
 ) -> Begun:
     """An all-reduce: each member gets what all have, and reduces it itself."""
     others = layouts.parts - 1
@@ -241,7 +241,7 @@ def _begin_exchange(
 
 
 def _begin_all_gather(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Any, index: int
 ) -> Begun:
     sizes = [layouts.size(k, index) for k in range(layouts.parts)]
     if len(set(sizes)) > 1:
@@ -254,7 +254,7 @@ def _begin_all_gather(
 
 
 def _begin_reduce_scatter(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Any, index: int
 ) -> Begun:
     members = range(layouts.parts)
     sizes = [layouts.size(index, k) for k in members]
@@ -270,7 +270,7 @@ def _begin_reduce_scatter(
 
 
 def _begin_all_to_all(
-    step: BoxingStep, bucket: Sequence[Tensor], layouts: Layouts, group: Any, index: int
+    step: BoxingStep, bucket: Sequence[Tensor], layouts: BucketLayout, group: Any, index: int
 ) -> Begun:
     """Each message straight to who wants it, of any size; what a rank sends itself stays here."""
     members = range(layouts.parts)

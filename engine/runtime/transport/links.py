@@ -18,11 +18,11 @@ from flowrun.engine.actors.plan import SEND, BoxWork, Plan, TransferWork
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.boxing.crossing import route
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.runtime.transport import collectives, neighbours, shared_memory
+from flowrun.engine.runtime.transport import collectives, host_peers, shared_memory
+from flowrun.engine.runtime.transport.host_peers import HostPeers
 from flowrun.engine.runtime.transport.inbox import Inbox
-from flowrun.engine.runtime.transport.neighbours import Neighbours
 from flowrun.engine.runtime.transport.pending import Pending
-from flowrun.engine.runtime.transport.transport import Layouts
+from flowrun.engine.runtime.transport.transport import BucketLayout
 
 Ranks = tuple[int, ...]
 
@@ -53,25 +53,27 @@ class Links:
         device: torch.device,
         host: str = "",
         shared: bool = True,
-        apart: bool | None = None,
+        group_per_channel: bool | None = None,
     ) -> None:
         """Where there are several ranks, init_process_group has been called.
 
         host: ranks share memory if they are on one machine and name the same.  shared: False to
-        leave all to torch.distributed.  apart: torch has a group for each channel between two
-        ranks; None: where its library needs that.  NCCL knows no tags, and what one group sends
+        leave all to torch.distributed.  group_per_channel: torch has a group for each
+        channel between two ranks; None: on CUDA, as NCCL knows no tags, and what one group sends
         waits for what it is to receive.
         """
         self.rank = rank
         self.device = device
         self.inbox: Inbox[tuple[int, int]] = Inbox()
-        self._neighbours = Neighbours(self.inbox)
+        self._peers = HostPeers(self.inbox)
         self._groups: dict[Ranks, Any] = {}  # that torch carries
-        self._apart = device.type == "cuda" if apart is None else apart
+        self._group_per_channel = (
+            device.type == "cuda" if group_per_channel is None else group_per_channel
+        )
         self._channels: dict[tuple[int, Ranks], Any] = {}  # (tag, source and target)
         self._streams: dict[Ranks, int] = {}  # of the others: those of messages are tags, >= 0
-        if shared and neighbours.AVAILABLE and device.type == "cpu" and dist.is_initialized():
-            self._neighbours.meet(rank, host)
+        if shared and host_peers.AVAILABLE and device.type == "cpu" and dist.is_initialized():
+            self._peers.meet(rank, host)
 
     def join(self, plan: Plan) -> None:
         """Make the groups that the collectives of a plan run over; all ranks join all plans, in
@@ -84,14 +86,14 @@ class Links:
             for ranks in plan.placements[actor.stage].groups(actor.work.step.axis)
         }
         self.join_groups(wanted)
-        if self._apart:
+        if self._group_per_channel:
             for channel in sorted(channels_of(plan) - self._channels.keys()):
                 self._channels[channel] = self._connected(channel[1])
 
     def join_groups(self, wanted: Iterable[Ranks]) -> None:
         """The same, by their ranks."""
         for ranks in sorted(set(wanted) - self._groups.keys() - self._streams.keys()):
-            if self._neighbours.are_together(ranks):
+            if self._peers.are_together(ranks):
                 self._streams[ranks] = -1 - len(self._streams)
             else:
                 self._groups[ranks] = self._connected(ranks)
@@ -99,7 +101,7 @@ class Links:
     def _connected(self, ranks: Ranks) -> Any:
         """A group of torch's; all ranks make all, in one order."""
         group = dist.new_group(sorted(ranks))
-        if self._apart and self.rank in ranks:
+        if self._group_per_channel and self.rank in ranks:
             collectives.connect(group, self.device)
         return group
 
@@ -107,15 +109,13 @@ class Links:
         self,
         step: BoxingStep,
         bucket: Sequence[Tensor],
-        layouts: Layouts,
+        layouts: BucketLayout,
         ranks: Ranks,
         index: int,
     ) -> Pending:
         """Begin a collective; see collectives.start."""
         if (stream := self._streams.get(ranks)) is not None:
-            return shared_memory.start(
-                step, bucket, layouts, self._neighbours, stream, ranks, index
-            )
+            return shared_memory.start(step, bucket, layouts, self._peers, stream, ranks, index)
         return collectives.start(step, bucket, layouts, self._groups[ranks], ranks, index)
 
     def share(self, ranks: Ranks, owner: int, num_bytes: int) -> shared_memory.ArenaPiece | None:
@@ -123,16 +123,16 @@ class Links:
         stream = self._streams.get(ranks)
         if stream is None:
             return None
-        return shared_memory.share(self._neighbours, stream, ranks, self.rank, owner, num_bytes)
+        return shared_memory.share(self._peers, stream, ranks, self.rank, owner, num_bytes)
 
     def meet(self, ranks: Ranks) -> Pending:
         """Begin a meeting of a group that has such memory; see shared_memory.meet."""
-        return shared_memory.meet(self._neighbours, self._streams[ranks], ranks, self.rank)
+        return shared_memory.meet(self._peers, self._streams[ranks], ranks, self.rank)
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
         """Begin one message; see collectives.send."""
-        if target_rank in self._neighbours:
-            return shared_memory.send(self._neighbours, tensors, target_rank, tag)
+        if target_rank in self._peers:
+            return shared_memory.send(self._peers, tensors, target_rank, tag)
         group = self._channels.get((tag, (self.rank, target_rank)))
         return collectives.send(tensors, target_rank, tag, group)
 
@@ -144,8 +144,8 @@ class Links:
         tag: int,
     ) -> Pending:
         """Post the slot for one message; see collectives.receive."""
-        if source_rank in self._neighbours:
-            return shared_memory.receive(self._neighbours, shapes, dtypes, source_rank, tag)
+        if source_rank in self._peers:
+            return shared_memory.receive(self._peers, shapes, dtypes, source_rank, tag)
         group = self._channels.get((tag, (source_rank, self.rank)))
         return collectives.receive(shapes, dtypes, source_rank, tag, group, self.device)
 
@@ -153,15 +153,15 @@ class Links:
         """Return when those of these ranks that are on this host need each other's loops no more:
         before they wait for what no inbox hears of (a barrier, a disk).  They all call this.
         """
-        self._neighbours.rest(ranks)
+        self._peers.rest(ranks)
 
     @property
     def message_bytes(self) -> int:
         """Most bytes of this rank's messages in shared memory at once."""
-        return self._neighbours.arena.touched if self._neighbours.arena else 0
+        return self._peers.arena.touched if self._peers.arena else 0
 
     def close(self) -> None:
         """Every message must be done."""
         collectives.close_channels()
-        self._neighbours.close()
+        self._peers.close()
         self.inbox.close()

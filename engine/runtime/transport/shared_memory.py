@@ -1,4 +1,4 @@
-"""The transport between ranks of one host: messages lie in shared memory (neighbours.py).
+"""The transport between ranks of one host: messages lie in shared memory (host_peers.py).
 
 The same three functions as collectives.py.  A rank writes what others want of its tensors once, and
 each of the others adds or joins it straight from there: no copy beside, no thread, no socket that
@@ -22,7 +22,7 @@ from flowrun.engine.boxing.boxing import (
     BoxingStep,
 )
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.runtime.transport.neighbours import POSTED, WRITTEN, Neighbours
+from flowrun.engine.runtime.transport.host_peers import POSTED, WRITTEN, HostPeers
 from flowrun.engine.runtime.transport.pending import (
     Callback,
     PeerGone,
@@ -33,7 +33,7 @@ from flowrun.engine.runtime.transport.pending import (
     tensors_in,
 )
 from flowrun.engine.runtime.transport.transport import (
-    Layouts,
+    BucketLayout,
     joined,
     lies_by_columns,
     put,
@@ -46,28 +46,31 @@ _SMALL = 1 << 16  # bytes of tensors that are summed as one; they live as long a
 Starts = Mapping[int, int]  # peer -> where its message starts, in its arena
 
 
-class Exchange:
-    """Notes of other ranks under way."""
+class PendingMessage:
+    """A message, or several, that other ranks announce by notifications."""
 
     def __init__(
         self,
-        neighbours: Neighbours,
+        peers: HostPeers,
         wanted: tuple[int, int],
-        peers: Sequence[int],
+        ranks: Sequence[int],
         finish: Callable[[Starts], list[Tensor]],
         sent_bytes: int,
     ) -> None:
-        """wanted: what note of what stream, of each peer.  finish: reads what they wrote."""
+        """wanted: (kind, stream) of the notification expected of each of `ranks`.
+
+        finish: reads what they wrote.  sent_bytes: what this rank sends for it.
+        """
         self.sent_bytes = sent_bytes
-        self._inbox = neighbours.inbox
+        self._inbox = peers.inbox
         self._finish: Callable[[Starts], list[Tensor]] | None = finish
-        self._missing = len(peers)
+        self._missing = len(ranks)
         self._starts: dict[int, int] = {}
         self._gone: int | None = None
         self._callback: Callback | None = None
         self._result: list[Tensor] = []
-        for peer in peers:
-            neighbours.expect(peer, *wanted, lambda start, peer=peer: self._take(peer, start))  # type: ignore[misc]
+        for rank in ranks:
+            peers.expect(rank, *wanted, lambda start, rank=rank: self._take(rank, start))  # type: ignore[misc]
 
     @property
     def _done(self) -> bool:
@@ -111,8 +114,8 @@ class Exchange:
 def start(
     step: BoxingStep,
     bucket: Sequence[Tensor],
-    layouts: Layouts,
-    neighbours: Neighbours,
+    layouts: BucketLayout,
+    peers: HostPeers,
     stream: int,
     ranks: Sequence[int],
     index: int,
@@ -128,41 +131,41 @@ def start(
     if layouts.empty:
         return Settled([bucket[0].new_empty(shape) for shape in layouts.after(index)])
     member = _Member(
-        neighbours, stream, {rank: k for k, rank in enumerate(ranks) if k != index}, index, layouts
+        peers, stream, {rank: k for k, rank in enumerate(ranks) if k != index}, index, layouts
     )
     if step.kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER):  # all want the same, this rank too
         finish = member.one_for_all(step, bucket)
     else:
         finish = member.one_for_each(step, bucket)
     sent_bytes = sent_elements(step, layouts, index) * dtype.itemsize
-    return Exchange(neighbours, (WRITTEN, stream), list(member.others), finish, sent_bytes)
+    return PendingMessage(peers, (WRITTEN, stream), list(member.others), finish, sent_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
     """This rank in its group, for one step of a bucket.  others: rank -> its index."""
 
-    neighbours: Neighbours
+    peers: HostPeers
     stream: int
     others: Mapping[int, int]
     index: int
-    layouts: Layouts
+    layouts: BucketLayout
 
     def one_for_all(
         self, step: BoxingStep, bucket: Sequence[Tensor]
     ) -> Callable[[Starts], list[Tensor]]:
         """Write a message that this rank reads as the others do: the bucket may go."""
-        dtype, layouts, neighbours = bucket[0].dtype, self.layouts, self.neighbours
+        dtype, layouts, peers = bucket[0].dtype, self.layouts, self.peers
         sizes = [layouts.size(k, self.index) for k in range(layouts.parts)]
         size = sizes[self.index]
-        begin = neighbours.write(size * dtype.itemsize, len(sizes))
-        put(bucket, neighbours.written(begin, size, dtype))
-        _tell(neighbours, self.others, self.stream, begin)
+        begin = peers.write(size * dtype.itemsize, len(sizes))
+        put(bucket, peers.written(begin, size, dtype))
+        _notify_all(peers, self.others, self.stream, begin)
 
         def finish(starts: Starts) -> list[Tensor]:
-            messages = [neighbours.written(begin, size, dtype)] * len(sizes)
+            messages = [peers.written(begin, size, dtype)] * len(sizes)
             for rank, k in self.others.items():
-                messages[k] = neighbours.message(rank, starts[rank], sizes[k], dtype)
+                messages[k] = peers.message(rank, starts[rank], sizes[k], dtype)
             if step.kind == ALL_GATHER:
                 out = joined(self._unpacked(messages), layouts)
             elif size * dtype.itemsize <= _SMALL:
@@ -170,8 +173,8 @@ class _Member:
             else:
                 columns = self._unpacked(messages)
                 out = [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
-            neighbours.read_own(begin)
-            self._tell_read(starts)
+            peers.read_own(begin)
+            self._notify_read(starts)
             return out
 
         return finish
@@ -183,31 +186,31 @@ class _Member:
         are sent so, for who sums them turns the sum alone; behind the tensors, a byte for each says
         which.
         """
-        dtype, layouts, neighbours = bucket[0].dtype, self.layouts, self.neighbours
+        dtype, layouts, peers = bucket[0].dtype, self.layouts, self.peers
         own, summed = layouts.pieces_for(bucket, self.index), step.kind == REDUCE_SCATTER
         for rank, k in self.others.items():
             pieces = layouts.pieces_for(bucket, k)
             turned = [summed and lies_by_columns(piece) for piece in pieces]
             size = layouts.size(self.index, k)
-            begin = neighbours.write(size * dtype.itemsize + len(pieces))
+            begin = peers.write(size * dtype.itemsize + len(pieces))
             lying = [p.t() if turn else p for p, turn in zip(pieces, turned, strict=True)]
-            put(lying, neighbours.written(begin, size, dtype))
-            neighbours.say(begin + size * dtype.itemsize, bytes(turned))
-            _tell(neighbours, [rank], self.stream, begin)
+            put(lying, peers.written(begin, size, dtype))
+            peers.put_bytes(begin + size * dtype.itemsize, bytes(turned))
+            _notify_all(peers, [rank], self.stream, begin)
 
         def finish(starts: Starts) -> list[Tensor]:
             columns = [own] * (len(self.others) + 1)
             for rank, k in self.others.items():
                 start, size = starts[rank], layouts.size(k, self.index)
-                message = neighbours.message(rank, start, size, dtype)
-                turned = neighbours.said(rank, start + size * dtype.itemsize, len(own))
+                message = peers.message(rank, start, size, dtype)
+                turned = peers.get_bytes(rank, start + size * dtype.itemsize, len(own))
                 columns[k] = unpack(message, layouts.message(k, self.index), turned)
             out = (
                 [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
                 if summed
                 else joined(columns, layouts)
             )
-            self._tell_read(starts)
+            self._notify_read(starts)
             return out
 
         return finish
@@ -217,63 +220,63 @@ class _Member:
         shapes = (self.layouts.message(k, self.index) for k in range(self.layouts.parts))
         return list(map(unpack, messages, shapes))
 
-    def _tell_read(self, starts: Starts) -> None:
+    def _notify_read(self, starts: Starts) -> None:
         for rank in self.others:
-            self.neighbours.read(rank, starts[rank])
+            self.peers.read(rank, starts[rank])
 
 
-def _tell(neighbours: Neighbours, ranks: Iterable[int], stream: int, begin: int) -> None:
+def _notify_all(peers: HostPeers, ranks: Iterable[int], stream: int, begin: int) -> None:
     for rank in ranks:
-        neighbours.tell(rank, WRITTEN, stream, begin)
+        peers.notify(rank, WRITTEN, stream, begin)
 
 
-def meet(neighbours: Neighbours, stream: int, ranks: Sequence[int], rank: int) -> Pending:
+def meet(peers: HostPeers, stream: int, ranks: Sequence[int], rank: int) -> Pending:
     """Begin a meeting of a group that moves nothing: it is done when all have come to it."""
     others = [other for other in ranks if other != rank]
-    _tell(neighbours, others, stream, 0)
-    return Exchange(neighbours, (WRITTEN, stream), others, lambda _: [], 0)
+    _notify_all(peers, others, stream, 0)
+    return PendingMessage(peers, (WRITTEN, stream), others, lambda _: [], 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaPiece:
     """A piece of a rank's arena that ranks of a group write and read as their own, to the end."""
 
-    neighbours: Neighbours
+    peers: HostPeers
     peer: int | None  # whose arena; None: this rank's
     begin: int
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
         """A flat view.  start: in bytes.  count: elements."""
         if self.peer is None:
-            return self.neighbours.written(self.begin + start, count, dtype)
-        return self.neighbours.message(self.peer, self.begin + start, count, dtype)
+            return self.peers.written(self.begin + start, count, dtype)
+        return self.peers.message(self.peer, self.begin + start, count, dtype)
 
 
 def share(
-    neighbours: Neighbours, stream: int, ranks: Sequence[int], rank: int, owner: int, num_bytes: int
+    peers: HostPeers, stream: int, ranks: Sequence[int], rank: int, owner: int, num_bytes: int
 ) -> ArenaPiece:
     """Memory for a group; all members ask for it in one order, between the steps of the group.
 
     owner: the rank in whose arena it lies.  Raises PeerGone if that has ended.
     """
     if rank == owner:
-        begin = neighbours.keep(num_bytes)
-        _tell(neighbours, [other for other in ranks if other != rank], stream, begin)
-        return ArenaPiece(neighbours, None, begin)
-    told: list[Starts] = []
+        begin = peers.keep(num_bytes)
+        _notify_all(peers, [other for other in ranks if other != rank], stream, begin)
+        return ArenaPiece(peers, None, begin)
+    received: list[Starts] = []
 
     def finish(starts: Starts) -> list[Tensor]:
-        told.append(starts)
+        received.append(starts)
         return []
 
-    Exchange(neighbours, (WRITTEN, stream), [owner], finish, 0).wait()
-    return ArenaPiece(neighbours, owner, told[0][owner])
+    PendingMessage(peers, (WRITTEN, stream), [owner], finish, 0).wait()
+    return ArenaPiece(peers, owner, received[0][owner])
 
 
 # ---- messages between grids ----------------------------------------------------------------------
 
 
-def send(neighbours: Neighbours, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
+def send(peers: HostPeers, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
     """Begin one message of tensors of any dtypes; done when the other rank has posted its slot.
 
     Messages of one tag arrive in the order sent.  The tensors may change at once.
@@ -281,14 +284,14 @@ def send(neighbours: Neighbours, tensors: Sequence[Tensor], target_rank: int, ta
     size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
     if not size:
         return Settled([])
-    begin = neighbours.write(size)
-    put_tensors(neighbours.written(begin, size, torch.uint8), tensors)
-    neighbours.tell(target_rank, WRITTEN, tag, begin)
-    return Exchange(neighbours, (POSTED, tag), [target_rank], lambda _: [], size)
+    begin = peers.write(size)
+    put_tensors(peers.written(begin, size, torch.uint8), tensors)
+    peers.notify(target_rank, WRITTEN, tag, begin)
+    return PendingMessage(peers, (POSTED, tag), [target_rank], lambda _: [], size)
 
 
 def receive(
-    neighbours: Neighbours,
+    peers: HostPeers,
     shapes: Sequence[Shape],
     dtypes: Sequence[torch.dtype],
     source_rank: int,
@@ -300,9 +303,9 @@ def receive(
         return Settled(tensors_in(torch.empty(0, dtype=torch.uint8), shapes, dtypes))
 
     def finish(starts: Starts) -> list[Tensor]:
-        message = neighbours.message(source_rank, starts[source_rank], size, torch.uint8).clone()
-        neighbours.read(source_rank, starts[source_rank])
+        message = peers.message(source_rank, starts[source_rank], size, torch.uint8).clone()
+        peers.read(source_rank, starts[source_rank])
         return tensors_in(message, shapes, dtypes)
 
-    neighbours.tell(source_rank, POSTED, tag)
-    return Exchange(neighbours, (WRITTEN, tag), [source_rank], finish, 0)
+    peers.notify(source_rank, POSTED, tag)
+    return PendingMessage(peers, (WRITTEN, tag), [source_rank], finish, 0)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from flowrun.engine.actors.plan import BoxWork, Plan
-from flowrun.engine.runtime.transport.transport import Layout, layout_of
+from flowrun.engine.runtime.transport.transport import GroupLayout, layout_of
 
 
 class SharedMemory(Protocol):
@@ -79,11 +79,11 @@ def wholes(plan: Plan, there: Mapping[str, Weight]) -> dict[int, list[torch.Tens
     }
 
 
-def _lying(plan: Plan, rank: int) -> dict[str, tuple[Layout, int]]:
+def _lying(plan: Plan, rank: int) -> dict[str, tuple[GroupLayout, int]]:
     """Variables of a rank's stage to lie so: how, and over which axis."""
     stage = plan.stage_of(rank)
     placement, coordinate = plan.placements[stage], plan.placements[stage].coordinate(rank)
-    found: dict[str, tuple[Layout, int]] = {}
+    found: dict[str, tuple[GroupLayout, int]] = {}
     for actor in plan.stage_actors(stage):
         if isinstance(actor.work, BoxWork) and actor.work.one_copy:
             for step, (read, made) in zip(actor.work.steps, actor.work.pairs, strict=True):

@@ -34,7 +34,7 @@ from flowrun.engine.ir.placement import (
 )
 from flowrun.engine.ir.sbp import B, NdSbp, S, Sbp, Split
 
-Place = tuple[int, int, int]  # dim, start, length
+DimSlice = tuple[int, int, int]  # dim, start, length
 _ROWS = 512  # of a piece by columns, turned at a time
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
@@ -45,7 +45,7 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GroupLayout:
     """How one tensor of a bucket lies on a group before and after a step.
 
     shape: of the tensor that the group shares: this axis' split undone, those of the others not.
@@ -69,7 +69,7 @@ class Layout:
         """Shape of what goes from one member to another."""
         return self._piece(self.target, receiver, self.before(sender))
 
-    def place(self, receiver: int) -> Place | None:
+    def place(self, receiver: int) -> DimSlice | None:
         """Where in what a member holds before the step lies what another one wants of it."""
         if not isinstance(self.target, Split):
             return None
@@ -84,14 +84,14 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Layouts:
+class BucketLayout:
     """Those of a bucket.  What follows from them alone is worked out once: a step is done again and
     again, and Python is slow just behind an act that has had the caches to itself.
     """
 
-    each: tuple[Layout, ...]
+    each: tuple[GroupLayout, ...]
     _shapes: dict[tuple[int, int], list[Shape]] = field(default_factory=dict, repr=False)
-    _places: dict[int, list[Place | None]] = field(default_factory=dict, repr=False)
+    _places: dict[int, list[DimSlice | None]] = field(default_factory=dict, repr=False)
 
     @property
     def parts(self) -> int:
@@ -134,10 +134,10 @@ def layout_of(
     nd_sbp: NdSbp,
     grid: tuple[int, ...],
     coordinate: tuple[int, ...],
-) -> Layout:
+) -> GroupLayout:
     """The layout for the group of the rank at `coordinate`; `nd_sbp`: before the step."""
     shared = local_shape(shape, replace_axis(nd_sbp, step.axis, B), grid, coordinate)
-    return Layout(shared, grid[step.axis], step.source, step.target)
+    return GroupLayout(shared, grid[step.axis], step.source, step.target)
 
 
 # ---- local steps --------------------------------------------------------------------------------
@@ -218,12 +218,12 @@ def unpack(
     ]
 
 
-def outgoing(bucket: Sequence[Tensor], layouts: Layouts, receiver: int) -> Tensor:
+def outgoing(bucket: Sequence[Tensor], layouts: BucketLayout, receiver: int) -> Tensor:
     """What a member sends to another one, as one message."""
     return pack(layouts.pieces_for(bucket, receiver))
 
 
-def incoming(messages: Sequence[Tensor], layouts: Layouts, receiver: int) -> list[Tensor]:
+def incoming(messages: Sequence[Tensor], layouts: BucketLayout, receiver: int) -> list[Tensor]:
     """A member's tensors after an all-gather or all-to-all; a message of each member, own too."""
     return joined(
         [
@@ -234,7 +234,7 @@ def incoming(messages: Sequence[Tensor], layouts: Layouts, receiver: int) -> lis
     )
 
 
-def joined(columns: Sequence[Sequence[Tensor]], layouts: Layouts) -> list[Tensor]:
+def joined(columns: Sequence[Sequence[Tensor]], layouts: BucketLayout) -> list[Tensor]:
     """The same, of the pieces that each member has sent."""
     out = []
     for layout, pieces in zip(layouts.each, zip(*columns, strict=True), strict=True):
@@ -279,7 +279,7 @@ def _by_rows(piece: Tensor) -> Tensor:
     return rows
 
 
-def sent_elements(step: BoxingStep, layouts: Layouts, index: int) -> int:
+def sent_elements(step: BoxingStep, layouts: BucketLayout, index: int) -> int:
     """Elements that member `index` puts on the wire; the sum over members is boxing's table."""
     parts = layouts.parts
     if step.kind == ALL_REDUCE:
@@ -300,7 +300,7 @@ def _cut(tensor: Tensor, sbp: Sbp, parts: int, index: int) -> Tensor:
 
 
 def run_group(
-    step: BoxingStep, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
+    step: BoxingStep, pieces: Sequence[Sequence[Tensor]], layouts: BucketLayout
 ) -> tuple[list[list[Tensor]], list[int]]:
     """Do a collective for a whole group.
 
@@ -330,14 +330,14 @@ def run_group(
 
 
 def _all_reduce(
-    step: BoxingStep, pieces: Sequence[Sequence[Tensor]], layouts: Layouts
+    step: BoxingStep, pieces: Sequence[Sequence[Tensor]], layouts: BucketLayout
 ) -> tuple[list[list[Tensor]], list[int]]:
     parts = len(pieces)
     size = layouts.size(0, 0)
     scatter, gather = BoxingStep(step.axis, step.source, S(0)), BoxingStep(step.axis, S(0), B)
     flat = [[pack(bucket)] for bucket in pieces]
-    scattered = Layouts((Layout((size,), parts, step.source, S(0)),))
-    gathered = Layouts((Layout((size,), parts, S(0), B),))
+    scattered = BucketLayout((GroupLayout((size,), parts, step.source, S(0)),))
+    gathered = BucketLayout((GroupLayout((size,), parts, S(0), B),))
     shards, sent = run_group(scatter, flat, scattered)
     whole, sent_back = run_group(gather, shards, gathered)
     out = [unpack(message, layouts.after(0)) for (message,) in whole]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flowrun.engine.runtime.rank.readback import Told
+from flowrun.engine.runtime.rank.readback import HostReadback
 from flowrun.launcher.bench.peer_order import PeerOrder
 from flowrun.launcher.bench.peers.setting import Setting, TrainStep
 from flowrun.launcher.job.job import Job
@@ -60,11 +60,11 @@ def main(file: Path) -> None:
     before = taken()  # weights are training's
     step = make(Setting(job, order.peer, rank, world, device, order.compiled))
     losses, seconds = _measured(step, job.recipe.train.steps)
-    told: dict[str, Any] = {"losses": losses, "step_s": seconds}
-    told["peak_bytes"] = most_taken() - before
+    readbacks: dict[str, Any] = {"losses": losses, "step_s": seconds}
+    readbacks["peak_bytes"] = most_taken() - before
     if device.type == "cuda":
-        told["peak_bytes"] = torch.cuda.max_memory_reserved(device)
-    file.with_name(f"rank{rank}.json").write_text(json.dumps(told))
+        readbacks["peak_bytes"] = torch.cuda.max_memory_reserved(device)
+    file.with_name(f"rank{rank}.json").write_text(json.dumps(readbacks))
     if world > 1:
         dist.barrier()  # or a rank that has gone is an error of one that still hears it
 
@@ -75,16 +75,16 @@ def _measured(step: TrainStep, steps: int) -> tuple[list[float | None], list[flo
     On CUDA a step ends, as flowrun's do, when its loss is on the host, which has enqueued the next
     by then.
     """
-    told: deque[Told | None] = deque()
+    readbacks: deque[HostReadback | None] = deque()
     losses: list[float | None] = []
     seconds: list[float] = []
     ended = time.perf_counter()
     for k in range(steps):
         loss = step()
         behind = loss is not None and loss.is_cuda
-        told.append(None if loss is None else Told([loss]))
-        while len(told) > (behind and k + 1 < steps):
-            first = told.popleft()
+        readbacks.append(None if loss is None else HostReadback([loss]))
+        while len(readbacks) > (behind and k + 1 < steps):
+            first = readbacks.popleft()
             losses.append(None if first is None else first.read()[0])
             now = time.perf_counter()
             seconds.append(now - ended)

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.launcher.job.forked import apart
+from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.open_files import reopen_files
 from flowrun.launcher.job.sampler import Sampler, forms_of
 from flowrun.launcher.model.dataset_checks import check_items, check_kind, random_fields
@@ -274,13 +274,13 @@ def test_a_fork_reads_at_a_position_of_its_own(tmp_path: Path) -> None:
             reopen_files()
             return opened.read(3), opened.fileno()
 
-        assert apart(read) == (b"cde", opened.fileno())
+        assert run_in_fork(read) == (b"cde", opened.fileno())
         assert opened.tell() == 2
 
 
 def test_files_that_are_written_stay_shared(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb", buffering=0) as opened:
-        apart(lambda: (reopen_files(), os.write(opened.fileno(), b"abc"))[1])
+        run_in_fork(lambda: (reopen_files(), os.write(opened.fileno(), b"abc"))[1])
         assert opened.tell() == 3
 
 

@@ -94,7 +94,9 @@ class Behind(DistributedRank):
         links = Links(0, CPU)
         with closing(links):
             plan = compiled(training, Layout()).plan
-            super().__init__(plan, 0, training.rows, initial(training), CPU, links, behind=True)
+            super().__init__(
+                plan, 0, training.rows, initial(training), CPU, links, async_device=True
+            )
             self.reported, self.body.report = self.body.report, self._late  # type: ignore[method-assign]
             self.found = [result["loss"] for result in self.run(STEPS)]
 

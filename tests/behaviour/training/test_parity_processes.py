@@ -62,7 +62,7 @@ def test_channels_that_are_groups_of_their_own_carry_the_same(
     """As they are on CUDA, whose library knows no tags."""
     layouts = [x for x in FEW_RANKS if x.stages == 2 and x.num_ranks == 2]
     jobs = {str(layout): (TINY_GPT, compiled(TINY_GPT, layout).plan) for layout in layouts}
-    found = run_on_gloo(jobs, 2, STEPS, tmp_path, apart=True)
+    found = run_on_gloo(jobs, 2, STEPS, tmp_path, group_per_channel=True)
     assert found
     for name, run in found.items():
         assert run.losses == runs[name].losses

@@ -44,7 +44,7 @@ def losses(plan: Plan, order_seed: int | None = None) -> list[float]:
 def test_every_stage_that_reads_images_has_the_chain(layout: Layout) -> None:
     made = plan(layout)
     for stage in {feed.stage for feed in made.graph.feeds if feed.field == "images"}:
-        readers = [a for a in made.stage_actors(stage) if a.beside]
+        readers = [a for a in made.stage_actors(stage) if a.runs_in_thread]
         if layout.stages == 1:  # labels are counted a step ahead: by a reader of their own
             labels = readers.pop(0).work
             assert isinstance(labels, FeedWork) and labels.unprepared
@@ -59,12 +59,12 @@ def test_every_stage_that_reads_images_has_the_chain(layout: Layout) -> None:
 @pytest.mark.parametrize(("fields", "beside"), [("@draw", False), ("@draw images", True)])
 def test_a_number_of_the_engines_own_needs_no_thread(fields: str, beside: bool) -> None:
     work = FeedWork(tuple(Feed(field, field) for field in fields.split()))
-    assert Actor(0, "batch", READER, 0, FORWARD, False, work).beside == beside
+    assert Actor(0, "batch", READER, 0, FORWARD, False, work).runs_in_thread == beside
 
 
 def test_a_stage_that_reads_labels_alone_does_no_step() -> None:
     data, made = Noisy(), plan(Layout(stages=2))
-    (reader,) = [a for a in made.stage_actors(1) if a.beside]
+    (reader,) = [a for a in made.stage_actors(1) if a.runs_in_thread]
     assert isinstance(reader.work, FeedWork) and reader.work.unprepared
     VirtualCluster(made, sampler(data), initial(TINY_MLP)).run(STEPS)
     assert data.done == dict.fromkeys(CHAIN, 16 * STEPS)
@@ -143,7 +143,7 @@ def test_the_rehearsal_hides_reading_behind_compute() -> None:
     found = rehearse(made, lambda actor: costs.get(actor.name, 0.0))
     assert found.step_s == pytest.approx(5.0 * made.micro_batches)
     busy = rehearse(made, lambda actor: costs.get(actor.name, 1.0))
-    alone = rehearse(made, lambda actor: 0.0 if actor.beside else 1.0)
+    alone = rehearse(made, lambda actor: 0.0 if actor.runs_in_thread else 1.0)
     assert busy.step_s == pytest.approx(max(5.0 * made.micro_batches, alone.step_s))
 
 

@@ -11,7 +11,7 @@ from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, P
-from flowrun.engine.rehearsal.link_traffic import Flights
+from flowrun.engine.rehearsal.link_traffic import LinkTraffic
 
 INSIDE, ACROSS, THERE, BACK = range(4)
 
@@ -31,7 +31,7 @@ def two_stages(taken: float = 0.0) -> Plan:
 
 def starts(*actors: int) -> list[float]:
     """When each begins that wants its links from the first moment, for 2 seconds."""
-    flights = Flights(two_stages(), quantum=1.0)
+    flights = LinkTraffic(two_stages(), quantum=1.0)
     return [flights.take(actor, 0.0, 2.0) for actor in actors]
 
 
@@ -68,7 +68,7 @@ def test_what_shares_a_link_queues(actors: tuple[int, ...], begin: list[float]) 
 def test_communication_takes_its_share_of_compute_that_runs_beside(
     begins: float, longer: float
 ) -> None:
-    flights = Flights(two_stages(taken=0.5), quantum=1 / 4)
+    flights = LinkTraffic(two_stages(taken=0.5), quantum=1 / 4)
     flights.take(INSIDE, 0.0, 2.0)
     flights.computes(0, begins)
     assert flights.longer(0, begins + 4.0) == longer
@@ -80,7 +80,7 @@ def test_what_makes_an_act_longer_goes_on_beside_it(taken: float, end: float) ->
     """An act of 3 seconds beside a flight of 4: a core that copies all itself does one after the
     other; at half speed 2 of the 3 are done when the flight ends.
     """
-    flights = Flights(two_stages(taken), quantum=1 / 4)
+    flights = LinkTraffic(two_stages(taken), quantum=1 / 4)
     flights.take(INSIDE, 0.0, 4.0)
     flights.computes(0, 0.0)
     assert 3.0 + flights.longer(0, 3.0) == end
@@ -91,7 +91,7 @@ def test_two_flights_at_once_take_what_one_takes(taken: float) -> None:
     """Of an act of 3 seconds, beside flights of 4 on two levels."""
 
     def longer(*actors: int) -> float:
-        flights = Flights(two_stages(taken), quantum=1 / 4)
+        flights = LinkTraffic(two_stages(taken), quantum=1 / 4)
         for actor in actors:
             flights.take(actor, 0.0, 4.0)
         flights.computes(0, 0.0)
@@ -101,7 +101,7 @@ def test_two_flights_at_once_take_what_one_takes(taken: float) -> None:
 
 
 def test_what_begins_while_an_act_is_longer_makes_it_longer_still() -> None:
-    flights = Flights(two_stages(taken=1.0), quantum=1 / 4)
+    flights = LinkTraffic(two_stages(taken=1.0), quantum=1 / 4)
     flights.take(INSIDE, 0.0, 2.0)
     flights.computes(0, 0.0)
     assert flights.longer(0, 4.0) == 2.0
@@ -112,7 +112,7 @@ def test_what_begins_while_an_act_is_longer_makes_it_longer_still() -> None:
 
 def test_what_a_flight_is_spared_frees_its_links_and_takes_no_less_of_compute() -> None:
     """Of 4 seconds, a quarter of them compute's, 2 are not waited this time."""
-    flights = Flights(two_stages(taken=0.25), quantum=1 / 4)
+    flights = LinkTraffic(two_stages(taken=0.25), quantum=1 / 4)
     flights.take(INSIDE, 0.0, 4.0, spared=2.0)
     flights.computes(0, 0.0)
     assert flights.longer(0, 8.0) == 1.0

@@ -236,7 +236,7 @@ def test_a_rank_computes_one_act_at_a_time() -> None:
             for event in sorted(found.rehearsal.first_step, key=lambda e: (e.start, e.end))
             if event.stage == stage
             and found.plan.actors[event.actor].kind not in (BOX, SEND, RECEIVE)
-            and not found.plan.actors[event.actor].beside
+            and not found.plan.actors[event.actor].runs_in_thread
         ]
         for one, following in itertools.pairwise(computing):
             assert one.end <= following.start

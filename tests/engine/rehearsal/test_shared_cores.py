@@ -16,7 +16,7 @@ from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, P
 from flowrun.engine.rehearsal.clock import computes
 from flowrun.engine.rehearsal.rehearsal import rehearse
-from flowrun.engine.rehearsal.shared_cores import Crowd
+from flowrun.engine.rehearsal.shared_cores import SharedCores
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from support.tight_plan import MAKE, USE, tight_plan
@@ -31,9 +31,9 @@ def plan_of(*changes: str) -> Plan:
     return replace(plan, order=(), core=1.0, cores=math.inf)
 
 
-def crowd(core: float) -> Crowd:
+def crowd(core: float) -> SharedCores:
     """Two stages of a rank each."""
-    return Crowd(replace(tight_plan(4, 4), core=core), 2.0**-40)
+    return SharedCores(replace(tight_plan(4, 4), core=core), 2.0**-40)
 
 
 def test_who_computes_alone_has_a_whole_core() -> None:
@@ -86,7 +86,7 @@ def test_a_boxing_has_room_where_its_group_has_a_core_each(
     box = Actor(0, "box", BOX, 0, FORWARD, False, BoxWork((BoxingStep(0, P, B),), ()))
     placement = Placement(tuple(axes.items()), tuple(range(ranks)))
     plan = Plan((placement,), tuple(axes), LogicalGraph((), {}), (box,), (), 1)
-    assert Crowd(replace(plan, core=2 / ranks), 2.0**-40).has_room(0) is room
+    assert SharedCores(replace(plan, core=2 / ranks), 2.0**-40).has_room(0) is room
 
 
 def crowded(plan: Plan, waits: float, otherwise: float) -> Plan:
@@ -127,7 +127,7 @@ def test_what_repeats_is_run_once_there_too(
 def reading(seconds: float, cores: float, *changes: str) -> Plan:
     """Of every batch so many seconds on one core."""
     plan = plan_of(*changes)
-    actors = (replace(a, seconds=seconds) if a.beside else a for a in plan.actors)
+    actors = (replace(a, seconds=seconds) if a.runs_in_thread else a for a in plan.actors)
     return replace(plan, actors=tuple(actors), cores=cores)
 
 
@@ -136,7 +136,7 @@ def busy_of(plan: Plan) -> float:
     return sum(
         actor.seconds * plan.acts_per_step(actor) * len(plan.placements[actor.stage].ranks)
         for actor in plan.actors
-        if computes(actor) or actor.beside
+        if computes(actor) or actor.runs_in_thread
     )
 
 
@@ -148,7 +148,7 @@ def test_what_makes_batches_ready_takes_from_cores_that_all_compute_on() -> None
 
 @pytest.mark.parametrize("changes", [ONE_STAGE, PIPELINE])
 def test_with_a_core_for_each_nothing_waits(changes: tuple[str, ...]) -> None:
-    wanted = 1.0 + sum(a.beside for a in reading(1e-3, 1.0, *changes).stage_actors(0))
+    wanted = 1.0 + sum(a.runs_in_thread for a in reading(1e-3, 1.0, *changes).stage_actors(0))
     enough, endless = (rehearse(reading(1e-3, c, *changes)) for c in (wanted, math.inf))
     assert enough == endless
 

@@ -25,7 +25,7 @@ def notes_of(found: Rehearsed, rank: int, late: int = 0) -> list[TraceEvent]:
     for e in own:
         actor = found.plan.actors[e.actor]
         begin, end = (round(t * 1e12) + late for t in (e.start, e.end))
-        if actor.kind in (BOX, SEND, RECEIVE) or actor.beside:
+        if actor.kind in (BOX, SEND, RECEIVE) or actor.runs_in_thread:
             out.append(TraceEvent(ISSUE, e.actor, e.act, begin, begin))
             out.append(TraceEvent(FLIGHT, e.actor, e.act, end, end))
             out.append(TraceEvent(TAKE, e.actor, e.act, end, end))

@@ -15,7 +15,7 @@ import torch
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.job import forked as module
-from flowrun.launcher.job.forked import apart, beside, started
+from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from support.command import workplace
@@ -29,7 +29,7 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.processes
 def test_the_result_is_made_by_another_process() -> None:
-    with beside(lambda: (os.getpid(), "x" * 1_000_000)) as result:
+    with fork_concurrently(lambda: (os.getpid(), "x" * 1_000_000)) as result:
         process, long = result() or (0, "")
     assert process not in (0, os.getpid())
     assert len(long) == 1_000_000
@@ -42,7 +42,7 @@ def test_the_result_is_made_by_another_process() -> None:
 def test_what_fails_there_has_no_result(
     make: Callable[[], object], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with beside(make) as result:
+    with fork_concurrently(make) as result:
         assert result() is None
     assert capfd.readouterr() == ("", "")
 
@@ -50,7 +50,7 @@ def test_what_fails_there_has_no_result(
 @pytest.mark.processes
 def test_who_does_not_wait_leaves_no_process_behind() -> None:
     read, write = os.pipe()
-    with pytest.raises(KeyboardInterrupt), beside(lambda: threading.Event().wait()):
+    with pytest.raises(KeyboardInterrupt), fork_concurrently(lambda: threading.Event().wait()):
         os.close(write)  # the other copy is the process's
         raise KeyboardInterrupt
     assert os.read(read, 1) == b""
@@ -63,7 +63,7 @@ def test_beside_other_threads_nothing_is_started(monkeypatch: pytest.MonkeyPatch
     other = threading.Thread(target=ended.wait)
     other.start()
     try:
-        with beside(os.getpid) as result:
+        with fork_concurrently(os.getpid) as result:
             assert result() is None
     finally:
         ended.set()
@@ -101,20 +101,20 @@ def test_an_error_of_what_was_started_is_an_error_here(
     def fail() -> None:
         raise RecipeError("model", "it has no layers.")
 
-    with started(os.getpid) as result:
+    with start_fork(os.getpid) as result:
         assert result() != os.getpid()
-    with started(fail) as result, pytest.raises(RecipeError, match="it has no layers"):
+    with start_fork(fail) as result, pytest.raises(RecipeError, match="it has no layers"):
         result()
 
 
 @pytest.mark.processes
 def test_what_is_made_apart_is_made_by_another_process() -> None:
-    assert apart(lambda: (os.getpid(), "x" * 1_000_000))[0] != os.getpid()
+    assert run_in_fork(lambda: (os.getpid(), "x" * 1_000_000))[0] != os.getpid()
 
 
 @pytest.mark.processes
 def test_tensors_made_apart_outlive_the_process() -> None:
-    made = apart(lambda: [torch.full((1000,), float(k)) for k in range(50)])
+    made = run_in_fork(lambda: [torch.full((1000,), float(k)) for k in range(50)])
     assert [float(x.sum()) for x in made] == [1000.0 * k for k in range(50)]
 
 
@@ -124,14 +124,14 @@ def test_an_error_apart_is_an_error_here() -> None:
         raise RecipeError("model", "it has no layers.", "Add one.")
 
     with pytest.raises(RecipeError, match="it has no layers") as raised:
-        apart(fail)
+        run_in_fork(fail)
     assert raised.value.instead == "Add one."
 
 
 @pytest.mark.processes
 def test_a_process_that_ends_without_a_word_is_an_error() -> None:
     with pytest.raises(RunError, match="ended before it had an answer"):
-        apart(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        run_in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 CAPTURES_NOTHING = """

@@ -11,7 +11,7 @@ import pytest
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.distributed import LostPeer
-from flowrun.launcher.launch.elastic import _Heard
+from flowrun.launcher.launch.elastic import EventCollector
 from flowrun.launcher.launch.failure import described
 
 OWN = ("error", "rank 2, actor head", "ValueError: no.", "", False)
@@ -21,9 +21,9 @@ VICTIM_EXIT = RunError("rank 0", "the process ended with exit status 1.")
 STOPPED = RunError("the launcher", "stopped by SIGTERM.")
 
 
-def heard(*messages: Sequence[Any]) -> _Heard:
+def heard(*messages: Sequence[Any]) -> EventCollector:
     """A launcher that heard these messages, in order."""
-    out = _Heard(record=None)  # type: ignore[arg-type]
+    out = EventCollector(record=None)  # type: ignore[arg-type]
     for message in messages:
         out._take(message)
     return out

@@ -19,8 +19,8 @@ from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout.axis_search import (
     ACTIVATION,
     WEIGHT,
-    Form,
-    Forms,
+    AxisLocation,
+    AxisLocations,
     Problem,
     solve,
 )
@@ -59,7 +59,7 @@ def problems(draw: st.DrawFn) -> Problem:
     homes = {name: [((0, sbp), 0.0) for sbp in draw(home)] for name in sources[1:]}
     weights = set(sources[2:])
 
-    def box(name: str, have: Form, wanted: Form) -> float:
+    def box(name: str, have: AxisLocation, wanted: AxisLocation) -> float:
         return boxing_seconds(sizes[name], have, wanted)
 
     def like(name: str, stage: int) -> Sized:
@@ -85,7 +85,7 @@ def _alone(name: str, stage: int) -> Sized:
     return Sized(name, 4096)
 
 
-def boxing_seconds(num_bytes: int, have: Form, wanted: Form) -> float:
+def boxing_seconds(num_bytes: int, have: AxisLocation, wanted: AxisLocation) -> float:
     """Of a square of numbers on 2 ranks; a crossing to another stage costs once more."""
     seconds = path_seconds((have[1],), (wanted[1],), (2,), (4, 4), num_bytes, [LINK])
     crossing = LINK.message_seconds(num_bytes)
@@ -101,15 +101,17 @@ class BruteForce:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.costs: dict[
-            tuple[str, Forms, Forms], float
+            tuple[str, AxisLocations, AxisLocations], float
         ] = {}  # of a tensor, the forms there, asked
-        self.could: dict[str, set[Forms]] = {}  # all that the readers of a tensor may together ask
+        self.could: dict[
+            str, set[AxisLocations]
+        ] = {}  # all that the readers of a tensor may together ask
         rows = itertools.product(*([row for row, _ in rows] for rows in problem.rows))
         for chosen in rows:
             for name, forms in self.asked(chosen).items():
                 self.could.setdefault(name, set()).add(forms)
 
-    def choices(self) -> Iterator[tuple[Sequence[int], Mapping[str, Form]]]:
+    def choices(self) -> Iterator[tuple[Sequence[int], Mapping[str, AxisLocation]]]:
         """All rows of all ops, all homes of all sources."""
         sources = [name for name in self.problem.homes if name in self.could]
         for homes in itertools.product(*(self.problem.homes[name] for name in sources)):
@@ -117,15 +119,15 @@ class BruteForce:
             for rows in itertools.product(*(range(len(rows)) for rows in self.problem.rows)):
                 yield rows, chosen
 
-    def asked(self, rows: Sequence[Signature]) -> dict[str, Forms]:
+    def asked(self, rows: Sequence[Signature]) -> dict[str, AxisLocations]:
         """The forms of each tensor that its readers ask for."""
-        asked: dict[str, Forms] = {}
+        asked: dict[str, AxisLocations] = {}
         for op, row in zip(self.problem.ops, rows, strict=True):
             for name, sbp in zip(op.inputs, row.inputs, strict=True):
                 asked[name] = asked.get(name, frozenset()) | {(op.stage, sbp)}
         return asked
 
-    def total(self, chosen: Sequence[int], homes: Mapping[str, Form]) -> float:
+    def total(self, chosen: Sequence[int], homes: Mapping[str, AxisLocation]) -> float:
         """What a choice costs: rows, and every tensor's boxings to all that is asked for, by way of
         anything that could be.
         """
@@ -140,7 +142,7 @@ class BruteForce:
             for name, asked in self.asked(rows).items()
         )
 
-    def boxed(self, name: str, have: Forms, wanted: Forms) -> float:
+    def boxed(self, name: str, have: AxisLocations, wanted: AxisLocations) -> float:
         """Cost of boxing to some forms, in the best order, each from the cheapest there is."""
         key = (name, have, wanted)
         if key not in self.costs:
@@ -148,7 +150,7 @@ class BruteForce:
             self.costs[key] = min(self.in_order(name, have, order) for order in orders)
         return self.costs[key]
 
-    def in_order(self, name: str, have: Forms, order: Iterable[Form]) -> float:
+    def in_order(self, name: str, have: AxisLocations, order: Iterable[AxisLocation]) -> float:
         """The same in one order."""
         there, cost = set(have), 0.0
         for form in order:
@@ -157,7 +159,7 @@ class BruteForce:
         return cost
 
 
-def priced(problem: Problem, name: str, have: Form, wanted: Form) -> float:
+def priced(problem: Problem, name: str, have: AxisLocation, wanted: AxisLocation) -> float:
     """Boxing, with the price of undoing a split or of moving a weight."""
     cost = problem.box(name, have, wanted)
     intent, split = problem.intent(name), isinstance(have[1], type(S(0)))
@@ -209,7 +211,7 @@ def residual(length: int, choose: random.Random) -> Problem:
     )
 
 
-def box_4k(name: str, have: Form, wanted: Form) -> float:
+def box_4k(name: str, have: AxisLocation, wanted: AxisLocation) -> float:
     """Of any tensor."""
     return boxing_seconds(4096, have, wanted)
 
@@ -225,7 +227,7 @@ def test_a_long_chain_costs_what_its_shortest_path_costs(seed: int) -> None:
     )
     cheapest = {(0, B): 0.0}
     for legal in rows:
-        costs: dict[Form, float] = {}
+        costs: dict[AxisLocation, float] = {}
         for row, _ in legal:
             asked, made = (0, row.inputs[0]), (0, row.outputs[0])
             reached = min(c + priced(problem, "", have, asked) for have, c in cheapest.items())

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.engine.runtime.transport.arena import Arena, OwnArena
+from flowrun.engine.runtime.transport.host_peers import HostPeers
 from flowrun.engine.runtime.transport.inbox import Inbox
-from flowrun.engine.runtime.transport.neighbours import Neighbours
 
 SIZES = st.integers(0, 1 << 16)
 
@@ -56,7 +56,7 @@ def test_what_one_writes_another_reads() -> None:
 
 def test_a_place_is_free_when_the_last_of_its_readers_has_read() -> None:
     inbox = Inbox[None]()
-    neighbours = Neighbours(inbox)
+    neighbours = HostPeers(inbox)
     neighbours.arena = OwnArena()
     try:
         message = neighbours.write(100, readers=2)

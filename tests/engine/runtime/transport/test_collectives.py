@@ -22,7 +22,12 @@ from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S
 from flowrun.engine.runtime.transport import collectives
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import PeerGone
-from flowrun.engine.runtime.transport.transport import Layout, Layouts, layout_of, run_group
+from flowrun.engine.runtime.transport.transport import (
+    BucketLayout,
+    GroupLayout,
+    layout_of,
+    run_group,
+)
 from support.logical import lay_out, line, whole_numbers
 
 pytestmark = pytest.mark.processes
@@ -85,14 +90,14 @@ CASES.update(BY_COLUMNS)
 CASES[ON_ONE_RANK] = ([BoxingStep(0, P, S(0))] * 3, [(9, 4), (5,), (8, 3)], torch.float32)
 
 
-def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], Layouts]:
+def _bucket(name: str, parts: int) -> tuple[list[list[torch.Tensor]], BucketLayout]:
     """The pieces of each member and the layouts of a case."""
     steps, shapes, dtype = CASES[name]
     laid = [
         lay_out(whole_numbers(shape, dtype), (step.source,), line(parts))
         for step, shape in zip(steps, shapes, strict=True)
     ]
-    layouts = Layouts(
+    layouts = BucketLayout(
         tuple(
             layout_of(step, shape, (step.source,), (parts,), (0,))
             for step, shape in zip(steps, shapes, strict=True)
@@ -135,7 +140,7 @@ def _rank(rank: int, parts: int, shared: bool, folder: str) -> None:
         out[name] = ([tensor.clone() for tensor in pending.wait()], pending.sent_bytes)
         untouched, _ = _bucket(name, parts)
         assert all(map(torch.equal, pieces[rank], untouched[rank])), f"{name} wrote to its input"
-    layouts = Layouts((Layout((1,), parts, P, B),))
+    layouts = BucketLayout((GroupLayout((1,), parts, P, B),))
     mine = [torch.tensor([UNORDERED[rank]])]
     out["unordered"] = links.start(EXCHANGED, mine, layouts, tuple(range(parts)), rank).wait()[0]
     out["messages"] = _messages(links, rank, parts)

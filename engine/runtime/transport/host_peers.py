@@ -1,7 +1,7 @@
-"""Neighbours: the ranks of one host, joined by shared memory and a socket a pair.
+"""HostPeers: the ranks of one host, joined by shared memory and a socket a pair.
 
 The bytes of a message are written once, into the arena of the rank that sends, and read there.
-What goes through the sockets are notes of 16 bytes: a message is written, a slot for one is
+What goes through the sockets are notifications of 16 bytes: a message is written, a slot for one is
 posted, a message has been read.  They wake the loop of the other rank, which sleeps on its sockets
 itself (inbox.py), not on a thread; and they end when the other rank does, whatever ended it.
 
@@ -26,18 +26,18 @@ from flowrun.engine.runtime.transport.arena import Arena, OwnArena
 from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.pending import PeerGone
 
-WRITTEN, POSTED, _READ, _REST = range(4)  # what a note says of a message of a stream
+WRITTEN, POSTED, _READ, _REST = range(4)  # what a notification says of a message of a stream
 
-Note = Callable[[int | None], None]  # where the message starts; None: the peer has gone
+Notification = Callable[[int | None], None]  # where the message starts; None: the peer has gone
 
-_NOTE = struct.Struct("<iiq")  # what, stream, start
+_NOTIFICATION = struct.Struct("<iiq")  # what, stream, start
 _RANK = struct.Struct("<i")
 _CREDENTIALS = struct.Struct("3i")  # of a process: its own number, its user's, its group's
 
 AVAILABLE = sys.platform == "linux"
 
 
-class Neighbours:
+class HostPeers:
     """What one rank knows of the other ranks of its host."""
 
     def __init__(self, inbox: Inbox[Any]) -> None:
@@ -79,8 +79,8 @@ class Neighbours:
         for one in sockets:
             socket.send_fds(one, [_RANK.pack(rank)], [self.arena.descriptor])
         for one in sockets:
-            said, descriptors, _, _ = socket.recv_fds(one, _RANK.size, 1)
-            (other,) = _RANK.unpack(said)
+            data, descriptors, _, _ = socket.recv_fds(one, _RANK.size, 1)
+            (other,) = _RANK.unpack(data)
             self._peers[other] = _PeerSocket(
                 other, one, Arena(descriptors[0]), self.inbox, self.read_own
             )
@@ -111,31 +111,31 @@ class Neighbours:
         return self.arena.tensor(start, count, dtype)
 
     def message(self, peer: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """What lies in the arena of another rank: a message, until `read` is told; or what that
-        rank keeps.
+        """What lies in the arena of another rank: a message, until `read` gives it back; or what
+        that rank keeps.
         """
         return self._peers[peer].arena.tensor(start, count, dtype)
 
-    def say(self, start: int, said: bytes) -> None:
+    def put_bytes(self, start: int, data: bytes) -> None:
         """Write a few bytes into this rank's arena."""
         assert self.arena is not None
-        self.arena.put(start, said)
+        self.arena.put(start, data)
 
-    def said(self, peer: int, start: int, count: int) -> bytes:
-        """What another rank said there."""
+    def get_bytes(self, peer: int, start: int, count: int) -> bytes:
+        """`count` bytes that another rank put there."""
         return self._peers[peer].arena.get(start, count)
 
-    def tell(self, peer: int, what: int, stream: int, start: int = 0) -> None:
-        """WRITTEN or POSTED.  stream: notes of one stream and kind are taken in the order told."""
-        self._peers[peer].tell(what, stream, start)
+    def notify(self, peer: int, what: int, stream: int, start: int = 0) -> None:
+        """Send WRITTEN or POSTED; those of one stream and kind are taken in the order sent."""
+        self._peers[peer].notify(what, stream, start)
 
     def read(self, peer: int, start: int) -> None:
-        """Tell the other rank that it may write there again."""
-        self._peers[peer].tell(_READ, 0, start)
+        """Give a message back: the other rank may write there again."""
+        self._peers[peer].notify(_READ, 0, start)
 
-    def expect(self, peer: int, what: int, stream: int, note: Note) -> None:
-        """Take the next note of a stream: at once, or in the loop when it comes."""
-        self._peers[peer].expect(what, stream, note)
+    def expect(self, peer: int, what: int, stream: int, handler: Notification) -> None:
+        """Have `handler` take the next notification of a stream, now or when it comes."""
+        self._peers[peer].expect(what, stream, handler)
 
     def read_own(self, start: int) -> None:
         """One of its readers has read what lies in this rank's arena."""
@@ -146,17 +146,17 @@ class Neighbours:
             self.arena.give(start)
 
     def rest(self, ranks: Container[int]) -> None:
-        """Return when all of these ranks that are of this host have called this, and have heard all
-        that they were told before; those that have gone do not count.
+        """Drain the sockets until every peer on this host among `ranks` has called this too.
 
-        Nobody may stop listening sooner: a rank whose notes find no room waits for the listener.
+        Shutdown is a barrier: a peer with a full send buffer would block if this rank stopped
+        reading sooner.  Peers that have ended do not count.
         """
         peers = [peer for rank, peer in self._peers.items() if rank in ranks]
         waiting = {peer.rank for peer in peers}
         for peer in peers:
-            peer.tell(_REST, 0, 0)
+            peer.notify(_REST, 0, 0)
             peer.expect(_REST, 0, lambda _, k=peer.rank: waiting.discard(k))  # type: ignore[misc]
-        while waiting or any(peer.behind for peer in peers):
+        while waiting or any(peer.unsent for peer in peers):
             self.inbox.turn()
 
     def close(self) -> None:
@@ -184,30 +184,30 @@ class _PeerSocket:
         self._inbox = inbox
         self._read = read
         self._gone = False
-        self._rest = b""  # of a note that came in two pieces
-        self.behind = b""  # notes for which the socket had no room
+        self._rest = b""  # of a notification that came in two pieces
+        self.unsent = b""  # notifications for which the socket had no room
         self._full = False
         self._came: dict[tuple[int, int], deque[int]] = {}
-        self._expected: dict[tuple[int, int], deque[Note]] = {}
+        self._expected: dict[tuple[int, int], deque[Notification]] = {}
         link.setblocking(False)
         inbox.watch(link.fileno(), self._handle)
 
-    def tell(self, what: int, stream: int, start: int) -> None:
+    def notify(self, what: int, stream: int, start: int) -> None:
         if not self._gone:
-            self.behind += _NOTE.pack(what, stream, start)
+            self.unsent += _NOTIFICATION.pack(what, stream, start)
             self._flush()
 
-    def expect(self, what: int, stream: int, note: Note) -> None:
+    def expect(self, what: int, stream: int, handler: Notification) -> None:
         came = self._came.get((what, stream))
         if came:
-            note(came.popleft())
+            handler(came.popleft())
         elif self._gone:
-            note(None)
+            handler(None)
         else:
-            self._expected.setdefault((what, stream), deque()).append(note)
+            self._expected.setdefault((what, stream), deque()).append(handler)
 
     def _handle(self) -> None:
-        if self.behind:
+        if self.unsent:
             self._flush()
         try:
             data = self._link.recv(1 << 16)
@@ -219,9 +219,9 @@ class _PeerSocket:
             self._lose()
             return
         data = self._rest + data
-        whole = len(data) // _NOTE.size * _NOTE.size
+        whole = len(data) // _NOTIFICATION.size * _NOTIFICATION.size
         self._rest = data[whole:]
-        for what, stream, start in _NOTE.iter_unpack(data[:whole]):
+        for what, stream, start in _NOTIFICATION.iter_unpack(data[:whole]):
             self._take(what, stream, start)
 
     def _take(self, what: int, stream: int, start: int) -> None:
@@ -235,22 +235,22 @@ class _PeerSocket:
     def _flush(self) -> None:
         """Send what can be sent; with a full socket, the rest when it has room."""
         try:
-            self.behind = self.behind[self._link.send(self.behind) :]
+            self.unsent = self.unsent[self._link.send(self.unsent) :]
         except BlockingIOError:
             pass
         except ConnectionError:
-            self.behind = b""  # what the other said before it went can still be read
-        if self._full != bool(self.behind):
-            self._full = bool(self.behind)
+            self.unsent = b""  # what the other said before it went can still be read
+        if self._full != bool(self.unsent):
+            self._full = bool(self.unsent)
             self._inbox.watch(self._link.fileno(), self._handle, write=self._full)
 
     def _lose(self) -> None:
-        self._gone, self.behind = True, b""
+        self._gone, self.unsent = True, b""
         self._inbox.forget(self._link.fileno())
         expected, self._expected = self._expected, {}
-        for notes in expected.values():
-            for note in notes:
-                note(None)
+        for handlers in expected.values():
+            for handler in handlers:
+                handler(None)
 
     def close(self) -> None:
         if not self._gone:

@@ -14,11 +14,11 @@ from torch.multiprocessing.spawn import spawn
 
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.sbp import B, P
+from flowrun.engine.runtime.transport.host_peers import HostPeers
 from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.links import Links
-from flowrun.engine.runtime.transport.neighbours import Neighbours
 from flowrun.engine.runtime.transport.pending import PeerGone
-from flowrun.engine.runtime.transport.transport import Layout, Layouts
+from flowrun.engine.runtime.transport.transport import BucketLayout, GroupLayout
 
 pytestmark = pytest.mark.processes
 
@@ -37,7 +37,7 @@ def _rank(rank: int, folder: str) -> None:
     """Ranks 0 and 1 are on one host, 2 and 3 on another; then rank 3 ends without a word."""
     torch.set_num_threads(1)
     _meet(rank, folder)
-    neighbours = Neighbours(Inbox())
+    neighbours = HostPeers(Inbox())
     neighbours.meet(rank, host=f"host {rank // 2}")
     said: dict[str, Any] = {
         "beside": [other for other in range(RANKS) if other in neighbours],
@@ -46,7 +46,7 @@ def _rank(rank: int, folder: str) -> None:
     neighbours.close()
     links = Links(rank, CPU)
     links.join_groups([ALL])
-    step, layouts = BoxingStep(0, P, B), Layouts((Layout((5,), RANKS, P, B),))
+    step, layouts = BoxingStep(0, P, B), BucketLayout((GroupLayout((5,), RANKS, P, B),))
     many = [links.start(step, [torch.full((5,), 1.0)], layouts, ALL, rank) for _ in range(1000)]
     last = [pending.wait() for pending in many][-1]
     said["sum"] = last[0].tolist()

@@ -22,7 +22,7 @@ from flowrun.engine.actors.plan import (
 from flowrun.engine.actors.sums import sums_of
 
 
-class Ring:
+class RegisterVersions:
     """The versions of a register that are there.
 
     versions: number -> tensors.  left: number -> readers that have not returned it.  most: versions
@@ -44,19 +44,19 @@ class Source(NamedTuple):
     """
 
     name: str
-    ring: Ring | None
+    ring: RegisterVersions | None
     position: int = 0
     every: int = 1
 
 
-class Port(NamedTuple):
+class RegisterBinding(NamedTuple):
     """A register that an actor reads or fills.
 
     every: see Source.  tensors, positions: what it holds, and where the producer has it among what
     it makes.
     """
 
-    ring: Ring
+    ring: RegisterVersions
     every: int
     num_readers: int
     tensors: tuple[str, ...]
@@ -64,7 +64,7 @@ class Port(NamedTuple):
 
 
 def sources(
-    plan: Plan, actor: Actor, rings: Mapping[int, Ring], variables: Container[str]
+    plan: Plan, actor: Actor, rings: Mapping[int, RegisterVersions], variables: Container[str]
 ) -> tuple[Source, ...]:
     """Of the tensors that an act reads, in the order of its work.  rings: by register."""
     places: dict[str, Source] = {}
@@ -79,13 +79,13 @@ def sources(
 
 
 def ports(
-    plan: Plan, actor: Actor, rings: Mapping[int, Ring], registers: Sequence[int]
-) -> tuple[Port, ...]:
+    plan: Plan, actor: Actor, rings: Mapping[int, RegisterVersions], registers: Sequence[int]
+) -> tuple[RegisterBinding, ...]:
     """Those registers of an actor whose versions come and go: variables are updated in place."""
     acts = plan.acts_per_step(actor)
     at = {name: k for k, name in enumerate(makes_of(actor))}
     return tuple(
-        Port(
+        RegisterBinding(
             rings[r.id],
             acts if r.per_step else 1,
             len(r.readers),
@@ -97,7 +97,7 @@ def ports(
     )
 
 
-def summed(plan: Plan, actor: Actor, filled: Sequence[Port]) -> tuple[Source, ...]:
+def summed(plan: Plan, actor: Actor, filled: Sequence[RegisterBinding]) -> tuple[Source, ...]:
     """What a region adds to, in the order of its program.  filled: its ports."""
     if not isinstance(actor.work, RegionWork):
         return ()
