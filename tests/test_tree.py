@@ -52,24 +52,7 @@ WIDE = {"engine/ops": "one family of ops a file"}
 MODEL = "a file of models/ is read alone, as a user's own model is"
 # type names that several modules define, and why
 SHARED_TYPE_NAMES = dict.fromkeys(("Attention", "Block", "Embed", "FeedForward", "Head"), MODEL)
-SHARED_TYPE_NAMES |= dict.fromkeys(
-    (
-        "Auto",
-        "Flight",
-        "Form",
-        "Forms",
-        "Layout",
-        "Layouts",
-        "Place",
-        "Port",
-        "Recompute",
-        "Ring",
-        "Task",
-        "Tile",
-        "Zero",
-    ),
-    "not yet renamed",
-)
+SHARED_TYPE_NAMES |= dict.fromkeys(("Auto", "Recompute", "Task", "Tile", "Zero"), "not yet renamed")
 FILES = sorted(file for top in ("engine", "launcher") for file in (ROOT / top).rglob("*.py"))
 
 

@@ -56,14 +56,14 @@ def test_what_one_writes_another_reads() -> None:
 
 def test_a_place_is_free_when_the_last_of_its_readers_has_read() -> None:
     inbox = Inbox[None]()
-    neighbours = HostPeers(inbox)
-    neighbours.arena = OwnArena()
+    peers = HostPeers(inbox)
+    peers.arena = OwnArena()
     try:
-        message = neighbours.write(100, readers=2)
-        neighbours.read_own(message)
-        assert neighbours.write(100) != message
-        neighbours.read_own(message)
-        assert neighbours.write(100) == message
+        message = peers.write(100, readers=2)
+        peers.read_own(message)
+        assert peers.write(100) != message
+        peers.read_own(message)
+        assert peers.write(100) == message
     finally:
-        neighbours.close()
+        peers.close()
         inbox.close()

@@ -37,13 +37,13 @@ def _rank(rank: int, folder: str) -> None:
     """Ranks 0 and 1 are on one host, 2 and 3 on another; then rank 3 ends without a word."""
     torch.set_num_threads(1)
     _meet(rank, folder)
-    neighbours = HostPeers(Inbox())
-    neighbours.meet(rank, host=f"host {rank // 2}")
+    peers = HostPeers(Inbox())
+    peers.meet(rank, host=f"host {rank // 2}")
     said: dict[str, Any] = {
-        "beside": [other for other in range(RANKS) if other in neighbours],
-        "together": [neighbours.are_together(ranks) for ranks in (ALL, PAIR, ACROSS)],
+        "beside": [other for other in range(RANKS) if other in peers],
+        "together": [peers.are_together(ranks) for ranks in (ALL, PAIR, ACROSS)],
     }
-    neighbours.close()
+    peers.close()
     links = Links(rank, CPU)
     links.join_groups([ALL])
     step, layouts = BoxingStep(0, P, B), BucketLayout((GroupLayout((5,), RANKS, P, B),))
