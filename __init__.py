@@ -60,7 +60,8 @@ def plan(
 
     Args:
         recipe: what `compose` takes, or what it returns.
-        overrides, config_dir: as of `compose`; none where the recipe is composed already.
+        overrides: as of `compose`; none where the recipe is composed already.
+        config_dir: as of `compose`.
 
     Returns:
         The plan of training.  `str()` is what `flowrun plan` prints; `training.rehearsal.step_s`
@@ -87,7 +88,8 @@ def run(
 
     Args:
         recipe: what `compose` takes, or what it returns.
-        overrides, config_dir: as of `compose`; none where the recipe is composed already.
+        overrides: as of `compose`; none where the recipe is composed already.
+        config_dir: as of `compose`.
         folder: of the run's plan, metrics, weights and report; without it
             outputs/DATE/TIME_NAME, as of the command.
 
@@ -116,7 +118,8 @@ def verify(
 
     Args:
         recipe: what `compose` takes, or what it returns.
-        overrides, config_dir: as of `compose`; none where the recipe is composed already.
+        overrides: as of `compose`; none where the recipe is composed already.
+        config_dir: as of `compose`.
 
     Returns:
         A row for each layout: relative differences of losses and weights, and whether they are

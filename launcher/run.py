@@ -7,7 +7,6 @@ What few runs need, the placement search and `verify`, is imported where it is c
 from __future__ import annotations
 
 import io
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from flowrun.launcher.report.report import Report
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import Checkpoint, alone, prepare
+from flowrun.launcher.terminal.console import output_width
 
 if TYPE_CHECKING:
     from flowrun.launcher.commands.verify import LayoutComparison
@@ -117,8 +117,7 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
 
     save: where to write the placed recipe, which `overrides` were composed to.
     """
-    terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if terminal else 120
+    terminal, width = sys.stdout.isatty(), output_width()
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
     with console.capture() as text:
         planned = None

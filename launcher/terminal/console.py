@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+
 from rich.console import Console
 
 # The bracket would else be a style, and the reader be told to install what is there.
 NO_PLOT = r"no plot: it needs matplotlib (pip install 'flowrun\[plot]')"
 
 
+def output_width() -> int:
+    """Return the columns of standard output: $COLUMNS, the terminal's, or 120 if it is none."""
+    columns = int(os.environ.get("COLUMNS") or 0)
+    return columns or (shutil.get_terminal_size().columns if sys.stdout.isatty() else 120)
+
+
 def wide_console() -> Console:
-    """Standard output: as wide as the terminal, or wide enough for our tables if it is none."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
+    """Return standard output, as wide as `output_width` says."""
+    return Console(width=output_width())

@@ -1,0 +1,87 @@
+"""What the documentation site shows is made by commands: its pictures, its screens, its pages of
+recipe keys and commands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrun.launcher.cli import COMMANDS, main
+from flowrun.launcher.recipe.schema import RecipeSchema
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "make"))
+
+import command_help  # noqa: E402
+import pictures  # noqa: E402
+import recipe_keys  # noqa: E402
+import screens  # noqa: E402
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_is_what_the_engine_says(name: str) -> None:
+    drawn = str(pictures.PICTURES[name]())
+    assert (pictures.FOLDER / f"{name}.svg").read_text() == drawn, "python docs/make/pictures.py"
+
+
+def shown() -> list[Any]:
+    """Screens, those that start processes marked."""
+    return [
+        pytest.param(
+            screen,
+            id=f"{screen.page.stem}: {screen.command}",
+            marks=() if " plan " in screen.command else pytest.mark.processes,
+        )
+        for screen in screens.screens()
+        if not screen.slow
+    ]
+
+
+@pytest.mark.parametrize("screen", shown())
+def test_a_screen_is_what_the_command_prints(
+    screen: screens.Screen,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", screens.COLUMNS)
+    with pytest.raises(SystemExit):
+        main(shlex.split(screen.command)[1:])
+    printed = capfd.readouterr()
+    assert screens.alike(printed.out + printed.err) == screens.alike(screen.text), (
+        f"python docs/make/screens.py --write {screen.page.relative_to(ROOT)}"
+    )
+
+
+def test_a_screen_that_tells_something_else_is_seen() -> None:
+    lines = screens.alike(
+        "foreseen 1.9 ms, all-gather over data\nnote: 4 ranks share 2 cores of this host\n"
+    )
+    assert lines == ["foreseen #, all-gather over data"]
+    assert lines != screens.alike("foreseen 2.2 ms, all-reduce over data\n")
+
+
+def test_every_recipe_key_has_a_meaning_and_a_type() -> None:
+    page = recipe_keys.page()
+    for dotted, (cls, _) in recipe_keys.sections().items():
+        for key in recipe_keys.keys(cls, dotted):
+            assert key.meaning and key.type, key
+    assert all(f"`{field.name}`" in page for field in dataclasses.fields(RecipeSchema))
+    known = {
+        key.name
+        for at, (cls, _) in recipe_keys.sections().items()
+        for key in recipe_keys.keys(cls, at)
+    }
+    assert set(recipe_keys.UNITS) <= known
+
+
+def test_every_command_has_its_help_on_the_page() -> None:
+    page = command_help.page()
+    assert all(f"## flowrun {name}\n" in page for name in COMMANDS)
