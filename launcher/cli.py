@@ -373,13 +373,13 @@ def calibrate(
     with _errors_shown(given, config_dir):
         from flowrun.launcher.commands import calibrate as story
         from flowrun.launcher.commands.calibrate_ops import show_ops, with_ops
-        from flowrun.launcher.recipe.hardware_keys import of_file, shipped
+        from flowrun.launcher.recipe.hardware_keys import load_shipped, of_file
         from flowrun.launcher.terminal.console import wide_console
 
         console = wide_console()
         recipe = _load(given, config_dir) if given else None
         if recipe is None or not file.exists():
-            base = shipped("cpu")
+            base = load_shipped("cpu")
             console.print("measuring this machine, which takes two to three minutes …", style="dim")
             found = story.calibrate(base, file.stem, story.THOROUGH, story.GROUPS)
             story.write(found.hardware, file)

@@ -66,7 +66,7 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from flowrun.launcher.recipe.compose import regrouped, to_recipe
+    from flowrun.launcher.recipe.compose import regroup, to_recipe
 
     try:
         if HydraConfig.get().job.chdir:
@@ -78,7 +78,7 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
             )
         # as it was typed: what a reference stands for is looked up where its key is read
         chosen: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-        recipe = to_recipe(regrouped(cfg, chosen, config_dir))
+        recipe = to_recipe(regroup(cfg, chosen, config_dir))
         if recipe.launch.name == "slurm":
             from flowrun.launcher.run import settled
 

@@ -15,7 +15,7 @@ from flowrun.launcher.commands import calibrate
 from flowrun.launcher.commands.calibrate_ops import OpTimes
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.hardware_keys import shipped
+from flowrun.launcher.recipe.hardware_keys import load_shipped
 from flowrun.launcher.recipe.schema import Recipe
 
 NAME = "measured"
@@ -26,7 +26,7 @@ _STEPS = 4  # each time: more turns tell more of a machine that others share tha
 def measured_machine(console: Console) -> Hardware:
     """This machine, without ops of models."""
     console.print("measuring this machine …", highlight=False)
-    machine = calibrate.calibrate(shipped("cpu"), NAME, calibrate.THOROUGH, calibrate.GROUPS)
+    machine = calibrate.calibrate(load_shipped("cpu"), NAME, calibrate.THOROUGH, calibrate.GROUPS)
     calibrate.say_if_busy(machine, console)
     return machine.hardware
 

@@ -27,9 +27,9 @@ from flowrun.launcher.place.bound import LaidOut, Whole
 from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.outcome import Bound, Outcome, outcome_of
 from flowrun.launcher.place.space import Branch, Candidate, Space
-from flowrun.launcher.recipe.compose import frozen, resolved, schema, to_recipe
+from flowrun.launcher.recipe.compose import freeze, resolve, schema, to_recipe
 from flowrun.launcher.recipe.hardware_keys import rank_hardware
-from flowrun.launcher.recipe.schema import Recipe, RecipeSchema, changed
+from flowrun.launcher.recipe.schema import Recipe, RecipeSchema, change_keys
 
 KEPT_OPS = 200_000  # of layouts that are kept for later candidates: about 1 kB each
 MANY = 12  # equal blocks from which on candidates are planned with few of them (short.py)
@@ -98,7 +98,7 @@ class Planner:
         Its recipe is the one of recipe_of, but not by way of a tree of OmegaConf and of YAML: with
         the hundreds of numbers that measured ops bring, these would take longer than the planning.
         """
-        recipe = frozen(changed(self._keys, self.keys_of(candidate)))
+        recipe = freeze(change_keys(self._keys, self.keys_of(candidate)))
         return reading(strategy_of(recipe), self.job.data)
 
     @cached_property
@@ -106,7 +106,7 @@ class Planner:
         """The recipe's.  All candidates share what they do not set: answers that are kept of a
         hardware's ops serve all.
         """
-        return resolved(self._merged({}))
+        return resolve(self._merged({}))
 
     def _merged(self, keys: Mapping[str, Any]) -> DictConfig:
         """The recipe with other keys."""

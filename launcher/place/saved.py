@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from flowrun.launcher.place.place import Placed
 from flowrun.launcher.place.planner import without_own
 from flowrun.launcher.recipe.compose import GROUPS, compose, spell
-from flowrun.launcher.recipe.hardware_keys import suited
+from flowrun.launcher.recipe.hardware_keys import choose_profile
 from flowrun.launcher.recipe.hydra_source import (
     GROUP,
     LEFT_OUT,
@@ -98,7 +98,7 @@ def _comments(placed: Placed) -> str:
     best, recipe = placed.best, placed.recipe
     lines = (
         f"{recipe.name} on {recipe.num_ranks} ranks, placed by auto.placement: {best.candidate}.",
-        f"Foreseen on {suited(recipe).name}: {seconds(best.step_s)} a step;"
+        f"Foreseen on {choose_profile(recipe).name}: {seconds(best.step_s)} a step;"
         f" {size(best.bytes)} on rank {best.rank} (stage {best.stage}), which needs most;"
         f" {size(best.sent_bytes)} sent a step; bubble {max(0.0, best.bubble):.0%}.",
     )

@@ -1,5 +1,5 @@
-"""What is wrong with a recipe that no single key tells: each check raises RecipeError with the key,
-the facts and what to write.
+"""Check what the keys of a recipe say together.  Each check raises RecipeError with the key, the
+facts and what to write instead.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _check_optim(recipe: RecipeSchema) -> None:
     _require(
         optim.sparse in SPARSE,
         "optim.sparse",
-        f"{optim.sparse!r} is no way to update tables.",
+        f"{optim.sparse!r} is not one of its values.",
         f"Write {one_of(SPARSE)}.",
     )
     betas = optim.betas
@@ -203,7 +203,7 @@ def _check_auto(recipe: RecipeSchema) -> None:
     _require(
         auto.memory in MEMORY_MODES,
         "auto.memory",
-        f"{auto.memory!r} is no way to weigh memory.",
+        f"{auto.memory!r} is not one of its values.",
         f"Write {one_of(MEMORY_MODES)}.",
     )
     _require(

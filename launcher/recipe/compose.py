@@ -1,7 +1,7 @@
 """conf/ + recipe + overrides -> Recipe, or an error that names the key.
 
-`compose` is Hydra's work; `to_recipe` resolves and checks what one key alone cannot tell, and
-parses the layout.  Neither imports torch.  What a key names (model, data, loss) is looked up in
+`compose` is Hydra's work; `to_recipe` resolves and checks what keys say together, and parses the
+layout.  Neither imports torch.  What a key names (model, data, loss) is looked up in
 build.py.
 """
 
@@ -48,14 +48,15 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
 
     config_dir: a folder of the user's own groups, searched first.  Raises RecipeError.
     """
-    return regrouped(_composed(overrides, config_dir), overrides, config_dir)
+    return regroup(_compose_once(overrides, config_dir), overrides, config_dir)
 
 
-def regrouped(cfg: DictConfig, overrides: list[str], config_dir: str | None = None) -> DictConfig:
-    """The same, where a group is chosen beside a resolved recipe, such as the recipe.yaml of a run.
+def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None) -> DictConfig:
+    """Let a chosen group take effect on a resolved recipe, such as the recipe.yaml of a run.
 
-    That says every key, so that it has the last word and the group (launch=virtual) would change
-    nothing: here the group takes the place of the whole section.
+    Such a recipe sets every key, so that a group of the command line (launch=virtual) would change
+    nothing: here the group replaces the whole section.  cfg: what `overrides` composed to, with the
+    groups of `config_dir`.
     """
     chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, "").strip("'"))
@@ -71,11 +72,11 @@ def regrouped(cfg: DictConfig, overrides: list[str], config_dir: str | None = No
     for group in (g for g in (*GROUPS, *_SECTIONS) if chosen.get(g, "{")[:1] != "{"):
         section = _SECTIONS.get(group, group)
         told = [text for text in overrides if re.match(rf"\+*({group}|{section})[.=]", text)]
-        cfg[section] = _composed(told, config_dir)[section]
+        cfg[section] = _compose_once(told, config_dir)[section]
     return cfg
 
 
-def _composed(overrides: list[str], config_dir: str | None) -> DictConfig:
+def _compose_once(overrides: list[str], config_dir: str | None) -> DictConfig:
     register()
     arguments = spell(overrides)
     if config_dir is not None:
@@ -104,13 +105,13 @@ def to_recipe(cfg: DictConfig) -> Recipe:
     """The composed recipe, resolved, checked and frozen.  Raises RecipeError where it contradicts
     itself.
     """
-    return frozen(resolved(cfg), OmegaConf.to_yaml(cfg, resolve=True))
+    return freeze(resolve(cfg), OmegaConf.to_yaml(cfg, resolve=True))
 
 
-def frozen(tree: RecipeSchema, text: str = "") -> Recipe:
-    """What the keys say, checked.  Raises RecipeError.
+def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
+    """Check the keys and make a Recipe of them.  Raises RecipeError.
 
-    text: the same as YAML; empty of a candidate, which nobody reads.
+    text: the same as YAML; empty for candidates of a search, whose text nobody reads.
     """
     betas = cast(tuple[float, float], tuple(tree.optim.betas))  # a list, after Hydra
     slurm = replace(tree.launch.slurm, setup=tuple(tree.launch.slurm.setup))
@@ -219,9 +220,9 @@ def _spell(override: str) -> str:
     return f"++sbp={','.join(choices)}"
 
 
-def resolved(cfg: DictConfig) -> RecipeSchema:
-    """The keys as typed objects, not yet checked.  Raises RecipeError for one that is unknown, or
-    of another type.
+def resolve(cfg: DictConfig) -> RecipeSchema:
+    """Turn the keys into typed objects, not yet checked.  Raises RecipeError for a key that is
+    unknown or of another type.
     """
     try:
         _check_keys(cfg)
@@ -233,7 +234,7 @@ def resolved(cfg: DictConfig) -> RecipeSchema:
 
 
 def _check_keys(cfg: DictConfig) -> None:
-    """Refuse what `+key=value` added beside the schema."""
+    """Refuse keys that `+key=value` added and the schema does not have."""
     for path in _paths(cfg, schema()):
         raise unknown_key(path, schema())
 

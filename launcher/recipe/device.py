@@ -1,4 +1,4 @@
-"""Whether a recipe runs on the CPU or on CUDA.
+"""Find out whether a recipe runs on the CPU or on CUDA.
 
 The launcher asks NVML, not CUDA: once a process has opened CUDA, its forks cannot use it.
 """
@@ -42,8 +42,8 @@ def may_use_gpus(recipe: Recipe) -> bool:
 
 
 def has_gpus() -> bool:
-    """Of this host: then no process that forks ranks may capture, for the next recipe of a sweep
-    may use them.
+    """Return True if this host has a GPU.  Then no process that forks ranks may capture, since the
+    next recipe of a sweep may use CUDA.
     """
     return _num_gpus() > 0
 

@@ -37,7 +37,7 @@ def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
     """The hardware of one rank.  On CPUs the ranks of a host share its cores, and may share its
     memory.  ranks: on how many it runs, if not on those of its placement.
     """
-    hardware, launch = suited(recipe), recipe.launch
+    hardware, launch = choose_profile(recipe), recipe.launch
     ranks = math.ceil((ranks or recipe.num_ranks) / launch.nnodes)
     levels = on_hosts(hardware.levels, ranks, shares_memory(recipe))
     hardware = replace(hardware, levels=levels)
@@ -50,18 +50,18 @@ def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
     return replace(slowed, cores=cores)
 
 
-def suited(recipe: Recipe) -> Hardware:
-    """The recipe's profile; one of this host's GPUs, if it runs on those and the profile is of a
-    processor (which a recipe that names none gets).
+def choose_profile(recipe: Recipe) -> Hardware:
+    """Choose the recipe's profile, or that of this host's GPUs if the recipe runs on them and its
+    profile is of a processor (as is the profile of a recipe that names none).
     """
     if recipe.hardware.device != CPU or device_type(recipe, here=False) == "cpu":
         return recipe.hardware
-    return shipped(_of_gpu(gpu_name())[0])
+    return load_shipped(_of_gpu(gpu_name())[0])
 
 
 def is_stand_in(recipe: Recipe) -> bool:
     """The profile was chosen for this host's GPUs, and is of another GPU."""
-    return suited(recipe) is not recipe.hardware and not _of_gpu(gpu_name())[1]
+    return choose_profile(recipe) is not recipe.hardware and not _of_gpu(gpu_name())[1]
 
 
 def better_cpu(recipe: Recipe) -> str:
@@ -70,7 +70,7 @@ def better_cpu(recipe: Recipe) -> str:
     """
     from flowrun.engine.runtime.kernels import products  # and torch, which most commands do without
 
-    here = recipe.launch.name == "local" and suited(recipe).name == CPU
+    here = recipe.launch.name == "local" and choose_profile(recipe).name == CPU
     return ZEN5 if here and products.rule() == products.WIDE else ""
 
 
@@ -90,15 +90,15 @@ def shares_memory(recipe: Recipe) -> bool:
     profile is of such ranks: GPUs may be planned for on a machine without.
     """
     launch = recipe.launch
-    if suited(recipe).device != CPU:
+    if choose_profile(recipe).device != CPU:
         return False
     there = launch.name == "local" and launch.nnodes == 1 and sys.platform == "linux"
     return there and launch.transport != "gloo" and device_type(recipe, here=False) == "cpu"
 
 
 @cache
-def shipped(name: str) -> Hardware:
-    """A profile that comes with flowrun."""
+def load_shipped(name: str) -> Hardware:
+    """Load a profile that comes with flowrun."""
     return of_file(Path(__file__).resolve().parents[2] / "conf" / "hardware" / f"{name}.yaml")
 
 
@@ -190,14 +190,14 @@ def _check_mesh(level: Level, below: int, where: str) -> None:
     )
     square = all(len(row) == size and row.isdecimal() and int(row) for row in mesh)
     _require(
-        square and mesh == tuple(map("".join, zip(*mesh, strict=True))) and not _looped(mesh),
+        square and mesh == tuple(map("".join, zip(*mesh, strict=True))) and not _has_loops(mesh),
         f"{where}.mesh",
         f"{', '.join(mesh)} are no links between {size} ranks.",
         "Write a digit for each other rank, the same both ways, 0 for the rank itself.",
     )
 
 
-def _looped(mesh: tuple[str, ...]) -> bool:
+def _has_loops(mesh: tuple[str, ...]) -> bool:
     """True if a rank has a link to itself."""
     return any(row[rank] != "0" for rank, row in enumerate(mesh))
 

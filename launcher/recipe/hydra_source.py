@@ -36,8 +36,8 @@ LEFT_OUT = {
 
 
 def recipe_folders() -> list[Path]:
-    """Where recipes are looked for, first match wins: ./recipes, each of $FLOWRUN_RECIPES, those
-    that come with flowrun.
+    """List the folders that are searched for recipes, in order: ./recipes, those of
+    $FLOWRUN_RECIPES, and the recipes that come with flowrun.
     """
     own = [
         Path(folder).expanduser()

@@ -51,10 +51,11 @@ class FilePosition:
 
 
 def locate(key: str, overrides: list[str], config_dir: str | None = None) -> FilePosition | None:
-    """Where the value of `key` comes from: the command line, else the strongest file that sets it;
-    else where it could be set.
+    """Find where the value of `key` comes from: one of the `overrides` of the command line, else
+    the file that sets it last, else the file that could set it.
 
-    A key that no file says a part of is placed in the recipe, without a line.
+    config_dir: the user's own groups.  A key of which no file has even a part is placed in the
+    recipe, without a line.
     """
     if found := _on_command_line(key, overrides):
         return _with_changes(found, None, overrides)
@@ -141,7 +142,7 @@ def _chosen_file(
 
 
 def _in_file(key: str, file: Path, package: str, overrides: list[str]) -> FilePosition | None:
-    """Where a file says the key, or the longest part of it."""
+    """Find the key, or the longest part of it, in a file."""
     if package and not (key == package or key.startswith(f"{package}.")):
         return None
     inside = key[len(package) :].lstrip(".")
@@ -238,7 +239,7 @@ def _show(node: yaml.Node) -> str:
 
 
 def _flow(tree: Any) -> str:
-    """In YAML's flow style, shortened."""
+    """Write a tree in YAML's flow style, shortened."""
     flow = yaml.safe_dump(tree, default_flow_style=True, width=10_000, sort_keys=False)
     return _shorten(flow.strip())
 

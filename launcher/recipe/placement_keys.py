@@ -89,7 +89,7 @@ def _check_number_of_ranks(stages: Any, ranks: int) -> None:
         raise RecipeError(
             "placement.stages" if count > ranks else "placement.axes",
             f"{count:,} stages of {ranks:,} ranks are more than {MOST_RANKS:,} ranks.",
-            "No machine has so many.",
+            "Choose smaller sizes of the axes, or fewer stages.",
         )
 
 

@@ -60,7 +60,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def from_hydra(error: Exception, schema: DictConfig) -> RecipeError:
-    """What Hydra, OmegaConf or YAML raised while composing, as an error for the user."""
+    """Turn what Hydra, OmegaConf or YAML raised while composing into an error for the user.
+
+    schema: the known keys.
+    """
     for cause in _chain(error):
         match cause:
             case RecipeError():
@@ -117,7 +120,7 @@ def _bad_override(error: OverrideParseException) -> RecipeError:
 
 
 def _meant(word: str, otherwise: str) -> str:
-    """What an argument without = may stand for."""
+    """Guess what an argument without = stands for."""
     known = recipe_names()
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     if near or is_path(word):
@@ -141,16 +144,14 @@ def bad_option(text: str, options: Sequence[str]) -> PlacedError:
     from flowrun.launcher.recipe.compose import schema
 
     word, _, value = text.removeprefix("--").partition("=")
-    keys = _leaves_called(word.replace("-", "_"), schema())
+    keys = _find_leaves(word.replace("-", "_"), schema())
     known = f"Options are {', '.join(options)}."
     instead = f"Write {keys[0]}={value or '…'}: keys of a recipe have no dashes." if keys else known
     return PlacedError("command line", text, "there is no such option.", instead)
 
 
-def _leaves_called(word: str, node: DictConfig) -> list[str]:
-    """Keys of the schema whose last name, or all of it, is a word; of words that are near, if none
-    is.
-    """
+def _find_leaves(word: str, node: DictConfig) -> list[str]:
+    """Find keys of the schema whose last name, or whole name, is `word`, or else resembles it."""
     keys = _leaves(node)
     found = [key for key in keys if word in (key, key.rpartition(".")[2])]
     names = {key.rpartition(".")[2] for key in keys}
@@ -201,18 +202,18 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
     if not key:
         return _no_mapping(reason, schema)
     if OmegaConf.is_dict(OmegaConf.select(schema, key)):
-        return RecipeError(key, _MAPPING, expected(key, schema))
+        return RecipeError(key, _MAPPING, describe_key(key, schema))
     if isinstance(error, InterpolationResolutionError):
         if name := re.search(r"Environment variable '(\w+)'", reason):
             instead = f"export {name[1]}=…, or write ${{oc.env:{name[1]},default}}."
             return RecipeError(key, f"the environment variable {name[1]} is not set.", instead)
         instead = "${a.b} stands for the value of another key of the recipe."
         return RecipeError(key, f"{reason}.", instead)
-    return RecipeError(key, f"{reason}.", expected(key, schema))
+    return RecipeError(key, f"{reason}.", describe_key(key, schema))
 
 
 def _of_list(kind: Any, tree: type = RecipeSchema, prefix: str = "") -> str:
-    """The key of the list whose entries are of a dataclass: OmegaConf does not tell it."""
+    """Find the key of the list whose entries are of a dataclass: OmegaConf does not report it."""
     for name, hint in get_type_hints(tree).items():
         key = f"{prefix}{name}"
         if kind in get_args(hint):
@@ -231,15 +232,17 @@ def _bad_entry(where: str, key: str, error: OmegaConfBaseException) -> RecipeErr
 
 
 def _no_mapping(reason: str, schema: DictConfig) -> RecipeError:
-    """Something else stands where keys are expected; OmegaConf tells the class of the mapping, not
-    its key.
+    """Make the error of a value that stands where keys are expected.  OmegaConf reports the class
+    of the mapping, not its key.
     """
     for key, node in _mappings(schema):
         kind = OmegaConf.get_type(node)
         if kind is not None and f"subclass of {kind.__name__}." in reason:
-            return RecipeError(key, _MAPPING, expected(key, schema))
+            return RecipeError(key, _MAPPING, describe_key(key, schema))
     return RecipeError(
-        "recipe", f"a file of this recipe is no mapping of keys: {reason}.", expected("", schema)
+        "recipe",
+        f"a file of this recipe is no mapping of keys: {reason}.",
+        describe_key("", schema),
     )
 
 
@@ -257,14 +260,14 @@ def unknown_key(key: str, schema: DictConfig) -> RecipeError:
     node = OmegaConf.select(schema, parent) if parent else schema
     known = [str(k) for k in node] if isinstance(node, DictConfig) else []
     what = f"{parent!r} has no key {last!r}." if parent else f"a recipe has no key {last!r}."
-    inside = [] if parent else _leaves_called(last, schema)[:3]
+    inside = [] if parent else _find_leaves(last, schema)[:3]
     if inside and not difflib.get_close_matches(last, known, n=1, cutoff=0.6):
         return RecipeError(key, what, f"Did you mean {one_of(inside)}?")
     return RecipeError(key, what, did_you_mean(last, known))
 
 
-def expected(key: str, schema: DictConfig) -> str:
-    """What a key holds, by its default: "An integer, such as 100."."""
+def describe_key(key: str, schema: DictConfig) -> str:
+    """Describe what a key holds, by its default in the schema: "An integer, such as 100."."""
     kinds = {bool: "true or false", int: "an integer", float: "a number", str: "a word"}
     default: Any = OmegaConf.select(schema, key) if key else schema
     if OmegaConf.is_dict(default):
@@ -300,8 +303,10 @@ def _other(error: Exception) -> RecipeError:
 
 
 def explain(error: FlowrunError, overrides: list[str], config_dir: str | None = None) -> str:
-    """An error as the user sees it: the place and what stands there, then the facts, then what to
-    write instead.
+    """Write an error as the user sees it: the place and what stands there, then the facts, then
+    what to write instead.
+
+    overrides, config_dir: the words of the command line, to find the place of a key.
     """
     lines = [line for text in (error.problem, error.instead) for line in text.splitlines() if line]
     return "\n  ".join([_first_line(error, overrides, config_dir), *lines])

@@ -16,7 +16,7 @@ from flowrun.engine.ir.placement import Placement
 from flowrun.engine.strategy import Pin
 
 Keys = TypeVar("Keys", bound=Any)
-Target = dict[str, Any]  # `_target_`: dotted path of a class or function, beside its arguments
+Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and its arguments
 
 WEIGHTS = "weights"  # the one key of `model` that is no argument of it
 SPARSE = ("exact", "lazy", "off")
@@ -50,7 +50,7 @@ KEEPABLE = (
 
 @dataclass(frozen=True)
 class Task:
-    """How the batch enters the model, and what is made of its output.
+    """A task says how the batch enters the model, and what is computed from its output.
 
     inputs: model argument -> batch field; empty: forward takes the fields by their own names.
     loss: `_target_` of a function or a module, called loss(output, batch) -> scalar mean; null: the
@@ -124,7 +124,7 @@ class Optim:
 
 @dataclass(frozen=True)
 class PlacementSchema:
-    """Where the training runs: ranks = stages x product of the axes.
+    """A placement says where the training runs: ranks = stages x product of the axes.
 
     axes: axis name -> number of ranks, outermost first; an axis of size 1 has no effect.
     stages: a number, or a list of {modules: [patterns], ranks: nested list, one level an axis}.
@@ -143,7 +143,7 @@ class PlacementSchema:
 
 @dataclass(frozen=True)
 class Zero:
-    """What is sharded beyond the layout.
+    """ZeRO shards tensors beyond the layout.
 
     axis: name of an axis; null: the one named data, dp or batch.
     stage: 0: off; 1: the optimizer's state; 2: also accumulated gradients; 3: also the weights.
@@ -192,7 +192,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Auto:
-    """What flowrun decides itself (docs/how_to/auto.md); `parallel=auto` enables it.
+    """Flowrun decides these itself (docs/how_to/auto.md); `parallel=auto` enables it.
 
     enabled: search the layout of every op by its seconds, over all axes together; pins of `sbp`
         stay, unless ignore_user_sbp.
@@ -228,7 +228,7 @@ class Auto:
 
 @dataclass(frozen=True)
 class Train:
-    """How long the training runs and on how much data.
+    """The training: its length and its amount of data.
 
     batch_size: samples of one step, over all ranks and micro-batches.
     micro_batches: parts of the batch that pass the model one after the other.
@@ -290,7 +290,7 @@ class Slurm:
 
 @dataclass(frozen=True)
 class Launch:
-    """What runs the ranks.
+    """The launcher that runs the ranks.
 
     name: local (processes), virtual (all ranks in this process) or slurm (a batch job).
     nnodes: number of hosts; each of them runs the same command.
@@ -317,7 +317,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Engine:
-    """How the plan is made and run.
+    """The engine makes and runs the plan.
 
     register_slots: slots of the registers of readers and boxings; 2: one version ahead.
     overwrites: write results over buffers that nobody reads any more, op by op.
@@ -403,15 +403,15 @@ class RecipeSchema:
     hardware: Hardware = field(default_factory=Hardware)
 
 
-def changed(tree: Keys, keys: Mapping[str, Any]) -> Keys:
-    """The same with some keys, nested, set as a recipe merged over it would: key by key, in dicts
-    too.  keys: of the types that the schema asks for.
+def change_keys(tree: Keys, keys: Mapping[str, Any]) -> Keys:
+    """Return `tree` with some nested keys replaced, as a recipe merged over it would: key by key,
+    in dicts too.  keys: of the types that the schema asks for.
     """
     given = {}
     for key, value in keys.items():
         before = getattr(tree, key)
         if is_dataclass(before):
-            value = changed(before, value)
+            value = change_keys(before, value)
         elif isinstance(before, dict):
             value = before | value
         given[key] = value
@@ -420,7 +420,7 @@ def changed(tree: Keys, keys: Mapping[str, Any]) -> Keys:
 
 @dataclass(frozen=True)
 class Stage:
-    """What one group of ranks owns.
+    """A stage is one group of ranks and the modules that it owns.
 
     modules: patterns of module paths; empty: cut by foreseen time.  placement: the recipe's axes,
     with the sizes of this stage.
@@ -467,7 +467,7 @@ class Recipe:
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """One grid of ranks a stage."""
+        """The grids of ranks, one for each stage."""
         return tuple(stage.placement for stage in self.stages)
 
     @property
@@ -483,7 +483,7 @@ class Recipe:
 
     @property
     def placed_ranks(self) -> int:
-        """That auto.placement places."""
+        """The number of ranks that auto.placement places."""
         return self.auto.ranks or self.num_ranks
 
     @property

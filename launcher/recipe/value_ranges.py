@@ -1,5 +1,5 @@
-"""What values the keys of a recipe may have: the types of what lists and mappings hold, as the
-schema annotates them, and the range of every number, as one table.
+"""Check the values of a recipe's keys: the types of what lists and mappings hold, as the schema
+annotates them, and the range of every number, as one table.
 
 Hydra compares types of keys alone: what lies inside a list or a mapping passes it.
 """
@@ -32,7 +32,7 @@ class Range:
     instead: str = ""
 
     def problem(self, value: float) -> str:
-        """What is wrong with a number, "at least 1": empty if nothing is."""
+        """Say what a number must be, such as "at least 1"; empty if it is in range."""
         begin, low, high, end = _ends(self.interval)
         if not value >= low or (value == low and begin == "("):
             return f"over {low:g}" if begin == "(" else f"at least {low:g}" if low else "0 or more"
@@ -128,9 +128,9 @@ def check_values(recipe: Any) -> None:
 
 
 def check_number(value: Any, row: str, where: str) -> None:
-    """A number that stands at `where` and is one of the kind of a key, such as optim.lr.
+    """Check a number that stands at `where`.
 
-    Raises RecipeError.
+    value: the number.  row: the key whose range applies, such as optim.lr.  Raises RecipeError.
     """
     if isinstance(value, bool):
         return
@@ -149,13 +149,17 @@ def _check(value: Any, kind: Any, key: str, row: str) -> None:
             _check(getattr(value, each.name), hints[each.name], *names)
         return
     if not _is_a(value, kind):
-        raise RecipeError(key, f"{_said(value)} is not {_named(kind)}.", f"Write {_named(kind)}.")
+        raise RecipeError(
+            key, f"{_show_value(value)} is not {_name_type(kind)}.", f"Write {_name_type(kind)}."
+        )
     kind = next((each for each in _choices(kind) if _is_a(value, each)), kind)
     inner = get_args(kind)
     if isinstance(value, Mapping) and len(inner) == 2:
         for name, held in value.items():
             if not _is_a(name, inner[0]):
-                raise RecipeError(key, f"its key {_said(name)} is not {_named(inner[0])}.")
+                raise RecipeError(
+                    key, f"its key {_show_value(name)} is not {_name_type(inner[0])}."
+                )
             _check(held, inner[1], f"{key}.{name}", f"{row}.*")
     elif isinstance(value, list | tuple) and inner:
         for at, held in enumerate(value):
@@ -175,7 +179,7 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """What is inside of lists and mappings is looked at by itself."""
+    """Check the outermost type alone; what lists and mappings hold is checked by itself."""
     if len(_choices(kind)) > 1:
         return any(_is_a(value, each) for each in _choices(kind))
     origin = get_origin(kind) or kind
@@ -187,16 +191,16 @@ def _is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, wide.get(origin, origin))
 
 
-def _named(kind: Any) -> str:
-    """A type as people say it."""
+def _name_type(kind: Any) -> str:
+    """Name a type as people say it."""
     words = {int: "an integer", float: "a number", str: "a word", bool: "true or false"}
     words |= {list: "a list", tuple: "a list", dict: "a mapping", type(None): "null"}
     if len(_choices(kind)) > 1:
-        return " or ".join(map(_named, _choices(kind)))
+        return " or ".join(map(_name_type, _choices(kind)))
     origin = get_origin(kind) or kind
     return words.get(origin, str(origin))
 
 
-def _said(value: Any) -> str:
+def _show_value(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

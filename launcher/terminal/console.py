@@ -1,4 +1,4 @@
-"""Where tables go."""
+"""Make the console that tables are printed to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from rich.console import Console
 
-# The bracket would else be a style, and the reader be told to install what is there.
+# Otherwise the bracket would be a style, and the reader advised to install what is there.
 NO_PLOT = r"no plot: it needs matplotlib (pip install 'flowrun\[plot]')"
 
 

@@ -1,4 +1,4 @@
-"""What a person sees before there is a plan: one line on the terminal that says what is being done.
+"""Show one line on the terminal that says what is being done, before there is a plan.
 
 The next line takes its place, and `clear` takes it away before anything else is printed.  Where
 standard error is no terminal nothing is written.

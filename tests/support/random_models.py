@@ -46,8 +46,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.job import forked as beside
 from flowrun.launcher.job import job
-from flowrun.launcher.recipe.compose import compose, frozen, resolved
-from flowrun.launcher.recipe.schema import changed
+from flowrun.launcher.recipe.compose import compose, freeze, resolve
+from flowrun.launcher.recipe.schema import change_keys
 from flowrun.launcher.run import run
 from flowrun.models.sampling import sample_indices
 from support.random_blocks import BLOCKS, Shape, Skip, Writer, candidates
@@ -677,7 +677,7 @@ def recipe_in(model: Model, layout: str) -> Any:
     given = model.recipe
     keys = {key: given[key] for key in ("model", "data", "task", "optim", "train")}
     tree = _template(next(iter(given["defaults"][0].values())), layout)
-    return frozen(changed(tree, {**keys, "sbp": given.get("sbp", {})}))
+    return freeze(change_keys(tree, {**keys, "sbp": given.get("sbp", {})}))
 
 
 @functools.cache
@@ -687,7 +687,7 @@ def _template(optim: str, layout: str) -> Any:
     given = {key: value for key, value in given.items() if key not in ("optim", "task")}
     with tempfile.TemporaryDirectory() as folder, inside(Path(folder)):
         Path("recipe.yaml").write_text(yaml.safe_dump(given))
-        return resolved(compose(["recipe=recipe.yaml", "engine.cache=false", *LAYOUTS[layout]]))
+        return resolve(compose(["recipe=recipe.yaml", "engine.cache=false", *LAYOUTS[layout]]))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from flowrun.engine.runtime.calibration.calibration import ProbeSizes
 from flowrun.launcher.commands import calibrate
 from flowrun.launcher.commands.calibrate_ops import show_ops, with_ops
 from flowrun.launcher.recipe.compose import load
-from flowrun.launcher.recipe.hardware_keys import of_file, shipped
+from flowrun.launcher.recipe.hardware_keys import load_shipped, of_file
 
 SMALL = ProbeSizes(
     products=((16, 16, 16), (64, 64, 64)),
@@ -30,7 +30,7 @@ SMALL = ProbeSizes(
 
 @pytest.mark.processes
 def test_a_profile_is_measured_written_and_taken_by_a_recipe(tmp_path: Path) -> None:
-    base = shipped("cpu")
+    base = load_shipped("cpu")
     found = calibrate.calibrate(base, "mine", SMALL, (2,))
     file = tmp_path / "hardware" / "mine.yaml"
     calibrate.write(found.hardware, file)
@@ -58,7 +58,7 @@ def test_the_ops_of_a_recipe_are_added_to_a_profile(tmp_path: Path) -> None:
     given = ["recipe=gpt_dp", "model.depth=1", "data.max_bytes=100000", "eval.batches=0"]
     recipe = load([*given, "launch=virtual", "engine.cache=false"])
     before = {"aten.mm.default": {"fp32 1x1 1x1 1x1": 3.0}}
-    found = with_ops(replace(shipped("cpu"), ops=before), [recipe], steps=1)
+    found = with_ops(replace(load_shipped("cpu"), ops=before), [recipe], steps=1)
     assert found.ops["aten.mm.default"]["fp32 1x1 1x1 1x1"] == 3.0
     assert len(found.ops["aten.mm.default"]) > 1
 
