@@ -43,7 +43,7 @@ from flowrun.engine.runtime.calibration.calibration import (
 )
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
-from flowrun.engine.runtime.transport import neighbours
+from flowrun.engine.runtime.transport import host_peers
 from flowrun.engine.runtime.transport.links import Links
 
 SHARED, GLOO = "shared memory", "gloo"
@@ -109,7 +109,7 @@ def calibrate(
     the first, whose ranks should have a core each, and their latency in a crowd to others that
     have not.
     """
-    transports = (SHARED, GLOO) if neighbours.AVAILABLE else (GLOO,)
+    transports = (SHARED, GLOO) if host_peers.AVAILABLE else (GLOO,)
     hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
     sessions = [
         Session(
