@@ -366,7 +366,7 @@ class Job:
     def saved(self) -> dict[str, tuple[Shape, torch.dtype]]:
         """Shape and type of every tensor that is written at the end, what is not trained too."""
         plan = self.training.plan
-        found = {v.name: plan.graph.tensors[v.tensor] for v in weights.saved(plan)}
+        found = {v.name: plan.graph.tensors[v.tensor] for v in weights.saved_variables(plan)}
         trained = {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()}
         given = self.initial
         return trained | {name: (given.shape(name), given.dtype(name)) for name in self.unused}

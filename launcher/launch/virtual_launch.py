@@ -76,7 +76,7 @@ def execute_virtual(
             raise RunError(where, problem) from error
         raise
     if recipe.train.save:
-        files = weights.files(record.folder, job.saved, job.about(recipe.train.steps))
+        files = weights.plan_files(record.folder, job.saved, job.about(recipe.train.steps))
         write_whole(files, _shards(job, cluster))
     return Log(
         tuple(record.steps),

@@ -169,7 +169,7 @@ class Worker:
         if self.job.recipe.launch.nnodes > 1:
             self._save_apart(rank, shards, about, events)
             return
-        files = weights.files(self.folder, self.job.saved, about)
+        files = weights.plan_files(self.folder, self.job.saved, about)
         if rank == 0:
             for file in files:
                 file.begin()

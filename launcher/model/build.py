@@ -1,4 +1,4 @@
-"""What a recipe names, made: model, data set, loss and metrics.
+"""Make what a recipe names: model, data set, loss and metrics.
 
 Each mistake is a RecipeError at the key that names it.  The working directory is importable, so
 that a recipe may name the user's own files.
@@ -26,8 +26,8 @@ from torch.utils.data import Dataset
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.model.dataset_checks import check_items, check_kind
-from flowrun.launcher.model.deferred import LEAST_BYTES, deferred
-from flowrun.launcher.model.initial import Initial, initial_of, named
+from flowrun.launcher.model.deferred import LEAST_BYTES, defer
+from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
 from flowrun.launcher.model.pretrained import weights_of
 from flowrun.launcher.recipe.recipe_errors import did_you_mean
 from flowrun.launcher.recipe.schema import Recipe, Target
@@ -70,10 +70,10 @@ def instantiate_model(recipe: Recipe) -> nn.Module:
     """The model as plain torch makes it, whole: its weights drawn from `train.seed`, or read from
     `model.weights`.
     """
-    with _seeded(recipe):
+    with _keep_random_state(recipe):
         model = _make_model(recipe)
     if recipe.weights:
-        tensors = named(model)
+        tensors = named_tensors(model)
         with torch.no_grad():
             for name, value in weights_of(model, recipe.weights).items():
                 tensors[name].copy_(value)
@@ -87,8 +87,8 @@ def describe_model(recipe: Recipe, draws: bool = True) -> Described:
     draws: False is for a plan alone: nothing random is drawn, and initial values are any.
     """
     try:
-        with _seeded(recipe):
-            model, initial = deferred(lambda: _make_model(recipe), draws=draws)
+        with _keep_random_state(recipe):
+            model, initial = defer(lambda: _make_model(recipe), draws=draws)
     except Exception as error:  # our doing, or it comes again
         model = instantiate_model(recipe)
         why = " ".join(str(error).split())
@@ -108,8 +108,8 @@ def describe_model(recipe: Recipe, draws: bool = True) -> Described:
 
 
 @contextmanager
-def _seeded(recipe: Recipe) -> Iterator[None]:
-    """The global random state is left alone."""
+def _keep_random_state(recipe: Recipe) -> Iterator[None]:
+    """Leave the global random state as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.train.seed)
         yield
@@ -154,7 +154,7 @@ def _freeze(module: nn.Module, prefix: str, groups: Mapping[str, Any]) -> None:
 
 
 def is_freezing(keys: Any) -> bool:
-    """Whether a group of `optim.groups` says if its parameters are frozen."""
+    """Return True if a group of `optim.groups` says whether its parameters are frozen."""
     return isinstance(keys, Mapping) and "frozen" in keys
 
 
@@ -183,8 +183,9 @@ def instantiate_metrics(recipe: Recipe) -> dict[str, LossFunction]:
 
 
 def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) -> dict[str, str]:
-    """model argument -> batch field, by `task.inputs` or by equal names; every field is one that
-    items have.
+    """Map arguments of the model to batch fields, by the recipe's `task.inputs` or by equal names.
+
+    item: one of the data set.  Raises RecipeError for a field that it lacks.
     """
     parameters = inspect.signature(model.forward).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -218,11 +219,11 @@ def _make(target: Target, where: str) -> Any:
     if "_args_" not in target:
         check_arguments(made_by, arguments, where)
     _check_targets_within(arguments, where)
-    return _instantiated(target, str(target["_target_"]), where)
+    return _instantiate(target, str(target["_target_"]), where)
 
 
 def _check_targets_within(arguments: Mapping[str, Any], where: str) -> None:
-    """Their paths alone: a config of transformers takes more than its signature tells."""
+    """Check the paths alone: a config of transformers takes more than its signature shows."""
     for key, value in arguments.items():
         if isinstance(value, Mapping):
             if "_target_" in value:
@@ -241,11 +242,11 @@ def _partial(target: Target, where: str) -> LossFunction:
     ):  # a loss module: made once, then called
         return _make(target, where)  # type: ignore[no-any-return]
     check_arguments(function, arguments, where, positional=2)
-    made = _instantiated({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
+    made = _instantiate({"arguments": arguments}, str(target["_target_"]), where)["arguments"]
     return functools.partial(function, **made) if made else function  # type: ignore[no-any-return]
 
 
-def _instantiated(target: Target, name: str, where: str) -> Any:
+def _instantiate(target: Target, name: str, where: str) -> Any:
     try:
         return instantiate(target, _convert_="all")
     except Exception as error:
@@ -263,7 +264,11 @@ def _is_hydra_word(key: str) -> bool:
 def check_arguments(
     made_by: Any, arguments: Mapping[str, Any], where: str, positional: int = 0
 ) -> None:
-    """Names of arguments against the signature; values are the callee's own business."""
+    """Compare the names of `arguments` with the signature of `made_by`, not their values.
+
+    where: the key of the recipe.  positional: how many arguments are given by position.  Raises
+    RecipeError for one that is unknown or missing.
+    """
     try:
         parameters = list(inspect.signature(made_by).parameters.values())[positional:]
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Whether a data set's items are what a recipe needs, one by one and many at once."""
+"""Check that a data set's items are what a recipe needs, one by one and many at once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_kind(data: Any) -> None:
 
 
 def check_items(data: Any) -> None:
-    """Of a map-style data set with two items or more.  Raises RecipeError."""
+    """Check a map-style data set with two items or more.  Raises RecipeError."""
     with data_errors():
         items = [item_of(data, number) for number in (0, 1)]
         expected = collated(items, (0, 1))
@@ -71,7 +71,7 @@ def check_items(data: Any) -> None:
 
 @contextmanager
 def data_errors() -> Iterator[None]:
-    """What a data set raises becomes a RecipeError with the item and the user's own line."""
+    """Turn what a data set raises into a RecipeError with the item and the user's own line."""
     try:
         yield
     except FlowrunError:
@@ -93,7 +93,7 @@ def random_fields(data: Any) -> list[str]:
 
 
 def _check_alone(data: Any, item: Mapping[str, Tensor], field: str, name: str) -> None:
-    """What makes a field of the index alone makes that of the item.  Raises RecipeError."""
+    """Check that a field made from the index alone equals that of the item.  Raises RecipeError."""
     try:
         alone = getattr(data, name)(0)
         fact = f"makes {alone!r}; the item's {field!r} is {item.get(field)!r}."
@@ -109,7 +109,7 @@ def _check_alone(data: Any, item: Mapping[str, Tensor], field: str, name: str) -
 
 
 def _wrong(data: Any, expected: Mapping[str, Tensor]) -> str:
-    """What is wrong with two items made at once, beside the same two made one by one."""
+    """Say how two items made at once differ from the same two made one by one."""
     try:
         made = batch_of(data, torch.tensor([0, 1]))
     except Exception as error:

@@ -2,13 +2,13 @@
 
 While the constructor runs, each op passes by here.  What takes few bytes runs as ever.  A larger
 tensor is one of the CPU like any other, but its storage has no memory; what an op does to it is a
-Value (replay.py).  Ops that draw are done at once all the same, on memory that is dropped, so that
-the generator is always where plain torch has it; its state before them is kept.  If Python asks
-for a value, it is made there and then.  What cannot be told so (a thread, a pointer that is asked
-for) ends the recording: build.py then makes the model whole, with a note that says why.
+StorageValue (replay.py).  Ops that draw are executed nevertheless, on memory that is dropped, so
+that the generator is always where plain torch has it; its state before them is kept.  If Python
+asks for a value, it is made at that moment.  What cannot be recorded (a thread, a pointer that is
+asked for) ends the recording: build.py then makes the model whole, with a note that says why.
 
 Relied upon of torch (tests/launcher/model/test_deferred.py): a storage with a size and no memory;
-schemas that tell what an op writes to, and tags that tell what it draws.
+schemas that say what an op writes to, and tags that say whether it draws.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from flowrun.engine.runtime.process.heap import trim_above
 from flowrun.launcher.model import op_schema
-from flowrun.launcher.model.initial import Initial, InitialSource, named
+from flowrun.launcher.model.initial import Initial, InitialSource, named_tensors
 from flowrun.launcher.model.op_schema import dense
 from flowrun.launcher.model.replay import (
     Geometry,
@@ -50,14 +50,14 @@ class Unrecordable(Exception):
     """A constructor does what cannot be remembered."""
 
 
-def deferred(
+def defer(
     make: Callable[[], nn.Module], *, draws: bool = True, least_bytes: int = LEAST_BYTES
 ) -> tuple[nn.Module, Initial]:
-    """A module whose larger parameters and buffers have no memory, and their values.
+    """Make a module whose larger parameters and buffers have no memory, and record their values.
 
-    All other tensors that it refers to have theirs.  draws: False: nothing random is drawn, for a
-    plan alone, and random values are any.  Raises Unrecordable; what `make` raises may be our own
-    doing: try without this.
+    Tensors of fewer than `least_bytes` have memory.  draws: if False, nothing random is drawn, as
+    for a plan alone, and random values are arbitrary.  Raises Unrecordable.  An error of `make` may
+    be caused by the recording: try without it.
     """
     recorder = _Recorder(draws, least_bytes)
     with trim_above(LEAST_BYTES), _no_threads(recorder), recorder, _Escapes(recorder):
@@ -65,14 +65,14 @@ def deferred(
     if recorder.failed:  # and the constructor caught it
         raise recorder.failed
     sources: dict[str, InitialSource] = {}
-    for name, tensor in named(model).items():
+    for name, tensor in named_tensors(model).items():
         sources[name] = recorder.view(tensor) or (tensor, tensor.dtype)
-    recorder.make_others(named(model).values())
+    recorder.make_others(named_tensors(model).values())
     return model, Initial(sources)
 
 
 class _Recorder(TorchDispatchMode):
-    """What storages without memory hold.
+    """Record what storages without memory hold.
 
     values: by storage.  known: storages that were made for Python to look at, until the next are.
     """
@@ -90,7 +90,7 @@ class _Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """As in engine/runtime/kernels/live_bytes.py."""
+        """Return True, as in engine/runtime/kernels/live_bytes.py."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,7 +102,7 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))
         late = [self.defers(x) for x in leaves]
-        written = op_schema.written(func, args, kwargs)
+        written = op_schema.find_written(func, args, kwargs)
         places = tuple(k for k, x in enumerate(leaves) if id(x) in written)
         if not any(late[k] for k in places):
             return (
@@ -110,11 +110,11 @@ class _Recorder(TorchDispatchMode):
                 if places
                 or not op_schema.makes_tensors(func)
                 or not all(map(op_schema.ordinary, leaves))
-                else self._made(func, leaves, spec, late)
+                else self._record_maker(func, leaves, spec, late)
             )
         if not all(late[k] for k in places):
             raise self.cannot(f"{func} writes to tensors with and without memory")
-        return self._changed(func, leaves, spec, places)
+        return self._record_writer(func, leaves, spec, places)
 
     # ------------------------------------------------------------------ kinds of ops
 
@@ -135,16 +135,16 @@ class _Recorder(TorchDispatchMode):
         ]
         return tree_unflatten(apart, out)
 
-    def _made(self, func: Any, leaves: list[Any], spec: TreeSpec, late: list[bool]) -> Any:
-        """An op that makes tensors of its own."""
+    def _record_maker(self, func: Any, leaves: list[Any], spec: TreeSpec, late: list[bool]) -> Any:
+        """Record an op that makes tensors of its own."""
         state = None
         if op_schema.draws(func) and self.draws:
             state = op_schema.generator(leaves).get_state()
             made = self._in_memory(func, list(leaves), spec, late)
         else:
             try:
-                made = op_schema.on_meta(func, leaves, spec)
-            except Exception:  # torch cannot tell what comes, or the constructor is wrong
+                made = op_schema.run_on_meta(func, leaves, spec)
+            except Exception:  # torch does not know the result, or the constructor is wrong
                 return self._in_memory(func, leaves, spec, late)
         results, out = tree_flatten(made)
         tensors = [x for x in results if x is not None]
@@ -165,10 +165,10 @@ class _Recorder(TorchDispatchMode):
         ]
         return tree_unflatten(bare, out)
 
-    def _changed(
+    def _record_writer(
         self, func: Any, leaves: list[Any], spec: TreeSpec, places: tuple[int, ...]
     ) -> Any:
-        """An op that writes to tensors without memory."""
+        """Record an op that writes to tensors without memory."""
         if not op_schema.returns_what_it_writes(func):
             raise self.cannot(f"{func} writes to a tensor and makes another")
         first = leaves[places[0]]
@@ -186,7 +186,7 @@ class _Recorder(TorchDispatchMode):
             del values
         elif not (fills and op_schema.draws(func)):
             try:
-                op_schema.on_meta(func, leaves, spec)
+                op_schema.run_on_meta(func, leaves, spec)
             except Exception as error:
                 raise self.cannot(f"{func} is not understood: {error}") from error
         call = self._call(func, leaves, spec, places, [], state, blank=first if fills else None)
@@ -206,7 +206,7 @@ class _Recorder(TorchDispatchMode):
         return dense(x) and x.untyped_storage()._cdata in self.values
 
     def view(self, tensor: Tensor) -> View | None:
-        """What it shows; None if it has memory."""
+        """Return the view that a tensor is of a value; None if it has memory."""
         if not self.defers(tensor):
             return None
         if tensor.is_conj() or tensor.is_neg():
@@ -214,12 +214,12 @@ class _Recorder(TorchDispatchMode):
         return View(self.values[tensor.untyped_storage()._cdata], Geometry.of(tensor))
 
     def cannot(self, why: str) -> Unrecordable:
-        """To be raised."""
+        """Make the error that ends the recording."""
         self.failed = Unrecordable(why)
         return self.failed
 
     def look(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """What a function of Python's makes of its values."""
+        """Call a function of Python on the values of a tensor, which are made for it."""
         self.rests = True
         try:
             return func(self._values([tensor])[0], *args, **kwargs)
@@ -249,7 +249,7 @@ class _Recorder(TorchDispatchMode):
         return set(self.storages)
 
     def _values(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """For somebody who only reads."""
+        """Make the values of tensors for a caller that only reads them."""
         views = [view for view in map(self.view, tensors) if view]
         self._living()
         current = set(self.values.values())
@@ -317,7 +317,7 @@ class _Escapes(TorchFunctionMode):
 
 
 def _deep_copy(x: Tensor, memo: dict[Any, Any]) -> Tensor:
-    """As torch's: of tensors that share a storage, the copies do too."""
+    """Copy as torch does: copies of tensors that share a storage share one, too."""
     if id(x) in memo:
         return memo[id(x)]  # type: ignore[no-any-return]
     storage, copies = x.untyped_storage(), memo.setdefault("torch", {})
@@ -346,6 +346,6 @@ def _no_threads(recorder: _Recorder) -> Iterator[None]:
 
 
 def _copy(x: Tensor) -> Tensor:
-    """Values that a call keeps, with the same strides: whoever has them may change them."""
+    """Copy values that a call keeps, with the same strides: their owner may change them."""
     one = x.detach()[tuple(slice(0, 1) if not stride else slice(None) for stride in x.stride())]
     return Geometry.of(one).from_start.empty().copy_(one).expand(x.shape)

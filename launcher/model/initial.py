@@ -43,17 +43,17 @@ class Initial(Mapping[str, Tensor]):
         return len(self.sources)
 
     def but(self, values: Mapping[str, Tensor]) -> Initial:
-        """With other values, converted to dtypes as they are."""
+        """Replace values, converted to the dtypes that they have here."""
         changed = {name: (value, self.dtype(name)) for name, value in values.items()}
         return Initial({**self.sources, **changed})
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a value, before it is made."""
+        """Return the shape of a value, which need not be made for it."""
         source = self.sources[name]
         return source.geometry.size if isinstance(source, View) else tuple(source[0].shape)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of a value, before it is made."""
+        """Return the dtype of a value, which need not be made for it."""
         source = self.sources[name]
         return source.geometry.dtype if isinstance(source, View) else source[1]
 
@@ -73,16 +73,16 @@ class Initial(Mapping[str, Tensor]):
 
 
 def initial_of(model: nn.Module) -> Initial:
-    """Of a model that has its values."""
-    return Initial({name: (tensor, tensor.dtype) for name, tensor in named(model).items()})
+    """Return the initial values of a model whose tensors have memory."""
+    return Initial({name: (tensor, tensor.dtype) for name, tensor in named_tensors(model).items()})
 
 
 def with_values(initial: Initial, tensors: Mapping[str, Tensor]) -> Initial:
-    """With the values of other tensors, which have them: those of a loss."""
+    """Add the values of other tensors that have memory, such as those of a loss."""
     others = {name: tensor for name, tensor in tensors.items() if name not in initial}
     return Initial({**initial.sources, **{n: (t, t.dtype) for n, t in others.items()}})
 
 
-def named(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, a tied one by its first name."""
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, a tied one by its first."""
     return dict((*model.named_parameters(), *model.named_buffers()))

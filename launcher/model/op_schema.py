@@ -1,4 +1,4 @@
-"""What torch tells of an op before it runs, and what it does not tell: for deferred.py.
+"""Ask torch what an op will do before it runs; lists say what torch does not know (deferred.py).
 
 An op's schema says what it writes to and what it makes; its tags, whether it draws random numbers.
 On the meta device it says how its results will lie.  Which ops read nothing, and which functions of
@@ -42,7 +42,7 @@ ESCAPES = frozenset(
 
 
 def name_of(op: Any) -> str:
-    """Without its overload."""
+    """Return the name of an op without its overload."""
     return str(op.overloadpacket.__name__)
 
 
@@ -75,8 +75,8 @@ def returns_what_it_writes(op: Any) -> bool:
     return all(alias is not None and alias.is_write for alias in aliases)
 
 
-def written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
-    """Ids of the tensors that it writes to."""
+def find_written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
+    """Return the ids of the tensors that an op writes to, among its `args` and `kwargs`."""
     given = [
         args[k] if k < len(args) else kwargs.get(argument.name)
         for k, argument in enumerate(op._schema.arguments)
@@ -85,8 +85,12 @@ def written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]
     return {id(x) for x in tree_leaves(given) if isinstance(x, Tensor)}
 
 
-def on_meta(op: Any, leaves: Sequence[Any], spec: TreeSpec) -> Any:
-    """What it would return, on the meta device.  Raises where torch cannot tell."""
+def run_on_meta(op: Any, leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    """Call an op on the meta device.
+
+    op: the op.  leaves, spec: its arguments, flattened by pytree.  Raises where torch does not know
+    the result.
+    """
     args, kwargs = tree_unflatten(list(map(_without_values, leaves)), spec)
     if any(x.name == "device" for x in op._schema.arguments):
         kwargs = {**kwargs, "device": torch.device("meta")}
@@ -100,7 +104,7 @@ def _without_values(x: Any) -> Any:
 
 
 def generator(leaves: Sequence[Any]) -> torch.Generator:
-    """Of an op that draws."""
+    """Find the generator of an op that draws, among its flat arguments."""
     given = (x for x in leaves if isinstance(x, torch.Generator))
     return next(given, torch.default_generator)
 

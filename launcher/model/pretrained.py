@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
-from flowrun.launcher.model.initial import named
+from flowrun.launcher.model.initial import named_tensors
 
 KEY = "model.weights"
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "weights.safetensors")
@@ -35,7 +35,7 @@ def weights_of(model: nn.Module, path: str) -> dict[str, Tensor]:
     found = read(Path(path).expanduser())
     state = model.state_dict(keep_vars=True)
     _check_names(model, state, found, path)
-    names = {id(tensor): name for name, tensor in named(model).items()}
+    names = {id(tensor): name for name, tensor in named_tensors(model).items()}
     return {names[id(state[name])]: value for name, value in found.items() if name in state}
 
 
@@ -87,9 +87,9 @@ def _check_names(
         if name in found and found[name].shape != value.shape
     ]
     problems = (
-        _counted(missing, "are missing"),
-        _counted(unexpected, "are not the model's"),
-        _counted(shapes, "have another shape"),
+        _count_names(missing, "are missing"),
+        _count_names(unexpected, "are not the model's"),
+        _count_names(shapes, "have another shape"),
     )
     if any(problems):
         raise RecipeError(
@@ -99,7 +99,7 @@ def _check_names(
         )
 
 
-def _counted(names: Iterable[str], what: str) -> str:
+def _count_names(names: Iterable[str], what: str) -> str:
     names = list(names)
     shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
     return f"{len(names)} {what}: {shown}" if names else ""

@@ -27,7 +27,7 @@ Storages = dict["StorageValue", torch.UntypedStorage]
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How a tensor lies in its storage, in elements."""
+    """The shape, strides and offset of a tensor in its storage, in elements."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -36,13 +36,13 @@ class Geometry:
 
     @staticmethod
     def of(tensor: Tensor) -> Geometry:
-        """That of a tensor."""
+        """Return the geometry of a tensor."""
         offset = int(tensor.storage_offset())
         return Geometry(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
 
     @property
     def num_bytes(self) -> int:
-        """From the start of the storage to the last element."""
+        """The bytes from the start of the storage to the last element."""
         if 0 in self.size:
             return 0
         last = sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
@@ -69,7 +69,7 @@ class Geometry:
         return bare.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload,no-any-return]
 
     def empty(self, device: str = "cpu") -> Tensor:
-        """One of its own, from the start of a storage of its own."""
+        """Make a tensor of this shape at the start of a storage of its own."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
 
 
@@ -99,8 +99,8 @@ class RecordedCall:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StorageValue:
-    """What a storage holds: behind a call its result `place`, or what it made of the leaf
-    `-1 - place`; without a call zeros.
+    """The content of a storage: result `place` of a call, or its leaf `-1 - place` as the call
+    changed it; zeros without a call.
     """
 
     num_bytes: int
@@ -121,14 +121,14 @@ def replay(
     known: Mapping[StorageValue, torch.UntypedStorage] | None = None,
     stays: Callable[[StorageValue], bool] = lambda value: False,
 ) -> tuple[list[Tensor], Storages]:
-    """Tensors with values, on the CPU; those of one Value share its storage.
+    """Make the `wanted` tensors on the CPU; those of one StorageValue share its storage.
 
-    known: storages that are there already.  stays: Values to be returned too, where they come up on
-    the way; nobody may write to these.
+    known: storages that exist already.  stays: says which further values to return if they occur;
+    nobody may write to these.
     """
     storages: Storages = dict(known or {})
-    calls, made, readers = _needed(wanted, storages)
-    with _as_recorded(), torch.no_grad():
+    calls, made, readers = _find_needed(wanted, storages)
+    with _recorded_settings(), torch.no_grad():
         for call in calls:
             _run(call, made[call], storages, readers, stays)
     tensors = [view.geometry.on(_storage(storages, view.value)) for view in wanted]
@@ -136,15 +136,17 @@ def replay(
 
 
 def perform(op: Any, leaves: Sequence[Any], spec: TreeSpec) -> list[Any]:
-    """The results of an op, flat."""
+    """Call `op` with flat arguments `leaves` in the structure `spec`; return flat results."""
     args, kwargs = tree_unflatten(leaves, spec)
     return tree_leaves(op(*args, **kwargs))
 
 
-def _needed(
+def _find_needed(
     wanted: Sequence[View], known: Storages
 ) -> tuple[list[RecordedCall], dict[RecordedCall, list[StorageValue]], Counter[StorageValue]]:
-    """Calls, each behind those that it depends on; which Values of each are read; how often."""
+    """Sort the calls that are needed, each after those that it depends on; say which values of each
+    are read, and how often.
+    """
     calls: list[RecordedCall] = []
     made: dict[RecordedCall, list[StorageValue]] = {}
     readers = Counter(view.value for view in wanted)
@@ -220,8 +222,8 @@ def _own(result: Tensor, geometry: Geometry, taken: set[int]) -> torch.UntypedSt
 
 
 @contextmanager
-def _as_recorded() -> Iterator[None]:
-    """One thread, as the launcher has; the generator and the default dtype are put back."""
+def _recorded_settings() -> Iterator[None]:
+    """Use one thread, as the launcher does, and restore the generator and the default dtype."""
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     if threads > 1:  # a launcher never had more: its workers are forked
         torch.set_num_threads(1)

@@ -1,9 +1,9 @@
 """Checkpoints of a run: RUN_DIR/checkpoints/step_00000200, complete or not there at all.
 
 One is written by all ranks under another name, and renamed by the launcher, so that a run that is
-killed leaves the last good one. Beside the tensors (engine/runtime/drivers/logical_checkpoint.py)
-lie recipe.yaml, which trained it, and checkpoint.json. There is no more to know: the samples of a
-step, its learning rate and its random numbers are functions of the seed and the step.
+killed leaves the last good one.  With the tensors (engine/runtime/drivers/logical_checkpoint.py)
+it holds recipe.yaml, which trained it, and checkpoint.json.  Nothing more is needed: the samples of
+a step, its learning rate and its random numbers are functions of the seed and the step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flowrun.engine.errors import RecipeError
 FOLDER, ABOUT, RECIPE = "checkpoints", "checkpoint.json", "recipe.yaml"
 WEIGHTS, AVERAGES = "weights.safetensors", "ema.safetensors"  # what a run ends with (weights.py)
 PARTIAL = ".partial"  # ends the name of what is not complete yet
-_STEP = re.compile(r"step_(\d{8,})")  # a user may keep copies beside: step_00000200_copy
+_STEP = re.compile(r"step_(\d{8,})")  # a user may keep copies: step_00000200_copy
 _LEFT = re.compile(r"(gone_)?step_\d{8,}\.partial")
 
 
@@ -48,7 +48,7 @@ class Checkpoint:
     step: int
 
     def about(self) -> About:
-        """What it says of itself."""
+        """The content of checkpoint.json."""
         return About(**json.loads((self.folder / ABOUT).read_text()))
 
     def recipe(self) -> Mapping[str, Any]:
@@ -91,7 +91,7 @@ def alone(run_folder: Path, hosts: int) -> Iterator[None]:
 
 
 def prepare(run_folder: Path, resumed: bool) -> None:
-    """Before any rank starts: what a killed run left half written goes, and nothing else.
+    """Remove what a killed run left half written, and nothing else, before any rank starts.
 
     Raises RecipeError where a new run would mix its checkpoints with those of another.
     """
@@ -111,7 +111,10 @@ def prepare(run_folder: Path, resumed: bool) -> None:
 
 
 def begin(run_folder: Path, about: About, recipe: str) -> Path:
-    """A folder to be filled by all ranks, then completed."""
+    """Make a folder for all ranks to fill, which `complete` renames.
+
+    about: goes to checkpoint.json.  recipe: goes to recipe.yaml.  run_folder: holds checkpoints/.
+    """
     folder = run_folder.absolute() / FOLDER / f"step_{about.step:08d}{PARTIAL}"
     folder.mkdir(parents=True)
     (folder / RECIPE).write_text(recipe)
@@ -120,9 +123,10 @@ def begin(run_folder: Path, about: About, recipe: str) -> Path:
 
 
 def complete(folder: Path, keep: int) -> None:
-    """All ranks have written, and metrics.jsonl has their steps: from now on the checkpoint counts.
+    """Make a checkpoint count: all ranks have written it, and metrics.jsonl has its steps.
 
-    keep: how many stay, 0 all.  Later ones are of a run that was gone back on: they go.
+    keep: the number of checkpoints that stay; 0: all.  Later ones, of a run that was resumed from
+    an earlier step, are removed.
     """
     done = folder.with_name(folder.name.removesuffix(PARTIAL))
     if done.exists():  # of a run that was gone back on
@@ -144,7 +148,7 @@ def _remove(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """What is in a file, or the names in a folder, is on disk."""
+    """Wait until the content of a file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,8 @@
 """A safetensors file that is written region by region, by one process or by several at once.
 
-Where a tensor lies follows from names, shapes and types, so that each region is written by whoever
-has it, and nobody holds more than that.  The file has another name until all of it is on disk.
+Where a tensor lies follows from names, shapes and types, so that each region is written by the
+process that has it, and none holds more than that.  The file has another name until all of it
+is on disk.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -50,10 +51,10 @@ DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """Where everything in a file is.
+    """The layout of a file: the place of everything in it.
 
-    path: of the file, once it is complete.  header: what it begins with.  starts: tensor -> where
-    its first byte is, under each of its names.  num_bytes: of the file.
+    path: of the file, once it is complete.  header: its first bytes.  starts: tensor -> offsets of
+    its first byte, one for each of its names.  num_bytes: size of the file.
     """
 
     path: Path
@@ -63,12 +64,14 @@ class TensorFile:
 
     @staticmethod
     def of(
-        path: Path, names: Mapping[str, str], contents: Contents, told: Mapping[str, str]
+        path: Path, names: Mapping[str, str], contents: Contents, metadata: Mapping[str, str]
     ) -> TensorFile:
-        """names: in the file -> among the contents; a tensor with two names is there twice, so that
-        torch and others load it by any.  told: what the file says of itself.
+        """Lay out a file at `path`.
+
+        names: name in the file -> name among the contents.  A tensor with two names is written
+        twice, so that torch and others load it by either.  metadata: strings of the file's header.
         """
-        entries: dict[str, Any] = {"__metadata__": dict(told)}
+        entries: dict[str, Any] = {"__metadata__": dict(metadata)}
         places, end = defaultdict(list), 0
         for name in sorted(names, key=lambda name: (-contents[names[name]][1].itemsize, name)):
             shape, dtype = contents[names[name]]
@@ -93,7 +96,7 @@ class TensorFile:
         self.partial.touch()
         os.truncate(self.partial, 0)  # what a killed run left
         os.truncate(self.partial, self.num_bytes)
-        with self._opened() as handle:
+        with self._open() as handle:
             self._write(handle, memoryview(self.header), 0)
 
     def complete(self) -> None:
@@ -103,7 +106,7 @@ class TensorFile:
         sync(self.path.parent)
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _open(self) -> Iterator[int]:
         handle = os.open(self.partial, os.O_WRONLY)
         try:
             yield handle
@@ -139,7 +142,7 @@ def write(files: Sequence[TensorFile], shards: Iterable[Shard]) -> None:
     have begun.
     """
     with ExitStack() as stack:
-        opened = [(file, stack.enter_context(file._opened())) for file in files]
+        opened = [(file, stack.enter_context(file._open())) for file in files]
         for shard in shards:
             for file, handle in opened:
                 file._put(handle, shard)
@@ -156,8 +159,9 @@ def write_whole(files: Sequence[TensorFile], shards: Iterable[Shard]) -> None:
 
 
 def runs(shape: Shape, slices: Slices) -> tuple[int, Iterator[int]]:
-    """How a region lies in its tensor, row by row: in runs of one length, each at its offset, in
-    elements.  The region is not empty.
+    """Split a region of a tensor into contiguous runs: (length of each, offsets), in elements.
+
+    shape: of the tensor.  slices: the region, which is not empty.
     """
     strides = [1, *accumulate(reversed(shape[1:]), mul)][::-1]
     whole = 0  # dims at the end that the region has all of

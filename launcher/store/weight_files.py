@@ -34,7 +34,7 @@ _STEPS, _RANKS, _ABOUT, _SHARD = "steps", "num_ranks", "about", "shard/"  # meta
 
 
 def check(contents: Contents, names: Mapping[str, str]) -> None:
-    """Before training: the file will be able to hold them.  Raises RecipeError."""
+    """Check before training that a file can hold the tensors.  Raises RecipeError."""
     for name, tensor in names.items():
         dtype = contents[tensor][1]
         if dtype not in CODES:
@@ -45,9 +45,11 @@ def check(contents: Contents, names: Mapping[str, str]) -> None:
             )
 
 
-def files(folder: Path, contents: Contents, about: About) -> list[TensorFile]:
-    """What a run leaves, by the names of the model's state_dict, and of the loss's if that has one;
-    averages are those named ema/…
+def plan_files(folder: Path, contents: Contents, about: About) -> list[TensorFile]:
+    """Lay out the files of weights that a run leaves in `folder`.
+
+    contents: shapes and dtypes of the saved tensors, averages as ema/NAME.  about: says which name
+    of the state_dict of the model, and of the loss, is which tensor.
     """
     out = [file_of(folder / FILE, contents, of_model(about.names), about.step)]
     if of_loss := {n.removeprefix(LOSS): t for n, t in about.names.items() if n.startswith(LOSS)}:
@@ -62,12 +64,16 @@ def files(folder: Path, contents: Contents, about: About) -> list[TensorFile]:
 
 
 def of_model(names: Mapping[str, str]) -> dict[str, str]:
-    """Without what the loss holds."""
+    """Drop the names of what the loss holds."""
     return {name: tensor for name, tensor in names.items() if not name.startswith(LOSS)}
 
 
 def file_of(path: Path, contents: Contents, names: Mapping[str, str], steps: int) -> TensorFile:
-    """One file.  names: in the file -> among the contents."""
+    """Lay out one file.
+
+    path: of the file.  contents: shapes and dtypes.  names: name in the file -> name among the
+    contents.  steps: of the training, for the header.
+    """
     return TensorFile.of(path, names, contents, {"format": "pt", _STEPS: str(steps)})
 
 
@@ -77,8 +83,8 @@ def steps_of(file: Path) -> int:
         return int((opened.metadata() or {}).get(_STEPS, -1))
 
 
-def saved(plan: Plan) -> list[Variable]:
-    """What is written: parameters, buffers and moving averages."""
+def saved_variables(plan: Plan) -> list[Variable]:
+    """Return the variables that are written: parameters, buffers and moving averages."""
     return [v for v in plan.graph.variables if v.kind != "state" or v.name.startswith(_EMA)]
 
 
@@ -98,7 +104,11 @@ def load(folder: Path) -> dict[str, torch.Tensor]:
 def save_shards(
     folder: Path, rank: int, num_ranks: int, shards: Iterable[Shard], about: About
 ) -> None:
-    """A rank writes its part of the values, and of each tensor its logical shape and slices."""
+    """Write a rank's part of the values, with the logical shape and the slices of each tensor.
+
+    folder: of the run.  rank, num_ranks: this rank, and the number of all.  shards: its parts.
+    about: see `plan_files`.
+    """
     told = {_RANKS: str(num_ranks), _ABOUT: json.dumps(asdict(about))}
     values = {}
     for shard in shards:
@@ -113,7 +123,7 @@ def shards_in(folder: Path) -> list[Path]:
 
 
 def drop_shards(folder: Path) -> None:
-    """Those of an earlier run, which has_all would take for this one's."""
+    """Remove the shards of an earlier run, which has_all would take for this one's."""
     for file in shards_in(folder):
         file.unlink(missing_ok=True)  # another host may see the same folder
 
@@ -137,7 +147,9 @@ def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
             for name in shards.keys():  # noqa: SIM118  (not a mapping)
                 shape, _ = json.loads(told[_SHARD + name])
                 contents[name] = tuple(shape), DTYPES[shards.get_slice(name).get_dtype()]
-    write_whole(files(folders[0], contents, About(**json.loads(told[_ABOUT]))), _shards_of(found))
+    write_whole(
+        plan_files(folders[0], contents, About(**json.loads(told[_ABOUT]))), _shards_of(found)
+    )
     for file in found:
         file.unlink()
     return folders[0] / FILE

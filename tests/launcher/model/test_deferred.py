@@ -20,8 +20,8 @@ from flowrun.engine.runtime.kernels.live_bytes import LiveBytes
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.model.build import describe_model, instantiate_model
-from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, deferred
-from flowrun.launcher.model.initial import initial_of, named
+from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
+from flowrun.launcher.model.initial import initial_of, named_tensors
 from flowrun.launcher.model.replay import Geometry
 from flowrun.launcher.recipe.compose import load
 from support.architectures import ARCHITECTURES
@@ -52,12 +52,12 @@ def assert_as_plain_torch(make: Callable[[], nn.Module], least_bytes: int = 0) -
     """Values, and what the generator gives next."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        plain, next_plain = named(make()), torch.rand(3)
+        plain, next_plain = named_tensors(make()), torch.rand(3)
         torch.manual_seed(5)
-        model, initial = deferred(make, least_bytes=least_bytes)
+        model, initial = defer(make, least_bytes=least_bytes)
         after = torch.get_rng_state()
         assert same(torch.rand(3), next_plain)
-        assert list(initial) == list(plain) == list(named(model))
+        assert list(initial) == list(plain) == list(named_tensors(model))
         torch.set_rng_state(after)
         different = [name for name in reversed(plain) if not same(initial[name], plain[name])]
         assert not different
@@ -88,8 +88,8 @@ def test_so_are_those_of_large_weights_whatever_threads_a_rank_has(threads: int)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as a launcher does
     try:
-        plain = named(_seeded(make))
-        model, initial = _seeded(lambda: deferred(make))
+        plain = named_tensors(_seeded(make))
+        model, initial = _seeded(lambda: defer(make))
         assert not model[0].weight.data_ptr()
         assert model[2].weight.data_ptr()
         torch.set_num_threads(threads)
@@ -140,7 +140,7 @@ def test_any_order_of_ops_and_aliases_makes_the_same(steps: list[str]) -> None:
 
 
 def test_what_is_no_parameter_and_no_buffer_has_its_values() -> None:
-    model, initial = _seeded(lambda: deferred(Tables, least_bytes=0))
+    model, initial = _seeded(lambda: defer(Tables, least_bytes=0))
     plain = _seeded(Tables)
     assert same(model.mask, plain.mask)
     assert same(model.rows, plain.rows)
@@ -151,14 +151,14 @@ def test_what_is_no_parameter_and_no_buffer_has_its_values() -> None:
 
 
 def test_tied_weights_stay_one() -> None:
-    model, _ = deferred(MODULES["tied"], least_bytes=0)
+    model, _ = defer(MODULES["tied"], least_bytes=0)
     assert model.head.weight is model.embed.weight
     assert isinstance(model.head.weight, nn.Parameter)
     assert model.front.untyped_storage()._cdata == model.back.untyped_storage()._cdata
 
 
 def test_nothing_is_left_behind_in_torch() -> None:
-    deferred(MODULES["linear"], least_bytes=0)
+    defer(MODULES["linear"], least_bytes=0)
     assert nn.Linear(300, 300).weight.data_ptr()
     threading.Thread(target=int).start()
 
@@ -166,7 +166,7 @@ def test_nothing_is_left_behind_in_torch() -> None:
 def test_values_of_a_plan_alone_are_not_drawn() -> None:
     with torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
-        model, _ = deferred(lambda: nn.Linear(400, 400, bias=False), draws=False)
+        model, _ = defer(lambda: nn.Linear(400, 400, bias=False), draws=False)
         assert torch.equal(torch.get_rng_state(), before)
     assert not model.weight.data_ptr()
 
@@ -228,14 +228,14 @@ def test_what_cannot_be_recorded_is_told_and_made_whole(
     kind: type[nn.Module], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Unrecordable, match=why):
-        deferred(lambda: kind(150))
+        defer(lambda: kind(150))
     monkeypatch.setattr("flowrun.launcher.model.build._make", lambda target, where: kind(150))
     recipe = load(GPT)
     described, plain = describe_model(recipe), instantiate_model(recipe)
     (note,) = described.notes
     assert "whole" in note
     assert why in note
-    assert all(same(described.initial[name], value) for name, value in named(plain).items())
+    assert all(same(described.initial[name], value) for name, value in named_tensors(plain).items())
 
 
 def test_values_that_no_op_makes_are_held_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_values_that_no_op_makes_are_held_and_told(monkeypatch: pytest.MonkeyPat
 def test_a_mistake_of_the_constructor_is_its_own() -> None:
     with pytest.raises(RuntimeError, match="size of tensor a"):
         instantiate = MODULES["init product"]
-        deferred(lambda: nn.Sequential(instantiate(), nn.Linear(2, 2).weight + torch.ones(3)))
+        defer(lambda: nn.Sequential(instantiate(), nn.Linear(2, 2).weight + torch.ones(3)))
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -274,11 +274,11 @@ def test_dropped_weights_go_back_to_the_system() -> None:
     """Of 84 MB of weights in a process of its own."""
     program = (
         "from torch import nn\n"
-        "from flowrun.launcher.model.deferred import deferred\n"
+        "from flowrun.launcher.model.deferred import defer\n"
         "from flowrun.launcher.launch.process_memory import taken\n"
         "sizes = (300, 700, 1100, 900) * 10\n"
         "before = taken()\n"
-        "model = deferred(lambda: nn.Sequential(*(nn.Linear(n, 700) for n in sizes)))\n"
+        "model = defer(lambda: nn.Sequential(*(nn.Linear(n, 700) for n in sizes)))\n"
         "print(taken() - before)\n"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
@@ -291,7 +291,7 @@ def _large(*overrides: str) -> list[str]:
 
 def test_the_launcher_never_holds_more_than_a_weight_and_what_is_small() -> None:
     recipe = load(_large())
-    plain = named(instantiate_model(recipe))
+    plain = named_tensors(instantiate_model(recipe))
     with Memory() as memory:
         described = describe_model(recipe)
     small = sum(x.nbytes for x in plain.values() if x.nbytes < LEAST_BYTES)
@@ -330,7 +330,7 @@ def test_a_rank_never_holds_more_than_its_shards_and_a_weight(layout: str) -> No
 
 
 def test_layouts_begin_with_the_values_of_plain_torch() -> None:
-    plain = named(instantiate_model(load(_large())))
+    plain = named_tensors(instantiate_model(load(_large())))
     for layout in LAYOUTS.values():
         job = Job(load(_large(*layout)))
         cluster = VirtualCluster(job.training.plan, job.sampler, job.initial)
