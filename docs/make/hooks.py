@@ -46,8 +46,8 @@ def on_config(config: Any) -> Any:
     ]
     decisions.sort(key=lambda page: not page.endswith("index.md"))
     pages = [page for name, page in OUTSIDE.items() if (ROOT / name).exists()]
-    tour = ["tour.md"] if (ROOT / "docs/tour.md").exists() else []
-    config.nav.append({"Inside": [*tour, *pages, {"Decisions": decisions}]})
+    inside = [page for page in ("tour.md", "walks.md") if (ROOT / "docs" / page).exists()]
+    config.nav.append({"Inside": [*inside, *pages, {"Decisions": decisions}]})
     return config
 
 
