@@ -8,7 +8,10 @@ the addend itself, if that is memory of its own, or else as a copy.
 from __future__ import annotations
 
 from flowrun.engine.actors.plan import Plan, RegionWork
-from flowrun.engine.ops.memory import ALIASES, ALLOCATES
+from flowrun.engine.ops.flow.structure import BOX
+from flowrun.engine.ops.flow.update import ACCUMULATE
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has
 
 
 def sums_of(plan: Plan, work: RegionWork) -> tuple[str, ...]:
@@ -18,7 +21,7 @@ def sums_of(plan: Plan, work: RegionWork) -> tuple[str, ...]:
     """
     if plan.micro_batches == 1:
         return ()
-    sums = {op.makes[0] for op in work.ops if op.target == "flow.accumulate"}
+    sums = {op.makes[0] for op in work.ops if op.target == ACCUMULATE}
     return tuple(name for name in work.accumulates if name in sums and name in work.makes)
 
 
@@ -31,8 +34,8 @@ def taken_over(plan: Plan, work: RegionWork) -> frozenset[str]:
         op = made.get(name)
         if op is None or name in work.makes or len(plan.graph.consumers[name]) > 1:
             return False
-        fresh = op.target in ALLOCATES and name not in written_over
-        return fresh or (op.target in ALIASES and is_own(op.inputs[0]))
+        fresh = has(op.target, Trait.ALLOCATES) and name not in written_over
+        return fresh or (has(op.target, Trait.ALIASES) and is_own(op.inputs[0]))
 
     return frozenset(n for n in sums_of(plan, work) if is_own(made[n].inputs[0]))
 
@@ -47,7 +50,7 @@ def as_they_come(plan: Plan, work: RegionWork) -> frozenset[str]:
     addends = {
         op.inputs[0]
         for name, op in made.items()
-        if name in added or (op.target == "flow.accumulate" and name in sent)
+        if name in added or (op.target == ACCUMULATE and name in sent)
     }
     alone = {name for name in addends if len(plan.graph.consumers[name]) == 1}
     return frozenset(made[name].name for name in (sent | alone) & made.keys())
@@ -56,4 +59,4 @@ def as_they_come(plan: Plan, work: RegionWork) -> frozenset[str]:
 def only_sent(plan: Plan, name: str) -> bool:
     """True if boxings alone read it: a message is written row by row, however its tensors lie."""
     readers = plan.graph.consumers.get(name, ())
-    return bool(readers) and all(reader.target == "flow.box" for reader in readers)
+    return bool(readers) and all(reader.target == BOX for reader in readers)

@@ -24,6 +24,7 @@ from flowrun.engine.ir.graph import (
     rename_inputs,
 )
 from flowrun.engine.ir.names import tensor_of_variable
+from flowrun.engine.ops.flow.update import ASSIGN, SNAPSHOT
 
 WRITES = "writes/"  # a result of this name is no report, but what forward makes of a buffer
 
@@ -46,9 +47,9 @@ def assign_buffers(graph: LogicalGraph) -> LogicalGraph:
         copy, new = before[old.tensor], f"{old.tensor}'"
         tensors |= {n: replace(tensors[old.tensor], name=n) for n in (copy, new)}
         read = (Ref(old.tensor),)
-        copies.append(Op(copy, "flow.snapshot", read, (), (copy,), module, FORWARD))
+        copies.append(Op(copy, SNAPSHOT, read, (), (copy,), module, FORWARD))
         args = (read, (Ref(before.get(made, made)),))
-        write = Op(new, "flow.assign", args, (), (new,), module, FORWARD)
+        write = Op(new, ASSIGN, args, (), (new,), module, FORWARD)
         assigns.setdefault(made if made in graph.producer else None, []).append(write)
         variables[name] = replace(old, new=new)
     ops = [*copies, *assigns.get(None, ())]

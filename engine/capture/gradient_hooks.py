@@ -21,6 +21,7 @@ from flowrun.engine.capture.module_checks import place_of_function
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.names import tensor_of_variable
+from flowrun.engine.ops.shapes.create import CONSTANT
 
 MOST_NUMBERS = 4096  # of a tensor from outside that a plan carries
 _AS = ("device", "pin_memory", "layout")
@@ -146,7 +147,7 @@ class _Hooked:
         self._add(node, name, value)
         args = (numbers, self.tensors[name].shape)
         kwargs = (("dtype", value.dtype),)
-        self.ops.append(Op(name, "flow.constant", args, kwargs, (name,), self.module, BACKWARD))
+        self.ops.append(Op(name, CONSTANT, args, kwargs, (name,), self.module, BACKWARD))
 
     def _variable(self, name: str) -> str:
         """The tensor of a variable, which forward may not read."""

@@ -38,6 +38,8 @@ from flowrun.engine.ir.graph import (
     Variable,
 )
 from flowrun.engine.ir.names import tensor_of_field, tensor_of_node, tensor_of_variable
+from flowrun.engine.ops.flow.check import AFTER, ASSERT
+from flowrun.engine.ops.shapes.create import CONSTANT
 
 LOSS = "task.loss."  # before the names of what a loss that is a module holds
 
@@ -148,7 +150,7 @@ class JointGraph:
             )
         shape, dtype = self.tensors[name].shape, (("dtype", value.dtype),)
         alike = len(set(numbers)) == 1
-        target = "aten.full.default" if alike else "flow.constant"
+        target = "aten.full.default" if alike else CONSTANT
         args = (shape, numbers[0]) if alike else (numbers, shape)
         self.ops.append(Op(name, target, args, dtype, (name,), module_of(node), self._phase(node)))
 
@@ -190,7 +192,7 @@ class JointGraph:
         args = (self._argument(node.args), str(node.target), user_line(node))
         kwargs = tuple((key, self._argument(arg)) for key, arg in node.kwargs.items())
         where = (module_of(node), self._phase(node))
-        self.ops.append(Op(name, "flow.check", args, kwargs, (name,), *where))
+        self.ops.append(Op(name, ASSERT, args, kwargs, (name,), *where))
         self.checks.append(name)
 
     def _run_checks(self) -> None:
@@ -200,7 +202,7 @@ class JointGraph:
             name = "loss/checked"
             self.tensors[name] = replace(self.tensors[loss], name=name)
             refs = tuple(map(Ref, (loss, *self.checks)))
-            self.ops.append(Op(name, "flow.after", refs, (), (name,), "loss", FORWARD))
+            self.ops.append(Op(name, AFTER, refs, (), (name,), "loss", FORWARD))
             self.results = [(k, name if k == "loss" else made) for k, made in self.results]
 
     def _phase(self, node: torch.fx.Node) -> str:

@@ -1,8 +1,8 @@
 """random_ops: a captured graph -> the same graph with random ops of the engine's own.
 
-Each random op of torch becomes a draw (ops/random.py) with ordinary ops behind it.  A draw is named
-by the op that it comes from, its stream: so no two draws of a graph are alike, and what backward
-needs of one is a tensor that it reads.
+Each random op of torch becomes a draw (ops/flow/random.py) and ordinary ops that read it.  A draw
+is named by the op that it comes from, its stream: so no two draws of a graph are alike, and what
+backward needs of one is a tensor that it reads.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ import torch
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import LogicalTensor, Ref, refs
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ops.pointwise import RULES as POINTWISE
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Settings
 
 UpdateFunction = Callable[..., Any]
@@ -128,7 +129,7 @@ def is_elementwise(function: UpdateFunction, settings: Settings) -> bool:
     shaped = {"param", "grad", *(name for name, _ in states_of(function))}
     for line in program.lines:
         if any(ref.name in shaped for ref in refs((line.args, line.kwargs))):
-            if program.made[line.made].shape != shape or line.target not in POINTWISE:
+            if program.made[line.made].shape != shape or not has(line.target, Trait.POINTWISE):
                 return False
             shaped.add(line.made)
     return True

@@ -26,7 +26,9 @@ from flowrun.engine.cost import staging
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import NdSbp
-from flowrun.engine.ops.traits import Trait, has, is_view
+from flowrun.engine.ops.flow.update import ACCUMULATE
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has, is_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Footprint:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:
                 self.layout[name] = nd_sbp
-        only = op.target == "flow.accumulate" and self.plan.micro_batches == 1  # else it copies
+        only = op.target == ACCUMULATE and self.plan.micro_batches == 1  # else in a copy
         if only or is_view(op.target):
             self.source.update(dict.fromkeys(op.makes, op.inputs[0]))
         if has(op.target, Trait.IN_PLACE):

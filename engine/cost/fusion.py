@@ -11,39 +11,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from flowrun.engine.ir.graph import Op
-from flowrun.engine.ops.pointwise import RULES
-from flowrun.engine.ops.traits import is_view
-
-# Each row of a tensor is reduced and used again where it is: no trip to memory between.
-_BY_ROW = (
-    "aten._softmax.default",
-    "aten._safe_softmax.default",
-    "aten._softmax_backward_data.default",
-    "aten.native_layer_norm.default",
-    "aten.native_dropout.default",
-    "aten.native_dropout_backward.default",
-    "flow.dropout_mask",
-)
+from flowrun.engine.ops.nn.norm import LAYER_NORM
+from flowrun.engine.ops.nn.softmax import SAFE_SOFTMAX, SOFTMAX, SOFTMAX_BACKWARD
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has, is_view
 
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Where kernels end.  ends: ops that share a kernel with what feeds them, and none with what
-    reads them; begins: the other way round; apart: with neither.
+    """Where kernels end, by target of op.
+
+    ends: ops that share a kernel with the ops that feed them, and not with those that read them.
+    begins: the other way round.  alone: ops that share a kernel with neither.
     """
 
     ends: frozenset[str] = frozenset()
     begins: frozenset[str] = frozenset()
-    apart: frozenset[str] = frozenset()
+    alone: frozenset[str] = frozenset()
 
 
 COMPILED = Fusion()
 # Apex and Megatron-LM (arXiv 2104.04473, section 4.2; megatron/fused_kernels): bias and GELU; bias,
 # dropout and sum; scale, mask and softmax, behind which dropout is torch's; Apex's layer norm.
 HANDWRITTEN = Fusion(
-    ends=frozenset({"aten._softmax.default", "aten._safe_softmax.default"}),
-    begins=frozenset({"aten._softmax_backward_data.default"}),
-    apart=frozenset({"aten.native_layer_norm.default"}),
+    ends=frozenset({SOFTMAX, SAFE_SOFTMAX}),
+    begins=frozenset({SOFTMAX_BACKWARD}),
+    alone=frozenset({LAYER_NORM}),
 )
 FUSIONS: Mapping[str, Fusion] = {"compiled": COMPILED, "handwritten": HANDWRITTEN}
 
@@ -92,7 +85,8 @@ def kernels(
 def _shares(op: Op, fusion: Fusion) -> tuple[bool, bool]:
     """Whether the op may share a kernel with what feeds it, and with what reads it."""
     target = op.target
-    fused = (target in RULES or target in _BY_ROW) and target not in fusion.apart
+    fused = has(target, Trait.POINTWISE) or has(target, Trait.ROW_STATISTICS)
+    fused = fused and target not in fusion.alone
     return fused and target not in fusion.begins, fused and target not in fusion.ends
 
 

@@ -11,6 +11,7 @@ from flowrun.engine.boxing.boxing import path_bytes
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, LogicalGraph, Op
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.ops.flow.check import AFTER
 from flowrun.engine.ops.traits import is_view
 from flowrun.engine.strategy import Strategy
 
@@ -52,7 +53,7 @@ def moved_bytes(graph: LogicalGraph, strategy: Strategy, ops: Iterable[Op]) -> f
         grid = strategy.placements[op.stage].shape
         for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True):
             maker = graph.producer.get(name)
-            if maker is not None and maker.phase == BACKWARD and maker.target != "flow.after":
+            if maker is not None and maker.phase == BACKWARD and maker.target != AFTER:
                 tensor = graph.tensors[name]
                 have = maker.out_sbp[maker.outputs.index(name)]
                 moved[name, nd_sbp] = path_bytes(have, nd_sbp, grid, tensor.shape, tensor.num_bytes)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from flowrun.engine.ir.graph import COUNT, PHASES, WEIGHTS, LogicalGraph, Op
 from flowrun.engine.ir.module_path import unit_of
+from flowrun.engine.ops.flow.structure import BOX, TRANSFER
 from flowrun.engine.ops.traits import is_view
 
 RegionKey = tuple[int, int, int, int]  # stage, phase, run, depth
@@ -32,7 +33,7 @@ class Region:
 
 def moves(op: Op) -> bool:
     """True for ops that are communication: actors of their own."""
-    return op.target == "flow.transfer" or (op.target == "flow.box" and op.args[1].moves)
+    return op.target == TRANSFER or (op.target == BOX and op.args[1].moves)
 
 
 def form_regions(graph: LogicalGraph) -> tuple[Region, ...]:

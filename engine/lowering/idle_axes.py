@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.sbp import Broadcast, NdSbp
+from flowrun.engine.ops.traits import is_engine_op
 
 LEAST_SHARE = 0.01  # of a stage's weights or activations: below it an axis divides nothing
 
@@ -48,7 +49,7 @@ def _share(graph: LogicalGraph, axis: int, stage: int) -> float:
     made = [
         (name, nd_sbp)
         for op in graph.ops
-        if op.stage == stage and not op.target.startswith("flow.")
+        if op.stage == stage and not is_engine_op(op.target)
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True)
         if name is not None
     ]

@@ -43,7 +43,9 @@ from flowrun.engine.lowering.form_regions import form_regions, moves
 from flowrun.engine.lowering.merge_chains import merge_chains
 from flowrun.engine.lowering.registers import connect
 from flowrun.engine.lowering.shared_weights import one_copy
-from flowrun.engine.ops.traits import Trait, has
+from flowrun.engine.ops.flow.structure import TRANSFER
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
 
 
@@ -234,7 +236,7 @@ class _Lowering:
             (source,) = op.inputs
             start: object = where.get(source, self.maker.get(source, self._variable_home(source)))
             tensor = self.graph.tensors[source]
-            if op.target == "flow.transfer":
+            if op.target == TRANSFER:
                 key = ("transfer", start, op.args[1], op.stage, op.phase, op.chunk)
             else:
                 step = op.args[1]
@@ -269,7 +271,7 @@ class _Lowering:
         reads, makes = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
         per_step = first.per_step
         name = first.module or "step"
-        if first.target == "flow.transfer":
+        if first.target == TRANSFER:
             work = TransferWork(channel, first.args[1], first.stage, pairs)
             title = f"{name}.{work.source_stage}to{work.target_stage}.{first.phase}"
             self._add(

@@ -22,6 +22,7 @@ from graphlib import TopologicalSorter
 
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, PHASES, WEIGHT_GRAD, WEIGHTS, LogicalGraph
 from flowrun.engine.lowering.form_regions import Region, moves, of_counts
+from flowrun.engine.ops.flow.structure import TRANSFER
 
 Node = int | str  # a region's number, or the name of a moving op or of a stage's batch
 
@@ -138,5 +139,5 @@ def _waiting(graph: LogicalGraph) -> frozenset[int]:
     found: set[int] = set()
     for op in graph.ops:
         if moves(op) and not op.per_step:
-            found |= {op.stage, op.args[1]} if op.target == "flow.transfer" else {op.stage}
+            found |= {op.stage, op.args[1]} if op.target == TRANSFER else {op.stage}
     return frozenset(found)

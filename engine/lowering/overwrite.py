@@ -2,8 +2,9 @@
 nobody reads that any more: no new memory, and a third of the bytes less to move.
 
 Seldom worth its time, always worth its memory: logits and the gradients of a loss are among the
-largest tensors of a step.  What an op makes is memory of its own only where ALLOCATES says so.  All
-else counts as another name of what it reads, to which nothing is written unless ALIASES has the op.
+largest tensors of a step.  What an op makes is memory of its own only if it ALLOCATES
+(ops/op_info.py).  All else counts as another name of what it reads, to which nothing is written
+unless the op ALIASES it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from graphlib import TopologicalSorter
 
 from flowrun.engine.actors.plan import Actor, Plan, RegionWork
 from flowrun.engine.ir.graph import Op, Ref
-from flowrun.engine.ops.memory import ALIASES, ALLOCATES, INPLACE_ARGS
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.registry import info
+from flowrun.engine.ops.traits import has
 
 
 def overwrite(plan: Plan) -> Plan:
@@ -67,11 +70,12 @@ class _Names:
     def __init__(self, plan: Plan, stage: int) -> None:
         self._first: dict[str, str] = {}
         fixed = [v.tensor for v in plan.graph.variables] + [f.tensor for f in plan.graph.feeds]
-        for op in (op for op in plan.graph.ops if op.stage == stage and op.target not in ALLOCATES):
+        here = (op for op in plan.graph.ops if op.stage == stage)
+        for op in (op for op in here if not has(op.target, Trait.ALLOCATES)):
             names = (*op.inputs, *op.makes)
             for name in names[1:]:
                 self._first[self.memory(name)] = self.memory(names[0])
-            fixed += names if op.target not in ALIASES else ()
+            fixed += names if not has(op.target, Trait.ALIASES) else ()
         self.fixed = {self.memory(name) for name in fixed}  # nothing is written there
         self.readers: dict[str, set[int]] = {}  # memory -> actors, by the registers that hold it
         self.lasting: set[str] = set()  # its registers outlive an act of their reader
@@ -98,7 +102,8 @@ def _of_region(
     last = {names.memory(n): k for k, op in enumerate(work.ops) for n in op.inputs}
     for k, op in enumerate(work.ops):
         reads = Counter(map(names.memory, _tensors(op)))
-        for argument in INPLACE_ARGS.get(op.target, ()):
+        variant = info(op.target).out
+        for argument in variant.over if variant else ():
             ref = op.args[argument]
             if not isinstance(ref, Ref) or not _alike(plan, op, ref.name):
                 continue

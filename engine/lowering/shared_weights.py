@@ -24,7 +24,8 @@ from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, Split
 from flowrun.engine.lowering.form_regions import moves
 from flowrun.engine.lowering.overwrite import all_before
-from flowrun.engine.ops.memory import ALLOCATES
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has
 
 
 def one_copy(
@@ -83,7 +84,7 @@ def _shown(graph: LogicalGraph, name: str) -> set[str]:
     found, left = {name}, [name]
     while left:
         for op in graph.consumers.get(left.pop(), ()):
-            if op.target not in ALLOCATES and not moves(op):
+            if not has(op.target, Trait.ALLOCATES) and not moves(op):
                 new = set(op.makes) - found
                 found |= new
                 left += new

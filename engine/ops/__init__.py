@@ -1,7 +1,8 @@
-"""What is known of each op, one family a file: rows (signatures), local programs, traits, cost.
+"""What is known of each op: one OpInfo a target, in the file of its family.
 
-signature.py table.py   a row; the rows that an op brings itself
-registry.py             target -> rows, local program: read this first
-traits.py memory.py   views, draws and the like; where a result lies
-expansions/             an op as several, where its layout needs communication inside
+registry.py     target -> OpInfo, rows on a grid, what a rank runs: read this first
+op_info.py      what an OpInfo says; signature.py: rows, rules, local programs; expansion.py
+traits.py       views, draws and the like
+table.py        rows that an op brings itself: found by experiment, or a user's own
+math/ shapes/ nn/ flow/    the families; flow: the engine's own ops
 """

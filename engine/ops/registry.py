@@ -1,111 +1,119 @@
-"""registry: the one explicit list of signature tables and local programs; rows lifted to a grid.
+"""registry: the one explicit list of families; what is known of an op, found by its target.
 
 Inference asks `signatures` for the rows of an op on one axis; a rank asks `localize` what to run in
-place of the op.  An op that brings rows of its own (Op.table) is asked first.  Every row of RULES
-is proved by tests/engine/ops/test_signatures.py, but for the few CUDA kernels that it names as
-unproved.
+place of the op; all else is read of `info(target)`.  An op that brings rows of its own (Op.table)
+is asked first.  Every row is proved by tests/engine/ops/test_signatures.py, but for the few CUDA
+kernels that it names as unproved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from flowrun.engine.ir.graph import Op, Ref, map_refs
+from flowrun.engine.ir.graph import LogicalTensor, Op, Ref, map_refs
 from flowrun.engine.ir.placement import Shape, left_over
 from flowrun.engine.ir.sbp import B, Sbp, Split
-from flowrun.engine.ops import (
+from flowrun.engine.ops.expansion import Expansion
+from flowrun.engine.ops.flow import (
+    check,
+    mirror,
+    random,
+    ranges,
+    scaling,
+    sparse,
+    structure,
+    update,
+)
+from flowrun.engine.ops.math import grouped, matmul, pointwise, reduce
+from flowrun.engine.ops.nn import (
     attention,
     batch_norm,
-    check,
     conv,
-    create,
     cross_entropy,
     ctc,
     embedding,
-    grouped,
-    index,
     loss,
-    matmul,
-    mirror,
     norm,
-    pieces,
-    pointwise,
-    random,
-    ranges,
-    reduce,
-    scaling,
-    shape,
-    sparse,
-    strided,
-    update,
+    softmax,
 )
+from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ops.shapes import create, index, shape, slice_cat, strided
 from flowrun.engine.ops.signature import (
-    Local,
     LocalCall,
     LocalView,
     NdSignature,
     OpView,
-    Rule,
     Signature,
+    bind,
+    places,
     torch_callable,
 )
 
-RULES: Mapping[str, Rule] = {
-    **matmul.RULES,
-    **grouped.RULES,
-    **pointwise.RULES,
-    **reduce.RULES,
-    **shape.RULES,
-    **pieces.RULES,
-    **index.RULES,
-    **norm.RULES,
-    **batch_norm.RULES,
-    **attention.RULES,
-    **embedding.RULES,
-    **conv.RULES,
-    **loss.RULES,
-    **cross_entropy.RULES,
-    **ctc.RULES,
-    **create.RULES,
-    **random.RULES,
-    **ranges.RULES,
-    **update.RULES,
-    **scaling.RULES,
-    **sparse.RULES,
-    **check.RULES,
-    **strided.RULES,
+OPS: Mapping[str, OpInfo] = {
+    **matmul.OPS,
+    **grouped.OPS,
+    **pointwise.OPS,
+    **reduce.OPS,
+    **shape.OPS,
+    **slice_cat.OPS,
+    **index.OPS,
+    **strided.OPS,
+    **create.OPS,
+    **norm.OPS,
+    **batch_norm.OPS,
+    **attention.OPS,
+    **embedding.OPS,
+    **conv.OPS,
+    **softmax.OPS,
+    **loss.OPS,
+    **cross_entropy.OPS,
+    **ctc.OPS,
+    **random.OPS,
+    **ranges.OPS,
+    **check.OPS,
+    **update.OPS,
+    **scaling.OPS,
+    **sparse.OPS,
+    **mirror.OPS,
+    **structure.OPS,
 }
+_UNKNOWN = OpInfo()
 
-LOCALS: Mapping[str, Local] = {
-    **grouped.LOCALS,
-    **reduce.LOCALS,
-    **shape.LOCALS,
-    **pieces.LOCALS,
-    **index.LOCALS,
-    **norm.LOCALS,
-    **embedding.LOCALS,
-    **conv.LOCALS,
-    **loss.LOCALS,
-    **cross_entropy.LOCALS,
-    **create.LOCALS,
-    **random.LOCALS,
-    **ranges.LOCALS,
-    **mirror.LOCALS,
-    **update.LOCALS,
-    **scaling.LOCALS,
-    **sparse.LOCALS,
-    **check.LOCALS,
-    **strided.LOCALS,
-}
 
-_TENSOR = Ref("")
-_cache: dict[Any, tuple[Signature, ...]] = {}
+# ---- by target -----------------------------------------------------------------------------------
+
+
+def info(target: str) -> OpInfo:
+    """What is known of the op; OpInfo() of an op that no family has."""
+    return OPS.get(target, _UNKNOWN)
+
+
+def ops_with(trait: Trait) -> frozenset[str]:
+    """Targets of all ops that have the trait."""
+    return frozenset(target for target, known in OPS.items() if trait in known.traits)
 
 
 def has_table(target: str) -> bool:
     """True if a family of the engine has rows for it; False: its rows, if any, are op.table's."""
-    return target in RULES
+    return info(target).rule is not None
+
+
+def whole_function(target: str) -> Callable[..., Any]:
+    """What the op does to whole tensors."""
+    return info(target).function or torch_callable(target)  # type: ignore[no-any-return]
+
+
+def arguments_of(op: Op) -> dict[str, Any]:
+    """Arguments of an op by name, in order; of the engine's own ops, of those that name them."""
+    names = info(op.target).arguments
+    return dict(zip(names, op.args, strict=True)) if names else bind(op)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+_TENSOR = Ref("")
+_cache: dict[Any, tuple[Signature, ...]] = {}
 
 
 def signatures(
@@ -139,7 +147,7 @@ def _nameless(_: Ref) -> Ref:
 def _rows(view: OpView) -> Iterator[Signature]:
     op = view.op
     yield Signature((B,) * len(op.inputs), (B,) * len(op.outputs))
-    rule = op.table.rows if op.table is not None else RULES.get(op.target)
+    rule = op.table.rows if op.table is not None else info(op.target).rule
     if rule is None or view.parts == 1:
         return
     for row in rule(view):
@@ -183,12 +191,41 @@ def lift(
     return tuple(lifted)
 
 
-def localize(view: LocalView) -> LocalCall:
-    """What one rank runs in place of the op: the torch operator itself, or the op's local program.
+# ---- what runs in place of an op -----------------------------------------------------------------
 
-    A row with an expansion (Signature.reduced) has no local program: expansions/ replaces the op
+
+def localize(view: LocalView) -> LocalCall:
+    """What one rank runs in place of the op: its local program, or the op itself on its pieces.
+
+    A row with an expansion (Signature.reduced) has no local program: `expand` replaces the op
     before.
     """
     op = view.op
-    local = op.table.localize if op.table is not None else LOCALS.get(op.target)
-    return local(view) if local else LocalCall(torch_callable(op.target), op.args, op.kwargs)
+    local = op.table.localize if op.table is not None else info(op.target).local
+    return local(view) if local else LocalCall(whole_function(op.target), op.args, op.kwargs)
+
+
+def needs_expansion(op: Op, tensors: Mapping[str, LogicalTensor]) -> bool:
+    """True if the op splits a dim that it reduces, on some axis.  op.in_sbp holds the chosen
+    signature; tensors: by name.
+    """
+    known = info(op.target).expands
+    if known is None or not op.in_sbp:
+        return False
+    reduced = known.dims(op, tensors)
+    at = places(op).index(known.argument)
+    return any(isinstance(sbp, Split) and sbp.dim in reduced for sbp in op.in_sbp[at])
+
+
+def expand(
+    op: Op, tensors: Mapping[str, LogicalTensor]
+) -> tuple[tuple[Op, ...], tuple[LogicalTensor, ...]]:
+    """(ordinary ops in order, the tensors they make in between).  The last ones make op.outputs.
+
+    op: one that needs an expansion.  tensors: by name.
+    """
+    known = info(op.target).expands
+    assert known is not None, f"{op.target} has no expansion"
+    written = Expansion(op, tensors, known.dims(op, tensors))
+    known.write(written)
+    return written.done()

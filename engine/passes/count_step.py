@@ -38,9 +38,12 @@ from flowrun.engine.ir.graph import (
     rename_inputs,
 )
 from flowrun.engine.ir.sbp import B, P, S, Sbp
-from flowrun.engine.ops import cross_entropy, loss, ranges, registry
-from flowrun.engine.ops.signature import bind
-from flowrun.engine.ops.traits import Trait, has, is_engines, is_random, is_view
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.flow import ranges
+from flowrun.engine.ops.flow.update import ACCUMULATE
+from flowrun.engine.ops.nn import cross_entropy, loss
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has, is_engine_op, is_random, is_view
 from flowrun.engine.strategy import Strategy
 
 # what a batch-only tensor is to the micro-batches of a step
@@ -104,8 +107,8 @@ def _counts_apart(graph: LogicalGraph) -> LogicalGraph:
     ops: list[Op] = []
     for op in graph.ops:
         if op.target in _LOSSES and op.phase == FORWARD and op.outputs[1] is not None:
-            given = cross_entropy.given(op) if is_engines(op.target) else bind(op)
-            ignored = given["ignored" if is_engines(op.target) else "ignore_index"]
+            given = registry.arguments_of(op)
+            ignored = given["ignored" if is_engine_op(op.target) else "ignore_index"]
             count, target = op.outputs[1], given["target"]
             if given["weight"] is None and isinstance(target, Ref):  # nothing is looked up
                 made = graph.producer.get(target.name)
@@ -171,10 +174,7 @@ class _Rewriting:
         notes = (*self.base.notes, *self._notes())
         if not shares:
             return replace(self.base, notes=notes) if self.notes else None
-        ops = [
-            op if op.target == "flow.accumulate" else rename_inputs(op, shares)
-            for op in self.base.ops
-        ]
+        ops = [op if op.target == ACCUMULATE else rename_inputs(op, shares) for op in self.base.ops]
         kept = self._alive([*self.counting, *self.stepping, *ops])
         return replace(self.base, ops=kept, tensors=self.tensors, notes=notes)
 
@@ -200,7 +200,7 @@ class _Rewriting:
         """Of an op that reads nothing but what is made of the batch."""
         if any(name not in self.known for name in op.inputs) or not op.makes:
             return
-        draws = is_random(op.target) if not is_engines(op.target) else not _is_constant(op)
+        draws = is_random(op.target) if not is_engine_op(op.target) else not _is_constant(op)
         if not op.inputs and draws:
             return
         found = self._of(op, [self.known[name] for name in op.inputs])
@@ -396,7 +396,7 @@ class _Rewriting:
         made, like = f"{name}/step", self.tensors[name]
         self.tensors[made] = replace(like, name=made)
         counted = Ref(self._count(name))
-        target, table = "flow.accumulate", None
+        target, table = ACCUMULATE, None
         op = replace(maker, name=made, target=target, phase=COUNT, outputs=(made,), table=table)
         self.counting.append(replace(op, args=(counted,), kwargs=()))
         if self.known[name].degree:

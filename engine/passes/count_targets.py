@@ -14,8 +14,8 @@ from typing import Any
 
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
 from flowrun.engine.ir.sbp import Partial
-from flowrun.engine.ops import cross_entropy
-from flowrun.engine.ops.loss import COUNT
+from flowrun.engine.ops.nn import cross_entropy
+from flowrun.engine.ops.nn.loss import COUNT
 from flowrun.engine.strategy import Strategy
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from flowrun.engine.ir.graph import LogicalGraph, Op
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.traits import is_engines
+from flowrun.engine.ops.traits import is_engine_op
 from flowrun.engine.proof.call_form import MOST_READINGS, CallForm, call_forms
 from flowrun.engine.proof.experiment import is_tried
 from flowrun.engine.proof.kept_rows import TORCH, kept_rows, shipped_rows
@@ -50,7 +50,7 @@ def find_rows(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 def _is_unknown(op: Op) -> bool:
-    known = op.table is not None or is_engines(op.target) or registry.has_table(op.target)
+    known = op.table is not None or is_engine_op(op.target) or registry.has_table(op.target)
     return not known and bool(op.inputs) and is_tried(op.target)
 
 

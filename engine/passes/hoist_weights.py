@@ -36,8 +36,9 @@ from flowrun.engine.ir.graph import (
 from flowrun.engine.ir.placement import Shape, left_over
 from flowrun.engine.ir.sbp import NdSbp, Partial, Sbp, format_nd_sbp
 from flowrun.engine.ops import registry
+from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.signature import Signature
-from flowrun.engine.ops.traits import Trait, has, is_engines, is_view
+from flowrun.engine.ops.traits import has, is_engine_op, is_view
 from flowrun.engine.strategy import Strategy
 
 CAST = "aten._to_copy.default"
@@ -246,4 +247,4 @@ def _reduces(row: Signature) -> bool:
 
 def _makes_memory(op: Op) -> bool:
     """False for views: what they make is written when the weight is."""
-    return not is_engines(op.target) and not is_view(op.target)
+    return not is_engine_op(op.target) and not is_view(op.target)

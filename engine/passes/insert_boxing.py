@@ -30,8 +30,10 @@ from flowrun.engine.ir.graph import (
     map_refs,
 )
 from flowrun.engine.ir.sbp import B, NdSbp, format_nd_sbp
-from flowrun.engine.ops import expansions
-from flowrun.engine.ops.traits import Trait, has
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.flow.structure import BOX, TRANSFER
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
 
 Place = tuple[int, NdSbp]  # (stage, nd-SBP)
@@ -59,7 +61,7 @@ def _when_first_read(ops: Sequence[Op]) -> tuple[Op, ...]:
     out: list[Op] = []
     backward_reads: set[str] = set()
     for op in reversed(ops):
-        late = op.phase == WEIGHT_GRAD and op.target in ("flow.box", "flow.transfer")
+        late = op.phase == WEIGHT_GRAD and op.target in (BOX, TRANSFER)
         if late and backward_reads.intersection(op.makes):
             op = replace(op, phase=BACKWARD)
         if op.phase == BACKWARD:
@@ -95,10 +97,10 @@ class _Boxer:
 
     def expanded(self, op: Op) -> Iterator[Op]:
         """The op, or the ordinary ops that its signature stands for (split softmax)."""
-        if not expansions.needs_expansion(op, self.tensors):
+        if not registry.needs_expansion(op, self.tensors):
             yield op
             return
-        ops, tensors = expansions.expand(op, self.tensors)
+        ops, tensors = registry.expand(op, self.tensors)
         self.tensors.update({tensor.name: tensor for tensor in tensors})
         yield from ops
 
@@ -217,7 +219,7 @@ class _Boxer:
             new += "'"
         before = next(p for (p, _), n in forms.items() if n == made)
         self.tensors[new] = replace(self.tensors[name], name=new)
-        target, argument = ("flow.transfer", before[0]) if step is None else ("flow.box", step)
+        target, argument = (TRANSFER, before[0]) if step is None else (BOX, step)
         self.ops.append(
             Op(
                 new,

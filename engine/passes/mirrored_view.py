@@ -31,11 +31,12 @@ from flowrun.engine.ir.graph import (
     Ref,
     rename_inputs,
 )
-from flowrun.engine.ops.mirror import RELABELS
+from flowrun.engine.ops.flow.mirror import BY_RANK, OWN, SHARE
+from flowrun.engine.ops.registry import info
 from flowrun.engine.strategy import Strategy
 
 DRAW, TANGENT = "@draw", "@tangent"
-BY_RANK = "_by_rank"  # ends the name of a result that is a list
+LIST_SUFFIX = "_by_rank"  # ends the name of a result that is a list
 
 
 def rows_of_a_rank(
@@ -68,10 +69,10 @@ def own_ops(graph: LogicalGraph, strategy: Strategy) -> frozenset[str]:
     joint: set[str] = set()
     own: set[str] = set()
     for op in graph.ops:
-        leaves = op.target in RELABELS and op.target != "flow.own"
+        leaves = op.target in (SHARE, BY_RANK)
         if leaves or joint.intersection(op.inputs):
             joint.update(op.makes)
-        elif op.phase != UPDATE and op.target not in RELABELS:
+        elif op.phase != UPDATE and info(op.target).relabels is None:
             own.add(op.name)
     return frozenset(own)
 
@@ -104,13 +105,13 @@ class _Mirror:
         for name, tensor in self.base.results:
             maker = self.base.producer[tensor]
             if name.startswith("grad/"):
-                shared = self._op(f"{name}/shared", "flow.share", tensor, maker.module, BACKWARD)
+                shared = self._op(f"{name}/shared", SHARE, tensor, maker.module, BACKWARD)
                 behind.setdefault(maker.name, []).append(shared)
                 results.append((name, shared.name))
             else:
                 listed = self._by_rank(name, tensor)
                 last += listed
-                results += [(name, listed[1].name), (f"{name}{BY_RANK}", listed[0].name)]
+                results += [(name, listed[1].name), (f"{name}{LIST_SUFFIX}", listed[0].name)]
         for op in self.base.ops:
             ops += [rename_inputs(op, self.entered), *behind.get(op.name, ())]
         return replace(
@@ -146,7 +147,7 @@ class _Mirror:
         if not here.shape:
             del self.entered[tensor]
             return []
-        op = self._op(made, "flow.own", tensor, "", FORWARD)
+        op = self._op(made, OWN, tensor, "", FORWARD)
         rows, *rest = here.shape
         self.tensors[tensor] = replace(here, shape=(rows * self.ranks, *rest))
         return [op]
@@ -157,7 +158,7 @@ class _Mirror:
         self.tensors[counted] = LogicalTensor(counted, (self.ranks,), torch.int64)
         kind = (("dtype", torch.int64),)
         count = Op(counted, "aten.arange.default", (self.ranks,), kind, (counted,))
-        index = self._op(f"{tensor}/rank", "flow.own", counted, "", FORWARD, shape=(1,))
+        index = self._op(f"{tensor}/rank", OWN, counted, "", FORWARD, shape=(1,))
         flat = self._op(
             f"{tensor}/index", "aten.view.default", index.name, "", FORWARD, (), shape=()
         )
@@ -170,7 +171,7 @@ class _Mirror:
 
     def _by_rank(self, name: str, tensor: str) -> tuple[Op, Op]:
         shape = (self.ranks,)
-        listed = self._op(f"{name}/by_rank", "flow.by_rank", tensor, "loss", FORWARD, shape=shape)
+        listed = self._op(f"{name}/by_rank", BY_RANK, tensor, "loss", FORWARD, shape=shape)
         mean = self._op(
             f"{name}/ranks", "aten.mean.default", listed.name, "loss", FORWARD, shape=()
         )

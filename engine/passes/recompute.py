@@ -36,7 +36,9 @@ from flowrun.engine.ir.graph import (
     map_refs,
 )
 from flowrun.engine.ir.sbp import NdSbp
-from flowrun.engine.ops.traits import Trait, has, is_view
+from flowrun.engine.ops.flow.check import AFTER
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.strategy import Strategy
 
 KEEP: Mapping[str, Trait | None] = {  # what a recipe may keep: ops of a trait
@@ -203,7 +205,7 @@ class _Again:
         self.tensors[made] = replace(self.tensors[name], name=made)
         return Op(
             made,
-            "flow.after",
+            AFTER,
             (Ref(name), Ref(gradient)),
             (),
             (made,),
@@ -280,7 +282,7 @@ def _notes(
 ) -> Iterator[str]:
     """A line for each stage: ops, bytes saved, bytes moved again."""
     for stage in sorted({op.stage for op in copies}):
-        again = [op for op in copies if op.stage == stage and op.target != "flow.after"]
+        again = [op for op in copies if op.stage == stage and op.target != AFTER]
         stored = stored_bytes(before, strategy, stage)
         saved = stored - stored_bytes(after, strategy, stage)
         repeated = moved_bytes(after, strategy, again)

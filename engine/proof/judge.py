@@ -1,7 +1,7 @@
 """The judge of a signature table on one axis: which rows hold, tried over every SBP there is.
 
 The maxima and other partial results but sums that an op makes are found; ops that read a P(max)
-are not looked for, since a P(max) is boxed to B where it is made (engine/ops/expansions/).
+are not looked for, since a P(max) is boxed to B where it is made (Expands, ops/op_info.py).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _programs(
 
     Only a local program looks at the cut; None: any.
     """
-    op, looks = given.op, given.op.target in registry.LOCALS
+    op, looks = given.op, registry.info(given.op.target).local is not None
     cuts: list[list[Sbp]] = [
         [B, *(_splits(v, parts) if v is not None and looks else ())] for v in given.made
     ]

@@ -19,19 +19,8 @@ import torch
 from flowrun.engine.ir.graph import LogicalTensor, Op, Ref, map_refs
 from flowrun.engine.ir.placement import Shape, local_slices, split_range
 from flowrun.engine.ir.sbp import NdSbp, Partial, Sbp, Split, format_nd_sbp
-from flowrun.engine.ops import (
-    create,
-    cross_entropy,
-    expansions,
-    loss,
-    random,
-    ranges,
-    registry,
-    scaling,
-    sparse,
-    update,
-)
-from flowrun.engine.ops.signature import LocalCall, LocalView, NdSignature, torch_callable
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.signature import LocalCall, LocalView, NdSignature
 
 Grid = tuple[int, ...]
 Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank there holds
@@ -93,8 +82,7 @@ def sample(
         return value
 
     op = Op("op", target, named(args), tuple((k, named(v)) for k, v in kwargs.items()))
-    function: Any = OWN_FUNCTIONS.get(target) or torch_callable(target)
-    made = run(LocalCall(function, op.args, op.kwargs), values)
+    made = run(LocalCall(registry.whole_function(target), op.args, op.kwargs), values)
     names = tuple(None if value is None else f"y{k}" for k, value in enumerate(made))
     shapes = "; ".join("x".join(map(str, v.shape)) or "scalar" for v in values.values())
     rest = [a for a in op.args if not isinstance(a, Ref | tuple)] + list(kwargs.values())
@@ -103,18 +91,6 @@ def sample(
     )
     op = Op("op", target, op.args, op.kwargs, names)
     return OpSample(label, op, values, made, sound or (lambda shapes: True))
-
-
-OWN_FUNCTIONS = {
-    **update.FUNCTIONS,
-    **scaling.FUNCTIONS,
-    **sparse.FUNCTIONS,
-    **random.FUNCTIONS,
-    **cross_entropy.FUNCTIONS,
-    **loss.FUNCTIONS,
-    **ranges.FUNCTIONS,
-    "flow.constant": create.constant,
-}
 
 
 def run(call: LocalCall, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
@@ -247,8 +223,8 @@ def row_failure(given: OpSample, row: NdSignature, grid: Grid) -> str:
     signed = replace(op, in_sbp=row.inputs, out_sbp=row.outputs)
     tensors = given.tensors
     ops: tuple[Op, ...] = (signed,)
-    if expansions.needs_expansion(signed, tensors):
-        ops, made = expansions.expand(signed, tensors)
+    if registry.needs_expansion(signed, tensors):
+        ops, made = registry.expand(signed, tensors)
         tensors.update({tensor.name: tensor for tensor in made})
     try:
         pieces = run_ops(ops, tensors, given.values, grid)

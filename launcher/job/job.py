@@ -24,7 +24,7 @@ from flowrun.engine.compile import (
 from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.passes.mirrored_view import BY_RANK, rows_of_a_rank
+from flowrun.engine.passes.mirrored_view import LIST_SUFFIX, rows_of_a_rank
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fork
 from flowrun.launcher.job.garbage import uncollected
@@ -324,7 +324,10 @@ class Job:
         """
         out: Results = {}
         for name in results[0] if results else ():
-            of_mean, values = self._of_mean(name.removesuffix(BY_RANK)), [r[name] for r in results]
+            of_mean, values = (
+                self._of_mean(name.removesuffix(LIST_SUFFIX)),
+                [r[name] for r in results],
+            )
             if isinstance(values[0], list):
                 ranks = zip(*values, strict=True)
                 out[name] = [of_mean(sum(each) / len(values)) for each in ranks]

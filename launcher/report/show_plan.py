@@ -15,6 +15,7 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.footprint import memory_of
 from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD, WEIGHTS
 from flowrun.engine.ir.placement import largest_shape
+from flowrun.engine.ops.traits import is_engine_op
 from flowrun.launcher.job.compiling import compiled_regions, summary
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.schema import INDUCTOR
@@ -80,7 +81,7 @@ def _layer_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     outputs = {
         op.module: op
         for op in plan.graph.ops
-        if op.phase == FORWARD and not op.target.startswith("flow.")
+        if op.phase == FORWARD and not is_engine_op(op.target)
     }
     for v in plan.graph.variables:
         if v.kind == "state":

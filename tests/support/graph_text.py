@@ -21,8 +21,7 @@ import torch
 
 from flowrun.engine.ir.graph import Feed, LogicalGraph, LogicalTensor, Op, Ref, Variable, map_refs
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.ops import cross_entropy
-from flowrun.engine.ops.signature import torch_callable
+from flowrun.engine.ops import registry
 from flowrun.engine.pipeline import PASSES, Pass
 from flowrun.engine.strategy import Optimizer, Strategy
 
@@ -152,7 +151,7 @@ class _Reader:
     def _compute(
         self, target: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[torch.Tensor, ...]:
-        function = cross_entropy.FUNCTIONS.get(target) or torch_callable(target)
+        function = registry.whole_function(target)
         made = function(*map_refs(arguments, self._meta), **keywords)
         return made if isinstance(made, tuple) else (made,)
 

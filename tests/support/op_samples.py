@@ -14,7 +14,7 @@ import torch
 import transformers.integrations.moe  # noqa: F401  (registers the grouped product)
 
 from flowrun.engine.ir.placement import Shape
-from flowrun.engine.ops.sparse import RowUpdate
+from flowrun.engine.ops.flow.sparse import RowUpdate
 from flowrun.engine.proof.simulated_ranks import OpSample, sample
 from flowrun.models import optimizers
 from support.batch_norm_samples import batch_norm_samples

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.sbp import Broadcast, Split
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.mirror import RELABELS
+from flowrun.engine.ops.flow.structure import BOX, PIN
 from flowrun.engine.strategy import Optimizer
 from support.layouts import Layout, compiled, virtual_run
 from support.plain_loop import (
@@ -148,7 +148,8 @@ def verdict(name: str) -> Verdict:
 
 def origins(graph: LogicalGraph) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Targets whose rows were found, and those without rows that read samples."""
-    ops = [op for op in graph.ops if op.target not in ("flow.box", "flow.pin", *RELABELS)]
+    ops = [op for op in graph.ops if op.target not in (BOX, PIN)]
+    ops = [op for op in ops if registry.info(op.target).relabels is None]
     found = {op.target for op in ops if op.table is not None}
     whole = {
         op.target

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, map_refs
+from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.registry import localize
 from flowrun.engine.ops.signature import LocalView
-from flowrun.engine.ops.traits import Trait, has
+from flowrun.engine.ops.traits import has
 
 
 def interpret(

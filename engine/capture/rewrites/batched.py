@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref
-from flowrun.engine.ops.traits import Trait, has
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has
 
 
 def keep_batches(graph: LogicalGraph) -> LogicalGraph:

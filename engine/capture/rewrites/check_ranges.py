@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op, Ref
-from flowrun.engine.ops import cross_entropy
-from flowrun.engine.ops.ranges import CHECK
-from flowrun.engine.ops.signature import bind
-from flowrun.engine.ops.traits import is_engines
+from flowrun.engine.ops.flow.ranges import CHECK
+from flowrun.engine.ops.nn import cross_entropy
+from flowrun.engine.ops.registry import arguments_of
 
 LABELS, IDS, INDICES = ("label", "classes"), ("id", "rows of a table"), ("index", "elements")
 
@@ -86,7 +85,7 @@ def _asked(
     look_up = _LOOK_UPS.get(op.target)
     if look_up is None or op.phase != FORWARD:
         return
-    given = cross_entropy.given(op) if is_engines(op.target) else bind(op)
+    given = arguments_of(op)
     ids, table = given[look_up.ids], given[look_up.table]
     at = list(given).index(look_up.ids)
     of = fields.get(ids.name)

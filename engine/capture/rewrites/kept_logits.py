@@ -2,7 +2,7 @@
 
 Torch makes log-probabilities of all classes and looks up those of the targets; backward makes a
 gradient of them, zero but at the targets, and of both that of the logits.  All that is needed of a
-row beside its logits is one number (ops/cross_entropy.py).
+row beside its logits is one number (ops/nn/cross_entropy.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
-from flowrun.engine.ops import cross_entropy
-from flowrun.engine.ops.loss import MEAN
+from flowrun.engine.ops.nn import cross_entropy
+from flowrun.engine.ops.nn.loss import MEAN
 from flowrun.engine.ops.signature import bind
 
 _LOG_SOFTMAX = "aten._log_softmax.default"

@@ -4,7 +4,7 @@
 piece wherever it likes.  Where it reads the elements that are there in the order that they have
 (pooling to one pixel of a channels-last image), it is a view.  Elsewhere, as in the frames of a
 short-time Fourier transform, its input is turned into the order of its memory, and
-engine/ops/strided.py counts strides from there.
+engine/ops/shapes/strided.py counts strides from there.
 
 Relied upon of torch (tests/engine/capture/rewrites/test_strided_views.py): nodes carry fake tensors
 as `meta["val"]`, with the strides that autograd counted on.

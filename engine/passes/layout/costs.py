@@ -14,6 +14,7 @@ from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Op, gradient_of
 from flowrun.engine.ir.placement import BATCH_AXES, Shape
 from flowrun.engine.ir.sbp import B, P, Partial, Sbp, Split
+from flowrun.engine.ops.flow.update import ACCUMULATE
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout.assignment import Layout
 from flowrun.engine.passes.layout.axis_search import AxisLocation, AxisLocations
@@ -71,7 +72,7 @@ class Costs:
                 cost += _ELEMENT_S * (count / parts if isinstance(sbp, Split) else count)
         if row.reduced:
             cost += _seconds(P, B, parts, (row.reduced,), row.reduced * 4, self.links[op.stage])
-        if op.target == "flow.accumulate" and op.phase == BACKWARD:
+        if op.target == ACCUMULATE and op.phase == BACKWARD:
             cost += self._to_home(op, row, in_shapes[0], parts)
         return cost
 

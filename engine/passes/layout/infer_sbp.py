@@ -30,9 +30,12 @@ from flowrun.engine.ir.graph import (
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Sbp, parse_sbp
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.mirror import RELABELS
+from flowrun.engine.ops.flow.sparse import COLLECT
+from flowrun.engine.ops.flow.structure import PIN
+from flowrun.engine.ops.flow.update import ASSIGN
+from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.signature import Signature
-from flowrun.engine.ops.traits import Trait, has, is_engines
+from flowrun.engine.ops.traits import has, is_engine_op
 from flowrun.engine.passes.layout.assignment import Layout
 from flowrun.engine.passes.layout.axis_search import (
     ACTIVATION,
@@ -49,8 +52,6 @@ from flowrun.engine.passes.layout.costs import Costs
 from flowrun.engine.passes.layout.homes import feed_home, variable_homes
 from flowrun.engine.passes.mirrored_view import own_ops
 from flowrun.engine.strategy import Strategy
-
-ASSIGN = "flow.assign"
 
 
 def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
@@ -81,10 +82,10 @@ def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterat
     that all ranks of the axis do all of it, from inputs that are gathered.
     """
     modules: dict[tuple[str, str], dict[str, None]] = {}  # target, origin -> where, in order
-    known = ("flow.pin", *RELABELS)
     for op in graph.ops:
         split = strategy.parts(op.stage, axis) > 1
-        if split and op.target not in known and (op.table or not registry.has_table(op.target)):
+        known = op.target == PIN or registry.info(op.target).relabels
+        if split and not known and (op.table or not registry.has_table(op.target)):
             origin = op.table.origin if op.table else ""
             modules.setdefault((op.target, origin), {})[op.module or "(top level)"] = None
     for (target, origin), (first, *others) in modules.items():
@@ -195,7 +196,7 @@ class _Axis:
         if name in self.weights:
             return WEIGHT
         maker = self.layout.base.producer.get(name)
-        return ROWS if maker is not None and maker.target == "flow.collect" else ACTIVATION
+        return ROWS if maker is not None and maker.target == COLLECT else ACTIVATION
 
     def _homes(self, name: str) -> list[tuple[AxisLocation, float]]:
         source = self.feeds.get(name) or self.variables[name]
@@ -227,10 +228,10 @@ class _Axis:
             for n, nd in zip(op.outputs, self.layout.out_sbp[op.name], strict=True)
         ]
         legal: Iterable[Signature]
-        if op.target == "flow.pin":
+        if op.target == PIN:
             legal = self._pin_rows(op, in_shapes[0], parts)
-        elif op.target in RELABELS:
-            legal = (RELABELS[op.target],)
+        elif relabels := registry.info(op.target).relabels:
+            legal = (relabels,)
         else:
             legal = registry.signatures(op, in_shapes, out_shapes, parts)
             legal = legal[:1] if op.name in self.own else legal
@@ -276,4 +277,4 @@ class _Axis:
 
 def _is_plain(op: Op) -> bool:
     """True for torch's ops and constants: a pin asks for its own SBP, a draw is shared out."""
-    return not is_engines(op.target) or has(op.target, Trait.CONSTANT)
+    return not is_engine_op(op.target) or has(op.target, Trait.CONSTANT)

@@ -12,7 +12,9 @@ from dataclasses import replace
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import FORWARD, Feed, LogicalGraph, Op, Ref, Variable, rename_inputs
 from flowrun.engine.ir.sbp import Partial, Split
-from flowrun.engine.ops.ranges import CHECK
+from flowrun.engine.ops.flow.ranges import CHECK
+from flowrun.engine.ops.flow.structure import PIN
+from flowrun.engine.ops.traits import is_engine_op
 from flowrun.engine.strategy import Pin, Strategy
 
 
@@ -45,7 +47,7 @@ def with_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             made = names[name] = f"{name}/pinned"
             tensors[made] = replace(tensors[name], name=made)
             args = (Ref(name), tuple(pinned[name].items()))
-            pin = replace(like, name=made, target="flow.pin", args=args, kwargs=(), outputs=(made,))
+            pin = replace(like, name=made, target=PIN, args=args, kwargs=(), outputs=(made,))
             ops.append(pin)
 
     for feed in graph.feeds:
@@ -67,7 +69,7 @@ def _owner(pin: Pin, module: str) -> str | None:
 
 def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
     """Tensors that leave (out) or enter (in) one of the modules that the pin names, in forward."""
-    forward = [op for op in graph.ops if op.phase == FORWARD and not op.target.startswith("flow.")]
+    forward = [op for op in graph.ops if op.phase == FORWARD and not is_engine_op(op.target)]
     made_in: dict[str, str | None] = {feed.tensor: None for feed in graph.feeds}
     made_in.update({name: _owner(pin, op.module) for op in forward for name in op.makes})
     for op in graph.ops:  # ids that were checked are the ids

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Op, Variable
+from flowrun.engine.ops.flow.update import ASSIGN
 from flowrun.engine.passes.search.boxings import Boxings
 from flowrun.engine.passes.search.cost_network import Network, Term
 from flowrun.engine.passes.search.forms import Choices, Forms, FormsOfRows, unions
 from flowrun.engine.passes.search.objective import Array, Objective
 from flowrun.engine.passes.search.options import Choice, Options
 from flowrun.engine.passes.search.rows import inputs_of, outputs_of
-
-ASSIGN = "flow.assign"
 
 
 def make_network(

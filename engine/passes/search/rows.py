@@ -16,7 +16,7 @@ from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Variable, map_refs
 from flowrun.engine.ir.placement import Shape, left_over
 from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp, parse_sbp
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.mirror import RELABELS
+from flowrun.engine.ops.flow.structure import PIN
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout.homes import feed_home
 from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field
@@ -78,13 +78,13 @@ class RowTables:
         self, op: Op, ins: tuple[Shape, ...], outs: tuple[Shape | None, ...], axis: int
     ) -> Iterable[Signature]:
         parts = self.strategy.parts(op.stage, axis)
-        if op.target == "flow.pin" and parts > 1:
+        if op.target == PIN and parts > 1:
             wanted = dict(op.args[1]).get(self.strategy.axes[axis])
             splits = [S(i) for i, size in enumerate(ins[0]) if size >= parts]
             options: list[Sbp] = [parse_sbp(wanted)] if wanted else [B, P, *splits]
             return [Signature((sbp,), (sbp,)) for sbp in options]
-        if op.target in RELABELS:
-            return (RELABELS[op.target],)
+        if relabels := registry.info(op.target).relabels:
+            return (relabels,)
         return registry.signatures(op, ins, outs, parts)
 
     # ------------------------------------------------------------------ what enters

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowrun.engine.ir.graph import Ref, Variable
+from flowrun.engine.ops.flow.update import ADD_N, CLIP_SCALE, SUMSQ
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 
 
@@ -37,12 +38,12 @@ def clip_by_norm(
     inverse: scalar that the gradients are to be multiplied by first: it is part of the coefficient.
     squares: the sum of their squares as they are, if there is one.
     """
-    squares = squares or total(builder, "flow.sumsq", "sumsq", variables, gradients)
+    squares = squares or total(builder, SUMSQ, "sumsq", variables, gradients)
     if inverse is None:
-        return builder.one("clip_scale", "flow.clip_scale", (Ref(squares), max_norm))
+        return builder.one("clip_scale", CLIP_SCALE, (Ref(squares), max_norm))
     factor = builder.one("unscale_squared", "aten.mul.Tensor", (Ref(inverse), Ref(inverse)))
     squares = builder.one("sumsq/unscaled", "aten.mul.Tensor", (Ref(squares), Ref(factor)))
-    clip = builder.one("clip_scale", "flow.clip_scale", (Ref(squares), max_norm))
+    clip = builder.one("clip_scale", CLIP_SCALE, (Ref(squares), max_norm))
     return builder.one("coefficient", "aten.mul.Tensor", (Ref(clip), Ref(inverse)))
 
 
@@ -71,8 +72,8 @@ def total(
             for v in variables
             if v.stage == at
         ]
-        made = builder.one(f"{name}@{at}", "flow.add_n", tuple(map(Ref, parts)), stage=at)
+        made = builder.one(f"{name}@{at}", ADD_N, tuple(map(Ref, parts)), stage=at)
         totals.append(Ref(made))
     if len(totals) == 1:
         return str(totals[0].name)
-    return builder.one(name, "flow.add_n", tuple(totals), stage=stage)
+    return builder.one(name, ADD_N, tuple(totals), stage=stage)

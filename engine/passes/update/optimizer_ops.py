@@ -12,8 +12,9 @@ from typing import Any
 
 from flowrun.engine.capture.update_trace import FED, fed_to, states_of, trace
 from flowrun.engine.ir.graph import LogicalTensor, Ref, Variable, map_refs
-from flowrun.engine.ops.sparse import RowUpdate
-from flowrun.engine.ops.update import FUNCTIONS
+from flowrun.engine.ops.flow.sparse import UPDATE_ROWS, RowUpdate
+from flowrun.engine.ops.flow.update import ASSIGN, EMA
+from flowrun.engine.ops.registry import whole_function
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.strategy import Optimizer
 
@@ -52,8 +53,8 @@ def update(
     target, gradients = f"flow.{optimizer.name}", [gradient]
     by: dict[str, Any] = {}
     if ids is not None:
-        by["by"] = RowUpdate(optimizer.name, optimizer.function or FUNCTIONS[target])
-        target, gradients = "flow.update_rows", [ids, gradient]
+        by["by"] = RowUpdate(optimizer.name, optimizer.function or whole_function(target))
+        target, gradients = UPDATE_ROWS, [ids, gradient]
     builder.op(
         f"update/{variable.tensor}",
         target,
@@ -72,7 +73,7 @@ def average(
     state = _state(builder, variable, "ema", None)
     builder.op(
         f"average/{variable.tensor}",
-        "flow.ema",
+        EMA,
         (Ref(state.tensor), Ref(builder.variables[variable.name].new or "")),
         (("decay", decay), *((("skip", Ref(skip)),) if skip else ())),
         (state.new or "",),
@@ -160,7 +161,7 @@ def _traced(
         )
     builder.op(
         f"update/{variable.tensor}",
-        "flow.assign",
+        ASSIGN,
         (tuple(map(Ref, changed)), tuple(Ref(names[result]) for result in program.results)),
         (("skip", Ref(skip)),) if skip else (),
         new,

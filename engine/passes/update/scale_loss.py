@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from flowrun.engine.ir.graph import BACKWARD, Feed, LogicalTensor, Ref, Variable
+from flowrun.engine.ops.flow.scaling import NEXT_SCALE
+from flowrun.engine.ops.flow.update import SUMSQ
 from flowrun.engine.passes.update.clip_ops import total
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.strategy import LossScale
@@ -69,14 +71,14 @@ def check_gradients(
     stage = scale.stage
     good = _state(builder, "good_steps", stage, 0.0)
     skipped = _state(builder, "skipped_updates", stage, 0.0)
-    squares = total(builder, "flow.sumsq", "scaled_sumsq", variables, gradients, stage)
+    squares = total(builder, SUMSQ, "scaled_sumsq", variables, gradients, stage)
     dynamic = loss_scale.dynamic
     new = tuple(f"{tensor}'" for tensor in (scale.tensor, good, skipped))
     told = tuple(builder.tensor(f"{tensor}/told") for tensor in (scale.tensor, skipped))
     skip = builder.tensor("skip", LogicalTensor("skip", (), torch.bool))
     builder.op(
         "next_scale",
-        "flow.next_scale",
+        NEXT_SCALE,
         (Ref(scale.tensor), Ref(good), Ref(skipped), Ref(squares)),
         (
             ("growth", GROWTH if dynamic else 1.0),

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Variable, gradient_of
 from flowrun.engine.ir.sbp import Broadcast, NdSbp, S, Split
+from flowrun.engine.ops.flow.update import ACCUMULATE
 from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.engine.strategy import Strategy
 
@@ -75,7 +76,7 @@ def _sharded(
 def _sharded_accumulator(op: Op, homes: dict[str, NdSbp], axis: int) -> Op:
     made = op.outputs[0] if op.outputs else None
     home = homes.get(gradient_of(made or ""))
-    if op.target != "flow.accumulate" or home is None:
+    if op.target != ACCUMULATE or home is None:
         return op
     nd_sbp = (*op.in_sbp[0][:axis], home[axis], *op.in_sbp[0][axis + 1 :])
     return replace(op, in_sbp=(nd_sbp,), out_sbp=(nd_sbp,))

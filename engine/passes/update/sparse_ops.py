@@ -19,6 +19,7 @@ from flowrun.engine.capture.update_trace import FED, is_elementwise, rests
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.placement import BATCH_AXES
+from flowrun.engine.ops.flow.sparse import COALESCE, COLLECT, UPDATE_ROWS
 from flowrun.engine.ops.signature import bind
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.strategy import Optimizer, Strategy
@@ -159,7 +160,7 @@ def collect_rows(
     )
     builder.op(
         f"coalesce/{variable.tensor}",
-        "flow.coalesce",
+        COALESCE,
         (tuple(map(Ref, ids)), tuple(map(Ref, grads)), tuple(_padding(op) for op in lookups)),
         (),
         (unique, sums),
@@ -196,7 +197,7 @@ def _collect(
     rows = builder.tensor(f"rows{suffix}", LogicalTensor("", (count, grad.shape[-1]), dtype))
     builder.op(
         f"collect{suffix}",
-        "flow.collect",
+        COLLECT,
         (Ref(grad.name), Ref(index.name)),
         (("dtype", dtype),) if grad.dtype != dtype else (),
         (ids, rows),
@@ -213,4 +214,4 @@ def _padding(op: Op) -> int:
 
 def sparse_tables(graph: LogicalGraph) -> frozenset[str]:
     """Tensors of the tables that are updated by rows."""
-    return frozenset(op.inputs[0] for op in graph.ops if op.target == "flow.update_rows")
+    return frozenset(op.inputs[0] for op in graph.ops if op.target == UPDATE_ROWS)

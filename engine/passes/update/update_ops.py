@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Ref, Variable
+from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N
 from flowrun.engine.passes.hoist_weights import CAST
 from flowrun.engine.passes.update.clip_ops import clip_by_norm, clip_by_value
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
@@ -139,7 +140,7 @@ def _accumulated(builder: GraphBuilder, parts: list[str], variable: Variable) ->
     ]
     return builder.one(
         name,
-        "flow.add_n",
+        ADD_N,
         tuple(map(Ref, sums)),
         like=builder.tensors[parts[0]],
         module=variable.name.rpartition(".")[0],
@@ -152,7 +153,7 @@ def _sum(builder: GraphBuilder, tensor: str, name: str) -> str:
     source = builder.base.producer[tensor]
     return builder.one(
         name,
-        "flow.accumulate",
+        ACCUMULATE,
         (Ref(tensor),),
         like=builder.tensors[tensor],
         module=source.module,
@@ -166,7 +167,7 @@ def _mean(builder: GraphBuilder, name: str, tensor: str, micro_batches: int) -> 
     source, like = builder.base.producer[tensor], builder.tensors[tensor]
     total = builder.one(
         f"{name}/sum",
-        "flow.accumulate",
+        ACCUMULATE,
         (Ref(tensor),),
         like=like,
         module="loss",

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.ops import sparse
-from flowrun.engine.ops.cross_entropy import gradient_of_logits
-from flowrun.engine.ops.loss import SUM
-from flowrun.engine.ops.reduce import log_sum_exp
+from flowrun.engine.ops.flow import sparse
+from flowrun.engine.ops.math.reduce import log_sum_exp
+from flowrun.engine.ops.nn.cross_entropy import gradient_of_logits
+from flowrun.engine.ops.nn.loss import SUM
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 Tensor = torch.Tensor

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrun.engine.ops import create, cross_entropy, reduce
+from flowrun.engine.ops.math import reduce
+from flowrun.engine.ops.nn import cross_entropy
+from flowrun.engine.ops.shapes import create
 from flowrun.engine.runtime.kernels import fused_attention as attention
 from flowrun.engine.runtime.kernels import pixel_convolutions as pointwise
 from flowrun.engine.runtime.kernels import products, row_chunks

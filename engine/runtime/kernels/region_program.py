@@ -13,10 +13,12 @@ from flowrun.engine.actors.sums import as_they_come, sums_of, taken_over
 from flowrun.engine.ir.graph import Op, Ref, map_refs
 from flowrun.engine.ir.placement import Shape, Slices, local_slices
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.ranges import CHECK
+from flowrun.engine.ops.flow.ranges import CHECK
+from flowrun.engine.ops.flow.structure import BOX
+from flowrun.engine.ops.flow.update import ACCUMULATE, accumulate
+from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.signature import LocalCall, LocalView
-from flowrun.engine.ops.traits import Trait, has, makes_list
-from flowrun.engine.ops.update import accumulate
+from flowrun.engine.ops.traits import has, makes_list
 from flowrun.engine.runtime.kernels.out_variants import can_write
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 from flowrun.engine.runtime.transport.transport import local_step
@@ -125,9 +127,9 @@ def _local(
 ) -> LocalCall | None:
     """What this rank runs in place of the op; None if it is the identity."""
     tensors = plan.graph.tensors
-    if has(op.target, Trait.IDENTITY) or op.target == "flow.accumulate":
+    if has(op.target, Trait.IDENTITY) or op.target == ACCUMULATE:
         return None
-    if op.target == "flow.box":
+    if op.target == BOX:
         (name,) = op.inputs
         return LocalCall(_boxing(op, tensors[name].shape, grid, coordinate), (Ref(name),))
     if op.target == "aten.full.default":

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrun.engine.ops import cross_entropy, reduce
-from flowrun.engine.ops.loss import NONE
+from flowrun.engine.ops.math import reduce
+from flowrun.engine.ops.nn import cross_entropy
+from flowrun.engine.ops.nn.loss import NONE
 
 CHUNK_BYTES = 1 << 21  # of one tensor and thread
 

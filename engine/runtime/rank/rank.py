@@ -23,7 +23,8 @@ from flowrun.engine.actors.sums import only_sent
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.graph import Variable
 from flowrun.engine.ir.placement import Slices, local_slices
-from flowrun.engine.ops.ranges import OutOfRange
+from flowrun.engine.ops.flow.ranges import OutOfRange
+from flowrun.engine.ops.flow.sparse import COLLECT
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.readback import HostReadback
 from flowrun.engine.runtime.rank.readers import BatchSource, Readers, cut
@@ -243,7 +244,7 @@ class Rank:
         """What a step has of a tensor: a sum, to which the region has added, or rows of all
         micro-batches, one behind the other (flow.collect).
         """
-        if self.plan.graph.producer[name].target != "flow.collect":
+        if self.plan.graph.producer[name].target != COLLECT:
             # products that are only added up lie as they come; who reads the sum wants rows
             done = part == parts - 1 and not only_sent(self.plan, name)
             return value.contiguous() if done else value

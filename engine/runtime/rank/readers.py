@@ -14,7 +14,7 @@ import torch
 from flowrun.engine.actors.plan import Actor, FeedWork, Plan, PrepareWork
 from flowrun.engine.ir.graph import Feed
 from flowrun.engine.ir.placement import Slices, local_slices
-from flowrun.engine.ops.ranges import OutOfRange
+from flowrun.engine.ops.flow.ranges import OutOfRange
 from flowrun.engine.runtime.rank.readback import number, on_device
 
 # (step, micro-batch) -> batch of the whole micro-batch, logical; a rank cuts what it holds

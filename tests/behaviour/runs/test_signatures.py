@@ -25,7 +25,7 @@ from flowrun.launcher.job.plan_cache import inputs
 from flowrun.launcher.model.signatures import GROUP, tables_of
 
 OP = Op("y", "my.op.default", (Ref("x"),), (), ("y",))
-HERE = "flowrun.engine.ops.pointwise.NONLINEAR"
+HERE = "flowrun.engine.ops.math.pointwise.NONLINEAR"
 
 
 def test_rows_of_a_recipe_are_those_of_the_op() -> None:

@@ -19,7 +19,8 @@ from flowrun.engine.actors.plan import Plan
 from flowrun.engine.capture.capture import Task, capture_evaluation
 from flowrun.engine.compile import compile_training
 from flowrun.engine.ir.sbp import B, S
-from flowrun.engine.ops import random, registry
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.flow import random
 from flowrun.engine.proof.simulated_ranks import coordinates, local_view, run
 from flowrun.engine.strategy import Recompute
 from support.layouts import Layout, example, run_plan, strategy, virtual_run

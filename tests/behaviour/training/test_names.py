@@ -25,7 +25,7 @@ from support.odd_models import (
 )
 
 # every op with a table, as torch calls its nodes, and words of passes, states and readers
-OPS = sorted({target.split(".")[1] for target in registry.RULES if target.startswith("aten.")})
+OPS = sorted({target.split(".")[1] for target in registry.OPS if target.startswith("aten.")})
 WORDS = (
     *(
         "tangent",

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.ops.update import adamw, sgd
+from flowrun.engine.ops.flow.update import adamw, sgd
 from support.layouts import Layout
 from support.odd_models import (
     CLASSES,

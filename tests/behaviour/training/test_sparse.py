@@ -18,7 +18,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.sbp import B, S, Sbp
 from flowrun.engine.lowering.form_regions import moves
-from flowrun.engine.ops import sparse
+from flowrun.engine.ops.flow import sparse
 from flowrun.engine.passes.update.sparse_ops import LOOKED_UP
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.strategy import LossScale, Optimizer, Pin

@@ -11,7 +11,7 @@ import torch
 from flowrun.engine.actors.plan import Actor, Plan, RegionWork
 from flowrun.engine.actors.sums import as_they_come, sums_of, taken_over
 from flowrun.engine.cost.footprint import Footprint
-from flowrun.engine.ops.update import accumulate
+from flowrun.engine.ops.flow.update import accumulate
 from flowrun.engine.runtime.kernels import region_program
 from support.layouts import Layout, compiled, run_plan
 from support.plain_loop import gpt

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrun.engine.cost.op_cost import GROUPED, op_flops, op_seconds
+from flowrun.engine.cost.op_cost import op_flops, op_seconds
 from flowrun.engine.hardware.hardware import Hardware, Products
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, WEIGHT_GRAD, LogicalTensor, Op, Ref
+from flowrun.engine.ops.math.grouped import GROUPED, GROUPED_BACKWARD
 
 CURVE = (2e6, 2e8, 2e9), (0.5, 0.75, 1.0)
 HARDWARE = Hardware(
@@ -212,7 +213,7 @@ def test_a_hash_of_many_small_ops_takes_its_way_through_memory_on_a_cpu() -> Non
 
 def test_experts_are_products_of_the_tokens_that_are_theirs() -> None:
     """4 of 8 experts have half of 100 tokens; gradients of input and weight are two products."""
-    forward, backward = (Op("y", target, (), (), ("y",)) for target in GROUPED)
+    forward, backward = (Op("y", target, (), (), ("y",)) for target in (GROUPED, GROUPED_BACKWARD))
     held = [(100, 16), (4, 16, 32), (8,)]
     assert op_flops(forward, held, [(100, 32)]) == 2 * 50 * 16 * 32
     both = [(100, 16), (4, 16, 32)]

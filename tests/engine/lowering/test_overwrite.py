@@ -11,9 +11,11 @@ from torch import Tensor
 from flowrun.engine.actors.plan import RegionWork
 from flowrun.engine.lowering.lower import lower
 from flowrun.engine.lowering.overwrite import overwrite
-from flowrun.engine.ops import cross_entropy
-from flowrun.engine.ops.memory import ALLOCATES, INPLACE_ARGS
+from flowrun.engine.ops import registry
+from flowrun.engine.ops.nn import cross_entropy
+from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.signature import torch_callable
+from flowrun.engine.ops.traits import has
 from flowrun.engine.pipeline import PASSES
 from flowrun.engine.runtime.kernels.out_variants import can_write, into
 from support.graph_text import graph_of, one_axis, rewritten
@@ -103,23 +105,26 @@ def _arguments(target: str) -> list[object]:
     }.get(target, [x, y])  # fmt: skip
 
 
-@pytest.mark.parametrize("target", INPLACE_ARGS)
+OVER = {target: known.out.over for target, known in registry.OPS.items() if known.out}
+
+
+@pytest.mark.parametrize("target", OVER)
 def test_an_op_over_its_argument_makes_what_the_op_makes(target: str) -> None:
-    function = cross_entropy.FUNCTIONS.get(target) or torch_callable(target)
-    assert target in ALLOCATES and can_write(function)
-    for argument in INPLACE_ARGS[target]:
+    function = registry.whole_function(target)
+    assert has(target, Trait.ALLOCATES) and can_write(function)
+    for argument in OVER[target]:
         expected, given = function(*_arguments(target)), _arguments(target)
         made = into(function)(given[argument], *given)
         assert made is given[argument]
         assert torch.equal(made, expected)
 
 
-@pytest.mark.parametrize("target", [name for name in INPLACE_ARGS if name.startswith("aten.")])
+@pytest.mark.parametrize("target", [name for name in OVER if name.startswith("aten.")])
 def test_it_takes_no_memory_for_that(target: str) -> None:
     given, write = _arguments(target), into(torch_callable(target))
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
-        write(given[INPLACE_ARGS[target][0]], *given)
+        write(given[OVER[target][0]], *given)
     assert not max(event.self_cpu_memory_usage for event in profile.events())
 
 
@@ -132,13 +137,13 @@ LIES = {
 
 @pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("which", ["all", "the argument"])
-@pytest.mark.parametrize("target", [name for name in INPLACE_ARGS if name.startswith("aten.")])
+@pytest.mark.parametrize("target", [name for name in OVER if name.startswith("aten.")])
 def test_a_result_lies_as_the_op_would_lay_it_or_is_contiguous(
     target: str, which: str, lies: str
 ) -> None:
     """Such as a view or a kernel behind it takes."""
     function = torch_callable(target)
-    for argument in INPLACE_ARGS[target]:
+    for argument in OVER[target]:
         given: list[Any] = [
             LIES[lies](x) if isinstance(x, Tensor) and (which == "all" or k == argument) else x
             for k, x in enumerate(_arguments(target))

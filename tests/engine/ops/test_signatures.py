@@ -17,7 +17,6 @@ import torch
 from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ir.sbp import B, P, Partial, S, Sbp, Split
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.mirror import RELABELS
 from flowrun.engine.ops.signature import NdSignature, OpView, Signature, places, rows
 from flowrun.engine.proof.judge import missing_rows, wrong_rows
 from flowrun.engine.proof.simulated_ranks import OpSample, lay_out, row_holds, sample
@@ -204,11 +203,16 @@ def test_every_row_that_holds_is_listed_or_has_a_reason(given: OpSample, parts: 
 
 
 def test_every_table_has_a_sample() -> None:
-    assert set(registry.RULES) - {s.op.target for s in SAMPLES} == UNPROVED | WHOLE
+    assert (
+        set(filter(registry.has_table, registry.OPS)) - {s.op.target for s in SAMPLES}
+        == UNPROVED | WHOLE
+    )
 
 
 def test_every_local_program_belongs_to_a_table() -> None:
-    assert set(registry.LOCALS) <= {*registry.RULES, *RELABELS}
+    assert [
+        t for t, info in registry.OPS.items() if info.local and not (info.rule or info.relabels)
+    ] == []
 
 
 @pytest.mark.parametrize("absent", ABSENT, ids=lambda absent: absent.targets)
@@ -420,6 +424,7 @@ def test_rows_that_split_classes_say_how_much_they_reduce() -> None:
 
 def test_a_rule_sees_the_shapes_left_over() -> None:
     op = Op("v", "aten.view.default", (Ref("x"), (4, 6)), (), ("y",))
-    rule = registry.RULES[op.target]
+    rule = registry.info(op.target).rule
+    assert rule is not None
     assert rule(OpView(op, ((24,),), ((4, 6),), 2)) == rows("P -> P", "S0 -> S0")
     assert rule(OpView(op, ((6,),), ((1, 6),), 2)) == rows("P -> P", "S0 -> S1")

@@ -9,9 +9,10 @@ import torch
 
 from flowrun.engine.ir.graph import Ref, map_refs
 from flowrun.engine.ops import registry
+from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.signature import torch_callable
-from flowrun.engine.ops.traits import TARGETS, Trait, has, is_engines, is_random, is_view
-from flowrun.engine.proof.simulated_ranks import OWN_FUNCTIONS, OpSample
+from flowrun.engine.ops.traits import has, is_engine_op, is_random, is_view
+from flowrun.engine.proof.simulated_ranks import OpSample
 from support.op_samples import all_samples
 
 SAMPLES: Mapping[str, OpSample] = {sample.op.target: sample for sample in all_samples()}
@@ -20,10 +21,10 @@ BY_TARGET = pytest.mark.parametrize("target", sorted(SAMPLES))
 
 @pytest.mark.parametrize("trait", Trait, ids=lambda trait: trait.name)
 def test_every_target_of_the_table_exists(trait: Trait) -> None:
-    torchs = [target for target in TARGETS[trait] if not is_engines(target)]
+    targets = registry.ops_with(trait)
+    assert targets
+    torchs = [target for target in targets if not is_engine_op(target)]
     assert all(isinstance(torch_callable(target), torch._ops.OpOverload) for target in torchs)
-    known = {*registry.RULES, *TARGETS[Trait.IDENTITY]}
-    assert TARGETS[trait] and [target for target in TARGETS[trait] if target not in known] == []
 
 
 def inputs_and_outputs(sample: OpSample) -> tuple[list[int], list[int]]:
@@ -33,7 +34,7 @@ def inputs_and_outputs(sample: OpSample) -> tuple[list[int], list[int]]:
     def lookup(ref: Ref) -> torch.Tensor:
         return values[ref.name]
 
-    function = OWN_FUNCTIONS.get(sample.op.target) or torch_callable(sample.op.target)
+    function = registry.whole_function(sample.op.target)
     args, kwargs = map_refs(sample.op.args, lookup), map_refs(sample.op.kwargs, lookup)
     made = function(*args, **dict(kwargs))
     outputs = [made] if isinstance(made, torch.Tensor) else [x for x in made if x is not None]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from flowrun.engine.ir.graph import LogicalGraph, Op
-from flowrun.engine.ops import cross_entropy
-from flowrun.engine.ops.loss import COUNT
+from flowrun.engine.ops.nn import cross_entropy
+from flowrun.engine.ops.nn.loss import COUNT
 from support.layouts import Layout, compiled
 from support.plain_loop import gpt
 

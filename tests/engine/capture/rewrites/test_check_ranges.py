@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.ops.ranges import CHECK, OutOfRange, check_range
+from flowrun.engine.ops.flow.ranges import CHECK, OutOfRange, check_range
 from support.layouts import Layout, compiled, virtual_run
 from support.plain_loop import MOMENTUM, Batch, Training, pins, seeded
 

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from flowrun.engine.capture.capture import capture
 from flowrun.engine.ir.graph import LogicalGraph
-from flowrun.engine.ops import cross_entropy
-from flowrun.engine.ops.loss import nll_of_classes
-from flowrun.engine.ops.reduce import log_sum_exp
+from flowrun.engine.ops.math.reduce import log_sum_exp
+from flowrun.engine.ops.nn import cross_entropy
+from flowrun.engine.ops.nn.loss import nll_of_classes
 from flowrun.models import losses
 from support.layouts import example, task
 from support.plain_loop import Training, gpt

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flowrun.engine.capture.capture import capture
-from flowrun.engine.ops.index import PUT_UNDER_MASK
+from flowrun.engine.ops.shapes.index import PUT_UNDER_MASK
 from support.layouts import Layout, example, task
 from support.odd_models import DATA, STAGES, TENSOR, Net, assert_trains_alike, trains_of
 

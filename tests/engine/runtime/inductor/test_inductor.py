@@ -11,7 +11,7 @@ import torch
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Ref
-from flowrun.engine.ops.random import dropout_mask
+from flowrun.engine.ops.flow.random import dropout_mask
 from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.runtime.inductor.inductor import (
     Code,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowrun.engine.ops import create
+from flowrun.engine.ops.shapes import create
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 aten = torch.ops.aten

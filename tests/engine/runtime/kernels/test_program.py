@@ -9,7 +9,7 @@ import pytest
 
 from flowrun.engine.ir.graph import Ref
 from flowrun.engine.ir.sbp import B, S
-from flowrun.engine.ops import update
+from flowrun.engine.ops.flow import update
 from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
 from flowrun.engine.runtime.kernels.kernels import updates_at_once

@@ -1,0 +1,55 @@
+"""flow.check: an op of torch's that makes nothing and is run for what it does, such as an assert.
+
+It is there with `engine.check` alone (joint_graph.py).  The loss waits for it, by flow.after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ops.signature import (
+    LocalCall,
+    LocalView,
+    OpView,
+    Signature,
+    torch_callable,
+)
+
+
+def check(
+    args: tuple[Any, ...], target: str, module: str, line: str, **kwargs: Any
+) -> torch.Tensor:
+    """Run `target`; a number that stands for it having passed.
+
+    Raises AssertionError with torch's message, the module and the user's line.
+    """
+    try:
+        torch_callable(target)(*args, **kwargs)
+    except RuntimeError as error:
+        where = f"module {module}" if module else "the model"
+        said = str(error).splitlines()[0]
+        raise AssertionError(f"{said} ({where}{f', {line}' if line else ''})") from error
+    return torch.ones((), dtype=torch.bool)
+
+
+def whole(view: OpView) -> tuple[Signature, ...]:
+    """All-B only: what is asserted is of the whole tensor, and the loss waits with every rank."""
+    return ()
+
+
+def local_check(view: LocalView) -> LocalCall:
+    """The function, with what says where it stands."""
+    args, target, line = view.op.args
+    return LocalCall(check, (args, target, view.op.module, line), view.op.kwargs)
+
+
+ASSERT, AFTER = "flow.check", "flow.after"  # flow.after: its first input, once the others are made
+
+OPS: Mapping[str, OpInfo] = {
+    ASSERT: OpInfo(whole, local=local_check),
+    AFTER: OpInfo(whole, traits=(Trait.IDENTITY, Trait.ALIASES)),
+}

@@ -1,0 +1,80 @@
+"""`flow.check_range(ids, size, ignored, wraps, what, fields) -> ids`, if all of them are in range.
+
+Torch's kernels look up labels and ids of whole tables and raise for one that is not there.  The
+programs of split tables, and the written cross entropy, look up by a mask and would take such a one
+for another rank's.  So what is looked up is checked before (rewrites/check_ranges.py).
+
+    size         classes, or rows of the table
+    ignored      a label that counts for nothing (ignore_index); None: there is none
+    wraps        negative ones count from the end
+    what         a pair of words: what they are, and what they are out of
+    fields       of the batch, from which they come
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from flowrun.engine.ir.sbp import S
+from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ops.signature import OpView, Signature
+
+CHECK = "flow.check_range"
+
+
+class OutOfRange(IndexError):
+    """An id that its table does not have."""
+
+    def __init__(self, value: int, size: int, what: tuple[str, str], fields: tuple[str, ...]):
+        super().__init__(value, size, what, fields)
+        self.value, self.size, self.what, self.fields = value, size, what, fields
+
+    def __str__(self) -> str:
+        return self.describe(self.fields)
+
+    def describe(self, fields: tuple[str, ...]) -> str:
+        """What is wrong; fields: of the batch, that may have it."""
+        thing, of = self.what
+        field = f" (field {' or '.join(fields)})" if fields else ""
+        return f"{thing} {self.value} is out of range for {self.size} {of}{field}"
+
+
+def outside(ids: torch.Tensor, size: int, ignored: int | None, wraps: bool = False) -> torch.Tensor:
+    """True where an id is not in the table."""
+    found = (ids < (-size if wraps else 0)) | (ids >= size)
+    return found if ignored is None else found & (ids != ignored)
+
+
+def check_range(
+    ids: torch.Tensor,
+    size: int,
+    ignored: int | None,
+    wraps: bool,
+    what: tuple[str, str],
+    fields: tuple[str, ...],
+) -> torch.Tensor:
+    """The ids.  Raises OutOfRange; on a device that computes behind the host it asserts there."""
+    if not ids.numel() or type(ids) is not torch.Tensor:  # of a tensor without memory: the shape
+        return ids
+    if not ids.is_cpu:
+        fine = ~outside(ids, size, ignored, wraps).any()
+        torch._assert_async(fine, f"{what[0]} out of range for {size} {what[1]}: {fields}")
+        return ids
+    low, high = torch.aminmax(ids)
+    if low < (-size if wraps else 0) or high >= size:
+        bad = ids[outside(ids, size, ignored, wraps)]
+        if bad.numel():
+            raise OutOfRange(int(bad[0]), size, what, fields)
+    return ids
+
+
+def rows_of_ids(view: OpView) -> tuple[Signature, ...]:
+    """Any dim can be split; a sum of parts is no id."""
+    return tuple(Signature((S(d),), (S(d),)) for d in range(len(view.in_shapes[0])))
+
+
+OPS: Mapping[str, OpInfo] = {
+    CHECK: OpInfo(rows_of_ids, function=check_range, traits=(Trait.VIEW, Trait.PLAIN))
+}

@@ -1,0 +1,196 @@
+"""Gradients of embedding tables as rows: `flow.collect`, `flow.coalesce`, `flow.update_rows`.
+
+A look-up touches few rows of a table.  Its gradient is kept as (ids, rows), collected over the
+micro-batches, summed for equal ids, and only those rows of the table and of its states are updated:
+nothing of a step's cost grows with the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flowrun.engine.ir.graph import refs
+from flowrun.engine.ir.sbp import B, P, S
+from flowrun.engine.ops.flow.update import Changed, one_or_all
+from flowrun.engine.ops.op_info import OpCost, OpInfo, Trait
+from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, Signature, rows
+
+Tensor = torch.Tensor
+NOBODY = -1  # the id of a row that changes nothing
+AT_ONCE = frozenset({"cpu"})  # devices that compute at once: shapes may follow from values
+
+
+@dataclass(frozen=True, slots=True)
+class RowUpdate:
+    """An optimizer that is applied to some rows.  Prints, and is compared, by name.
+
+    function: (param, grad, *states, *, lr, …) -> (new param, *new states), on rows.
+    """
+
+    name: str
+    function: Callable[..., Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+
+def collect(
+    grad: Tensor, ids: Tensor, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """This micro-batch's ids (…) and rows (…, D), all leading dims as one: (ids (K,), rows (K, D)).
+
+    dtype: of the rows, if not the gradient's.  The runtime puts them behind those of the
+    micro-batches before.
+    """
+    return ids.reshape(-1), grad.reshape(-1, grad.shape[-1]).to(dtype or grad.dtype)
+
+
+def coalesce(
+    ids: Sequence[Tensor], grads: Sequence[Tensor], paddings: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Rows of equal ids summed: ids (K,), sums (K, D), of several look-ups together.
+
+    Each id comes once, in rising order; what is left over has the id -1 and sum 0.  paddings: of
+    each look-up, an id whose rows count for nothing (-1: none).  The shapes do not depend on the
+    ids, so no device waits for another.
+    """
+    seen = [
+        i if padding < 0 else i.masked_fill(i == padding, NOBODY)
+        for i, padding in zip(ids, paddings, strict=True)
+    ]
+    order = torch.cat(seen) if len(seen) > 1 else seen[0]
+    values = torch.cat(list(grads)) if len(grads) > 1 else grads[0]
+    order, where = order.sort(stable=True)
+    begins = torch.ones_like(order)
+    begins[1:] = order[1:] != order[:-1]
+    place = begins.cumsum(0) - 1
+    sums = torch.zeros_like(values).index_add_(0, place, values.index_select(0, where))
+    unique = torch.full_like(order, NOBODY).scatter_(0, place, order)
+    return unique, sums.masked_fill_((unique == NOBODY).unsqueeze(-1), 0)
+
+
+def update_rows(
+    param: Tensor,
+    ids: Tensor,
+    sums: Tensor,
+    *states: Tensor,
+    by: RowUpdate,
+    start: int = 0,
+    coefficient: Tensor | None = None,
+    skip: Tensor | None = None,
+    **numbers: Any,
+) -> Changed:
+    """The rows `ids` of a table and its states, updated in place by the rows' gradients.
+
+    param, states: rows [start, start + n) of the table.  ids: each once, -1 for nobody.
+    coefficient: scalar that multiplies the gradient first.  skip: where it is true nothing changes.
+    """
+    here = ids - start
+    mine = (ids != NOBODY) & (here >= 0) & (here < param.shape[0])
+    if ids.device.type in AT_ONCE or not len(param):
+        chosen = mine.nonzero().squeeze(1)
+    else:
+        chosen, nobody = one_for_others(mine)
+        here = here.clamp(0, len(param) - 1)
+        skip = nobody if skip is None else skip | nobody
+    here, grad = here.index_select(0, chosen), sums.index_select(0, chosen)
+    if coefficient is not None:
+        grad = grad * coefficient
+    changed = (param, *states)
+    old = [x.index_select(0, here) for x in changed]
+    # an op that works in place may not spoil what `skip` keeps
+    given = old if skip is None else [x.clone() for x in old]
+    new = by.function(given[0], grad.to(param.dtype), *given[1:], **numbers)
+    new = (new,) if isinstance(new, Tensor) else new
+    for x, before, after in zip(changed, old, new, strict=True):
+        kept = after if skip is None else torch.where(skip, before, after)
+        x.index_copy_(0, here, kept.to(x.dtype))
+    return one_or_all(changed)
+
+
+def one_for_others(mine: Tensor) -> tuple[Tensor, Tensor]:
+    """As many positions as there are (K,), those that are false replaced by one that is true; and
+    whether none is.  The host need not wait to know how many are true; who writes the same row
+    several times writes the same.
+    """
+    places = torch.arange(len(mine), device=mine.device)
+    return torch.where(mine, places, mine.to(torch.uint8).argmax()), ~mine.any()
+
+
+# ---- signatures ----------------------------------------------------------------------------------
+
+
+def collected(view: OpView) -> tuple[Signature, ...]:
+    """(grad (…, D), ids (…)) -> (ids (K,), rows (K, D)): a split of the samples stays one, for the
+    order of rows means nothing as long as ids have the same; so does one of the columns.
+    """
+    grad, ids = view.in_shapes
+    once = view.out_shapes[0] in (None, (math.prod(ids),))
+    # A part of the samples is a part of the rows: where the parts' parts are equal, too.
+    even = bool(ids) and (grad[0] % view.parts == 0 or (once and len(ids) == 1))
+    samples = rows("S0,S0 -> S0,S0") if even else ()
+    columns = Signature((S(len(ids)), B), (B, S(1)))
+    return (*samples, columns, Signature((P, B), (B, P)))
+
+
+def coalesced(view: OpView) -> tuple[Signature, ...]:
+    """Columns are apart from one another, and sums are linear in the rows.  Not split by rows: two
+    ranks may hold rows of one id.
+    """
+    count = len(view.op.args[0])
+    return tuple(Signature((B,) * count + (sbp,) * count, (B, sbp)) for sbp in (S(1), P))
+
+
+def updated(view: OpView) -> tuple[Signature, ...]:
+    """(table, ids, sums, states …, scalars …): a table split by rows takes its own ids out of all,
+    one split by columns the columns of every row.
+    """
+    states = sum(1 for _ in refs(view.op.args)) - 3
+    scalars = (B,) * (len(view.in_shapes) - 3 - states)
+    made = 1 + states
+    return tuple(
+        Signature((home, B, sums, *(home,) * states, *scalars), (home,) * made)
+        for home, sums in ((S(0), B), (S(1), S(1)))
+    )
+
+
+def local_update(view: LocalView) -> LocalCall:
+    """The rows that are here."""
+    numbers = dict(view.op.kwargs)
+    by = numbers.pop("by")
+    start = view.in_slices[0][0][0]
+
+    def update(*tensors: Tensor, **fed: Any) -> Changed:
+        return update_rows(*tensors, by=by, start=start, **fed)
+
+    return LocalCall(update, view.op.args, tuple(numbers.items()))
+
+
+COLLECT, COALESCE, UPDATE_ROWS = "flow.collect", "flow.coalesce", "flow.update_rows"
+
+OPS: Mapping[str, OpInfo] = {
+    COLLECT: OpInfo(
+        collected,
+        function=collect,
+        traits=(Trait.SUM,),
+        cost=OpCost(moved_bytes=lambda op, read, made: 2 * sum(read)),  # `made` is of a whole step
+    ),
+    COALESCE: OpInfo(coalesced, function=coalesce, traits=(Trait.PLAIN,)),
+    UPDATE_ROWS: OpInfo(
+        updated,
+        local=local_update,
+        function=update_rows,
+        traits=(Trait.IN_PLACE, Trait.PLAIN),
+        cost=OpCost(
+            moved_bytes=lambda op, read, made: 3 * len(op.outputs) * read[2], counted_input=2
+        ),
+    ),
+}

@@ -1,0 +1,331 @@
+"""The engine's own ops, `flow.*`: accumulation, the global norm, and optimizer updates; functions
+and signatures together.
+
+Updates are elementwise, so they run on any split of weight, gradient and state alike: that is all
+ZeRO needs. They change weight and states in place.  An optimizer that has no op of its own here is
+traced (engine/capture/update_trace.py): its values are ordinary ops, and flow.assign writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.adamw import adamw as plain_adamw
+from torch.optim.sgd import sgd as plain_sgd
+
+from flowrun.engine.ir.graph import refs
+from flowrun.engine.ir.sbp import B, P, S, Sbp
+from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ops.signature import OpView, Signature
+
+Tensor = torch.Tensor
+Changed = Tensor | tuple[Tensor, ...]
+
+FEW_ELEMENTS = 1 << 16  # to call the kernel takes a CPU as long as what it does to fewer
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+
+def snapshot(x: Tensor) -> Tensor:
+    """A copy of what a buffer is before forward changes it."""
+    return x.clone()
+
+
+def accumulate(x: Tensor, before: Tensor | None = None, *, own: bool = False) -> Tensor:
+    """The sum of a tensor over the micro-batches so far.
+
+    before: the sum without this addend, to which it is added in place; None: this is the first.
+    own: the first is memory of its own, and becomes the sum.
+    """
+    if before is not None:
+        return before.add_(x)
+    return x if own else x.clone()
+
+
+def sumsq(x: Tensor) -> Tensor:
+    """Sum of squares, fp32 scalar."""
+    flat = _real(x).reshape(-1).float()
+    return torch.dot(flat, flat)
+
+
+def add_n(*xs: Tensor) -> Tensor:
+    """Sum of tensors of one shape."""
+    total = xs[0]
+    for x in xs[1:]:
+        total = total + x
+    return total.clone() if len(xs) == 1 else total
+
+
+def clip_scale(total: Tensor, max_norm: float) -> Tensor:
+    """min(1, max_norm / (norm + 1e-6)) of a sum of squares: torch.nn.utils.clip_grad_norm_."""
+    return (max_norm / (total.sqrt() + 1e-6)).clamp_(max=1.0)
+
+
+def adamw(param: Tensor, grad: Tensor, *states: Tensor, **numbers: Any) -> Changed:
+    """adamw_of_many of one weight."""
+    adamw_of_many(((param, grad, *states),), **numbers)
+    return (param, *states)
+
+
+def adamw_of_many(
+    each: Sequence[Sequence[Tensor]],
+    *,
+    lr: Tensor | float,
+    step: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    coefficient: Tensor | None = None,
+    skip: Tensor | None = None,
+) -> None:
+    """Decoupled weight decay and Adam (torch.optim.AdamW), in place.
+
+    each: a weight, its gradient, the averages of that and of its square.  lr, step: scalars; step
+    counts this step, from 1.  coefficient: scalar that multiplies gradients first.  skip: where it
+    is true, nothing changes.  One pass over memory, on a CPU 4 to 6 times as fast as elementwise
+    ops.
+    """
+
+    def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
+        torch._fused_adamw_(  # type: ignore[call-overload]
+            changed[0],
+            gradients,
+            changed[1],
+            changed[2],
+            [],
+            [step] * len(gradients),
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=eps,
+            amsgrad=False,
+            maximize=False,
+            found_inf=None if skip is None else skip.float(),
+        )
+
+    def plain(changed: Sequence[Tensor], gradient: Tensor) -> None:
+        param, average, square = changed
+        plain_adamw(
+            [param],
+            [gradient],
+            [average],
+            [square],
+            [],
+            [step - 1],
+            foreach=False,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=float(lr),
+            weight_decay=weight_decay,
+            eps=eps,
+            maximize=False,
+        )
+
+    _in_place(fused, plain, each, coefficient, skip)
+
+
+def sgd(param: Tensor, grad: Tensor, *momentum_buffer: Tensor, **numbers: Any) -> Changed:
+    """sgd_of_many of one weight."""
+    sgd_of_many(((param, grad, *momentum_buffer),), **numbers)
+    return one_or_all((param, *momentum_buffer))
+
+
+def sgd_of_many(
+    each: Sequence[Sequence[Tensor]],
+    *,
+    lr: Tensor | float,
+    momentum: float,
+    weight_decay: float,
+    nesterov: bool,
+    coefficient: Tensor | None = None,
+    skip: Tensor | None = None,
+) -> None:
+    """Stochastic gradient descent (torch.optim.SGD), in place; arguments as of adamw_of_many.
+
+    each: a weight, its gradient, and a momentum buffer that starts at zero, or none where momentum
+    is 0.  Dampening is 0.
+    """
+
+    def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
+        torch._fused_sgd_(
+            changed[0],
+            gradients,
+            changed[1] if len(changed) > 1 else [],
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            dampening=0.0,
+            nesterov=nesterov,
+            maximize=False,
+            is_first_step=False,
+            found_inf=None if skip is None else skip.float(),
+        )
+
+    def plain(changed: Sequence[Tensor], gradient: Tensor) -> None:
+        param, *buffer = changed
+        plain_sgd(
+            [param],
+            [gradient],
+            [*buffer] or [None],
+            foreach=False,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            lr=float(lr),
+            dampening=0.0,
+            nesterov=nesterov,
+            maximize=False,
+        )
+
+    _in_place(fused, plain, each, coefficient, skip)
+
+
+def assign(
+    changed: Sequence[Tensor], values: Sequence[Tensor], *, skip: Tensor | None = None
+) -> Changed:
+    """Values become those of weight and states, in place; where `skip` is true, the old ones stay.
+
+    A value may be one of the old tensors, so all are looked at before any is written.
+    """
+    if skip is not None:
+        values = [torch.where(skip, old, new) for old, new in zip(changed, values, strict=True)]
+    elif len(changed) > 1:
+        values = [value.clone() if _is_one_of(value, changed) else value for value in values]
+    for old, new in zip(changed, values, strict=True):
+        old.copy_(new)
+    return one_or_all(changed)
+
+
+def ema(average: Tensor, param: Tensor, *, decay: float, skip: Tensor | None = None) -> Tensor:
+    """Exponential moving average of a weight, in place: decay * average + (1 - decay) * param.
+
+    skip: scalar; where it is true, nothing changes.
+    """
+    if skip is None:
+        return average.lerp_(param, 1 - decay)
+    return average.lerp_(param, (1 - decay) * (~skip).to(param.dtype))
+
+
+def _in_place(
+    fused: Callable[[Sequence[list[Tensor]], list[Tensor]], None],
+    plain: Callable[[Sequence[Tensor], Tensor], None],
+    each: Sequence[Sequence[Tensor]],
+    coefficient: Tensor | None,
+    skip: Tensor | None,
+) -> None:
+    """Fused kernels take memory as it lies: what is strided is updated in a copy, one at a time.
+
+    fused: of weights and each of their states, and of gradients.  plain: of one weight, as torch's
+    optimizers run by default: of narrow weights on a CPU, where torch's fused kernel of SGD is
+    wrong, and that of Adam rounds less often.  A complex number is updated as its two parts.
+    """
+    each = [[*map(_real, tensors)] for tensors in each]
+    narrow = [tensors for tensors in each if _is_narrow(tensors[0])]
+    if narrow and (skip is None or not skip):  # on a device nobody asks for its value
+        for param, grad, *states in narrow:
+            plain((param, *states), _scaled(grad, coefficient, param))
+    each = [tensors for tensors in each if not _is_narrow(tensors[0])]
+    few: list[tuple[tuple[Tensor, ...], Tensor]] = []
+    many: list[tuple[tuple[Tensor, ...], Tensor]] = []
+    for param, grad, *states in each:
+        shapes = {x.shape for x in (param, grad, *states)}
+        assert len(shapes) == 1, (
+            f"weight, states and gradient differ in shape, and the kernel does not look: {shapes}"
+        )
+        changed = (param, *states)
+        as_it_lies = coefficient is None and grad.dtype == param.dtype
+        as_it_lies = as_it_lies and all(x.is_contiguous() for x in (*changed, grad))
+        small = param.is_cuda or param.numel() < FEW_ELEMENTS
+        (few if small and as_it_lies else many).append((changed, grad))
+    if few:
+        changes = zip(*(changed for changed, _ in few), strict=True)
+        fused([*map(list, changes)], [grad for _, grad in few])
+    for changed, grad in many:
+        dense = [x.contiguous() for x in changed]
+        fused([[x] for x in dense], [_scaled(grad, coefficient, changed[0])])
+        for x, new in zip(changed, dense, strict=True):
+            if not x.is_contiguous():
+                x.copy_(new)
+
+
+def one_or_all(changed: Sequence[Tensor]) -> Changed:
+    """What an op returns: one tensor by itself, several as a tuple."""
+    return tuple(changed) if len(changed) > 1 else changed[0]
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def _is_narrow(param: Tensor) -> bool:
+    return param.device.type == "cpu" and param.dtype in (torch.bfloat16, torch.float16)
+
+
+def _scaled(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:
+    return (grad if coefficient is None else grad * coefficient).to(param.dtype).contiguous()
+
+
+def _is_one_of(value: Tensor, others: Sequence[Tensor]) -> bool:
+    return any(value is other for other in others)
+
+
+# What does for many weights what the first does for one.
+OF_MANY: Mapping[Callable[..., Any], Callable[..., None]] = {adamw: adamw_of_many, sgd: sgd_of_many}
+
+# ---- signatures ----------------------------------------------------------------------------------
+
+
+def together(view: OpView) -> tuple[Signature, ...]:
+    """accumulate, add_n: linear and elementwise, all tensors alike."""
+    count, ndim = len(view.in_shapes), len(view.in_shapes[0])
+    sbps: list[Sbp] = [*map(S, range(ndim)), P]
+    return tuple(Signature((sbp,) * count, (sbp,)) for sbp in sbps)
+
+
+def squares(view: OpView) -> tuple[Signature, ...]:
+    """sumsq: a split gives P.  Not "P -> P": the square of a sum has cross terms."""
+    return tuple(Signature((S(d),), (P,)) for d in range(len(view.in_shapes[0])))
+
+
+def scalar(view: OpView) -> tuple[Signature, ...]:
+    """clip_scale: all-B only; a root of a sum is no sum of roots."""
+    return ()
+
+
+def update(view: OpView) -> tuple[Signature, ...]:
+    """Weight, gradient and states split alike, and so a buffer; keyword arguments are scalars,
+    whole everywhere.
+
+    Not P: Adam is not linear, and what is a partial sum has no home.
+    """
+    alike = sum(1 for _ in refs(view.op.args))
+    scalars = (B,) * (len(view.in_shapes) - alike)
+    return tuple(
+        Signature((S(d),) * alike + scalars, (S(d),) * len(view.op.outputs))
+        for d in range(len(view.in_shapes[0]))
+    )
+
+
+SNAPSHOT, ACCUMULATE, ADD_N = "flow.snapshot", "flow.accumulate", "flow.add_n"
+SUMSQ, CLIP_SCALE = "flow.sumsq", "flow.clip_scale"
+ADAMW, SGD, ASSIGN, EMA = "flow.adamw", "flow.sgd", "flow.assign", "flow.ema"
+_OPTIMIZER = (Trait.IN_PLACE, Trait.FUSED, Trait.PLAIN)
+
+OPS: Mapping[str, OpInfo] = {
+    SNAPSHOT: OpInfo(update, function=snapshot),
+    ACCUMULATE: OpInfo(
+        together, function=accumulate, traits=(Trait.SUM, Trait.PLAIN, Trait.ALIASES)
+    ),
+    ADD_N: OpInfo(together, function=add_n),
+    SUMSQ: OpInfo(squares, function=sumsq),
+    CLIP_SCALE: OpInfo(scalar, function=clip_scale),
+    ADAMW: OpInfo(update, function=adamw, traits=_OPTIMIZER),
+    SGD: OpInfo(update, function=sgd, traits=_OPTIMIZER),
+    ASSIGN: OpInfo(update, function=assign, traits=(Trait.IN_PLACE,)),
+    EMA: OpInfo(update, function=ema, traits=(Trait.IN_PLACE,)),
+}

@@ -1,0 +1,1 @@
+"""Families of arithmetic: matrix products, element by element, reductions."""

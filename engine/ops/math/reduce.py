@@ -1,0 +1,180 @@
+"""Signatures of reductions along dims.
+
+A dim that is kept passes its split on.  A split of a reduced dim gives P for a sum or a mean,
+P(max) for a maximum, P(logsumexp) for that; none for argmax, variance and the like, which are no
+reduction of the parts' own results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, P, S, Sbp
+from flowrun.engine.ops.math.pointwise import stays_float
+from flowrun.engine.ops.op_info import OpCost, OpInfo, Trait
+from flowrun.engine.ops.signature import (
+    Labels,
+    LocalCall,
+    LocalView,
+    OpView,
+    Rule,
+    Signature,
+    bind,
+    labelled,
+    partial_rows,
+    torch_callable,
+)
+
+LOG2_E = 1 / math.log(2)
+
+
+def reduced_dims(op: Op, ndim: int) -> frozenset[int]:
+    """The dims that the op reduces; all of them where it names none."""
+    dim = bind(op).get("dim")
+    if dim is None or dim == ():
+        return frozenset(range(ndim))
+    return (
+        frozenset(d % ndim for d in (dim if isinstance(dim, Sequence) else (dim,)))
+        if ndim
+        else frozenset()
+    )
+
+
+def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
+    """Rule of a reduction.
+
+    over: what an output becomes when a reduced dim is split; None: no such row.
+    """
+
+    def rule(view: OpView) -> tuple[Signature, ...]:
+        op, ndim = view.op, len(view.in_shapes[0])
+        reduced = reduced_dims(op, ndim)
+        out: Labels = tuple(
+            None if d in reduced else d
+            for d in range(ndim)
+            if bind(op).get("keepdim") or d not in reduced
+        )
+        contracted = {} if over is None else dict.fromkeys(reduced, over)
+        split = labelled([tuple(range(ndim))], [out] * len(op.outputs), contracted)
+        return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
+
+    return rule
+
+
+def along(*, linear: bool = False) -> Rule:
+    """Rule of cumsum, sort, topk, which work along one dim: the other dims pass their split."""
+
+    def rule(view: OpView) -> tuple[Signature, ...]:
+        op, ndim = view.op, len(view.in_shapes[0])
+        dims: Labels = (
+            tuple(None if d == bind(op)["dim"] % ndim else d for d in range(ndim)) if ndim else ()
+        )
+        split = labelled([dims], [dims] * len(op.outputs))
+        return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
+
+    return rule
+
+
+def histogram(view: OpView) -> tuple[Signature, ...]:
+    """Counts of the parts add up.  Bounds that are equal stand for those of the data: no split."""
+    given, ndim = bind(view.op), len(view.in_shapes[0])
+    if given["min"] == given["max"]:
+        return ()
+    return tuple(Signature((S(d),), (P,)) for d in range(ndim))
+
+
+# ---- local programs ------------------------------------------------------------------------------
+
+
+def part_of_mean(
+    x: torch.Tensor, dims: Sequence[int], keepdim: bool, total: int, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """This rank's addend of a mean over `total` elements, however unevenly they are split; a sum of
+    16-bit numbers leaves what fp16 can hold.
+    """
+    dtype = dtype or x.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    return x.sum(list(dims), keepdim, dtype=wide).div_(total).to(dtype)
+
+
+def local_mean(view: LocalView) -> LocalCall:
+    """A mean of a part divides by the logical count."""
+    op, shape = view.op, view.in_shapes[0]
+    dims = sorted(reduced_dims(op, len(shape)))
+    if all(view.in_slices[0][d] == (0, shape[d]) for d in dims):
+        return LocalCall(torch_callable(op.target), op.args, op.kwargs)
+    given = bind(op)
+    total = _count(shape, dims)
+    return LocalCall(
+        part_of_mean, (op.args[0], tuple(dims), bool(given.get("keepdim")), total, given["dtype"])
+    )
+
+
+def _count(shape: Shape, dims: Sequence[int]) -> int:
+    return math.prod(shape[d] for d in dims)
+
+
+def log_sum_exp(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False) -> torch.Tensor:
+    """aten.logsumexp by powers of two, in fp32 at least.
+
+    On a CPU torch's exp is MKL's, which on processors that are not Intel's takes thrice as long as
+    torch's own exp2.
+    """
+    wide = x if x.dtype.itemsize >= 4 and x.is_floating_point() else x.float()
+    most = wide.amax(dims, True)
+    most = most.masked_fill_(most.abs() == math.inf, 0)  # a difference of two would be no number
+    powers = torch.sub(wide, most).mul_(LOG2_E).exp2_()
+    made = powers.sum(dims, True).log_().add_(most)
+    made = made.to(x.dtype) if x.is_floating_point() else made
+    return made if keepdim else made.squeeze(dims)
+
+
+def local_log_sum_exp(view: LocalView) -> LocalCall:
+    """Of any layout the same."""
+    given = bind(view.op)
+    return LocalCall(log_sum_exp, (given["self"], tuple(given["dim"]), given["keepdim"]))
+
+
+SUM = reduction(P, linear=True)
+MAX = reduction(P_MAX)
+MIN = reduction(P_MIN)
+LOG_SUM_EXP = reduction(P_LOGSUMEXP)
+OTHER = reduction(None)
+
+_OTHER_NAMES = """
+    all.default all.dim any.default any.dim argmax.default argmin.default linalg_vector_norm.default
+    max.dim min.dim prod.default prod.dim_int std.correction var.correction var_mean.correction
+"""
+
+OPS: Mapping[str, OpInfo] = {
+    "aten.sum.default": OpInfo(SUM),
+    "aten.sum.dim_IntList": OpInfo(
+        SUM,
+        traits=(Trait.ALLOCATES,),
+    ),
+    "aten.mean.default": OpInfo(SUM, local=local_mean),
+    "aten.mean.dim": OpInfo(SUM, local=local_mean),
+    "aten.amax.default": OpInfo(
+        MAX,
+        traits=(Trait.ALLOCATES,),
+    ),
+    "aten.max.default": OpInfo(MAX),
+    "aten.amin.default": OpInfo(MIN),
+    "aten.min.default": OpInfo(MIN),
+    "aten.logsumexp.default": OpInfo(
+        LOG_SUM_EXP,
+        local=local_log_sum_exp,
+        traits=(Trait.ALLOCATES,),
+        cost=OpCost(counted_input=0),
+    ),
+    **{f"aten.{name}": OpInfo(OTHER) for name in _OTHER_NAMES.split()},
+    "aten.histc.default": OpInfo(histogram),
+    "aten.cumsum.default": OpInfo(along(linear=True)),
+    "aten.sort.default": OpInfo(along()),
+    "aten.topk.default": OpInfo(along()),
+}

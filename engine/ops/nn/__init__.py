@@ -1,0 +1,1 @@
+"""Families of neural networks: norms, attention, embeddings, convolutions, softmax, losses."""

@@ -1,0 +1,164 @@
+"""Cross entropy of logits: `flow.cross_entropy` and `flow.cross_entropy_backward`.
+
+What log_softmax and a negative log-likelihood are together (kept_logits.py puts these two in their
+place), without log-probabilities: of each row of logits one number is kept, the logarithm of
+the sum of its exponentials, and the gradient is made of logits, that number and the target at once.
+Where classes are split, that number is all of a row that travels (P(logsumexp) -> B).
+
+    flow.cross_entropy(x (N, C), lse (N, 1), target (N,), weight, reduction, ignored)
+        -> (loss, weight of the targets)
+    flow.cross_entropy_backward(grad, x, lse, target, weight, reduction, ignored, total, loss)
+        -> gradient of x
+
+Logits may be narrower than `lse`, whose dtype losses and gradients have.  total: the weight of the
+targets, for a mean alone; else None.  loss: not looked at; where passes/count_targets.py names it,
+it is there before, so that the gradient may be written over logits that nobody will read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flowrun.engine.ir.graph import Op, Ref
+from flowrun.engine.ir.sbp import B, P, S, Sbp
+from flowrun.engine.ops.math.reduce import LOG2_E
+from flowrun.engine.ops.nn.loss import NONE, SUM, divisor, of_mine, reduced_loss, weights_of
+from flowrun.engine.ops.op_info import OpInfo, OutVariant, Trait
+from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, Signature
+
+Tensor = torch.Tensor
+
+FORWARD, BACKWARD = "flow.cross_entropy", "flow.cross_entropy_backward"
+_GIVEN = ("x", "lse", "target", "weight", "reduction", "ignored")
+_GIVEN_BACKWARD = ("grad", *_GIVEN, "total", "loss")
+
+
+def rows_of_forward(view: OpView) -> tuple[Signature, ...]:
+    """Split classes: a rank adds what the targets among its own lose."""
+    reduction = given(view.op)["reduction"]
+    of_rows = {"x": S(0), "lse": S(0), "target": S(0)}
+    rows = [_row(view.op, {"x": S(1)}, P, B)]
+    if reduction == SUM:
+        rows.append(_row(view.op, of_rows, P, P))
+    if reduction == NONE:
+        rows.append(_row(view.op, of_rows, S(0), B))
+    return tuple(rows)
+
+
+def rows_of_backward(view: OpView) -> tuple[Signature, ...]:
+    """Linear in the gradient; whose rows are those of the logits where the loss was not reduced."""
+    each = given(view.op)["reduction"] == NONE
+    of_rows = {"grad": S(0) if each else B, "x": S(0), "lse": S(0), "target": S(0)}
+    return (
+        _row(view.op, {"x": S(1)}, S(1)),
+        _row(view.op, of_rows, S(0)),
+        _row(view.op, {"grad": P}, P),
+    )
+
+
+def given(op: Op) -> dict[str, Any]:
+    """Arguments of one of the two ops by name, in order."""
+    names = _GIVEN if op.target == FORWARD else _GIVEN_BACKWARD
+    return dict(zip(names, op.args, strict=True))
+
+
+def _row(op: Op, sbps: Mapping[str, Sbp], *outputs: Sbp) -> Signature:
+    named = given(op).items()
+    return Signature(tuple(sbps.get(k, B) for k, arg in named if isinstance(arg, Ref)), outputs)
+
+
+# ---- local programs ------------------------------------------------------------------------------
+
+
+def loss_of_logits(
+    x: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
+    start: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """This rank's addend of the loss, and the whole weight of the targets.  start: the first of the
+    classes that are here.
+    """
+    here, mine = of_mine(target, start, x.shape[1], ignored)
+    each = weights_of(lse, target, weight, ignored)
+    picked = x.gather(1, here.unsqueeze(1)).to(lse.dtype)
+    loss = torch.where(mine, (lse - picked).squeeze(1) * each, 0)  # what stands in may be masked
+    return reduced_loss(loss, each, reduction)
+
+
+def gradient_of_logits(
+    grad: Tensor,
+    x: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
+    total: Tensor | None,
+    loss: Tensor | None,
+    start: int = 0,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """(softmax - 1 at the target) x what the row's loss counts; powers of two as in log_sum_exp.
+
+    out: where it is written; may be x.
+    """
+    here, mine = of_mine(target, start, x.shape[1], ignored)
+    each = (grad * weights_of(lse, target, weight, ignored)).unsqueeze(1)
+    each = each if total is None else each / divisor(total)
+    if out is None and not x.is_cpu:
+        return compared(x, lse, here, mine, each)
+    made = torch.sub(x.to(lse.dtype), lse, out=out)
+    made.mul_(LOG2_E).exp2_().mul_(each)
+    return made.scatter_add_(1, here.unsqueeze(1), -each * mine.unsqueeze(1))
+
+
+def compared(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each: Tensor) -> Tensor:
+    """The gradient of logits with each class compared with the target, instead of written to
+    there: one kernel where regions are compiled, its cast to narrow logits included.
+
+    here, mine: see of_mine.  each: (N, 1), what a row counts.
+    """
+    classes = torch.arange(x.shape[1], device=x.device)
+    at_target = (classes == here.unsqueeze(1)) & mine.unsqueeze(1)
+    return (((x.to(lse.dtype) - lse) * LOG2_E).exp2() - at_target.to(lse.dtype)) * each
+
+
+def local_forward(view: LocalView) -> LocalCall:
+    """Of the classes that are here."""
+    return LocalCall(loss_of_logits, (*view.op.args, _first_class(view)))
+
+
+def local_backward(view: LocalView) -> LocalCall:
+    """Of the classes that are here."""
+    return LocalCall(gradient_of_logits, (*view.op.args, _first_class(view)))
+
+
+def _first_class(view: LocalView) -> int:
+    return view.in_slices[view.op.inputs.index(given(view.op)["x"].name)][1][0]
+
+
+OPS: Mapping[str, OpInfo] = {
+    FORWARD: OpInfo(
+        rows_of_forward,
+        local=local_forward,
+        function=loss_of_logits,
+        arguments=_GIVEN,
+        traits=(Trait.ALLOCATES,),
+    ),
+    BACKWARD: OpInfo(
+        rows_of_backward,
+        local=local_backward,
+        function=gradient_of_logits,
+        arguments=_GIVEN_BACKWARD,
+        traits=(Trait.ALLOCATES,),
+        out=OutVariant(gradient_of_logits, over=(1,)),
+    ),
+}

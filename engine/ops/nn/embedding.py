@@ -1,0 +1,116 @@
+"""Signatures and local programs of embeddings.
+
+Split indices split the output; split columns split its last dim.  Split rows (a vocabulary too
+large for one rank) look up what they have and zero elsewhere, so the output is P (Megatron-LM's
+vocabulary-parallel embedding, arXiv 1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from flowrun.engine.ir.sbp import B, P, S
+from flowrun.engine.ops.op_info import OpCost, OpInfo, Trait
+from flowrun.engine.ops.signature import (
+    Labels,
+    LocalCall,
+    LocalView,
+    OpView,
+    Signature,
+    bind,
+    labelled,
+    rebound,
+    torch_callable,
+)
+
+
+def _positions(view: OpView) -> Labels:
+    return tuple(f"i{d}" for d in range(len(view.in_shapes[1])))
+
+
+def embedding(view: OpView) -> tuple[Signature, ...]:
+    """(weight (V, D), indices (…)) -> (…, D)."""
+    where = _positions(view)
+    return (
+        *labelled([(None, "d"), where], [(*where, "d")]),
+        Signature((S(0), B), (P,)),
+        Signature((P, B), (P,)),
+    )
+
+
+def embedding_backward(view: OpView) -> tuple[Signature, ...]:
+    """(grad (…, D), indices (…)) -> (V, D): a sum over positions, linear in the gradient.
+
+    Rows are independent of each other, so any can be made alone.
+    """
+    where = _positions(view)
+    by_freq = bind(view.op)["scale_grad_by_freq"]  # would count the indices of a part
+    contracted = {} if by_freq else {label: P for label in where if label is not None}
+    return (
+        *labelled([(*where, "d"), where], [(None, "d")], contracted),
+        Signature((B, B), (S(0),)),
+        Signature((P, B), (P,)),
+    )
+
+
+# ---- local programs: rows [start, start + rows) of the table -------------------------------------
+
+
+def look_up_rows(weight: torch.Tensor, indices: torch.Tensor, start: int) -> torch.Tensor:
+    """Rows that are here; zeros where the index belongs to another rank."""
+    here = indices - start
+    outside = (here < 0) | (here >= weight.shape[0])
+    found = torch.ops.aten.embedding.default(weight, here.masked_fill_(outside, 0))
+    return found.masked_fill_(outside.unsqueeze(-1), 0)  # type: ignore[no-any-return]
+
+
+def rows_gradient(
+    grad: torch.Tensor, indices: torch.Tensor, start: int, rows: int, padding: int, by_freq: bool
+) -> torch.Tensor:
+    """Gradient of the rows that are here.
+
+    Indices of other ranks fall into one row too many, which is cut off.
+    """
+    here = indices - start
+    here = here.masked_fill_((here < 0) | (here >= rows), rows)
+    own_padding = padding - start if start <= padding < start + rows else rows
+    made = torch.ops.aten.embedding_dense_backward.default(
+        grad, here, rows + 1, own_padding, by_freq
+    )
+    return made[:rows]  # type: ignore[no-any-return]
+
+
+def local_embedding(view: LocalView) -> LocalCall:
+    """The op itself where all rows are here."""
+    op = view.op
+    start, rows = view.in_slices[0][0]
+    if rows == view.in_shapes[0][0]:
+        return LocalCall(torch_callable(op.target), op.args, op.kwargs)
+    return LocalCall(look_up_rows, (op.args[0], op.args[1], start))
+
+
+def local_embedding_backward(view: LocalView) -> LocalCall:
+    """The op itself where all rows are made here."""
+    op, made = view.op, view.out_slices[0]
+    given = bind(op)
+    if made is None or made[0][1] == given["num_weights"]:
+        return rebound(op)
+    start, rows = made[0]
+    return LocalCall(
+        rows_gradient,
+        (op.args[0], op.args[1], start, rows, given["padding_idx"], given["scale_grad_by_freq"]),
+    )
+
+
+OPS: Mapping[str, OpInfo] = {
+    "aten.embedding.default": OpInfo(
+        embedding,
+        local=local_embedding,
+        cost=OpCost(moved_bytes=lambda op, read, made: sum(read[1:]) + sum(made)),  # no whole table
+    ),
+    "aten.embedding_dense_backward.default": OpInfo(
+        embedding_backward, local=local_embedding_backward, traits=(Trait.PLAIN,)
+    ),
+}

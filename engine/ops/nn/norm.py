@@ -1,0 +1,64 @@
+"""Signatures of layer, RMS and group normalisation.
+
+Dims in front of the normalised ones are independent of each other and pass their split; the
+gradients of weight and bias are sums over them, so P.  Not the normalised dims: norms of the parts
+are not the norm of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flowrun.engine.ir.sbp import P, S
+from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ops.signature import (
+    LocalCall,
+    LocalView,
+    OpView,
+    Signature,
+    bind,
+    rebound,
+    row,
+)
+
+_ROWWISE = ("grad_out", "input", "mean", "rstd")
+
+
+def _independent(view: OpView) -> range:
+    """Dims in front of the normalised ones; the samples of a group norm."""
+    given, ndim = bind(view.op), len(view.in_shapes[0])
+    normalized = given.get("normalized_shape")
+    return range(1) if normalized is None else range(ndim - len(normalized))
+
+
+def forward(view: OpView) -> tuple[Signature, ...]:
+    """Output and its statistics follow the input."""
+    return tuple(row(view.op, {"input": S(d)}, S(d)) for d in _independent(view))
+
+
+def backward(view: OpView) -> tuple[Signature, ...]:
+    """Gradients of input, weight and bias.  All are linear in the output's gradient."""
+    op = view.op
+    made = [
+        row(op, dict.fromkeys(_ROWWISE, S(d)), S(d), *(P,) * (len(op.outputs) - 1))
+        for d in _independent(view)
+    ]
+    return (*made, row(op, {"grad_out": P}, P))
+
+
+def local_group_norm(view: LocalView) -> LocalCall:
+    """The number of samples is an argument."""
+    at = 1 if view.op.target.endswith("backward.default") else 0
+    return rebound(view.op, N=view.in_slices[at][0][1])
+
+
+LAYER_NORM = "aten.native_layer_norm.default"
+
+OPS: Mapping[str, OpInfo] = {
+    LAYER_NORM: OpInfo(forward, traits=(Trait.ALLOCATES, Trait.ROW_STATISTICS)),
+    "aten.native_layer_norm_backward.default": OpInfo(backward, traits=(Trait.ALLOCATES,)),
+    "aten._fused_rms_norm.default": OpInfo(forward),
+    "aten._fused_rms_norm_backward.default": OpInfo(backward),
+    "aten.native_group_norm.default": OpInfo(forward, local=local_group_norm),
+    "aten.native_group_norm_backward.default": OpInfo(backward, local=local_group_norm),
+}

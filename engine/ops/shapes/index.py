@@ -1,0 +1,163 @@
+"""Signatures of ops that read or write at positions that another tensor says: index, gather.
+
+What is looked up passes P.  A dim along which positions count passes no split, the others do, and
+so do the dims of the positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import B, P, S, Split
+from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ops.signature import (
+    Labels,
+    OpView,
+    Signature,
+    bind,
+    labelled,
+    row,
+)
+
+
+def gather(view: OpView) -> tuple[Signature, ...]:
+    """gather along `dim`: another dim splits both where it is as long in the index; P of the values
+    passes.
+
+    Where the index is shorter, it meets the first elements only, which lie on the first ranks.
+    """
+    shape, index = view.in_shapes
+    if not shape:
+        return ()
+    at = bind(view.op)["dim"] % len(shape)
+    own: Labels = tuple(None if d == at or shape[d] != index[d] else d for d in range(len(shape)))
+    positions: Labels = tuple("i" if d == at else own[d] for d in range(len(shape)))
+    return (*labelled([own, positions], [positions]), Signature((P, B), (P,)))
+
+
+def scatter_add(view: OpView) -> tuple[Signature, ...]:
+    """src added into self along `dim`, at the positions of the index: the gradient of a gather.
+
+    Another dim splits all three where they are as long.  Linear in self and src together; parts of
+    the index along `dim` make parts of the sum.
+    """
+    shape, index, source = view.in_shapes
+    if not shape:
+        return ()
+    at = bind(view.op)["dim"] % len(shape)
+    own: Labels = tuple(
+        d if d != at and shape[d] == index[d] == source[d] else None for d in range(len(shape))
+    )
+    made = (*labelled([own] * 3, [own]), Signature((P, B, P), (P,)))
+    return (*made, Signature((P, S(at), S(at)), (P,))) if index[at] == source[at] else made
+
+
+def index_select(view: OpView) -> tuple[Signature, ...]:
+    """index_select along `dim`: other dims pass their split, and so do the indices, to `dim`."""
+    ndim = len(view.in_shapes[0])
+    at = bind(view.op)["dim"] % ndim
+    own: Labels = tuple(None if d == at else d for d in range(ndim))
+    out: Labels = tuple("i" if d == at else d for d in range(ndim))
+    return (*labelled([own, ("i",)], [out]), Signature((P, B), (P,)))
+
+
+def index(view: OpView) -> tuple[Signature, ...]:
+    """x[indices]: dims of x that no index names, and dims of the indices, pass their split.
+
+    Indices are broadcast against each other; their dims stand where the first named dim was, or in
+    front where whole dims lie between two that are named.
+    """
+    op, at = view.op, _indexed(view.op)
+    shape, *indices = view.in_shapes
+    positions = torch.broadcast_shapes(*indices)
+    names = tuple(f"i{d}" for d in range(len(positions)))
+    inner = [_aligned(i, positions) for i in indices]
+    own: Labels = tuple(None if d in at else d for d in range(len(shape)))
+    together = at == list(range(at[0], at[-1] + 1))
+    before = at[0] if together else 0
+    kept = [d for d in own if d is not None]
+    out: Labels = (*kept[:before], *names, *kept[before:])
+    return (*labelled([own, *inner], [out]), row(op, {"self": P}, P))
+
+
+def index_put(view: OpView) -> tuple[Signature, ...]:
+    """x with values put at, or added at, indices: linear in x and the values together.
+
+    Dims of x that no index names pass their split.  Added values can come in parts, split along a
+    dim of the indices: the parts add up, if x is one of the addends.
+    """
+    op, at = view.op, _indexed(view.op)
+    shape, *indices, values = view.in_shapes
+    positions = torch.broadcast_shapes(*indices)
+    names = tuple(f"i{d}" for d in range(len(positions)))
+    together = at == list(range(at[0], at[-1] + 1))
+    before = at[0] if together else 0
+    own: Labels = tuple(None if d in at else d for d in range(len(shape)))
+    kept = [d for d in own if d is not None]
+    whole: Labels = (*kept[:before], *names, *kept[before:])
+    sizes: dict[int | str | None, int] = {
+        **dict(zip(names, positions, strict=True)),
+        **{d: n for d, n in enumerate(shape) if d not in at},
+    }
+    given = whole[len(whole) - len(values) :]
+    put: Labels = tuple(
+        label if n == sizes[label] else None for label, n in zip(given, values, strict=True)
+    )
+    inner = [_aligned(i, positions) for i in indices]
+    rows = [*labelled([own, *[()] * len(indices), put], [own])]
+    rows = [r for r in rows if isinstance(r.inputs[0], Split)]
+    if bind(op)["accumulate"]:
+        for made in labelled([own, *inner, put], [own], dict.fromkeys(names, P)):
+            if made.outputs == (P,):
+                rows.append(Signature((P, *made.inputs[1:]), (P,)))
+    return (*rows, row(op, {"self": P, "values": P}, P))
+
+
+def scatter_src(view: OpView) -> tuple[Signature, ...]:
+    """x with src put at an index along `dim`: other dims, as long in all three, pass their split;
+    linear in x and src together.
+    """
+    shape, positions, source = view.in_shapes
+    at = bind(view.op)["dim"] % max(len(shape), 1)
+    own: Labels = tuple(
+        None if d == at or not n == positions[d] == source[d] else d for d, n in enumerate(shape)
+    )
+    return (*labelled([own] * 3, [own]), row(view.op, {"self": P, "src": P}, P))
+
+
+def _indexed(op: Op) -> list[int]:
+    """Dims of x that an index names."""
+    return [d for d, index in enumerate(op.args[1]) if index is not None]
+
+
+def _aligned(shape: Shape, positions: Shape) -> Labels:
+    """Labels of an index: the dim of the broadcast indices that each of its dims is."""
+    shift = len(positions) - len(shape)
+    return tuple(
+        None if size == 1 and positions[shift + d] != 1 else f"i{shift + d}"
+        for d, size in enumerate(shape)
+    )
+
+
+def put_under_mask(view: OpView) -> tuple[Signature, ...]:
+    """A value of its own for each place of a mask, in order: all-B only, for which rank has which
+    value is known when the mask is.
+    """
+    return ()
+
+
+PUT_UNDER_MASK = "flow.put_under_mask"
+
+OPS: Mapping[str, OpInfo] = {
+    "aten.gather.default": OpInfo(gather),
+    "aten.scatter_add.default": OpInfo(scatter_add, traits=(Trait.PLAIN,)),
+    "aten.index_select.default": OpInfo(index_select),
+    "aten.index.Tensor": OpInfo(index),
+    "aten.index_put.default": OpInfo(index_put),
+    "aten.scatter.src": OpInfo(scatter_src),
+    PUT_UNDER_MASK: OpInfo(put_under_mask, function=torch.ops.aten.index_put.default),
+}

@@ -1,0 +1,168 @@
+"""Signatures of ops that give the elements of one tensor another shape: views and transposes.
+
+All are linear, so P passes.  Each says which output dim an input dim becomes; a dim that is mixed
+with another passes no split.  Sizes among the arguments are rewritten to what the rank holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ir.sbp import P, S
+from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ops.signature import (
+    Labels,
+    LocalCall,
+    LocalView,
+    OpView,
+    Signature,
+    bind,
+    labelled,
+    rebound,
+    sizes,
+    torch_callable,
+)
+
+# ---- views ---------------------------------------------------------------------------------------
+
+
+def dim_groups(source: Shape, target: Shape) -> Iterator[tuple[list[int], list[int]]]:
+    """Smallest groups of consecutive dims of equal volume on both sides of a view; dims of size 1
+    belong to none.
+    """
+    ins = [d for d, size in enumerate(source) if size != 1]
+    outs = [d for d, size in enumerate(target) if size != 1]
+    while ins and outs:
+        left, right = [ins.pop(0)], [outs.pop(0)]
+        while (a := math.prod(source[d] for d in left)) != (
+            b := math.prod(target[d] for d in right)
+        ):
+            if not (side := ins if a < b else outs):
+                return  # a tensor without elements
+            (left if a < b else right).append(side.pop(0))
+        yield left, right
+
+
+def regroup(view: OpView) -> tuple[Signature, ...]:
+    """Rows of view: a group of dims passes the split of its first dim.
+
+    Only the first: pieces of a later dim are strided in the other shape.  Where dims are merged or
+    divided, both first dims must divide by the parts, else the pieces end inside a row.
+    """
+    source, target, parts = view.in_shapes[0], view.out_shapes[0], view.parts
+    assert target is not None, f"{view.op.name}: a view without a shape"
+    made = [Signature((P,), (P,))]
+    for left, right in dim_groups(source, target):
+        a, b = left[0], right[0]
+        alone = len(left) == len(right) == 1
+        if alone or (source[a] % parts == 0 and target[b] % parts == 0):
+            made.append(Signature((S(a),), (S(b),)))
+    return tuple(made)
+
+
+def local_view(view: LocalView) -> LocalCall:
+    """To the local shape; reshape, because a part that came out of a boxing may be strided
+    otherwise.
+    """
+    return LocalCall(torch_callable("aten.reshape.default"), (view.op.args[0], made_sizes(view)))
+
+
+def made_sizes(view: LocalView) -> Shape:
+    """The local shape of the only output."""
+    made = view.out_slices[0]
+    assert made is not None, f"{view.op.name}: its only output is unused"
+    return sizes(made)
+
+
+# ---- one dim becomes another ---------------------------------------------------------------------
+
+
+def moved(in_labels: Labels, out_labels: Labels, view: OpView) -> tuple[Signature, ...]:
+    """Rows of an op of one tensor whose dims keep their meaning, and P -> P."""
+    count = len(view.op.outputs)
+    return (*labelled([in_labels], [out_labels] * count), Signature((P,), (P,) * count))
+
+
+def transpose(view: OpView) -> tuple[Signature, ...]:
+    """t, transpose, permute: a dim passes its split to where it goes."""
+    ndim, given = len(view.in_shapes[0]), bind(view.op)
+    order = list(range(ndim))
+    if "dims" in given:
+        order = [d % ndim for d in given["dims"]]
+    elif "dim0" in given and ndim:
+        a, b = given["dim0"] % ndim, given["dim1"] % ndim
+        order[a], order[b] = b, a
+    elif "dim0" not in given:
+        order.reverse()
+    return moved(tuple(range(ndim)), tuple(order), view)
+
+
+def expand(view: OpView) -> tuple[Signature, ...]:
+    """expand: a dim of full size passes its split; a new or widened dim can be made split from a
+    whole input.
+    """
+    source, target = view.in_shapes[0], view.out_shapes[0]
+    assert target is not None, f"{view.op.name}: an expand without a shape"
+    shift = len(target) - len(source)
+    widened = [d for d, n in enumerate(target) if d < shift or source[d - shift] != n]
+    own = tuple(None if shift + d in widened else shift + d for d in range(len(source)))
+    return moved(own, tuple(range(len(target))), view)
+
+
+def local_expand(view: LocalView) -> LocalCall:
+    """To the local shape."""
+    return rebound(view.op, size=made_sizes(view))
+
+
+def unsqueeze(view: OpView) -> tuple[Signature, ...]:
+    """unsqueeze: the new dim has size 1 and no split."""
+    ndim = len(view.in_shapes[0])
+    at = bind(view.op)["dim"] % (ndim + 1)
+    return moved(tuple(range(ndim)), (*range(at), None, *range(at, ndim)), view)
+
+
+def squeeze(view: OpView) -> tuple[Signature, ...]:
+    """squeeze: dims of size 1 go, the others pass their split."""
+    shape, out = view.in_shapes[0], view.out_shapes[0]
+    dim = bind(view.op).get("dim", range(len(shape)))
+    named = {d % len(shape) for d in ((dim,) if isinstance(dim, int) else dim)} if shape else set()
+    kept = tuple(d for d, size in enumerate(shape) if size != 1 or d not in named)
+    if out is not None and len(kept) != len(
+        out
+    ):  # a dim that the axes before have cut to 1 is not squeezed
+        return (Signature((P,), (P,)),)
+    return moved(tuple(range(len(shape))), kept, view)
+
+
+def local_squeeze(view: LocalView) -> LocalCall:
+    """squeeze without dims would also take a dim of which this rank holds one element: the logical
+    dims are named.
+    """
+    op, shape = view.op, view.in_shapes[0]
+    dim = bind(op).get("dim", range(len(shape)))
+    named = [d % len(shape) for d in ((dim,) if isinstance(dim, int) else dim)] if shape else []
+    ones = tuple(d for d in named if shape[d] == 1)
+    return LocalCall(torch_callable("aten.squeeze.dims"), (op.args[0], ones))
+
+
+_RESHAPE = OpInfo(regroup, local=local_view, traits=(Trait.RESHAPE, Trait.ALIASES))
+_TRANSPOSE = OpInfo(transpose, traits=(Trait.ALIASES,))
+_SQUEEZE = OpInfo(squeeze, local=local_squeeze)
+
+OPS: Mapping[str, OpInfo] = {
+    "aten.view.default": _RESHAPE,
+    "aten._unsafe_view.default": replace(_RESHAPE, traits=(*_RESHAPE.traits, Trait.VIEW)),
+    "aten._reshape_alias.default": _RESHAPE,
+    "aten.reshape.default": _RESHAPE,
+    "aten.t.default": _TRANSPOSE,
+    "aten.transpose.int": _TRANSPOSE,
+    "aten.permute.default": _TRANSPOSE,
+    "aten.expand.default": OpInfo(expand, local=local_expand),
+    "aten.unsqueeze.default": OpInfo(unsqueeze, traits=(Trait.ALIASES,)),
+    "aten.squeeze.default": _SQUEEZE,
+    "aten.squeeze.dim": _SQUEEZE,
+    "aten.squeeze.dims": _SQUEEZE,
+}

@@ -1,0 +1,148 @@
+"""Signatures of ops that cut tensors along a dim, join them, or put a piece back: slices, cat.
+
+All are linear, so P passes.  The dim that is cut or joined passes no split, the others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flowrun.engine.ir.sbp import P
+from flowrun.engine.ops.op_info import OpInfo
+from flowrun.engine.ops.shapes.shape import made_sizes, moved
+from flowrun.engine.ops.signature import (
+    Labels,
+    LocalCall,
+    LocalView,
+    OpView,
+    Signature,
+    bind,
+    labelled,
+    rebound,
+)
+
+# ---- pieces of one tensor ------------------------------------------------------------------------
+
+
+def select(view: OpView) -> tuple[Signature, ...]:
+    """select, unbind: the dim goes, the others pass their split.
+
+    Not the selected dim: one rank alone would hold it.
+    """
+    ndim = len(view.in_shapes[0])
+    at = bind(view.op)["dim"] % ndim
+    own: Labels = tuple(None if d == at else d for d in range(ndim))
+    return moved(own, tuple(d for d in range(ndim) if d != at), view)
+
+
+def cut(view: OpView) -> tuple[Signature, ...]:
+    """slice, split, flip and the like along one or some dims: the others pass their split."""
+    shape = view.in_shapes[0]
+    touched = {d % len(shape) for d in _touched(view)} if shape else set()
+    own: Labels = tuple(None if d in touched else d for d in range(len(shape)))
+    return moved(own, own, view)
+
+
+def _touched(view: OpView) -> Sequence[int]:
+    given, target, shape = bind(view.op), view.op.target, view.in_shapes[0]
+    if target == "aten.slice.Tensor":
+        whole = given["start"] in (0, None) and given["step"] == 1
+        whole = whole and (given["end"] is None or given["end"] >= shape[given["dim"]])
+        return () if whole and view.out_shapes[0] == shape else (given["dim"],)
+    if target in ("aten.tril.default", "aten.triu.default"):
+        return (-2, -1)  # the diagonal lies elsewhere in a part
+    dims = given.get("dim", given.get("dims"))
+    return (dims,) if isinstance(dims, int) else dims or range(len(shape))
+
+
+def pad(view: OpView) -> tuple[Signature, ...]:
+    """constant_pad_nd: unpadded dims pass their split; P only when padded with zeros."""
+    ndim, given = len(view.in_shapes[0]), bind(view.op)
+    amounts = given["pad"]
+    padded = {ndim - 1 - k // 2 for k, amount in enumerate(amounts) if amount != 0}
+    own: Labels = tuple(None if d in padded else d for d in range(ndim))
+    return moved(own, own, view) if given["value"] == 0 else labelled([own], [own])
+
+
+def repeat(view: OpView) -> tuple[Signature, ...]:
+    """repeat: a dim repeated once passes its split."""
+    repeats, ndim = bind(view.op)["repeats"], len(view.in_shapes[0])
+    shift = len(repeats) - ndim
+    own: Labels = tuple(shift + d if repeats[shift + d] == 1 else None for d in range(ndim))
+    return moved(own, tuple(d if d in own else None for d in range(len(repeats))), view)
+
+
+# ---- several tensors -----------------------------------------------------------------------------
+
+
+def cat(view: OpView) -> tuple[Signature, ...]:
+    """cat: dims that are not joined pass their split.
+
+    Not the joined dim: pieces of the parts would interleave.
+    """
+    count, ndim = len(view.in_shapes), max(map(len, view.in_shapes))
+    partial = Signature((P,) * count, (P,))
+    if any(len(shape) != ndim for shape in view.in_shapes):
+        return (partial,)  # old habit: empty 1-D tensors are skipped
+    at = bind(view.op)["dim"] % ndim
+    own: Labels = tuple(None if d == at else d for d in range(ndim))
+    return (*labelled([own] * count, [own]), partial)
+
+
+def stack(view: OpView) -> tuple[Signature, ...]:
+    """stack: every dim passes its split to where it goes."""
+    count, ndim = len(view.in_shapes), len(view.in_shapes[0])
+    at = bind(view.op)["dim"] % (ndim + 1)
+    out: Labels = (*range(at), None, *range(at, ndim))
+    return (*labelled([tuple(range(ndim))] * count, [out]), Signature((P,) * count, (P,)))
+
+
+# ---- put back ------------------------------------------------------------------------------------
+
+
+def slice_backward(view: OpView) -> tuple[Signature, ...]:
+    """Zeros with the gradient put in along `dim`: the other dims pass their split."""
+    target = view.out_shapes[0]
+    assert target is not None, f"{view.op.name}: its only output is unused"
+    ndim = len(target)
+    at = bind(view.op)["dim"] % ndim
+    out: Labels = tuple(None if d == at else d for d in range(ndim))
+    removed = view.op.target == "aten.select_backward.default"
+    return moved(tuple(d for d in range(ndim) if d != at) if removed else out, out, view)
+
+
+def local_slice_backward(view: LocalView) -> LocalCall:
+    """Into zeros of the local shape."""
+    return rebound(view.op, input_sizes=made_sizes(view))
+
+
+def scatter(view: OpView) -> tuple[Signature, ...]:
+    """slice_scatter, select_scatter: src put into self along `dim`; the other dims split both."""
+    ndim = len(view.in_shapes[0])
+    at = bind(view.op)["dim"] % ndim
+    own: Labels = tuple(None if d == at else d for d in range(ndim))
+    removed = view.op.target == "aten.select_scatter.default"
+    source = tuple(d for d in range(ndim) if d != at) if removed else own
+    return (*labelled([own, source], [own]), Signature((P, P), (P,)))
+
+
+OPS: Mapping[str, OpInfo] = {
+    "aten.select.int": OpInfo(select),
+    "aten.unbind.int": OpInfo(select),
+    "aten.slice.Tensor": OpInfo(cut),
+    "aten.split.Tensor": OpInfo(cut),
+    "aten.split_with_sizes.default": OpInfo(cut),
+    "aten.chunk.default": OpInfo(cut),
+    "aten.flip.default": OpInfo(cut),
+    "aten.roll.default": OpInfo(cut),
+    "aten.tril.default": OpInfo(cut),
+    "aten.triu.default": OpInfo(cut),
+    "aten.constant_pad_nd.default": OpInfo(pad),
+    "aten.repeat.default": OpInfo(repeat),
+    "aten.cat.default": OpInfo(cat),
+    "aten.stack.default": OpInfo(stack),
+    "aten.slice_backward.default": OpInfo(slice_backward, local=local_slice_backward),
+    "aten.select_backward.default": OpInfo(slice_backward, local=local_slice_backward),
+    "aten.slice_scatter.default": OpInfo(scatter),
+    "aten.select_scatter.default": OpInfo(scatter),
+}

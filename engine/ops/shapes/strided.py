@@ -1,0 +1,95 @@
+"""Signatures of reads and writes by strides, which are counted over the elements in their order
+(engine/capture/rewrites/strided_views.py makes it so), wherever a rank has them in memory.
+
+Both are linear, so P passes.  The samples split where none reaches into another; frames that
+overlap, as of a short-time Fourier transform, do so within a sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ops.op_info import OpInfo
+from flowrun.engine.ops.signature import (
+    LocalCall,
+    LocalView,
+    OpView,
+    Signature,
+    bind,
+    rebound,
+    rows,
+    sizes,
+)
+
+
+def read(view: OpView) -> tuple[Signature, ...]:
+    """as_strided."""
+    made = view.out_shapes[0]
+    assert made is not None, f"{view.op.name}: its only output is unused"
+    each = view.in_shapes[0][:1] == made[:1] and _by_samples(view, made, view.in_shapes[0][0])
+    return rows("P -> P", *(["S0 -> S0"] if each else []))
+
+
+def write(view: OpView) -> tuple[Signature, ...]:
+    """as_strided_scatter: src over what is there, which may be flat; pieces of that must end with a
+    sample.
+    """
+    whole, source = view.in_shapes
+    aligned = bool(source) and (whole[:1] == source[:1] or source[0] % view.parts == 0)
+    each = aligned and _by_samples(view, source, source[0])
+    return rows("P,P -> P", *(["S0,S0 -> S0"] if each else []))
+
+
+def _by_samples(view: OpView, made: Shape, samples: int) -> bool:
+    """True if dim 0 of `made` takes each sample of the input by itself."""
+    given = bind(view.op)
+    steps: Sequence[int] = given["stride"]
+    if not samples or not made or math.prod(view.in_shapes[0]) % samples:
+        return False
+    each = math.prod(view.in_shapes[0]) // samples
+    offset = given["storage_offset"] or 0
+    reach = offset + sum((n - 1) * s for n, s in zip(made[1:], steps[1:], strict=True))
+    return steps[0] == each and reach < each
+
+
+def local_read(view: LocalView) -> LocalCall:
+    """To the local size."""
+    made = view.out_slices[0]
+    assert made is not None, f"{view.op.name}: its only output is unused"
+    return rebound(view.op, in_order, size=sizes(made))
+
+
+def local_write(view: LocalView) -> LocalCall:
+    """Of the local size."""
+    return rebound(view.op, over_in_order, size=sizes(view.in_slices[1]))
+
+
+def in_order(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """as_strided over the elements of x, one behind the other."""
+    there = x.contiguous()  # maybe x itself, a piece of a buffer
+    return there.as_strided(size, stride, there.storage_offset() + (storage_offset or 0))
+
+
+def over_in_order(
+    x: torch.Tensor,
+    src: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> torch.Tensor:
+    """as_strided_scatter over the elements of x, one behind the other."""
+    made = x.clone(memory_format=torch.contiguous_format)
+    made.as_strided(size, stride, storage_offset or 0).copy_(src)
+    return made
+
+
+OPS: Mapping[str, OpInfo] = {
+    "aten.as_strided.default": OpInfo(read, local=local_read),
+    "aten.as_strided_scatter.default": OpInfo(write, local=local_write),
+}

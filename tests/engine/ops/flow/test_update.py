@@ -1,0 +1,143 @@
+"""Update ops against torch.optim and torch.nn.utils, over several steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flowrun.engine.ops.flow import update
+
+ADAMW: dict[str, Any] = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+
+
+def test_adamw_follows_torch_optim() -> None:
+    theirs = torch.nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4))
+    optimizer = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    ours = theirs.detach().clone()
+    exp_avg, exp_avg_sq = torch.zeros(3, 4), torch.zeros(3, 4)
+    for step in range(1, 8):
+        grad = torch.sin(torch.arange(12.0).reshape(3, 4) * step)
+        theirs.grad = grad.clone()
+        optimizer.step()
+        update.adamw(ours, grad, exp_avg, exp_avg_sq, step=torch.tensor(float(step)), **ADAMW)
+    torch.testing.assert_close(ours, theirs.detach(), rtol=2e-6, atol=1e-7)
+    torch.testing.assert_close(
+        exp_avg_sq, optimizer.state[theirs]["exp_avg_sq"], rtol=2e-6, atol=1e-9
+    )
+
+
+def test_adamw_updates_strided_tensors_alike() -> None:
+    grad = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    dense = [torch.ones(4, 3), torch.zeros(4, 3), torch.zeros(4, 3)]
+    around = [torch.full((3, 8), 7.0) for _ in dense]
+    strided = [whole[:, ::2].t() for whole in around]
+    for x, value in zip(strided, dense, strict=True):
+        x.copy_(value)
+    update.adamw(dense[0], grad, dense[1], dense[2], step=torch.tensor(1.0), **ADAMW)
+    update.adamw(
+        strided[0],
+        grad.t().contiguous().t(),
+        strided[1],
+        strided[2],
+        step=torch.tensor(1.0),
+        **ADAMW,
+    )
+    assert all(torch.equal(a, b) for a, b in zip(dense, strided, strict=True))
+    assert all(torch.all(whole[:, 1::2] == 7) for whole in around)
+
+
+def test_updates_are_in_place() -> None:
+    param, exp_avg, exp_avg_sq = torch.ones(3), torch.zeros(3), torch.zeros(3)
+    made = update.adamw(param, torch.ones(3), exp_avg, exp_avg_sq, step=torch.tensor(1.0), **ADAMW)
+    assert made[0] is param and made[1] is exp_avg and made[2] is exp_avg_sq
+
+
+def test_sgd_without_momentum_returns_the_weight_alone() -> None:
+    param = torch.ones(3)
+    plain: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.5, "nesterov": False}
+    assert update.sgd(param, torch.ones(3), lr=0.1, **plain) is param
+    torch.testing.assert_close(param, torch.full((3,), 0.85))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_follows_torch_optim(nesterov: bool) -> None:
+    theirs = torch.nn.Parameter(torch.linspace(-1, 1, 6))
+    optimizer = torch.optim.SGD(
+        [theirs], lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=nesterov
+    )
+    ours, buffer = theirs.detach().clone(), torch.zeros(6)
+    for step in range(1, 6):
+        grad = torch.cos(torch.arange(6.0) * step)
+        theirs.grad = grad.clone()
+        optimizer.step()
+        update.sgd(ours, grad, buffer, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=nesterov)
+    torch.testing.assert_close(ours, theirs.detach())
+
+
+def test_the_coefficient_scales_the_gradient_first() -> None:
+    one, two = torch.ones(3), torch.ones(3)
+    grad = torch.tensor([1.0, -2.0, 3.0])
+    arguments: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5, "nesterov": False}
+    update.sgd(one, grad, torch.zeros(3), coefficient=torch.tensor(0.25), **arguments)
+    update.sgd(two, grad * 0.25, torch.zeros(3), **arguments)
+    assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 100.0], ids=["clips", "leaves"])
+def test_clipping_follows_torch(max_norm: float) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(2, 3))]
+    for k, parameter in enumerate(parameters):
+        parameter.grad = (
+            torch.arange(parameter.numel(), dtype=torch.float32).reshape(parameter.shape) - k
+        )
+    grads = [p.grad.clone() for p in parameters if p.grad is not None]
+    torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    total = update.add_n(*(update.sumsq(grad) for grad in grads))
+    scale = update.clip_scale(total, max_norm)
+    for parameter, grad in zip(parameters, grads, strict=True):
+        torch.testing.assert_close(grad * scale, parameter.grad)
+
+
+def test_sum_of_squares_is_fp32() -> None:
+    assert update.sumsq(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_where_skip_is_true_nothing_changes() -> None:
+    yes = torch.tensor(True)
+    old = [torch.full((3,), float(k)) for k in range(1, 4)]
+    kept = [x.clone() for x in old]
+    grad = torch.full((3,), torch.inf)
+    update.adamw(kept[0], grad, kept[1], kept[2], step=torch.tensor(1.0), skip=yes, **ADAMW)
+    sgd: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5, "nesterov": False}
+    update.sgd(kept[0], grad, kept[1], skip=yes, **sgd)
+    update.assign(kept, [x * torch.inf for x in kept], skip=yes)
+    assert all(torch.equal(a, b) for a, b in zip(kept, old, strict=True))
+
+
+def test_what_is_assigned_may_be_another_of_the_old_tensors() -> None:
+    one, two = torch.ones(3), torch.full((3,), 2.0)
+    update.assign((one, two), (two, one))
+    assert torch.equal(one, torch.full((3,), 2.0)) and torch.equal(two, torch.ones(3))
+
+
+def test_an_average_follows_its_weight() -> None:
+    average = torch.tensor([0.0, 4.0])
+    made = update.ema(average, torch.tensor([1.0, 0.0]), decay=0.75)
+    assert made is average and torch.equal(average, torch.tensor([0.25, 3.0]))
+
+
+@pytest.mark.parametrize("shape", [(7,), (300, 300)], ids=str)
+def test_many_updated_at_once_are_what_each_alone_is(shape: tuple[int, ...]) -> None:
+    draws = torch.Generator().manual_seed(1)
+    each = [
+        tuple(torch.rand(*shape, generator=draws) for _ in range(4)) for _ in range(3)
+    ]  # weight, gradient, two states
+    numbers = {"step": torch.tensor(2.0), "coefficient": torch.tensor(0.5), **ADAMW}
+    alone = [tuple(x.clone() for x in given) for given in each]
+    update.adamw_of_many(each, **numbers)
+    for given in alone:
+        update.adamw(*given, **numbers)
+    for one, other in zip(each, alone, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
