@@ -1,79 +1,142 @@
-"""PASSES: the compiler's table of contents, in order.  Each is a pure function (graph, strategy) ->
-graph.
+"""The compiler's table of contents: which passes lead to each level from the level before.
+
+    TRAINING      graph of a training step, captured -> boxed
+    EVALUATION    graph of forward alone, laid out as training is
+    PLAN_PASSES   boxed graph -> plan
+
+A pass is a pure function of a graph, or of a plan, and the strategy.  `advance` and `lower` apply
+them; what each level promises is engine/verify/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.actors.plan import ACTORS, BUFFERS, PLAN_LEVELS, REGIONS, REGISTERS, Plan
+from flowrun.engine.ir.graph import (
+    BOXED,
+    LAID_OUT,
+    LEVELS,
+    SIGNED,
+    STAGED,
+    TRAINED,
+    LogicalGraph,
+)
+from flowrun.engine.lowering.add_boxings import add_boxings
+from flowrun.engine.lowering.add_readers import add_readers
+from flowrun.engine.lowering.form_regions import add_regions
+from flowrun.engine.lowering.lower import add_costs, add_reports, start_plan
+from flowrun.engine.lowering.merge_chains import join_chains
+from flowrun.engine.lowering.overwrite import reuse_buffers
+from flowrun.engine.lowering.registers import add_registers
+from flowrun.engine.lowering.shared_weights import share_weights
 from flowrun.engine.passes.count_step import count_step
 from flowrun.engine.passes.count_targets import count_targets
 from flowrun.engine.passes.find_rows import find_rows
 from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.layout.infer_sbp import infer_update
-from flowrun.engine.passes.layout.pin_activations import pin_activations
+from flowrun.engine.passes.layout.pin_activations import pin_activations, with_pins
 from flowrun.engine.passes.mirrored_view import mirror
 from flowrun.engine.passes.narrow_gradients import narrow_gradients
 from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.passes.search.search_sbp import assign_sbp
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
+from flowrun.engine.passes.stages.follow_training import follow_homes
 from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
 from flowrun.engine.passes.update.shard_optimizer import shard_optimizer
 from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.strategy import Strategy
+from flowrun.engine.verify.graph_rules import verify
+from flowrun.engine.verify.plan_rules import validate
 
 Pass = Callable[[LogicalGraph, Strategy], LogicalGraph]
+Passes = Mapping[str, tuple[Pass, ...]]  # level -> what leads to it from the level before
+PlanPass = Callable[[Plan, Strategy], Plan]
 
-PASSES: tuple[Pass, ...] = (
-    find_rows,  # rows of ops without a table: the user's, or by experiment
-    narrow_gradients,  # accumulated and reduced in the dtype that they were computed in
-    mirror,  # in the mirrored view: each rank its own batch
-    split_stages,  # which group of ranks runs each op
-    sum_tied_gradients,  # a weight that several stages read: its gradient in parts
-    update_ops,  # accumulation, clipping and the optimizer as ops
-    find_rows,  # of what an optimizer of one's own does
-    count_step,  # what losses are divided by, over the micro-batches of the step
-    split_weight_grads,  # weight gradients may run late
-    pin_activations,  # the recipe's in and out pins
-    assign_sbp,  # a signature for each op of forward and backward
-    recompute,  # activation checkpointing: backward computes again what it would have stored
-    shard_optimizer,  # ZeRO: new homes for weights and states
-    infer_update,  # a signature for each op of the update
-    count_targets,  # of a split batch: early, where they are read
-    hoist_weights,  # what is made of weights alone, once a step; casts before and behind boxings
-    insert_boxing,  # communication where layouts meet
-)
+TRAINING: Passes = {
+    STAGED: (
+        find_rows,  # rows of ops without a table: the user's, or by experiment
+        narrow_gradients,  # accumulated and reduced in the dtype that they were computed in
+        mirror,  # in the mirrored view: each rank its own batch
+        split_stages,  # which group of ranks runs each op
+    ),
+    TRAINED: (
+        sum_tied_gradients,  # a weight that several stages read: its gradient in parts
+        update_ops,  # accumulation, clipping and the optimizer as ops
+        find_rows,  # rows of what a user's own optimizer does
+        count_step,  # what losses are divided by, over the micro-batches of the step
+        split_weight_grads,  # weight gradients may run late
+        pin_activations,  # the recipe's in and out pins
+    ),
+    LAID_OUT: (assign_sbp,),  # a signature for each op of forward and backward
+    SIGNED: (
+        recompute,  # activation checkpointing: backward computes again what it would have stored
+        shard_optimizer,  # ZeRO: new homes for weights and states
+        infer_update,  # a signature for each op of the update
+        count_targets,  # targets of a split batch are counted early, where they are read
+        hoist_weights,  # what is made of weights alone, once a step; casts before or after boxings
+    ),
+    BOXED: (insert_boxing,),  # communication where layouts meet
+}
+# forward alone, laid out as training is
+EVALUATION: Passes = {
+    STAGED: (find_rows, mirror, split_stages),
+    TRAINED: (update_ops, count_step, with_pins),
+    LAID_OUT: (assign_sbp,),
+    SIGNED: (infer_update, follow_homes, hoist_weights),
+    BOXED: (insert_boxing,),
+}
+PLAN_PASSES: Mapping[str, tuple[PlanPass, ...]] = {
+    REGIONS: (
+        add_regions,  # ops that run with no communication between them: one program
+        join_chains,  # regions that follow one another with no choice between them become one
+    ),
+    ACTORS: (
+        add_readers,  # fields of the batch, and the steps in which samples are made
+        add_boxings,  # collectives and messages, in buckets
+        add_reports,  # scalars that a person sees
+        share_weights,  # gathers of weights that move no byte: ranks of a host have them once
+        add_costs,  # seconds and bytes of one act
+    ),
+    REGISTERS: (add_registers,),  # buffers between actors, their slots, and what waits for what
+    BUFFERS: (reuse_buffers,),  # results are written over what nobody reads any more
+}
+PASSES = tuple(rewrite for passes in TRAINING.values() for rewrite in passes)
+always_verify = False  # tests set it: every graph is verified, whatever its strategy says
 
 
-STAGING = PASSES[: PASSES.index(split_stages) + 1]  # no schedule matters so far
-LAYOUT = PASSES[: PASSES.index(assign_sbp) + 1]  # neither ZeRO nor recomputation matters so far
+def advance(
+    graph: LogicalGraph, strategy: Strategy, level: str, passes: Passes = TRAINING
+) -> LogicalGraph:
+    """Bring a graph up to a level.  passes: of training, or of evaluation.
 
-
-def stage(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """captured -> staged: the same for strategies that differ as in lay_out, or by in_flight."""
-    for rewrite in STAGING:
-        graph = rewrite(graph, strategy)
-    return graph
-
-
-def lay_out(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """captured, or staged -> laid out: a stage for every op, a signature for those of forward and
-    backward.
-
-    The same for strategies that differ by zero.stage, recompute or the numbers of in_flight alone.
+    Strategies that differ in nothing but zero.stage, recompute or numbers of in_flight have the
+    same graph at level laid_out.  Raises RecipeError or SbpError where a recipe asks for what
+    cannot be; PlanError where the graph breaks a promise of its level, if strategy.check asks.
     """
-    if graph.level == "captured":
-        graph = stage(graph, strategy)
-    for rewrite in LAYOUT[len(STAGING) :]:
-        graph = rewrite(graph, strategy)
+    for reached in LEVELS[LEVELS.index(graph.level) + 1 : LEVELS.index(level) + 1]:
+        for rewrite in passes[reached]:
+            graph = rewrite(graph, strategy)
+            if rewrite is passes[reached][-1]:
+                graph = replace(graph, level=reached)
+            if strategy.check or always_verify:
+                verify(graph, strategy, rewrite.__name__)
     return graph
 
 
-def finish(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """laid out -> boxed."""
-    for rewrite in PASSES[len(LAYOUT) :]:
-        graph = rewrite(graph, strategy)
-    return graph
+def lower(graph: LogicalGraph, strategy: Strategy, level: str = BUFFERS) -> Plan:
+    """Bring a boxed graph to a plan of a level: all but the order, which the rehearsal finds.
+
+    Raises RecipeError for an unknown schedule; PlanError as `advance` does.
+    """
+    plan, complete = start_plan(graph, strategy), ""
+    for reached in PLAN_LEVELS[: PLAN_LEVELS.index(level) + 1]:
+        for rewrite in PLAN_PASSES[reached]:
+            plan = rewrite(plan, strategy)
+            complete = reached if rewrite is PLAN_PASSES[reached][-1] else complete
+            if complete and (strategy.check or always_verify):
+                validate(plan, complete, rewrite.__name__)
+    return plan

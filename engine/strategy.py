@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.ir.sbp import Sbp
+from flowrun.engine.ir.sbp import NdSbp, Sbp
 
 if TYPE_CHECKING:  # the tables of ops import torch, which composing does without
     from flowrun.engine.ops.table import OpTable
@@ -139,11 +139,12 @@ class Auto:
 @dataclass(frozen=True, slots=True)
 class Decided:
     """Stages to follow.  ops: (module, target, how many of these came before) -> stage.  variables:
-    name -> stage.
+    name -> stage.  homes: name -> nd-SBP, to follow too.
     """
 
     ops: tuple[tuple[tuple[str, str, int], int], ...]
     variables: tuple[tuple[str, int], ...]
+    homes: tuple[tuple[str, NdSbp], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,7 @@ class Strategy:
     signatures: op ("my::op") -> the rows that the user gives for it.
     kept_rows: the file in which rows that are found by experiment are kept; None: none is kept.
     shared_memory: all ranks exchange their messages there; hardware.link is that of such ranks.
+    check: graphs and plans are verified after every pass (engine/verify).
     """
 
     axes: tuple[str, ...]
@@ -233,6 +235,7 @@ class Strategy:
     shared_memory: bool = False
     signatures: tuple[tuple[str, OpTable], ...] = ()
     kept_rows: Path | None = None
+    check: bool = False
 
     @property
     def num_stages(self) -> int:

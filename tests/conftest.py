@@ -1,5 +1,5 @@
 """Plans kept by earlier runs, the user's or another test's, are out of reach; properties are tried
-with the same examples each time, however long one takes.
+with the same examples each time, however long one takes; every graph and plan is verified.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+from flowrun.engine import pipeline
+
 settings.register_profile("flowrun", deadline=None, derandomize=True, database=None)
 settings.load_profile("flowrun")
+pipeline.always_verify = True  # after every pass
 # A shell that runs the tests behind it has Ctrl-C ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

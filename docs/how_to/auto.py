@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flowrun.engine.compile import captured
-from flowrun.engine.passes.layout.infer_sbp import inferred
+from flowrun.engine.compile import capture_rows
+from flowrun.engine.ir.graph import TRAINED
 from flowrun.engine.passes.search.search_sbp import Searched, searched
-from flowrun.engine.pipeline import LAYOUT
+from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Auto
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
@@ -77,12 +77,11 @@ def search_of(keys: Sequence[str], pins: bool) -> tuple[Searched, float]:
     strategy = replace(job.strategy, auto=Auto(True))
     if not pins:
         strategy = replace(strategy, pins=())
-    graph = captured(job.task, job.example, strategy)
-    for rewrite in LAYOUT[:-1]:
-        graph = rewrite(graph, strategy)
+    graph = capture_rows(job.task, job.example, strategy)
+    graph = advance(graph, strategy, TRAINED)
     gc.disable()  # as launcher/job/job.py does while a plan is made
     begin = time.process_time()
-    found = searched(graph, strategy, inferred)
+    found = searched(graph, strategy)
     seconds = time.process_time() - begin
     gc.enable()
     return found, seconds

@@ -15,7 +15,16 @@ from functools import cached_property
 from flowrun.engine.actors.protocol import Ring
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Variable
-from flowrun.engine.ir.placement import Placement
+from flowrun.engine.ir.placement import Placement, largest_shape
+from flowrun.engine.ir.sbp import NdSbp
+
+# levels, each with what it adds (pipeline.py has the passes that lead to each)
+REGIONS = "regions"  # ops that run with no communication between them are one actor
+ACTORS = "actors"  # + readers of the batch, communication, reports; what each act costs
+REGISTERS = "registers"  # + the buffers between actors
+BUFFERS = "buffers"  # + results that are written over what nobody reads any more
+ORDER = "order"  # + the order of collectives, which the rehearsal finds
+PLAN_LEVELS = (REGIONS, ACTORS, REGISTERS, BUFFERS, ORDER)
 
 READER, REGION, BOX, SEND, RECEIVE, REPORT = "reader", "region", "box", "send", "receive", "report"
 
@@ -26,12 +35,14 @@ class PrepareWork:
     whatever the data set makes.
 
     source: what the step before made; None for the first.  feeds: say which samples.
+    nd_sbp: how the samples lie on the ranks, as the field of which most is held.
     """
 
     step: str
     source: str | None
     made: str
     feeds: tuple[Feed, ...]
+    nd_sbp: NdSbp = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +148,43 @@ class Actor:
     crowding_s: float = 0.0
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """Tensors that its work reads."""
+        match self.work:
+            case RegionWork(reads=reads):
+                return reads
+            case BoxWork(pairs=pairs):
+                return tuple(read for read, _ in pairs)
+            case TransferWork(pairs=pairs) if self.kind == SEND:
+                return tuple(sent for sent, _ in pairs)
+            case FeedWork(source=str(source)) | PrepareWork(source=str(source)):
+                return (source,)
+            case ReportWork(results):
+                return tuple(dict.fromkeys(tensor for _, tensor in results))
+        return ()
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Tensors that its work makes, new values of variables among them."""
+        match self.work:
+            case RegionWork(makes=makes, updates=updates):
+                return (*makes, *(new for _, new in updates))
+            case BoxWork(pairs=pairs):
+                return tuple(made for _, made in pairs)
+            case TransferWork(pairs=pairs) if self.kind == RECEIVE:
+                return tuple(received for _, received in pairs)
+            case FeedWork(feeds=feeds):
+                return tuple(feed.tensor for feed in feeds)
+            case PrepareWork(made=made):
+                return (made,)
+        return ()
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Those that it makes once a step though it acts with every micro-batch."""
+        return self.work.accumulates if isinstance(self.work, RegionWork) else ()
+
+    @property
     def runs_in_thread(self) -> bool:
         """True if acts run beside the rank's compute, in a thread: what makes batches ready.
 
@@ -226,6 +274,25 @@ class Plan:
     def acts_per_step(self, actor: Actor) -> int:
         """1 or the number of micro-batches."""
         return 1 if actor.per_step else self.micro_batches
+
+    @cached_property
+    def locations(self) -> Mapping[str, tuple[int, NdSbp]]:
+        """Tensor -> the stage and nd-SBP in which it enters or is made."""
+        found = {source.tensor: (source.stage, source.nd_sbp) for source in self.graph.sources}
+        for op in self.graph.ops:
+            pairs = zip(op.outputs, op.out_sbp, strict=True)
+            found.update({name: (op.stage, nd_sbp) for name, nd_sbp in pairs if name is not None})
+        for actor in self.actors:
+            if isinstance(actor.work, PrepareWork):
+                found[actor.work.made] = (actor.stage, actor.work.nd_sbp)
+        return found
+
+    def tensor_bytes(self, name: str) -> int:
+        """Bytes of a tensor on the rank with its largest shard."""
+        stage, nd_sbp = self.locations[name]
+        tensor = self.graph.tensors[name]
+        shape = largest_shape(tensor.shape, nd_sbp, self.placements[stage].shape)
+        return math.prod(shape) * tensor.dtype.itemsize
 
     @cached_property
     def variables(self) -> Mapping[str, Variable]:

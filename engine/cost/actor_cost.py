@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from flowrun.engine.actors.draft import Draft, Layouts
 from flowrun.engine.actors.plan import (
     SEND,
+    Actor,
     BoxWork,
     FeedWork,
     PrepareWork,
@@ -34,7 +35,7 @@ class ActorCost:
 
     graph: LogicalGraph
     strategy: Strategy
-    layout: Layouts
+    layout: Mapping[str, tuple[int, NdSbp]]
 
     def _shape(self, name: str, nd_sbp: NdSbp, stage: int) -> tuple[int, ...]:
         return largest_shape(
@@ -83,14 +84,14 @@ class ActorCost:
         )
         return max(busy_s, moved / hardware.memory_bytes_per_s) + hardware.op_s
 
-    def seconds(self, draft: Draft) -> float:
+    def seconds(self, actor: Actor) -> float:
         """Return the foreseen seconds of one act."""
         hardware = self.strategy.hardware
-        match draft.work:
+        match actor.work:
             case RegionWork() as work:
                 return hardware.act_s + self._region_seconds(work)
             case BoxWork(steps, pairs, one_copy):
-                placement = self.strategy.placements[draft.stage]
+                placement = self.strategy.placements[actor.stage]
                 links = hardware.links(placement)
                 one_start = start_seconds(steps[0], links[steps[0].axis])  # one message for all
                 total = self._loop_s + one_start
@@ -102,7 +103,7 @@ class ActorCost:
                     total += step_seconds(step, nd_sbp, placement.shape, shape, num_bytes, link)
                 return total
             case PrepareWork(step=name, made=made):
-                samples = self._shape(made, self.layout[made][1], draft.stage)[0]
+                samples = self._shape(made, self.layout[made][1], actor.stage)[0]
                 each = next(p.seconds for p in self.strategy.preparation if p.name == name)
                 return hardware.act_s + samples * each
             case FeedWork(feeds, None, False):
@@ -127,7 +128,7 @@ class ActorCost:
         hardware = self.strategy.hardware
         return hardware.act_s if hardware.device == CPU else 0.0
 
-    def carrier(self, draft: Draft) -> tuple[int, float, float]:
+    def carrier(self, actor: Actor) -> tuple[int, float, float]:
         """Return (level, taken, crowding_s) of an actor that communicates; zeros of any other.
 
         level: index of the network level that carries it.  taken: share of simultaneous compute
@@ -135,29 +136,29 @@ class ActorCost:
         cores.
         """
         hardware, placements = self.strategy.hardware, self.strategy.placements
-        match draft.work:
+        match actor.work:
             case BoxWork(steps):
-                link = hardware.links(placements[draft.stage])[steps[0].axis]
+                link = hardware.links(placements[actor.stage])[steps[0].axis]
             case TransferWork(_, source, target):
                 link = hardware.crossing(placements[source], placements[target])
             case _:
                 return 0, 0.0, 0.0
         level = max(0, link.level)
         idle_s = link.latency_s - link.busy_s
-        seconds = self.seconds(draft)
+        seconds = self.seconds(actor)
         moving = 1 - min(1.0, idle_s / max(seconds, 1e-12))
         return level, hardware.levels[level].taken * moving, min(seconds, link.crowding_s)
 
-    def sent_bytes(self, draft: Draft) -> float:
+    def sent_bytes(self, actor: Actor) -> float:
         """Return the bytes that all ranks of the stage send in one act: table 2 of the paper."""
-        match draft.work:
+        match actor.work:
             case BoxWork(steps, pairs, False):
-                grid = self.strategy.placements[draft.stage].shape
+                grid = self.strategy.placements[actor.stage].shape
                 return sum(
                     step_bytes(step, self.layout[read][1], grid, self.graph.tensors[read].num_bytes)
                     for step, (read, _) in zip(steps, pairs, strict=True)
                 )
-            case TransferWork(_, source, target, pairs) if draft.kind == SEND:
+            case TransferWork(_, source, target, pairs) if actor.kind == SEND:
                 return float(
                     sum(self._route_bytes(source, target, sent, made) for sent, made in pairs)
                 )

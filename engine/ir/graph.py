@@ -1,12 +1,14 @@
 """LogicalGraph: what is computed in one training step, as if there were one huge device.
 
 Made by capture.py, rewritten by the passes, lowered to a plan.  Everything is frozen; a pass
-returns a new graph.  Levels, each with what it adds (pipeline.py has the passes in order):
+returns a new graph.  Levels, each with what it adds (pipeline.py has the passes that lead to each,
+verify/ what each promises):
 
     captured   ops of one micro-batch, forward and backward, with logical shapes
     staged     + the stage of every op
     trained    + accumulation, clipping and update ops, run once a step
-    signed     + one signature an axis for every op
+    laid_out   + one signature an axis for every op of forward and backward, homes of weights
+    signed     + ZeRO, recomputation, and signatures of the update
     boxed      + boxing ops, so that every op reads what its signature says
 """
 
@@ -29,6 +31,10 @@ COUNT = "count"
 WEIGHTS, FORWARD, BACKWARD = "weights", "forward", "backward"
 WEIGHT_GRAD, UPDATE = "weight_grad", "update"
 PHASES = (COUNT, WEIGHTS, FORWARD, BACKWARD, WEIGHT_GRAD, UPDATE)
+
+CAPTURED, STAGED, TRAINED = "captured", "staged", "trained"
+LAID_OUT, SIGNED, BOXED = "laid_out", "signed", "boxed"
+LEVELS = (CAPTURED, STAGED, TRAINED, LAID_OUT, SIGNED, BOXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,8 @@ class Op:
     module: dotted path of the user's module that the op came from; "loss" for the loss, "" for the
         step itself.
     stage: which group of ranks runs it.  chunk: which of the stage's pieces of the model it is of.
-    in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs` (from level "signed" on).
+    in_sbp, out_sbp: nd-SBP of each of `inputs` and `outputs`, from level laid_out on; of the update
+        from level signed on.
     table: rows of its own, where no family of the engine has any (ops/table.py); None: none.
     moment: a number that grows through forward; a backward op has that of its forward op; -1 where
         capture does not know.
@@ -182,6 +189,7 @@ class LogicalGraph:
     """Ops in topological order, the tensors between them, and what enters and leaves.
 
     results: (name, tensor) that the step reports, such as ("loss", …).
+    level: one of LEVELS; the list of passes advances it (pipeline.py).
     """
 
     ops: tuple[Op, ...]
@@ -189,7 +197,7 @@ class LogicalGraph:
     variables: tuple[Variable, ...] = ()
     feeds: tuple[Feed, ...] = ()
     results: tuple[tuple[str, str], ...] = ()
-    level: str = "captured"
+    level: str = CAPTURED
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property

@@ -12,12 +12,17 @@ nothing but weights, and a view, sinks to the region that first needs it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from flowrun.engine.actors.plan import REGION, Actor, Plan, RegionWork
 from flowrun.engine.ir.graph import COUNT, PHASES, WEIGHTS, LogicalGraph, Op
 from flowrun.engine.ir.module_path import unit_of
+from flowrun.engine.lowering.lower import with_actors
 from flowrun.engine.ops.flow.structure import BOX, TRANSFER
-from flowrun.engine.ops.traits import is_view
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has, is_view
+from flowrun.engine.strategy import Strategy
 
 RegionKey = tuple[int, int, int, int]  # stage, phase, run, depth
 
@@ -29,6 +34,54 @@ class Region:
     key: RegionKey
     unit: str
     ops: tuple[Op, ...]
+
+    @property
+    def name(self) -> str:
+        """Block, phase, run and depth."""
+        _, phase, run, depth = self.key
+        return f"{self.unit}.{PHASES[phase]}.{run}.{depth}"
+
+
+def add_regions(plan: Plan, strategy: Strategy) -> Plan:
+    """A pass: an actor for each region."""
+    return with_regions(plan, form_regions(plan.graph))
+
+
+def regions_of(plan: Plan) -> Iterable[Region]:
+    """The regions that the actors of a plan of level regions run, in order."""
+    for actor in plan.actors:
+        assert isinstance(actor.work, RegionWork), actor
+        unit, phase, run, depth = actor.name.rsplit(".", 3)
+        key = (actor.stage, PHASES.index(phase), int(run), int(depth))
+        yield Region(key, unit, actor.work.ops)
+
+
+def with_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
+    """The plan with an actor for each of these regions, which together have all its ops."""
+    graph = plan.graph
+    region_of = {op.name: k for k, region in enumerate(regions) for op in region.ops}
+    maker = {name: region_of.get(op.name) for op in graph.ops for name in op.makes}
+    wanted = {tensor for _, tensor in graph.results}
+    for op in graph.ops:
+        here = region_of.get(op.name)
+        wanted.update(name for name in op.inputs if here is None or maker.get(name) != here)
+    new_of = {v.new: v.tensor for v in graph.variables if v.new}
+
+    def actor(k: int, region: Region) -> Actor:
+        ops, made = region.ops, [name for op in region.ops for name in op.makes]
+        reads = dict.fromkeys(n for op in ops for n in op.inputs if maker.get(n) != k)
+        sums = (name for op in ops if has(op.target, Trait.SUM) for name in op.makes)
+        work = RegionWork(
+            ops,
+            reads=tuple(reads),
+            makes=tuple(n for n in made if n in wanted and n not in new_of),
+            accumulates=tuple(sums),
+            updates=tuple((new_of[n], n) for n in made if n in new_of),
+        )
+        stage, phase, *_ = region.key
+        return Actor(k, region.name, REGION, stage, PHASES[phase], ops[0].per_step, work)
+
+    return with_actors(plan, (actor(k, region) for k, region in enumerate(regions)))
 
 
 def moves(op: Op) -> bool:

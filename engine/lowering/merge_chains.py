@@ -20,11 +20,25 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 
+from flowrun.engine.actors.plan import Plan
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, PHASES, WEIGHT_GRAD, WEIGHTS, LogicalGraph
-from flowrun.engine.lowering.form_regions import Region, moves, of_counts
+from flowrun.engine.lowering.form_regions import (
+    Region,
+    moves,
+    of_counts,
+    regions_of,
+    with_regions,
+)
 from flowrun.engine.ops.flow.structure import TRANSFER
+from flowrun.engine.strategy import Strategy
 
 Node = int | str  # a region's number, or the name of a moving op or of a stage's batch
+
+
+def join_chains(plan: Plan, strategy: Strategy) -> Plan:
+    """A pass: one actor for the regions of each chain."""
+    regions = tuple(regions_of(plan))
+    return with_regions(plan, merge_chains(plan.graph, regions, strategy.micro_batches))
 
 
 def merge_chains(

@@ -19,6 +19,12 @@ from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.registry import info
 from flowrun.engine.ops.traits import has
+from flowrun.engine.strategy import Strategy
+
+
+def reuse_buffers(plan: Plan, strategy: Strategy) -> Plan:
+    """A pass: results are written over what nobody reads any more, if the strategy asks for it."""
+    return overwrite(plan) if strategy.overwrites else plan
 
 
 def overwrite(plan: Plan) -> Plan:

@@ -6,55 +6,43 @@ a step; the stage's micro-batches in flight for a stash; engine.register_slots f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from flowrun.engine.actors.draft import Draft
-from flowrun.engine.actors.plan import BOX, READER, Register
+from flowrun.engine.actors.plan import BOX, READER, Actor, Plan, Register
 from flowrun.engine.actors.schedules import held_micro_batches
-from flowrun.engine.cost.actor_cost import ActorCost
 from flowrun.engine.errors import PlanError
-from flowrun.engine.ir.graph import BACKWARD, COUNT, PHASES, UPDATE, WEIGHT_GRAD, LogicalGraph
+from flowrun.engine.ir.graph import BACKWARD, COUNT, PHASES, UPDATE, WEIGHT_GRAD
 from flowrun.engine.lowering.throttle import Throttle
 from flowrun.engine.strategy import Strategy
 
-Connected = tuple[tuple[Register, ...], list[list[int]], list[list[int]]]
 
-
-def connect(
-    drafts: Sequence[Draft], maker: Mapping[str, int], graph: LogicalGraph, cost: ActorCost
-) -> Connected:
-    """Registers between drafts; maker: tensor -> the draft that makes it.
-
-    Raises RecipeError for an unknown schedule.
-    """
-    return _Connector(drafts, maker, graph, cost, cost.strategy).connect()
+def add_registers(plan: Plan, strategy: Strategy) -> Plan:
+    """A pass: the registers between actors.  Raises RecipeError for an unknown schedule."""
+    return _Connector(plan, strategy).connect()
 
 
 @dataclass(frozen=True)
 class _Connector:
-    drafts: Sequence[Draft]
-    maker: Mapping[str, int]
-    graph: LogicalGraph
-    cost: ActorCost
+    plan: Plan
     strategy: Strategy
 
-    def connect(self) -> Connected:
-        """Registers, and the ids that each draft reads and fills."""
+    def connect(self) -> Plan:
+        """The plan with registers, and the ids of those that each actor reads and fills."""
         readers = self.readers
         groups: dict[tuple[int | None, bool, tuple[int, ...]], list[str]] = {}
-        for name in (*(v.tensor for v in self.graph.variables), *self.maker):
+        for name in (*(v.tensor for v in self.plan.graph.variables), *self.maker):
             if name in readers:
                 producer = self._producer(name)
                 per_step = (
                     producer is None
-                    or self.drafts[producer].per_step
-                    or (name in self.drafts[producer].step_makes)
+                    or self.actors[producer].per_step
+                    or (name in self.actors[producer].sums)
                 )
                 groups.setdefault((producer, per_step, tuple(readers[name])), []).append(name)
-        inputs: list[list[int]] = [[] for _ in self.drafts]
-        outputs: list[list[int]] = [[] for _ in self.drafts]
+        inputs: list[list[int]] = [[] for _ in self.actors]
+        outputs: list[list[int]] = [[] for _ in self.actors]
         registers: list[Register] = []
         for (producer, per_step, read_by), names in groups.items():
             register = self._register(len(registers), producer, per_step, read_by, tuple(names))
@@ -66,20 +54,34 @@ class _Connector:
             if producer is not None:
                 outputs[producer].append(register.id)
         for before, behind in self.throttle.pairs(self.strategy.register_slots):
-            name, stage = f"after {self.drafts[before].name}", self.drafts[before].stage
+            name, stage = f"after {self.actors[before].name}", self.actors[before].stage
             empty = Register(len(registers), name, stage, (), before, (behind,), 1, per_step=False)
             registers.append(empty)
             outputs[before].append(empty.id)
             inputs[behind].append(empty.id)
-        return tuple(registers), inputs, outputs
+        actors = (
+            replace(actor, inputs=tuple(inputs[actor.id]), outputs=tuple(outputs[actor.id]))
+            for actor in self.actors
+        )
+        return replace(self.plan, actors=tuple(actors), registers=tuple(registers))
+
+    @cached_property
+    def actors(self) -> tuple[Actor, ...]:
+        """Without registers."""
+        return self.plan.actors
+
+    @cached_property
+    def maker(self) -> Mapping[str, int]:
+        """Tensor -> the actor that makes it."""
+        return {name: actor.id for actor in self.actors for name in actor.makes}
 
     @cached_property
     def readers(self) -> Mapping[str, list[int]]:
-        """Tensor -> the drafts that read it."""
+        """Tensor -> the actors that read it."""
         readers: dict[str, list[int]] = {}
-        new_of = {v.tensor: v.new for v in self.graph.variables if v.new}
-        for k, draft in enumerate(self.drafts):
-            for name in draft.reads:
+        new_of = {v.tensor: v.new for v in self.plan.graph.variables if v.new}
+        for k, actor in enumerate(self.actors):
+            for name in actor.reads:
                 if name in new_of and self.maker[new_of[name] or ""] == k:
                     continue  # the update reads its own weight in place: it has the credit
                 readers.setdefault(name, []).append(k)
@@ -88,10 +90,10 @@ class _Connector:
     @cached_property
     def throttle(self) -> Throttle:
         """What would run ahead."""
-        return Throttle(self.drafts, self.maker, self.readers, self.graph.variable_of)
+        return Throttle(self.actors, self.maker, self.readers, self.plan.graph.variable_of)
 
     def _producer(self, name: str) -> int | None:
-        variable = self.graph.variable_of.get(name)
+        variable = self.plan.graph.variable_of.get(name)
         if variable is None:
             return self.maker[name]
         return None if variable.new is None else self.maker[variable.new]
@@ -104,8 +106,8 @@ class _Connector:
         readers: tuple[int, ...],
         names: tuple[str, ...],
     ) -> Register:
-        stage = self.drafts[readers[0]].stage
-        variable = names[0] in self.graph.variable_of
+        stage = self.actors[readers[0]].stage
+        variable = names[0] in self.plan.graph.variable_of
         chunk, passes_on = self._chunks(producer, readers)
         waits = passes_on or self._is_stash(producer, readers)
         stash = not variable and not per_step and waits
@@ -116,11 +118,11 @@ class _Connector:
             if stash
             else self.strategy.register_slots
         )
-        if producer is not None and self.drafts[producer].kind == READER:
+        if producer is not None and self.actors[producer].kind == READER:
             slots = max(slots, 2)
             if self._is_counted(producer):  # all of a step is read before its first forward
                 slots = max(slots, self.strategy.micro_batches + self.strategy.register_slots)
-        label = self.drafts[producer].name if producer is not None else "constant"
+        label = self.actors[producer].name if producer is not None else "constant"
         self._check_rates(label, per_step, readers, names)
         return Register(
             id,
@@ -132,7 +134,7 @@ class _Connector:
             slots,
             per_step,
             int(variable),
-            sum(map(self.cost.tensor_bytes, names)),
+            sum(map(self.plan.tensor_bytes, names)),
             stash,
         )
 
@@ -140,7 +142,7 @@ class _Connector:
         self, label: str, per_step: bool, readers: Iterable[int], names: tuple[str, ...]
     ) -> None:
         """A reader returns as many versions a step as there are made, or a ring fills for good."""
-        slow = [self.drafts[r].name for r in readers if self.drafts[r].per_step]
+        slow = [self.actors[r].name for r in readers if self.actors[r].per_step]
         if slow and not per_step and self.strategy.micro_batches > 1:
             raise PlanError(
                 f"register of {label} ({', '.join(names)})",
@@ -150,8 +152,8 @@ class _Connector:
 
     def _is_stash(self, producer: int | None, readers: Iterable[int]) -> bool:
         """Waits for backward (or, from backward, for weight_grad)."""
-        made_in = PHASES.index(self.drafts[producer].phase) if producer is not None else 0
-        later = {PHASES.index(self.drafts[r].phase) for r in readers}
+        made_in = PHASES.index(self.actors[producer].phase) if producer is not None else 0
+        later = {PHASES.index(self.actors[r].phase) for r in readers}
         return (
             max(later) > made_in
             and made_in < PHASES.index(UPDATE)
@@ -160,8 +162,8 @@ class _Connector:
 
     def _is_counted(self, producer: int) -> bool:
         """True for a reader of fields that are counted over the step."""
-        readers = (k for name in self.drafts[producer].makes for k in self.readers.get(name, ()))
-        return any(self.drafts[k].phase == COUNT for k in readers)
+        readers = (k for name in self.actors[producer].makes for k in self.readers.get(name, ()))
+        return any(self.actors[k].phase == COUNT for k in readers)
 
     def _chunks(self, producer: int | None, readers: Iterable[int]) -> tuple[int, bool]:
         """(the first chunk that has to do with a register, it waits for another chunk's turn).
@@ -171,8 +173,8 @@ class _Connector:
         if self.strategy.chunks == 1:
             return 0, False
         found = {self._chunk(k) for k in readers}
-        if producer is not None and self.drafts[producer].kind == READER:
-            makes = self.drafts[producer].makes
+        if producer is not None and self.actors[producer].kind == READER:
+            makes = self.actors[producer].makes
             found = {self._chunk(k) for name in makes for k in self.readers.get(name, ())}
         elif producer is not None:
             found.add(self._chunk(producer))
@@ -180,8 +182,8 @@ class _Connector:
 
     def _chunk(self, k: int) -> int:
         """Of what a draft makes; a message to another stage is of the chunk that it leaves."""
-        draft = self.drafts[k]
-        makers = map(self.graph.producer.get, draft.makes or draft.reads)
+        draft = self.actors[k]
+        makers = map(self.plan.graph.producer.get, draft.makes or draft.reads)
         return min((op.chunk for op in makers if op is not None), default=0)
 
     def _in_flight(self, stage: int, chunk: int) -> int:
@@ -206,6 +208,6 @@ class _Connector:
         ahead = self.throttle
         waits = (
             d.kind == BOX and d.phase == BACKWARD and not (ahead.gathers(k) or ahead.reduces(k))
-            for k, d in enumerate(self.drafts)
+            for k, d in enumerate(self.actors)
         )
         return 2 if any(waits) else 1

@@ -16,8 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from flowrun.engine.actors.draft import Draft
-from flowrun.engine.actors.plan import BoxWork, RegionWork
+from flowrun.engine.actors.plan import Actor, BoxWork, Plan, RegionWork
 from flowrun.engine.boxing.boxing import ALL_GATHER, replace_axis
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.placement import largest_shape
@@ -26,25 +25,34 @@ from flowrun.engine.lowering.form_regions import moves
 from flowrun.engine.lowering.overwrite import all_before
 from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
+from flowrun.engine.strategy import Strategy
+
+
+def share_weights(plan: Plan, strategy: Strategy) -> Plan:
+    """A pass: such gathers are marked, if all ranks share memory."""
+    if not strategy.shared_memory:
+        return plan
+    grids = [placement.shape for placement in plan.placements]
+    return replace(plan, actors=tuple(one_copy(plan.actors, plan.graph, grids)))
 
 
 def one_copy(
-    drafts: Sequence[Draft], graph: LogicalGraph, grids: Sequence[tuple[int, ...]]
-) -> list[Draft]:
-    """The drafts, with `one_copy` of such gathers set.  grids: of each stage; all ranks share
+    actors: Sequence[Actor], graph: LogicalGraph, grids: Sequence[tuple[int, ...]]
+) -> list[Actor]:
+    """The actors, with `one_copy` of such gathers set.  grids: of each stage; all ranks share
     memory.
     """
-    order = _ActOrder(drafts)
+    order = _ActOrder(actors)
     updates = {
         variable: k
-        for k, draft in enumerate(drafts)
-        if isinstance(draft.work, RegionWork)
-        for variable, _ in draft.work.updates
+        for k, actor in enumerate(actors)
+        if isinstance(actor.work, RegionWork)
+        for variable, _ in actor.work.updates
     }
     gathers = {
-        k: draft.work
-        for k, draft in enumerate(drafts)
-        if isinstance(draft.work, BoxWork) and draft.work.step.kind == ALL_GATHER
+        k: actor.work
+        for k, actor in enumerate(actors)
+        if isinstance(actor.work, BoxWork) and actor.work.step.kind == ALL_GATHER
     }
     axes: dict[str, set[int]] = {}  # variable -> those that it is gathered over
     for work in gathers.values():
@@ -53,7 +61,7 @@ def one_copy(
     homes = {v.tensor: v.nd_sbp for v in graph.variables}
 
     def lies_once(k: int, work: BoxWork) -> bool:
-        grid = grids[drafts[k].stage]
+        grid = grids[actors[k].stage]
         return all(
             read in homes
             and len(axes[read]) == 1
@@ -66,8 +74,8 @@ def one_copy(
 
     found = {k for k, work in gathers.items() if lies_once(k, work)}
     return [
-        replace(draft, work=replace(gathers[k], one_copy=True)) if k in found else draft
-        for k, draft in enumerate(drafts)
+        replace(actor, work=replace(gathers[k], one_copy=True)) if k in found else actor
+        for k, actor in enumerate(actors)
     ]
 
 
@@ -96,15 +104,15 @@ class _ActOrder:
     within a step.
     """
 
-    def __init__(self, drafts: Sequence[Draft]) -> None:
-        self._drafts = drafts
-        maker = {name: k for k, draft in enumerate(drafts) for name in draft.makes}
-        makers: dict[int, set[int]] = {k: set() for k in range(len(drafts))}
+    def __init__(self, actors: Sequence[Actor]) -> None:
+        self._actors = actors
+        maker = {name: k for k, actor in enumerate(actors) for name in actor.makes}
+        makers: dict[int, set[int]] = {k: set() for k in range(len(actors))}
         self._readers: dict[str, list[int]] = {}
-        for k, draft in enumerate(drafts):
-            for name in draft.reads:
+        for k, actor in enumerate(actors):
+            for name in actor.reads:
                 self._readers.setdefault(name, []).append(k)
-                if name in maker and _waits_for_all(draft, drafts[maker[name]], name):
+                if name in maker and _waits_for_all(actor, actors[maker[name]], name):
                     makers[k].add(maker[name])
         self._before = all_before(makers)
 
@@ -114,19 +122,19 @@ class _ActOrder:
         """
         group = self._group(gather)
         met = 0  # a bit for each that comes before such a collective
-        for k in range(len(self._drafts)):
+        for k in range(len(self._actors)):
             if self._group(k) == group and k != gather and self._before[update] >> k & 1:
                 met |= self._before[k]
         return all(met >> k & 1 for name in names for k in self._readers.get(name, ()))
 
     def _group(self, k: int) -> tuple[int, int] | None:
         """(stage, axis) of a collective."""
-        draft = self._drafts[k]
-        return (draft.stage, draft.work.step.axis) if isinstance(draft.work, BoxWork) else None
+        actor = self._actors[k]
+        return (actor.stage, actor.work.step.axis) if isinstance(actor.work, BoxWork) else None
 
 
-def _waits_for_all(reader: Draft, maker: Draft, name: str) -> bool:
+def _waits_for_all(reader: Actor, maker: Actor, name: str) -> bool:
     """True if all acts of the maker, of a step or up to a micro-batch, come before the reader's;
     not where an actor of steps reads what another makes with each micro-batch.
     """
-    return not reader.per_step or maker.per_step or name in maker.step_makes
+    return not reader.per_step or maker.per_step or name in maker.sums

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from flowrun.engine.actors.draft import Draft
-from flowrun.engine.actors.plan import BOX, REGION
+from flowrun.engine.actors.plan import BOX, REGION, Actor
 
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """maker, readers: tensor -> the drafts that make and read it.  weights: tensors that last."""
+    """maker, readers: tensor -> the actors that make and read it.  weights: tensors that last."""
 
-    drafts: Sequence[Draft]
+    actors: Sequence[Actor]
     maker: Mapping[str, int]
     readers: Mapping[str, Sequence[int]]
     weights: Collection[str]
@@ -37,25 +36,25 @@ class Throttle:
 
     def gathers(self, k: int) -> bool:
         """A boxing of weights, with every micro-batch."""
-        draft = self.drafts[k]
-        return draft.kind == BOX and not draft.per_step and all(map(self._lasts, draft.reads))
+        actor = self.actors[k]
+        return actor.kind == BOX and not actor.per_step and all(map(self._lasts, actor.reads))
 
     def _lasts(self, name: str) -> bool:
         """A weight, or the copy of one that another stage gets once a step."""
-        return name in self.weights or self.drafts[self.maker[name]].per_step
+        return name in self.weights or self.actors[self.maker[name]].per_step
 
     def reduces(self, k: int) -> bool:
         """A boxing of gradients, with every micro-batch, that sums alone read."""
-        draft = self.drafts[k]
-        readers = [self.drafts[r] for name in draft.makes for r in self.readers.get(name, ())]
-        sums = all(r.step_makes and r.step_makes.issuperset(r.makes) for r in readers)
-        boxed = draft.kind == BOX and not draft.per_step
+        actor = self.actors[k]
+        readers = [self.actors[r] for name in actor.makes for r in self.readers.get(name, ())]
+        sums = all(r.sums and set(r.sums).issuperset(r.makes) for r in readers)
+        boxed = actor.kind == BOX and not actor.per_step
         return boxed and sums and self._source(k) is not None
 
     def _first_reader(self, k: int) -> int:
         """The first region that reads what is boxed, maybe in several steps."""
-        readers = [r for name in self.drafts[k].makes for r in self.readers.get(name, ())]
-        return min(self._first_reader(r) if self.drafts[r].kind == BOX else r for r in readers)
+        readers = [r for name in self.actors[k].makes for r in self.readers.get(name, ())]
+        return min(self._first_reader(r) if self.actors[r].kind == BOX else r for r in readers)
 
     def _source(self, k: int) -> int | None:
         """The last region of those that made what is boxed, maybe in several steps.  None: no
@@ -63,10 +62,10 @@ class Throttle:
         weights once a step, or comes from another stage, whose send may wait for what this stage
         does later: to hold that back would stop both.
         """
-        draft = self.drafts[k]
-        if draft.kind != BOX:
-            return k if draft.kind == REGION and not draft.per_step else None
-        makers = {self.maker[name] for name in draft.reads if name in self.maker}
+        actor = self.actors[k]
+        if actor.kind != BOX:
+            return k if actor.kind == REGION and not actor.per_step else None
+        makers = {self.maker[name] for name in actor.reads if name in self.maker}
         return max((s for s in map(self._source, makers) if s is not None), default=None)
 
     def _by_phase(
@@ -74,9 +73,9 @@ class Throttle:
     ) -> Iterable[dict[int, list[int]]]:
         """For each stage and phase: region -> the chosen boxings that belong to it."""
         found: dict[tuple[int, str], dict[int, list[int]]] = {}
-        for k, draft in enumerate(self.drafts):
+        for k, actor in enumerate(self.actors):
             region = region_of(k) if chosen(k) else None
             if region is not None:
-                of_phase = found.setdefault((draft.stage, draft.phase), {})
+                of_phase = found.setdefault((actor.stage, actor.phase), {})
                 of_phase.setdefault(region, []).append(k)
         return found.values()

@@ -51,7 +51,7 @@ def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         whole = (stage, (B,) * len(strategy.axes))
         results.append((name, boxer.boxed(tensor, whole, _BoxReader(UPDATE))))
     ops = _when_first_read(boxer.ops)
-    return replace(graph, ops=ops, tensors=boxer.tensors, results=tuple(results), level="boxed")
+    return replace(graph, ops=ops, tensors=boxer.tensors, results=tuple(results))
 
 
 def _when_first_read(ops: Sequence[Op]) -> tuple[Op, ...]:

@@ -16,10 +16,10 @@ from flowrun.engine.capture.capture import Batch, Task, Traced, import_tracer, r
 from flowrun.engine.capture.check.compare import check_capture
 from flowrun.engine.compile import (
     Rehearsed,
-    captured_evaluation,
-    planned_evaluation,
-    planned_training,
-    traced,
+    capture_evaluation_rows,
+    plan_evaluation,
+    plan_training,
+    trace_rows,
 )
 from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor
@@ -138,7 +138,7 @@ class Job:
         with uncollected():
             made_of = inputs(self.strategy, captured)
             return self.plans.get(
-                "training", made_of, lambda: planned_training(captured, self.strategy)
+                "training", made_of, lambda: plan_training(captured, self.strategy)
             )
 
     @cached_property
@@ -146,7 +146,7 @@ class Job:
         """Training, as torch captured it."""
         doing.doing("capturing the model")
         with uncollected():
-            return traced(self.task, self.example, self.strategy)
+            return trace_rows(self.task, self.example, self.strategy)
 
     @cached_property
     def captured(self) -> LogicalGraph:
@@ -229,13 +229,13 @@ class Job:
 
     def _captured_evaluation(self) -> LogicalGraph:
         with uncollected():
-            return captured_evaluation(self.task, self.example, self.strategy)
+            return capture_evaluation_rows(self.task, self.example, self.strategy)
 
     def _planned_evaluation(self, graph: LogicalGraph, training: Rehearsed) -> Rehearsed:
         """It follows the plan of training, and so is made of what that one is made of."""
 
         def make() -> Rehearsed:
-            return planned_evaluation(graph, self.strategy, training.plan)
+            return plan_evaluation(graph, self.strategy, training.plan)
 
         with uncollected():
             if self.planned:

@@ -58,6 +58,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         shared_memory=shares_memory(recipe),
         signatures=tables_of(recipe.signatures),
         kept_rows=found_rows_file(recipe.engine.cache),
+        check=recipe.engine.check,
     )
 
 

@@ -90,7 +90,7 @@ class StageWork:
 class LaidOut:
     """A branch whose layout is decided: what a step takes, and what a rank holds.
 
-    graph: laid out (passes.lay_out), perhaps with recomputation.
+    graph: laid out (pipeline.advance), perhaps with recomputation.
     """
 
     graph: LogicalGraph

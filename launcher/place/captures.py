@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.compile import captured
+from flowrun.engine.compile import capture_rows
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.job.job import Job
@@ -35,5 +35,5 @@ class Captures:
             batch, task = self.job.sampler(0, 0, slice(0, rows)), self.job.task
             if count:
                 task = replace(task, model=with_blocks(task.model, self.blocks, count))
-            self._known[key] = captured(task, batch, strategy)
+            self._known[key] = capture_rows(task, batch, strategy)
         return self._known[key]

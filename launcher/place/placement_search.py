@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from flowrun.engine.compile import as_good_as
+from flowrun.engine.compile import longest_equal_step
 from flowrun.launcher.place.outcome import Bound, Outcome
 from flowrun.launcher.place.space import Branch, Candidate
 
@@ -57,7 +57,7 @@ class PlacementResult:
         """
         fit = [outcome for outcome in self.outcomes if outcome.fits]
         fit = [outcome for outcome in fit if not outcome.extrapolated] or fit
-        limit = as_good_as(fit[0].step_s) if fit else 0.0
+        limit = longest_equal_step(fit[0].step_s) if fit else 0.0
         near = [outcome for outcome in fit if outcome.step_s <= limit]
         return min(near, key=lambda o: (*simplicity(o.candidate), *order(o)), default=None)
 

@@ -13,12 +13,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from flowrun.engine.actors.schedules import JOINED
-from flowrun.engine.compile import Rehearsed, as_good_as, rehearsed
+from flowrun.engine.compile import Rehearsed, longest_equal_step, plan_boxed
 from flowrun.engine.errors import FlowrunError
-from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.graph import BOXED, LAID_OUT, STAGED, LogicalGraph
 from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ir.placement import BATCH_AXES, Placement
-from flowrun.engine.pipeline import finish, lay_out, stage
+from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.job.garbage import uncollected
 from flowrun.launcher.job.job import Job
@@ -147,7 +147,7 @@ class Planner:
         """Compile and rehearse."""
         try:
             strategy = self.strategy_of(candidate)
-            found = rehearsed(self._boxed(boxing_of(strategy)), strategy)
+            found = plan_boxed(self._boxed(boxing_of(strategy)), strategy)
         except FlowrunError as error:
             return Outcome(candidate, problem=str(error))
         outcome = outcome_of(candidate, found, strategy, self.expected.get(candidate, 0.0))
@@ -158,7 +158,7 @@ class Planner:
     def _keep(self, candidate: Candidate, found: Rehearsed) -> None:
         """And drop those that it beats for good: a plan is large."""
         self.plans[candidate] = found
-        limit = as_good_as(min(each.rehearsal.step_s for each in self.plans.values()))
+        limit = longest_equal_step(min(each.rehearsal.step_s for each in self.plans.values()))
         self.plans = {k: v for k, v in self.plans.items() if v.rehearsal.step_s <= limit}
 
     # ------------------------------------------------------------------ what is shared
@@ -170,7 +170,8 @@ class Planner:
 
     @uncollected()
     def _lay_out(self, strategy: Strategy) -> LaidOut:
-        return LaidOut(lay_out(self._staged(staging_of(strategy)), strategy), strategy)
+        staged = self._staged(staging_of(strategy))
+        return LaidOut(advance(staged, strategy, LAID_OUT), strategy)
 
     @cached_property
     def _staged(self) -> Callable[[Strategy], LogicalGraph]:
@@ -178,14 +179,14 @@ class Planner:
 
     def _stage(self, strategy: Strategy) -> LogicalGraph:
         rows = self.job.recipe.train.batch_size // strategy.micro_batches
-        return stage(self.captures.of(rows, strategy), strategy)
+        return advance(self.captures.of(rows, strategy), strategy, STAGED)
 
     @cached_property
     def _boxed(self) -> Callable[[Strategy], LogicalGraph]:
         return lru_cache(maxsize=4)(self._box)  # 1f1b and gpipe are expected to take as long
 
     def _box(self, strategy: Strategy) -> LogicalGraph:
-        return finish(self._laid_out(layout_of(strategy)).graph, strategy)
+        return advance(self._laid_out(layout_of(strategy)).graph, strategy, BOXED)
 
     @cached_property
     def alone(self) -> Strategy:
@@ -233,7 +234,7 @@ def staging_of(strategy: Strategy) -> Strategy:
 
 
 def layout_of(strategy: Strategy) -> Strategy:
-    """What the layout depends on: equal for candidates that share one (passes.lay_out)."""
+    """What the layout depends on: equal for candidates that share one (pipeline.advance)."""
     axis = "" if strategy.zero.axis in BATCH_AXES else strategy.zero.axis
     return replace(boxing_of(strategy), zero=Zero(axis), recompute=Recompute())
 

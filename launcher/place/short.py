@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
-from flowrun.engine.compile import finished
+from flowrun.engine.compile import plan_laid_out
 from flowrun.engine.errors import FlowrunError
-from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.graph import LAID_OUT, LogicalGraph
 from flowrun.engine.passes.stages.split_stages import line_to_cut
-from flowrun.engine.pipeline import lay_out
+from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.job.garbage import uncollected
 from flowrun.launcher.place.blocks import cut, cut_evenly
@@ -173,7 +173,7 @@ class ShortPlanner:
             hardware=replace(whole.hardware, memory_bytes=0),
         )
         graph = self._laid_out(layout_of(strategy), each * stages, each)
-        return Short(each, finished(graph, strategy), strategy)
+        return Short(each, plan_laid_out(graph, strategy), strategy)
 
     def _on_one_stage(self, strategy: Strategy, count: int) -> LogicalGraph:
         return self._laid_out(layout_of(strategy), count, 0)
@@ -183,7 +183,7 @@ class ShortPlanner:
         graph = self.planner.captures.of(rows, strategy, count)
         if len(strategy.placements) > 1:
             strategy = replace(strategy, decided=cut(graph, self.blocks, each))
-        return lay_out(graph, strategy)
+        return advance(graph, strategy, LAID_OUT)
 
 
 def _repeats(candidate: Candidate) -> int:

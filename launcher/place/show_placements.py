@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flowrun.engine.compile import as_good_as
+from flowrun.engine.compile import longest_equal_step
 from flowrun.launcher.place.outcome import Outcome, Spent
 from flowrun.launcher.place.placement_search import SHOWN, PlacementResult
 from flowrun.launcher.terminal.units import seconds, size
@@ -80,7 +80,7 @@ def why(outcome: Outcome, best: Outcome) -> str:
     slower = outcome.step_s / best.step_s - 1
     more = {name: _more(outcome.spent, best.spent, name) for name in _SPENT}
     most = max(more, key=lambda name: more[name])
-    if outcome.step_s <= as_good_as(best.step_s):
+    if outcome.step_s <= longest_equal_step(best.step_s):
         return "as fast, but not planned whole" if outcome.extrapolated else "as fast, no simpler"
     return f"{slower:.1%} slower: {_SPENT[most]} +{seconds(more[most])}"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.capture.capture import Task, capture
-from flowrun.engine.compile import Rehearsed, compile_evaluation, planned_training
+from flowrun.engine.compile import Rehearsed, compile_evaluation, plan_training
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
@@ -152,7 +152,7 @@ def example(training: Training) -> Batch:
 @lru_cache(maxsize=256)
 def compiled(training: Training, layout: Layout) -> Rehearsed:
     """The training plan, with its rehearsal."""
-    return planned_training(captured(training), strategy(training, layout))
+    return plan_training(captured(training), strategy(training, layout))
 
 
 @lru_cache(maxsize=8)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from flowrun.engine.compile import captured
-from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.compile import capture_rows
+from flowrun.engine.ir.graph import TRAINED, LogicalGraph
 from flowrun.engine.ir.sbp import NdSbp, format_nd_sbp
 from flowrun.engine.passes.search.search_sbp import Searched, searched
-from flowrun.engine.pipeline import LAYOUT
+from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Auto, Strategy
 from support.small_recipes import RECIPES, small_job
 
@@ -17,15 +17,14 @@ from support.small_recipes import RECIPES, small_job
 @cache
 def _captured(recipe: str, *overrides: str) -> tuple[LogicalGraph, Strategy]:
     job = small_job(RECIPES[0].with_name(f"{recipe}.yaml"), *overrides)
-    return captured(job.task, job.example, job.strategy), job.strategy
+    return capture_rows(job.task, job.example, job.strategy), job.strategy
 
 
 def search_of(recipe: str, *overrides: str, pins: bool, auto: Auto = Auto(True)) -> Searched:  # noqa: B008
     """Of a recipe made smaller; pins: that it has."""
     graph, strategy = _captured(recipe, *overrides)
     asked = replace(strategy, auto=auto, pins=strategy.pins if pins else ())
-    for rewrite in LAYOUT[:-1]:
-        graph = rewrite(graph, asked)
+    graph = advance(graph, asked, TRAINED)
     return searched(graph, asked)
 
 

@@ -9,8 +9,8 @@ import torch
 from flowrun.engine.actors.plan import Actor, Plan, RegionWork
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, LogicalTensor, Op, Ref
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.lowering.lower import lower
 from flowrun.engine.passes.split_weight_grads import split_weight_grads
+from flowrun.engine.pipeline import lower
 from flowrun.engine.strategy import Strategy
 
 

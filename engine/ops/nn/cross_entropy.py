@@ -49,13 +49,15 @@ def rows_of_forward(view: OpView) -> tuple[Signature, ...]:
 
 
 def rows_of_backward(view: OpView) -> tuple[Signature, ...]:
-    """Linear in the gradient; whose rows are those of the logits where the loss was not reduced."""
+    """Linear in the gradient; whose rows are those of the logits where the loss was not reduced.
+
+    The loss is waited for and not read: its partial sum will do.
+    """
     each = given(view.op)["reduction"] == NONE
     of_rows = {"grad": S(0) if each else B, "x": S(0), "lse": S(0), "target": S(0)}
-    return (
-        _row(view.op, {"x": S(1)}, S(1)),
-        _row(view.op, of_rows, S(0)),
-        _row(view.op, {"grad": P}, P),
+    found = (({"x": S(1)}, S(1)), (of_rows, S(0)), ({"grad": P}, P))
+    return tuple(
+        _row(view.op, {**sbps, "loss": loss}, made) for sbps, made in found for loss in (B, P)
     )
 
 

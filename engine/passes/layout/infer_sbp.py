@@ -74,7 +74,7 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
                 )
         axis_view.keep_homes()
         notes.extend(_without_table(graph, strategy, axis))
-    return replace(layout.graph(graph), level="signed", notes=tuple(dict.fromkeys(notes)))
+    return replace(layout.graph(graph), notes=tuple(dict.fromkeys(notes)))
 
 
 def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterator[str]:

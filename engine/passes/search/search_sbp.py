@@ -89,7 +89,7 @@ def signed(graph: LogicalGraph, strategy: Strategy, result: Searched) -> Logical
     )
     feeds = tuple(replace(feed, nd_sbp=homes[feed.tensor]) for feed in graph.feeds)
     notes = (*graph.notes, note(result))
-    return replace(graph, ops=ops, variables=variables, feeds=feeds, level="signed", notes=notes)
+    return replace(graph, ops=ops, variables=variables, feeds=feeds, notes=notes)
 
 
 def note(result: Searched) -> str:

@@ -43,7 +43,7 @@ def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         else:
             pieces = _balanced(graph, line, free, strategy)
         graph = _staged(graph, _places(graph, line, free, pieces), strategy.num_stages)
-    return _with_sources(replace(graph, level="staged"), strategy)
+    return _with_sources(graph, strategy)
 
 
 def line_to_cut(graph: LogicalGraph, strategy: Strategy) -> tuple[tuple[Op, ...], ForwardSequence]:
@@ -74,7 +74,7 @@ def _weighed(
     link = worst(strategy.hardware.crossing(*pair) for pair in pairs)
     places = {name: at[0] for name, at in _places(graph, line, free, range(len(line))).items()}
     alone = one_stage(strategy)
-    staged = _with_sources(replace(graph, level="staged"), alone)
+    staged = _with_sources(graph, alone)
     ranks = len(alone.placements[0].ranks)  # that do each second of work together
     seconds = [ranks * each for each in weigh_line(staged, places, len(line), alone)]
     return line_of(graph, line, seconds, link, ranks * strategy.hardware.act_s)

@@ -105,7 +105,7 @@ class GraphBuilder:
                 self.dropped.add(op.name)
         self.tensors = {name: t for name, t in self.tensors.items() if name not in gone}
 
-    def graph(self, results: tuple[tuple[str, str], ...], level: str) -> LogicalGraph:
+    def graph(self, results: tuple[tuple[str, str], ...]) -> LogicalGraph:
         """Everything together: forward, backward with its accumulators, update."""
         kept = [op for op in self.base.ops if op.name not in self.dropped]
         forward = [op for op in kept if op.phase == FORWARD]
@@ -121,7 +121,6 @@ class GraphBuilder:
             variables=tuple(self.variables.values()),
             feeds=tuple(self.feeds.values()),
             results=results,
-            level=level,
             notes=(*self.base.notes, *self.notes),
         )
 

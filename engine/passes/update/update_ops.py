@@ -74,7 +74,7 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         for name, t in graph.results
         if not name.startswith("grad/")
     )
-    return builder.graph((*results, *(scaled.results if scaled else ())), "trained")
+    return builder.graph((*results, *(scaled.results if scaled else ())))
 
 
 def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.capture.capture import Task
-from flowrun.engine.compile import Rehearsed, captured, planned_training
+from flowrun.engine.compile import Rehearsed, capture_rows, plan_training
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
 from flowrun.launcher.job.recipe_strategy import AUTOCAST, strategy_of
 from flowrun.launcher.model import build
@@ -35,9 +35,9 @@ def planned(recipe: Recipe) -> Rehearsed:
     )
     strategy = strategy_of(recipe)
     example = batch_like(item, recipe.micro_batch_size)
-    graph = captured(task, example, strategy)
+    graph = capture_rows(task, example, strategy)
     cache = PlanCache(recipe.engine.cache)
-    return cache.get("foreseen", inputs(strategy, graph), lambda: planned_training(graph, strategy))
+    return cache.get("foreseen", inputs(strategy, graph), lambda: plan_training(graph, strategy))
 
 
 def batch_like(item: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:

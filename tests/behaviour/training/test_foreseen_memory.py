@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from flowrun.engine.actors.plan import BOX, READER, REGION, SEND, Actor, BoxWork, Plan
-from flowrun.engine.compile import Rehearsed, as_good_as, compile_training
+from flowrun.engine.compile import Rehearsed, compile_training, longest_equal_step
 from flowrun.engine.cost.footprint import Footprint
 from flowrun.engine.cost.live import Live
 from flowrun.engine.errors import RecipeError
@@ -136,7 +136,7 @@ def test_without_a_schedule_as_much_is_in_flight_as_fits() -> None:
 def test_without_a_schedule_no_more_is_in_flight_than_pays(micro_batches: int, held: int) -> None:
     training = mlp(micro_batches=micro_batches)
     every = [compiled(training, Layout(stages=2, in_flight=n)) for n in range(1, 5)]
-    limit = as_good_as(every[-1].rehearsal.step_s)
+    limit = longest_equal_step(every[-1].rehearsal.step_s)
     assert held == 1 + [found.rehearsal.step_s <= limit for found in every].index(True)
     found = compiled(training, Layout(stages=2, in_flight="auto"))
     assert stash_slots(found.plan) == {held}

@@ -11,11 +11,10 @@ import pytest
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.actors.scheduler import COMMUNICATION
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.lowering import lower as lowering
+from flowrun.engine.lowering import merge_chains as merging
 from flowrun.engine.lowering.form_regions import form_regions
-from flowrun.engine.lowering.lower import lower
 from flowrun.engine.lowering.merge_chains import merge_chains
-from flowrun.engine.pipeline import PASSES
+from flowrun.engine.pipeline import PASSES, lower
 from flowrun.engine.rehearsal.rehearsal import Rehearsal, rehearse
 from flowrun.engine.strategy import Strategy
 from support.graph_text import one_axis, one_rank_stages, rewritten
@@ -63,7 +62,7 @@ def test_equal_blocks_stay_programs_of_their_own() -> None:
 @contextmanager
 def _unmerged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
-        patched.setattr(lowering, "merge_chains", lambda graph, regions, micro_batches: regions)
+        patched.setattr(merging, "merge_chains", lambda graph, regions, micro_batches: regions)
         yield
 
 

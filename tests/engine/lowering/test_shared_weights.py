@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrun.engine.actors.draft import Draft
 from flowrun.engine.actors.plan import BOX, REGION, Actor, BoxWork, Plan, RegionWork
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref, Variable
@@ -37,17 +36,18 @@ def graph(*ops: Op, dim: int = 0) -> LogicalGraph:
     )
 
 
-def region(name: str, reads: Sequence[str], makes: Sequence[str]) -> Draft:
+def region(name: str, reads: Sequence[str], makes: Sequence[str]) -> Actor:
     """Compute once a step; what makes `new` updates the weight."""
     updates = (("w", "new"),) if "new" in makes else ()
-    work = RegionWork((), tuple(reads), tuple(makes), (), updates)
-    return Draft(name, REGION, 0, "backward", True, work, tuple(reads), tuple(makes))
+    kept = tuple(name for name in makes if name != "new")
+    work = RegionWork((), tuple(reads), kept, (), updates)
+    return Actor(0, name, REGION, 0, "backward", True, work)
 
 
-def collective(step: BoxingStep, read: str, made: str) -> Draft:
+def collective(step: BoxingStep, read: str, made: str) -> Actor:
     """Over the one axis, once a step."""
     work = BoxWork((step,), ((read, made),))
-    return Draft(made, BOX, 0, "update", True, work, (read,), (made,))
+    return Actor(0, made, BOX, 0, "update", True, work)
 
 
 GATHER = collective(BoxingStep(0, S(0), B), "w", "whole")
@@ -56,9 +56,9 @@ SCATTER = collective(BoxingStep(0, P, S(0)), "partial", "grad")
 UPDATE = region("update", ["w", "grad"], ["new"])
 
 
-def lies_once(*drafts: Draft, grid: tuple[int, ...] = (2,), ops: Sequence[Op] = ()) -> bool:
-    """Whether the gather, which is the first draft, moves no byte."""
-    work = one_copy(drafts, graph(*ops), [grid])[0].work
+def lies_once(*actors: Actor, grid: tuple[int, ...] = (2,), ops: Sequence[Op] = ()) -> bool:
+    """Whether the gather, which is the first actor, moves no byte."""
+    work = one_copy(actors, graph(*ops), [grid])[0].work
     assert isinstance(work, BoxWork)
     return work.one_copy
 
@@ -81,13 +81,13 @@ def test_a_reader_of_a_view_counts_as_a_reader() -> None:
 
 
 def test_an_update_that_waits_for_no_other_rank_keeps_the_gather() -> None:
-    assert not lies_once(GATHER, replace(BACKWARD, makes=("grad",)), UPDATE)
+    assert not lies_once(GATHER, region("backward", ["whole"], ["grad"]), UPDATE)
 
 
 def test_pieces_that_are_not_one_stretch_of_the_whole_keep_the_gather() -> None:
     columns = collective(BoxingStep(0, S(1), B), "w", "whole")
-    drafts = (columns, BACKWARD, SCATTER, UPDATE)
-    work = one_copy(drafts, graph(dim=1), [(2,)])[0].work
+    actors = (columns, BACKWARD, SCATTER, UPDATE)
+    work = one_copy(actors, graph(dim=1), [(2,)])[0].work
     assert isinstance(work, BoxWork) and not work.one_copy
 
 

@@ -6,64 +6,70 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrun.engine.actors.draft import Draft
-from flowrun.engine.actors.plan import BOX, RECEIVE, REGION, BoxWork, RegionWork, Work
+from flowrun.engine.actors.plan import (
+    BOX,
+    RECEIVE,
+    REGION,
+    Actor,
+    BoxWork,
+    RegionWork,
+    TransferWork,
+    Work,
+)
 from flowrun.engine.ir.graph import BACKWARD
 from flowrun.engine.lowering.throttle import Throttle
 
-COMPUTE, MOVE = RegionWork((), (), (), (), ()), BoxWork((), ())
+
+def actor(name: str, kind: str, reads: str, makes: str, sums: tuple[str, ...] = ()) -> Actor:
+    pairs = tuple(zip(reads.split() or [""], makes.split(), strict=False))
+    work: Work = RegionWork((), (*reads.split(),), (*makes.split(),), sums)
+    if kind != REGION:
+        work = BoxWork((), pairs) if kind == BOX else TransferWork(0, 1, 0, pairs)
+    return Actor(0, name, kind, 0, BACKWARD, False, work)
 
 
-def draft(
-    name: str, kind: str, reads: str, makes: str, sums: frozenset[str] = frozenset()
-) -> Draft:
-    work: Work = COMPUTE if kind == REGION else MOVE
-    return Draft(name, kind, 0, BACKWARD, False, work, (*reads.split(),), (*makes.split(),), sums)
-
-
-def throttle(*drafts: Draft) -> Throttle:
+def throttle(*actors: Actor) -> Throttle:
     readers: dict[str, list[int]] = {}
-    for k, each in enumerate(drafts):
+    for k, each in enumerate(actors):
         for name in each.reads:
             readers.setdefault(name, []).append(k)
-    maker = {name: k for k, each in enumerate(drafts) for name in each.makes}
-    return Throttle(drafts, maker, readers, ())
+    maker = {name: k for k, each in enumerate(actors) for name in each.makes}
+    return Throttle(actors, maker, readers, ())
 
 
-REGIONS = tuple(draft(f"region {k}", REGION, "", f"g{k}") for k in range(3))
-REDUCED = tuple(draft(f"reduce {k}", BOX, f"g{k}", f"r{k}") for k in range(3))
+REGIONS = tuple(actor(f"region {k}", REGION, "", f"g{k}") for k in range(3))
+REDUCED = tuple(actor(f"reduce {k}", BOX, f"g{k}", f"r{k}") for k in range(3))
 
 
-def added_up(more: str = "") -> Draft:
-    sums = frozenset({"total"})
-    return draft("sums", REGION, f"r0 r1 r2 {more}", "total", sums)
+def added_up(more: str = "") -> Actor:
+    return actor("sums", REGION, f"r0 r1 r2 {more}", "total", ("total",))
 
 
 def test_a_region_waits_for_the_reduction_of_one_before() -> None:
-    drafts = (*REGIONS, *REDUCED, added_up())
-    assert list(throttle(*drafts).pairs(ahead=1)) == [(3, 1), (4, 2)]
-    assert list(throttle(*drafts).pairs(ahead=2)) == [(3, 2)]
+    actors = (*REGIONS, *REDUCED, added_up())
+    assert list(throttle(*actors).pairs(ahead=1)) == [(3, 1), (4, 2)]
+    assert list(throttle(*actors).pairs(ahead=2)) == [(3, 2)]
 
 
 def test_what_another_stage_sends_is_not_held_back() -> None:
     """A gradient that is gathered as it came, for a sum: of a bias, where a block is cut."""
-    received = draft("receive", RECEIVE, "", "v")
-    gathered = draft("gather", BOX, "v", "w")
-    drafts = (*REGIONS, *REDUCED, added_up("w"), received, gathered)
-    assert list(throttle(*drafts).pairs(ahead=1)) == [(3, 1), (4, 2)]
+    received = actor("receive", RECEIVE, "", "v")
+    gathered = actor("gather", BOX, "v", "w")
+    actors = (*REGIONS, *REDUCED, added_up("w"), received, gathered)
+    assert list(throttle(*actors).pairs(ahead=1)) == [(3, 1), (4, 2)]
 
 
 def test_of_what_one_message_reduces_the_last_region_counts() -> None:
-    received = draft("receive", RECEIVE, "", "v")
-    mixed = draft("reduce", BOX, "g0 g1 v", "r0 r1 w")
-    last = draft("reduce last", BOX, "g2", "r2")
-    drafts = (*REGIONS, mixed, last, added_up("w"), received)
-    assert list(throttle(*drafts).pairs(ahead=1)) == [(3, 2)]
+    received = actor("receive", RECEIVE, "", "v")
+    mixed = actor("reduce", BOX, "g0 g1 v", "r0 r1 w")
+    last = actor("reduce last", BOX, "g2", "r2")
+    actors = (*REGIONS, mixed, last, added_up("w"), received)
+    assert list(throttle(*actors).pairs(ahead=1)) == [(3, 2)]
 
 
 def test_what_is_made_of_weights_once_a_step_is_not_held_back_as_a_gradient() -> None:
     """A norm of a weight, which is gathered for a sum of gradients under ZeRO 3."""
-    norm = replace(draft("norm", REGION, "", "v"), per_step=True)
-    gathered = draft("gather", BOX, "v", "w")
-    drafts = (norm, *REGIONS, *REDUCED, gathered, added_up("w"))
-    assert list(throttle(*drafts).pairs(ahead=1)) == [(4, 2), (5, 3)]
+    norm = replace(actor("norm", REGION, "", "v"), per_step=True)
+    gathered = actor("gather", BOX, "v", "w")
+    actors = (norm, *REGIONS, *REDUCED, gathered, added_up("w"))
+    assert list(throttle(*actors).pairs(ahead=1)) == [(4, 2), (5, 3)]

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
-from flowrun.engine.compile import Rehearsed, planned_training
+from flowrun.engine.compile import Rehearsed, plan_training
 from flowrun.engine.trace.step_time import StepTime, measure_steps
 from flowrun.engine.trace.trace import COMPUTE, FLIGHT, ISSUE, RUN, SLEEP, TAKE, TraceEvent
 from support.layouts import Layout, captured, compiled, strategy
@@ -45,7 +45,7 @@ def told(layout: Layout, **late: int) -> tuple[StepTime, ...]:
     """Of all ranks; late: rank -> ns behind the others."""
     # where targets are counted, the next step is read between the acts of this one
     alone = replace(strategy(TRAINING, layout), counts_step=False)
-    found = planned_training(captured(TRAINING), alone)
+    found = plan_training(captured(TRAINING), alone)
     ranks = range(layout.num_ranks)
     return measure_steps(
         found.plan, {r: notes_of(found, r, late.get(f"rank{r}", 0)) for r in ranks}

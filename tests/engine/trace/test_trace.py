@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
-from flowrun.engine.compile import planned_training
+from flowrun.engine.compile import plan_training
 from flowrun.engine.runtime.drivers.recorder import RecordedCluster
 from flowrun.engine.trace.trace import (
     COMPUTE,
@@ -68,7 +68,7 @@ def test_a_rehearsed_act_begins_with_what_it_waited_for_or_with_the_end_of_anoth
 ) -> None:
     asked = strategy(TRAINING, layout)
     # where targets are counted, the next step is read between the acts of this one
-    found = planned_training(captured(TRAINING), replace(asked, counts_step=False))
+    found = plan_training(captured(TRAINING), replace(asked, counts_step=False))
     notes = defaultdict(list)
     ends = defaultdict(set)
     for e in found.rehearsal.first_step:

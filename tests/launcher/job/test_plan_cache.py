@@ -41,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was compiled, not taken from the cache."""
     made: list[str] = []
-    for name in ("planned_training", "planned_evaluation"):
+    for name in ("plan_training", "plan_evaluation"):
         whole = getattr(compiler, name)
 
         def counted(*arguments: object, whole=whole, name=name) -> object:  # type: ignore[no-untyped-def]
@@ -61,7 +61,7 @@ def job(*overrides: str) -> Job:
 
 def test_a_second_job_takes_both_plans_as_they_were(place: Path, compiled: list[str]) -> None:
     first, second = job(), job()
-    assert compiled == ["planned_training", "planned_evaluation"]
+    assert compiled == ["plan_training", "plan_evaluation"]
     assert (first.training, first.evaluation) == (second.training, second.evaluation)
     assert second.plans.notes == []
 
@@ -175,7 +175,7 @@ def test_what_only_the_captured_graph_shows_makes_another_plan(
     assert compiled == []
     folder = change(place, monkeypatch)
     second = as_a_process(folder)
-    assert compiled == ["planned_training", "planned_evaluation"]
+    assert compiled == ["plan_training", "plan_evaluation"]
     assert second.training == as_a_process(folder, "engine.cache=false").training
     assert second.training != first.training
 

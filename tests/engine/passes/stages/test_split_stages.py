@@ -104,10 +104,9 @@ def test_a_list_may_go_around_the_stages_as_often_as_they_have_chunks() -> None:
         split_stages(graph_of(AROUND), replace(listed, chunks=3))
 
 
-def test_one_stage_changes_nothing_but_the_level() -> None:
+def test_one_stage_changes_nothing() -> None:
     graph = split_stages(two_layers(), one_rank_stages(1))
     assert [str(op) for op in graph.ops] == [str(op) for op in two_layers().ops]
-    assert graph.level == "staged"
 
 
 REFUSED = {

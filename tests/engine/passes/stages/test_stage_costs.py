@@ -11,11 +11,11 @@ from functools import cache
 import pytest
 
 from flowrun.engine.actors.plan import BOX, Plan
-from flowrun.engine.compile import Rehearsed, captured, finished
-from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.compile import Rehearsed, capture_rows, plan_laid_out
+from flowrun.engine.ir.graph import LAID_OUT, LogicalGraph
 from flowrun.engine.passes.stages.balance_stages import balanced_cuts
 from flowrun.engine.passes.stages.split_stages import line_to_cut
-from flowrun.engine.pipeline import lay_out
+from flowrun.engine.pipeline import advance
 from flowrun.engine.rehearsal.clock import computes
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.place.blocks import Blocks, cut
@@ -37,11 +37,11 @@ def task(stages: int) -> tuple[LogicalGraph, Strategy]:
         "train.micro_batches=12",
         "recompute.modules=[]",
     )
-    return captured(job.task, job.example, job.strategy), job.strategy
+    return capture_rows(job.task, job.example, job.strategy), job.strategy
 
 
 def rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
-    return finished(lay_out(graph, strategy), strategy)
+    return plan_laid_out(advance(graph, strategy, LAID_OUT), strategy)
 
 
 def busy_s(plan: Plan, stage: int) -> float:

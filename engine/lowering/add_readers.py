@@ -1,0 +1,88 @@
+"""add_readers: the actors that supply fields of the batch and numbers of the step.
+
+Where the data set says in which steps a sample is made, each step is an actor of its own, before
+the reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from flowrun.engine.actors.plan import READER, Actor, FeedWork, Plan, PrepareWork
+from flowrun.engine.ir.graph import COUNT, FORWARD, UPDATE, Feed, LogicalTensor
+from flowrun.engine.ir.placement import largest_shape
+from flowrun.engine.lowering.lower import with_actors
+from flowrun.engine.strategy import Strategy
+
+
+def add_readers(plan: Plan, strategy: Strategy) -> Plan:
+    """A pass: readers of every stage, before all other actors."""
+    tensors = dict(plan.graph.tensors)
+    readers: list[Actor] = []
+    for stage in range(strategy.num_stages):
+        for per_step in (False, True):
+            found = [f for f in plan.graph.feeds if f.stage == stage and f.per_step == per_step]
+            for feeds in _together(plan, strategy, tuple(found)):
+                chain = list(_prepared(plan, strategy, feeds))
+                for made, actor in chain:
+                    tensors[made.name] = made
+                    readers.append(actor)
+                source = chain[-1][0].name if chain else None
+                readers.append(_reader(strategy, feeds, source))
+    plan = replace(plan, graph=replace(plan.graph, tensors=tensors))
+    return with_actors(plan, (*readers, *plan.actors))
+
+
+def _reader(strategy: Strategy, feeds: tuple[Feed, ...], source: str | None) -> Actor:
+    work = FeedWork(feeds, source, _are_unprepared(strategy, feeds))
+    stage, per_step = feeds[0].stage, feeds[0].per_step
+    name, phase = ("step", UPDATE) if per_step else ("batch", FORWARD)
+    return Actor(0, name, READER, stage, phase, per_step, work)
+
+
+def _are_unprepared(strategy: Strategy, feeds: tuple[Feed, ...]) -> bool:
+    """True if all fields among them can be had without the rest of their samples."""
+    fields = {feed.field for feed in feeds if not feed.is_own}
+    return bool(fields) and fields <= set(strategy.unprepared)
+
+
+def _together(
+    plan: Plan, strategy: Strategy, feeds: tuple[Feed, ...]
+) -> Iterator[tuple[Feed, ...]]:
+    """Feeds that one reader supplies.  Counts of a step read it ahead: they have a reader of their
+    own where their fields can be had without the rest of their samples.
+    """
+    counted = tuple(
+        feed
+        for feed in feeds
+        if any(op.phase == COUNT for op in plan.graph.consumers.get(feed.tensor, ()))
+    )
+    if {feed.field for feed in counted} <= set(strategy.unprepared):
+        yield from filter(None, (counted, tuple(f for f in feeds if f not in counted)))
+    elif feeds:
+        yield feeds
+
+
+def _prepared(
+    plan: Plan, strategy: Strategy, feeds: tuple[Feed, ...]
+) -> Iterator[tuple[LogicalTensor, Actor]]:
+    """A chain of actors, one for each step that makes a sample, and what each makes.
+
+    Samples are described as a tensor of bytes that lies as the field of which most is held.
+    """
+    fields = [feed for feed in feeds if not feed.is_own]
+    if not fields or _are_unprepared(strategy, feeds):
+        return
+    stage, tensors = fields[0].stage, plan.graph.tensors
+    grid = strategy.placements[stage].shape
+    widest = max(fields, key=lambda f: largest_shape(tensors[f.tensor].shape, f.nd_sbp, grid)[0])
+    samples = tensors[widest.tensor].shape[0]
+    source: str | None = None
+    for step in strategy.preparation:
+        made = LogicalTensor(f"batch.{step.name}@{stage}", (samples, step.num_bytes), torch.uint8)
+        work = PrepareWork(step.name, source, made.name, feeds, widest.nd_sbp)
+        yield made, Actor(0, f"batch.{step.name}", READER, stage, FORWARD, False, work)
+        source = made.name

@@ -1,0 +1,179 @@
+"""verify: what each level of a LogicalGraph promises (ir/graph.py has the levels).
+
+GRAPH_RULES is the list, one row a rule; layout_rules.py has those of nd-SBPs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flowrun.engine.ir.graph import (
+    BACKWARD,
+    CAPTURED,
+    FORWARD,
+    LEVELS,
+    PHASES,
+    STAGED,
+    TRAINED,
+    LogicalGraph,
+)
+from flowrun.engine.ops.flow.structure import TRANSFER
+from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.traits import has
+from flowrun.engine.strategy import Strategy
+from flowrun.engine.verify.layout_rules import LAYOUT_RULES
+from flowrun.engine.verify.rules import Fault, Promise, name_of, refuse_faults, repeated
+from flowrun.engine.verify.subject import Subject
+
+KINDS = ("parameter", "buffer", "state")
+
+
+def verify(graph: LogicalGraph, strategy: Strategy, made_by: str = "") -> None:
+    """Raise PlanError if the graph breaks a promise of its level; it names the op and the pass.
+
+    made_by: the name of the pass that returned the graph.
+    """
+    reached = LEVELS.index(graph.level)
+    rules = (rule for rule in GRAPH_RULES if LEVELS.index(rule.since) <= reached)
+    refuse_faults(rules, Subject(graph, strategy), graph.level, made_by)
+
+
+def _repeated_names(subject: Subject) -> Iterator[Fault]:
+    graph = subject.graph
+    for name in repeated(op.name for op in graph.ops):
+        yield Fault(f"op {name}", "two ops have this name.")
+    sources = [source.tensor for source in graph.sources]
+    for name in repeated([*sources, *(name for op in graph.ops for name in op.makes)]):
+        yield Fault(f"tensor {name}", "it has two makers.")
+    for name in repeated(v.name for v in graph.variables):
+        yield Fault(f"variable {name}", "two variables have this name.")
+
+
+def _unknown_tensors(subject: Subject) -> Iterator[Fault]:
+    graph = subject.graph
+    for op in graph.ops:
+        for name in (*op.inputs, *op.makes):
+            if name not in graph.tensors:
+                yield Fault(name_of(op), f"%{name} has neither a shape nor a dtype.")
+    for source in graph.sources:
+        if source.tensor not in graph.tensors:
+            yield Fault(f"source {source.tensor}", "it has neither a shape nor a dtype.")
+    for name, tensor in graph.tensors.items():
+        if tensor.name != name:
+            yield Fault(f"tensor {name}", f"the graph lists it under this name, not {tensor.name}.")
+
+
+def _inputs_made_late(subject: Subject) -> Iterator[Fault]:
+    made = {source.tensor for source in subject.graph.sources}
+    for op in subject.graph.ops:
+        for name in op.inputs:
+            if name not in made:
+                later = "a later op makes it" if name in subject.graph.producer else "nothing does"
+                yield Fault(name_of(op), f"it reads %{name}, which no op before makes: {later}.")
+        made.update(op.makes)
+
+
+def _phases_back(subject: Subject) -> Iterator[Fault]:
+    rank = {phase: k for k, phase in enumerate(PHASES)}
+    for op in subject.graph.ops:
+        if op.phase not in rank:
+            yield Fault(name_of(op), f"its phase is {op.phase!r}.")
+            continue
+        for name in op.inputs:
+            maker = subject.graph.producer.get(name)
+            if maker and rank[maker.phase] > rank[op.phase]:
+                found = f"phase {op.phase} reads %{name}, which phase {maker.phase} makes."
+                yield Fault(name_of(op), found)
+
+
+def _early_phases(subject: Subject) -> Iterator[Fault]:
+    if subject.graph.level == CAPTURED:
+        for op in subject.graph.ops:
+            if op.phase not in (FORWARD, BACKWARD):
+                yield Fault(name_of(op), f"its phase is {op.phase}.")
+
+
+def _lost_results(subject: Subject) -> Iterator[Fault]:
+    graph = subject.graph
+    for name, tensor in graph.results:
+        if tensor not in graph.producer:
+            yield Fault(f"result {name}", f"no op makes %{tensor}.")
+
+
+def _bad_variables(subject: Subject) -> Iterator[Fault]:
+    graph = subject.graph
+    names = {v.name for v in graph.variables}
+    for v in graph.variables:
+        where = f"variable {v.name}"
+        if v.kind not in KINDS:
+            yield Fault(where, f"its kind is {v.kind!r}.")
+        if v.kind == "state" and v.of and v.of not in names:
+            yield Fault(where, f"it is the state of {v.of}, which is no variable.")
+        if v.new is None:
+            continue
+        if v.new not in graph.producer:
+            yield Fault(where, f"no op makes its new value, %{v.new}.")
+            continue
+        old, new = graph.tensors[v.tensor], graph.tensors[v.new]
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            yield Fault(where, f"{old} becomes {new}.")
+
+
+def _stages_outside(subject: Subject) -> Iterator[Fault]:
+    stages, chunks = subject.strategy.num_stages, subject.strategy.chunks
+    for op in subject.graph.ops:
+        if not (0 <= op.stage < stages and 0 <= op.chunk < chunks):
+            yield Fault(name_of(op), f"it is of stage {op.stage} and chunk {op.chunk}.")
+    for source in subject.graph.sources:
+        if not 0 <= source.stage < stages:
+            yield Fault(f"source {source.tensor}", f"it is of stage {source.stage}.")
+
+
+def _feeds_of_others(subject: Subject) -> Iterator[Fault]:
+    graph = subject.graph
+    for feed in graph.feeds:
+        for op in graph.consumers.get(feed.tensor, ()):
+            if op.stage != feed.stage and op.target != TRANSFER:
+                found = f"stage {op.stage} reads %{feed.tensor}, which enters at {feed.stage}."
+                yield Fault(name_of(op), found)
+
+
+def _mixed_rates(subject: Subject) -> Iterator[Fault]:
+    """Of what is made with every micro-batch, what runs once a step may read sums alone."""
+    graph = subject.graph
+    if subject.strategy.micro_batches == 1:
+        return
+    once = {v.tensor for v in graph.variables} | {f.tensor for f in graph.feeds if f.per_step}
+    for op in graph.ops:
+        late = [name for name in op.inputs if op.per_step and name not in once]
+        for name in late:
+            yield Fault(name_of(op), f"it runs once a step and reads %{name}, made more often.")
+        if op.per_step or has(op.target, Trait.SUM):
+            once.update(op.makes)
+
+
+def _untrained(subject: Subject) -> Iterator[Fault]:
+    """A gradient that is still a result was not accumulated, and updates nothing."""
+    for name, tensor in subject.graph.results:
+        if name.startswith("grad/"):
+            yield Fault(f"result {name}", f"%{tensor} is a gradient that no update reads.")
+
+
+GRAPH_RULES: tuple[Promise[Subject], ...] = (
+    Promise(CAPTURED, "ops, tensors and variables have names of their own.", _repeated_names),
+    Promise(CAPTURED, "every tensor has a shape and a dtype.", _unknown_tensors),
+    Promise(
+        CAPTURED, "what an op reads enters the graph, or an op before makes it.", _inputs_made_late
+    ),
+    Promise(CAPTURED, "capture makes ops of forward and backward alone.", _early_phases),
+    Promise(CAPTURED, f"an op reads no later phase of {', '.join(PHASES)}.", _phases_back),
+    Promise(CAPTURED, "an op makes each result.", _lost_results),
+    Promise(CAPTURED, "a variable becomes a tensor of its own shape and dtype.", _bad_variables),
+    Promise(
+        STAGED, "stage and chunk of every op and source are those of a placement.", _stages_outside
+    ),
+    Promise(STAGED, "a field of the batch enters at every stage that reads it.", _feeds_of_others),
+    Promise(TRAINED, "gradients are accumulated, and are no results any more.", _untrained),
+    Promise(TRAINED, "what runs once a step reads variables and sums alone.", _mixed_rates),
+    *LAYOUT_RULES,
+)

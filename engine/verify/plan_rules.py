@@ -1,0 +1,193 @@
+"""validate: what a Plan promises of actors and their work; register_rules.py has its registers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from flowrun.engine.actors.plan import (
+    ACTORS,
+    BUFFERS,
+    ORDER,
+    PLAN_LEVELS,
+    RECEIVE,
+    SEND,
+    Actor,
+    BoxWork,
+    Plan,
+    RegionWork,
+    TransferWork,
+)
+from flowrun.engine.ir.graph import Op
+from flowrun.engine.verify.register_rules import REGISTER_RULES
+from flowrun.engine.verify.rules import Fault, Promise, name_of, refuse_faults
+
+
+def validate(plan: Plan, level: str = ORDER, made_by: str = "") -> None:
+    """Raise PlanError if the plan breaks a promise; it names the actor or register, and the pass.
+
+    level: of the plan, one of PLAN_LEVELS.  made_by: the name of the pass that returned it.
+    """
+    reached = PLAN_LEVELS.index(level)
+    rules = (rule for rule in PLAN_RULES if PLAN_LEVELS.index(rule.since) <= reached)
+    refuse_faults(rules, plan, level, made_by)
+
+
+def _misnumbered(plan: Plan) -> Iterator[Fault]:
+    for k, actor in enumerate(plan.actors):
+        if actor.id != k:
+            yield Fault(name_of(actor), f"it is number {k} of the plan's actors.")
+        if not 0 <= actor.stage < len(plan.placements):
+            yield Fault(name_of(actor), f"it is of stage {actor.stage}.")
+
+
+def _lost_ops(plan: Plan) -> Iterator[Fault]:
+    """Boxings are ops that an actor does without naming them: by what they make."""
+    done = Counter(name for actor in plan.actors for name in _does(actor))
+    for op in plan.graph.ops:
+        if done[op.name] != 1:
+            yield Fault(f"op {op.name} ({op.target})", f"{done[op.name]} actors do it.")
+
+
+def _does(actor: Actor) -> Iterator[str]:
+    work = actor.work
+    if isinstance(work, RegionWork):
+        yield from (op.name for op in work.ops)
+    if isinstance(work, BoxWork) or (isinstance(work, TransferWork) and actor.kind == RECEIVE):
+        yield from (made for _, made in work.pairs)
+
+
+def _mixed_regions(plan: Plan) -> Iterator[Fault]:
+    for actor, work in _regions(plan):
+        for op in work.ops:
+            if (op.stage, op.phase, op.per_step) != (actor.stage, actor.phase, actor.per_step):
+                yield Fault(name_of(actor), f"op {op.name} is of {op.phase}, stage {op.stage}.")
+
+
+def _disordered_regions(plan: Plan) -> Iterator[Fault]:
+    for actor, work in _regions(plan):
+        made = {name for op in work.ops for name in op.makes}
+        there = set(work.reads)
+        for op in work.ops:
+            for name in op.inputs:
+                if name not in there:
+                    later = "a later op of it makes" if name in made else "it does not read"
+                    yield Fault(name_of(actor), f"op {op.name} reads %{name}, which {later}.")
+            there.update(op.makes)
+        for name in (*work.makes, *work.accumulates, *(new for _, new in work.updates)):
+            if name not in made:
+                yield Fault(name_of(actor), f"none of its ops makes %{name}.")
+
+
+def _unmatched_sends(plan: Plan) -> Iterator[Fault]:
+    ends: dict[int, dict[str, list[Actor]]] = {}
+    for actor in plan.actors:
+        if isinstance(actor.work, TransferWork):
+            ends.setdefault(actor.work.channel, {SEND: [], RECEIVE: []})[actor.kind].append(actor)
+    for channel, end in ends.items():
+        sends, receives = end[SEND], end[RECEIVE]
+        if len(sends) != 1 or len(receives) != 1:
+            found = f"it has {len(sends)} sends and {len(receives)} receives."
+            yield Fault(f"channel {channel}", found)
+            continue
+        (send,), (receive,) = sends, receives
+        work = send.work
+        assert isinstance(work, TransferWork)
+        if work != receive.work or send.per_step != receive.per_step:
+            yield Fault(f"channel {channel}", f"{name_of(send)} and {name_of(receive)} differ.")
+        if (send.stage, receive.stage) != (work.source_stage, work.target_stage):
+            found = f"it goes from stage {send.stage} to stage {receive.stage}."
+            yield Fault(f"channel {channel}", found)
+
+
+def _mixed_boxings(plan: Plan) -> Iterator[Fault]:
+    for actor in plan.actors:
+        if not isinstance(actor.work, BoxWork):
+            continue
+        steps, pairs = actor.work.steps, actor.work.pairs
+        if len(steps) != len(pairs):
+            yield Fault(name_of(actor), f"it has {len(steps)} steps for {len(pairs)} tensors.")
+        kinds = {(step.axis, step.kind, step.reduce) for step in steps}
+        if len(kinds) != 1:
+            yield Fault(name_of(actor), f"its steps are {', '.join(map(str, steps))}.")
+        if not 0 <= actor.work.step.axis < len(plan.axes):
+            yield Fault(name_of(actor), f"it is on axis {actor.work.step.axis}.")
+
+
+def _changed_shapes(plan: Plan) -> Iterator[Fault]:
+    for actor in plan.actors:
+        if isinstance(actor.work, BoxWork | TransferWork):
+            for read, made in actor.work.pairs:
+                before, after = plan.graph.tensors[read], plan.graph.tensors[made]
+                if (before.shape, before.dtype) != (after.shape, after.dtype):
+                    yield Fault(name_of(actor), f"{before} becomes {after}.")
+
+
+def _bad_overwrites(plan: Plan) -> Iterator[Fault]:
+    tensors = plan.graph.tensors
+    for actor, work in _regions(plan):
+        maker = {name: (k, op) for k, op in enumerate(work.ops) for name in op.makes}
+        for made, over in work.overwrites:
+            k, op = maker.get(made, (0, None))
+            if op is None or over not in op.inputs:
+                yield Fault(name_of(actor), f"no op of it reads %{over} and makes %{made}.")
+                continue
+            if (tensors[made].shape, tensors[made].dtype) != (
+                tensors[over].shape,
+                tensors[over].dtype,
+            ):
+                yield Fault(name_of(actor), f"{tensors[made]} is written over {tensors[over]}.")
+            if reader := _later_reader(work.ops[k + 1 :], over):
+                found = f"%{made} is written over %{over}, which op {reader} reads later."
+                yield Fault(name_of(actor), found)
+
+
+def _later_reader(ops: Sequence[Op], name: str) -> str:
+    return next((op.name for op in ops if name in op.inputs), "")
+
+
+def _bad_orders(plan: Plan) -> Iterator[Fault]:
+    """Ranks of a group issue by this one list, so that it has to have every collective once."""
+    found: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
+    for actor in plan.actors:
+        queue = plan.queue(actor)
+        if queue >= 0:
+            acts = ((actor.id, act) for act in range(plan.acts_per_step(actor)))
+            found.setdefault((actor.stage, queue), Counter()).update(acts)
+    given = {group: Counter(acts) for group, acts in plan.order}
+    for stage, axis in dict.fromkeys((*found, *given)):
+        wanted, listed = found.get((stage, axis), Counter()), given.get((stage, axis), Counter())
+        if wanted != listed:
+            first = next(iter((wanted - listed) + (listed - wanted)))
+            where = name_of(plan.actors[first[0]])
+            name = f"stage {stage}, axis {plan.axes[axis]}"
+            times = f"{listed[first]} times, not {wanted[first]}"
+            yield Fault(where, f"the order of {name} has act {first[1]} of it {times}.")
+
+
+def _regions(plan: Plan) -> Iterator[tuple[Actor, RegionWork]]:
+    for actor in plan.actors:
+        if isinstance(actor.work, RegionWork):
+            yield actor, actor.work
+
+
+PLAN_RULES: tuple[Promise[Plan], ...] = (
+    Promise(ACTORS, "an actor has its place in the list as its number, and a stage.", _misnumbered),
+    Promise(ACTORS, "the ops of a region are of one stage and phase.", _mixed_regions),
+    Promise(
+        ACTORS,
+        "a region reads, or an op of it before makes, what its ops read.",
+        _disordered_regions,
+    ),
+    Promise(ACTORS, "a channel has one send and one receive of its tensors.", _unmatched_sends),
+    Promise(ACTORS, "a boxing is one collective with a step for each tensor.", _mixed_boxings),
+    Promise(ACTORS, "communication keeps shapes and dtypes.", _changed_shapes),
+    Promise(ACTORS, "one actor does each op of the graph.", _lost_ops),
+    *REGISTER_RULES,
+    Promise(
+        BUFFERS,
+        "a result is written over an equal tensor that nobody reads any more.",
+        _bad_overwrites,
+    ),
+    Promise(ORDER, "the order of a group has each act of its collectives once.", _bad_orders),
+)

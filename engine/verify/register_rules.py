@@ -1,0 +1,143 @@
+"""What a Plan promises of its registers: ends that exist, slots, rates, bytes, no deadlock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+
+from flowrun.engine.actors.plan import (
+    RECEIVE,
+    REGISTERS,
+    SEND,
+    Actor,
+    Plan,
+    RegionWork,
+    TransferWork,
+)
+from flowrun.engine.verify.rules import Fault, Promise, name_of
+
+
+def _broken_ends(plan: Plan) -> Iterator[Fault]:
+    count = len(plan.actors)
+    for k, register in enumerate(plan.registers):
+        if register.id != k:
+            yield Fault(name_of(register), f"it is number {k} of the plan's registers.")
+        ends = [*register.readers, *(() if register.producer is None else (register.producer,))]
+        for end in ends:
+            if not 0 <= end < count:
+                yield Fault(name_of(register), f"it names actor {end}; there are {count} actors.")
+            elif plan.actors[end].stage != register.stage:
+                yield Fault(name_of(register), f"{name_of(plan.actors[end])} is of another stage.")
+        if not register.readers:
+            yield Fault(name_of(register), "no actor reads it.")
+
+
+def _one_sided(plan: Plan) -> Iterator[Fault]:
+    """Actors and registers name one another."""
+    said = {(a.id, r, True) for a in plan.actors for r in a.inputs}
+    said |= {(a.id, r, False) for a in plan.actors for r in a.outputs}
+    held = {(k, r.id, True) for r in plan.registers for k in r.readers}
+    held |= {(r.producer, r.id, False) for r in plan.registers if r.producer is not None}
+    for actor, register, reads in sorted(said ^ held):
+        does = "reads" if reads else "fills"
+        other = (
+            "the register does not name it" if (actor, register, reads) in said else "it does not"
+        )
+        found = f"{does} register {register} by one end alone: {other}."
+        yield Fault(name_of(plan.actors[actor]), found)
+
+
+def _bad_slots(plan: Plan) -> Iterator[Fault]:
+    for register in plan.registers:
+        if not (register.slots >= 1 and 0 <= register.initial <= register.slots):
+            found = f"it has {register.slots} slots, {register.initial} of them full at the start."
+            yield Fault(name_of(register), found)
+
+
+def _bad_rates(plan: Plan) -> Iterator[Fault]:
+    """A reader returns as many versions a step as there are made, or a ring fills for good."""
+    if plan.micro_batches == 1:
+        return
+    for register in plan.registers:
+        slow = [k for k in register.readers if plan.actors[k].per_step]
+        if slow and not register.per_step:
+            reader = plan.actors[slow[0]].name
+            found = f"it is filled with every micro-batch; {reader} reads it once a step."
+            yield Fault(name_of(register), found)
+
+
+def _wrong_contents(plan: Plan) -> Iterator[Fault]:
+    for register in plan.registers:
+        if register.producer is None:
+            continue
+        producer = plan.actors[register.producer]
+        made = {*producer.makes, *_updated(producer)}
+        for name in register.tensors:
+            if name not in made:
+                found = f"it holds %{name}, which {name_of(producer)} does not make."
+                yield Fault(name_of(register), found)
+
+
+def _lost_reads(plan: Plan) -> Iterator[Fault]:
+    for actor in plan.actors:
+        there = {name for r in actor.inputs for name in plan.registers[r].tensors}
+        there.update(_updated(actor))  # an update reads its own weight in place
+        for name in actor.reads:
+            if name not in there:
+                yield Fault(name_of(actor), f"none of the registers that it reads has %{name}.")
+
+
+def _wrong_bytes(plan: Plan) -> Iterator[Fault]:
+    for register in plan.registers:
+        needed = sum(map(plan.tensor_bytes, register.tensors))
+        if needed != register.num_bytes:
+            found = f"it has {register.num_bytes} bytes; its tensors need {needed} on a rank."
+            yield Fault(name_of(register), found)
+
+
+def _waits_for_itself(plan: Plan) -> Iterator[Fault]:
+    """Tokens are versions that readers wait for, and credits that producers wait for.
+
+    A cycle of waits in which no token is there at the start never begins (Commoner et al. 1971,
+    marked graphs); that the others end is what the rehearsal proves.
+    """
+    waits: dict[int, set[int]] = {actor.id: set() for actor in plan.actors}
+    sends: dict[int, int] = {}
+    for actor in plan.actors:
+        if isinstance(actor.work, TransferWork) and actor.kind == SEND:
+            sends[actor.work.channel] = actor.id
+    for actor in plan.actors:
+        if isinstance(actor.work, TransferWork) and actor.kind == RECEIVE:
+            waits[actor.id].add(sends[actor.work.channel])
+    for register in plan.registers:
+        if register.producer is None:
+            continue
+        for reader in register.readers:
+            if register.initial == 0:
+                waits[reader].add(register.producer)
+            if register.initial == register.slots:
+                waits[register.producer].add(reader)
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:
+        around = [plan.actors[k] for k in error.args[1]]
+        chain = " <- ".join(f"{actor.id} {actor.name}" for actor in around)
+        yield Fault(name_of(around[0]), f"it waits for itself: {chain}.")
+
+
+REGISTER_RULES: tuple[Promise[Plan], ...] = (
+    Promise(REGISTERS, "producer and readers of a register are actors of its stage.", _broken_ends),
+    Promise(REGISTERS, "an actor and its registers name one another.", _one_sided),
+    Promise(REGISTERS, "a register has slots, and no more versions than slots.", _bad_slots),
+    Promise(REGISTERS, "what acts once a step reads what changes once a step.", _bad_rates),
+    Promise(REGISTERS, "the producer of a register makes its tensors.", _wrong_contents),
+    Promise(REGISTERS, "an actor reads registers that hold what its work reads.", _lost_reads),
+    Promise(REGISTERS, "a slot has the bytes of its tensors' largest shards.", _wrong_bytes),
+    Promise(REGISTERS, "every cycle of waits has a token at the start.", _waits_for_itself),
+)
+
+
+def _updated(actor: Actor) -> Iterator[str]:
+    """Variables that an actor changes in place."""
+    if isinstance(actor.work, RegionWork):
+        yield from (variable for variable, _ in actor.work.updates)
