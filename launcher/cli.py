@@ -30,7 +30,7 @@ import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.engine.runtime.process import heap
-from flowrun.launcher.job.garbage import uncollected
+from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
 
 COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "calibrate", "recipes")
@@ -439,7 +439,7 @@ def _print_rows(rows: Sequence[Any]) -> None:
 
 
 def _load(overrides: list[str], config_dir: str | None) -> Any:
-    with uncollected():
+    with pause_collection():
         from flowrun.launcher.recipe.compose import load
 
     return load(overrides, config_dir)

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError
-from flowrun.launcher.job.garbage import uncollected
+from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
 
 
@@ -22,7 +22,7 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
     """Let Hydra compose and run one job, or many; the outcome of each: its report, or the
     FlowrunError that ended it.
     """
-    with uncollected():
+    with pause_collection():
         import hydra
 
         from flowrun.launcher.recipe.compose import (
@@ -85,7 +85,7 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
             recipe, _ = settled(recipe)
             return _submitted(recipe, Path(HydraConfig.get().runtime.output_dir))
         doing.doing("importing torch")
-        with uncollected():
+        with pause_collection():
             from flowrun.launcher.report.progress import Progress
             from flowrun.launcher.run import run as run_recipe
 
@@ -110,7 +110,7 @@ def _submitted(recipe: Any, folder: Path) -> Any:
     from flowrun.launcher.report.progress import Progress
 
     report = submitted.report()
-    Progress().finished(report, folder)
+    Progress().show_report(report, folder)
     return report
 
 

@@ -61,18 +61,18 @@ def run(
         prepare(folder, resumed=start is not None)
         resumed = _resumed(job, start) if start else ()
         record = Record(folder, job, progress)
-        record.planned(training, (*notes(job), *resumed))
+        record.write_plan(training, (*notes(job), *resumed))
         execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
         try:
             kernels = kernels_of(job, training, record.say)  # op after op, or compiled
             log = execute(job, training, evaluation, record, kernels)  # actors act, credits return
         except (RunError, KeyboardInterrupt):
-            record.stopped()
+            record.advise_resume()
             raise
         if log.notes:
             trace.write(record.folder / trace.NAME, training, log.notes)
         report = Report.of(job, training, log)  # what was foreseen beside what was measured
-        record.finished(report)
+        record.write_report(report)
         return report
 
 

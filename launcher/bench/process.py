@@ -22,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 from flowrun.launcher.bench.runs import Run
-from flowrun.launcher.job.forked import uninterrupted
+from flowrun.launcher.job.forked import delay_interrupts
 
 _LOOK_S = 0.05  # between two looks at the processes
 _END_S = 5.0  # from a request to end to the end
@@ -150,7 +150,7 @@ def _run(
     try:
         for k, (command, variables) in enumerate(commands):
             log = folder / f"process{k}.log"
-            with log.open("wb") as stream, uninterrupted():
+            with log.open("wb") as stream, delay_interrupts():
                 started.append((_start(command, {**run.environment, **variables}, stream), log))
         left = list(started)
         while left:

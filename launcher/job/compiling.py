@@ -43,11 +43,11 @@ def check_runs(recipe: Recipe) -> None:
 
 
 def kernels_of(job: Job, training: Rehearsed, say: Callable[[str], None]) -> Kernels:
-    """engine.compiler and engine.cuda_graphs.  Raises RecipeError where there is no compiler,
-    RunError for what it does not take.
+    """Return the kernels of training's regions, as engine.compiler and engine.cuda_graphs ask.
 
-    say: shows one line to the person who waits.  On CUDA every rank compiles for itself: this
-    process must not touch the device.
+    job, training: the job and its training plan.  say: shows one line to the person who waits.  On
+    CUDA every rank compiles for itself: this process must not touch the device.  Raises RecipeError
+    if there is no compiler, RunError if it refuses a region.
     """
     kernels: Kernels = eager_kernels
     if job.recipe.engine.compiler != EAGER:
@@ -72,10 +72,10 @@ def _compile(regions: CompiledRegions, say: Callable[[str], None]) -> None:
 
 
 def compiled_regions(job: Job, training: Rehearsed) -> CompiledRegions:
-    """What there is to compile; nothing is, yet."""
+    """Collect the regions to compile, without compiling them."""
     return CompiledRegions(training.plan, job.device_type, job.recipe.launch.threads)
 
 
 def summary(regions: CompiledRegions) -> str:
-    """For a person: 20 regions, 11 different."""
+    """Count regions for a person: "20 regions, 11 different"."""
     return f"{regions.count} regions, {len(regions.different)} different"

@@ -33,7 +33,7 @@ def digest(*values: Any) -> str:
 
 
 def _walk(value: Any, tell: Callable[[str], None]) -> None:
-    """One line for each value: its class, then its text or how many parts follow."""
+    """Write one line for each value: its class, then its text or the number of its parts."""
     kind = type(value)
     if kind in _ATOMS or isinstance(value, _TORCH):
         tell(f"{kind.__name__} {value!r}")  # the text of a string holds no bare line break
@@ -64,7 +64,7 @@ def _walk(value: Any, tell: Callable[[str], None]) -> None:
 
 @cache
 def _fields(kind: type) -> tuple[str, ...]:
-    """Those that an instance is made with; others follow from them."""
+    """Return the fields that an instance is made with; the others follow from them."""
     return tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
 

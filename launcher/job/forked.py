@@ -21,17 +21,16 @@ T = TypeVar("T")
 
 @contextmanager
 def fork_concurrently(make: Callable[[], T] | None) -> Iterator[Callable[[], T | None]]:
-    """Within, what asks for the result of `make`: it waits, and is given None where there is none.
+    """Call `make` in a fork of this process; give a function that waits for its result, or None.
 
-    make: it is called in a fork of this process, and what it returns is pickled.  What fails there
-    fails again here, where the error can be shown.  Nothing is started for None, and where a fork
-    gains nothing or is not safe: on one core, and beside other threads, whose locks it would
-    inherit.
+    The result is pickled.  What fails there fails again here, where the error can be shown.
+    Nothing is started for None, nor where a fork gains nothing or is not safe: on one core, or
+    while other threads run, whose locks it would inherit.
     """
     if make is None or not _may_fork():
         yield lambda: None
         return
-    with _forked(make, daemon=True) as wait_for:
+    with _fork(make, daemon=True) as wait_for:
 
         def result() -> T | None:
             made, error = wait_for()
@@ -42,15 +41,15 @@ def fork_concurrently(make: Callable[[], T] | None) -> Iterator[Callable[[], T |
 
 @contextmanager
 def start_fork(make: Callable[[], T]) -> Iterator[Callable[[], T]]:
-    """Within, what waits for the result of `make`, and raises what `make` raises.
+    """Call `make` in a fork of this process; give a function that waits and returns or raises.
 
-    make: it is called in a fork of this process: at once, or, where a fork beside this one gains
-    nothing or is not safe, when somebody waits.
+    The fork starts at once, or, where a concurrent one gains nothing or is not safe, when its
+    result is asked for.
     """
     if not _may_fork():
         yield lambda: run_in_fork(make)
         return
-    with _forked(make, daemon=True) as wait_for:
+    with _fork(make, daemon=True) as wait_for:
 
         def result() -> T:
             made, error = wait_for()
@@ -62,13 +61,13 @@ def start_fork(make: Callable[[], T]) -> Iterator[Callable[[], T]]:
 
 
 def run_in_fork(make: Callable[[], T]) -> T:
-    """What `make` returns or raises in a fork of this process.
+    """Call `make` in a fork of this process, and return or raise what it does.
 
-    What it opens is gone with it: autograd's threads, and CUDA, which no process may have touched
-    whose forks are to use it.  Both are open in one that has captured, for autograd asks each kind
-    of device how many there are.  Raises RunError if the process ends without a word.
+    What `make` opens goes away with the fork: autograd's threads, and CUDA, which a process must
+    not have touched if its forks are to use it.  Capture opens both, since autograd asks each kind
+    of device how many there are.  Raises RunError if the process ends without an answer.
     """
-    with _forked(make, daemon=False) as wait_for:
+    with _fork(make, daemon=False) as wait_for:
         made, error = wait_for()
     if error:
         raise error
@@ -76,14 +75,14 @@ def run_in_fork(make: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _forked(
+def _fork(
     make: Callable[[], T], daemon: bool
 ) -> Iterator[Callable[[], tuple[T | None, Exception | None]]]:
-    """Within, what waits for what was made there, or for why there is nothing."""
+    """Fork; give a function that waits for the result of `make`, or for its error."""
     reader, writer = multiprocessing.Pipe(duplex=False)
     fork = multiprocessing.get_context("fork")
     process = fork.Process(target=_send_result, args=(make, reader, writer), daemon=daemon)
-    with uninterrupted(), warnings.catch_warnings():
+    with delay_interrupts(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # NumPy's
         process.start()  # Ctrl-C stays blocked there: it is for the process that waits
     writer.close()
@@ -106,9 +105,9 @@ def _forked(
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C within is heard behind it, when it is known what is to be ended.  In what Python runs
-    around a fork, logging's locks among it, it would be printed and forgotten.
+def delay_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C until the block ends, when it is known what has to be ended.  In what Python
+    runs around a fork, such as logging's locks, the signal would be printed and forgotten.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Within, nothing is collected.
+def pause_collection() -> Iterator[None]:
+    """Pause garbage collection.
 
-    Modules and graphs stay until the plan is made.  To look through all of them again and again
-    takes a sixth of the time of `import torch`, and two fifths of that of a large plan.
+    Modules and graphs stay until the plan is made.  To look through all of them repeatedly takes a
+    sixth of the time of `import torch`, and two fifths of that of a large plan.
     """
     collects = gc.isenabled()
     gc.disable()

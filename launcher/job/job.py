@@ -27,9 +27,9 @@ from flowrun.engine.ir.placement import Shape
 from flowrun.engine.passes.mirrored_view import LIST_SUFFIX, rows_of_a_rank
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fork
-from flowrun.launcher.job.garbage import uncollected
+from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
-from flowrun.launcher.job.recipe_strategy import AUTOCAST, reading, strategy_of
+from flowrun.launcher.job.recipe_strategy import AUTOCAST, add_reading, strategy_of
 from flowrun.launcher.job.sampler import Sampler, forms_of, length
 from flowrun.launcher.job.segments import Segment, segments
 from flowrun.launcher.model import build
@@ -104,7 +104,7 @@ class Job:
         self.evaluation_sampler = Sampler(
             self.data, train.seed, train.batch_size, train.micro_batches, held_out, True
         )
-        self.strategy = reading(strategy_of(recipe), self.data)
+        self.strategy = add_reading(strategy_of(recipe), self.data)
         with data_errors():
             self.example = self.sampler(0, 0, slice(0, recipe.micro_batch_size))
         forms = forms_of(self.example)
@@ -135,7 +135,7 @@ class Job:
             return self.planned
         captured = self.captured
         doing.doing("planning")
-        with uncollected():
+        with pause_collection():
             made_of = inputs(self.strategy, captured)
             return self.plans.get(
                 "training", made_of, lambda: plan_training(captured, self.strategy)
@@ -145,14 +145,14 @@ class Job:
     def traced(self) -> Traced:
         """Training, as torch captured it."""
         doing.doing("capturing the model")
-        with uncollected():
+        with pause_collection():
             return trace_rows(self.task, self.example, self.strategy)
 
     @cached_property
     def captured(self) -> LogicalGraph:
         """Training, as captured."""
         traced = self.traced
-        with uncollected():
+        with pause_collection():
             return rewritten(traced, self.task)
 
     @property
@@ -180,7 +180,7 @@ class Job:
         0.6 of 6 s to the first step of a GPT of 4 blocks.  A third compares what was captured with
         the model itself.
         """
-        with uncollected():
+        with pause_collection():
             import_tracer()
         evaluates = bool(self.sampler.held_out)
         new = evaluates and not self.planned
@@ -228,7 +228,7 @@ class Job:
             return self.example
 
     def _captured_evaluation(self) -> LogicalGraph:
-        with uncollected():
+        with pause_collection():
             return capture_evaluation_rows(self.task, self.example, self.strategy)
 
     def _planned_evaluation(self, graph: LogicalGraph, training: Rehearsed) -> Rehearsed:
@@ -237,7 +237,7 @@ class Job:
         def make() -> Rehearsed:
             return plan_evaluation(graph, self.strategy, training.plan)
 
-        with uncollected():
+        with pause_collection():
             if self.planned:
                 return make()
             made_of = inputs(self.strategy, self.captured, graph)

@@ -3,8 +3,8 @@
 A schedule is {name: CosineAnnealingLR, T_max: 200}: a class of torch.optim.lr_scheduler and its
 arguments; or a list of such, one after another, where each but the last says how many `steps` it
 lasts (torch's SequentialLR).  optim.warmup_steps puts a linear rise in front: step k of n has
-(k + 1) / n of the rate.  What a schedule must know and is not told, T_max or total_steps, is the
-number of steps that it lasts.
+(k + 1) / n of the rate.  A T_max or total_steps that is left out is the number of steps that the
+schedule lasts.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ Rates = tuple[tuple[float, tuple[float, ...]], ...]
 
 
 def rates(optim: Optim, lrs: Iterable[float], steps: int) -> Rates:
-    """(lr, rate of each of `steps` steps) for every learning rate; empty without a schedule.
+    """Compute (lr, rate of each of `steps` steps) for every learning rate in `lrs`.
 
-    Raises RecipeError at the part of optim.schedule that is wrong.
+    optim: its schedule and warmup; without either the result is empty.  Raises RecipeError at the
+    part of optim.schedule that is wrong.
     """
     parts = _parts(optim, steps)
     if not parts:
@@ -59,7 +60,7 @@ def rates(optim: Optim, lrs: Iterable[float], steps: int) -> Rates:
                 optimizer.step()
                 _advance(scheduler, step)
             for column, group in zip(columns, optimizer.param_groups, strict=True):
-                column.append(_checked(group["lr"], step))
+                column.append(_check_rate(group["lr"], step))
     return tuple((lr, tuple(column)) for lr, column in zip(distinct, columns, strict=True))
 
 
@@ -74,7 +75,7 @@ def _advance(scheduler: lr_scheduler.LRScheduler, step: int) -> None:
         ) from error
 
 
-def _checked(rate: Any, step: int) -> float:
+def _check_rate(rate: Any, step: int) -> float:
     if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
         raise RecipeError(
             "optim.schedule",
@@ -141,14 +142,14 @@ def _check(entry: Any, where: str) -> None:
 
 
 def _sequence(optimizer: SGD, parts: list[SchedulePart]) -> lr_scheduler.LRScheduler:
-    made = [_made(optimizer, *part) for part in parts]
+    made = [_make_scheduler(optimizer, *part) for part in parts]
     if len(made) == 1:
         return made[0]
     ends = [sum(lasts for _, _, lasts in parts[: k + 1]) for k in range(len(parts) - 1)]
     return lr_scheduler.SequentialLR(optimizer, made, ends)
 
 
-def _made(
+def _make_scheduler(
     optimizer: SGD, where: str, arguments: dict[str, Any], lasts: int
 ) -> lr_scheduler.LRScheduler:
     scheduler: Any = getattr(lr_scheduler, arguments["name"])

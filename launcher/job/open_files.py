@@ -19,10 +19,10 @@ _STANDARD = 3  # descriptors below: input, output, errors
 
 
 def reopen_files() -> None:
-    """For a process just forked, before it reads: of regular files that are open to read alone."""
+    """Reopen regular files that are open for reading, in a process just forked, before it reads."""
     for name in os.listdir(_OPENED) if _OPENED.is_dir() else ():
         if int(name) >= _STANDARD:
-            with suppress(OSError):  # closed meanwhile, or no longer to be read by this user
+            with suppress(OSError):  # closed by now, or no longer readable for this user
                 _reopen(int(name))
 
 

@@ -94,7 +94,7 @@ def _own(update: Mapping[str, Any]) -> tuple[str, Callable[..., Any], dict[str, 
 
 
 def _settings(pattern: str, given: Any, numbers: Mapping[str, float | bool]) -> Settings:
-    """What a group replaces; betas stand for beta1 and beta2."""
+    """Return the settings that a group replaces; betas stand for beta1 and beta2."""
     where = f"optim.groups.{pattern}"
     if not isinstance(given, Mapping) or not given:
         raise RecipeError(where, "only a mapping of keys can stand here.", "{weight_decay: 0}.")

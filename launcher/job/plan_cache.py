@@ -59,9 +59,9 @@ class PlanCache:
         except (Unusable, OSError, RuntimeError) as error:
             self._note(f"no plan is kept: {_reason(error)}")
             return make()
-        return self._read(file) or self._made(file, make)
+        return self._read(file) or self._make(file, make)
 
-    def _made(self, file: Path, make: Callable[[], Rehearsed]) -> Rehearsed:
+    def _make(self, file: Path, make: Callable[[], Rehearsed]) -> Rehearsed:
         made = make()
         try:
             write_own(file, pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL))
@@ -88,10 +88,11 @@ class PlanCache:
 
 
 def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[Any, ...]:
-    """What a plan of captured graphs is made of, as values: rows of ops as they are known now, and
-    an optimizer's function by what it does.
+    """Collect the values that a plan of captured graphs is made from: rows of ops as they are known
+    now, and an optimizer's function by what it does.
 
-    Tables that the user gives count where an op has one; an optimizer's function may hold others.
+    strategy: tables that the user gives count where an op has one; an optimizer's function may hold
+    others.
     """
     known = tuple(find_rows(graph, strategy) for graph in graphs)
     optimizer = strategy.optimizer
@@ -108,12 +109,12 @@ def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[Any, ...]:
 
 
 def found_rows_file(used: bool) -> Path | None:
-    """Where rows that are found by experiment are kept; None: nowhere."""
+    """Return the file that keeps rows found by experiment; None if `used` is False."""
     return folder() / "found_rows" if used else None
 
 
 def folder() -> Path:
-    """Where plans are kept."""
+    """Return the folder that keeps plans."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowrun"
 
 

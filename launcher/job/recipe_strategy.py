@@ -1,4 +1,4 @@
-"""What a recipe, and its data set, ask of the compiler."""
+"""Turn a recipe, and what its data set says, into the compiler's Strategy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def strategy_of(recipe: Recipe) -> Strategy:
-    """What the recipe asks of the compiler."""
+    """Turn a recipe into a Strategy."""
     zero, auto = recipe.zero, recipe.auto
     return Strategy(
         axes=recipe.axes,
@@ -72,8 +72,8 @@ def loss_scale_of(recipe: Recipe) -> LossScale | None:
     return LossScale(float(scale), dynamic=False)
 
 
-def reading(strategy: Strategy, data: Any) -> Strategy:
-    """With what the data set says of how its samples are made (models/data/steps.py)."""
+def add_reading(strategy: Strategy, data: Any) -> Strategy:
+    """Add how the data set makes its samples (models/data/steps.py)."""
     steps = preparation(data)
     return replace(
         strategy,

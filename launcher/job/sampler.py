@@ -22,11 +22,12 @@ FieldTypes = Mapping[str, FieldType]
 
 @dataclass(frozen=True)
 class Sampler:
-    """Which samples a step reads, of a data set whose last `held_out` samples are for evaluation.
+    """The sampler chooses the samples of a step and makes a batch of them.
 
-    Called with (step, micro-batch, rows of the micro-batch); a step counts from 0.  evaluation: the
-    held-out samples, in order.  forms: (shape, dtype) of each field of one sample, if all are to
-    have them: what comes later is as the plan was made for.
+    It is called with (step, micro_batch, rows of the micro-batch); steps count from 0.  held_out:
+    the last samples of the data set, which are for evaluation.  evaluation: if True, it reads
+    these, in order.  forms: (shape, dtype) of each field of one sample, which all samples must
+    have, since the plan was made for them.
     """
 
     data: Dataset[Any]
@@ -51,9 +52,11 @@ class Sampler:
     def prepare(
         self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
     ) -> list[Any]:
-        """Samples after one step of their making (models/data/steps.py); None: before the first.
+        """Take samples through one step of their making (models/data/steps.py).
 
-        What is random is a function of the seed and of the sample's number in the run alone.
+        name: of the step.  samples: what the step before made; None before the first.  step,
+        micro_batch, rows: say which samples.  Random choices are functions of the seed and of the
+        sample's number in the run alone.
         """
         if samples is None:
             samples = self._chosen(step, micro_batch, rows).tolist()
@@ -70,7 +73,10 @@ class Sampler:
         return made
 
     def at_once(self, step: int, micro_batch: int, rows: slice) -> Batch:
-        """The fields that can be had without the rest of their samples."""
+        """Make the fields that need no other part of their samples.
+
+        step, micro_batch, rows: say which samples.
+        """
         chosen = self._chosen(step, micro_batch, rows).tolist()
         return {
             field: default_collate([getattr(self.data, method)(index) for index in chosen])
@@ -78,7 +84,10 @@ class Sampler:
         }
 
     def collate(self, samples: list[Any], step: int, micro_batch: int, rows: slice) -> Batch:
-        """Samples, made, as one batch."""
+        """Stack samples into one batch.
+
+        samples: the items.  step, micro_batch, rows: say which they are, for an error.
+        """
         chosen = self._chosen(step, micro_batch, rows)
         made = collated(samples, chosen.tolist())
         self._check(made, chosen)
@@ -91,7 +100,7 @@ class Sampler:
                 raise ItemError(self._unlike(field, form, chosen.tolist()))
 
     def _unlike(self, field: str, form: FieldType, chosen: list[int]) -> str:
-        """Which of some items is not as the first were: they are made again, one by one."""
+        """Find the item that differs from the first ones: items are made again, one by one."""
         for index in chosen:
             batch = batch_of(self.data, torch.tensor([index]))
             if field not in batch:
@@ -107,7 +116,10 @@ class Sampler:
         return range(first + rows.start, first + rows.stop)
 
     def index(self, step: int, micro_batch: int, row: int) -> int:
-        """The number in the data set of a sample of a micro-batch."""
+        """Return the number in the data set of sample `row` of a micro-batch of a step.
+
+        step, micro_batch, row: count from 0.
+        """
         return int(self._chosen(step, micro_batch, slice(row, row + 1))[0])
 
     def _chosen(self, step: int, micro_batch: int, rows: slice) -> torch.Tensor:
@@ -125,7 +137,7 @@ class Sampler:
 
 
 def forms_of(batch: Batch) -> FieldTypes:
-    """Of the samples of a batch."""
+    """Return (shape, dtype) of each field of one sample of a batch."""
     return {field: _form(value) for field, value in batch.items()}
 
 
@@ -138,7 +150,7 @@ def _shown(form: FieldType) -> str:
 
 
 def length(data: Dataset[Any]) -> int:
-    """Samples of a data set.  Raises RecipeError if it does not tell."""
+    """Return the number of samples of a data set.  Raises RecipeError if it has no length."""
     if not isinstance(data, Sized):
         raise RecipeError(
             "data",

@@ -257,7 +257,7 @@ class EventCollector:
                 case ("step", step, results, seconds):
                     self.record.step(step, results, seconds)
                 case ("evaluated", step, results):
-                    self.record.evaluated(step, results)
+                    self.record.write_evaluation(step, results)
                 case ("saved", folder):
                     if self.hosts is None or self.hosts.host == 0:
                         complete(Path(folder), self.record.job.recipe.train.keep)

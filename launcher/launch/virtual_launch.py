@@ -66,7 +66,7 @@ def execute_virtual(
                 check_weights(job, segment.last, body)
             if segment.evaluate and evaluator:
                 results = evaluator.run(job.eval_steps)
-                record.evaluated(segment.last - 1, job.validation(results))
+                record.write_evaluation(segment.last - 1, job.validation(results))
             if segment.save:
                 _checkpoint(job, cluster, record.folder, segment.last)
     except BaseException as error:

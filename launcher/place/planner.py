@@ -20,9 +20,9 @@ from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ir.placement import BATCH_AXES, Placement
 from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Recompute, Strategy, Zero
-from flowrun.launcher.job.garbage import uncollected
+from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.job.recipe_strategy import reading, strategy_of
+from flowrun.launcher.job.recipe_strategy import add_reading, strategy_of
 from flowrun.launcher.place.bound import LaidOut, Whole
 from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.outcome import Bound, Outcome, outcome_of
@@ -99,7 +99,7 @@ class Planner:
         the hundreds of numbers that measured ops bring, these would take longer than the planning.
         """
         recipe = freeze(change_keys(self._keys, self.keys_of(candidate)))
-        return reading(strategy_of(recipe), self.job.data)
+        return add_reading(strategy_of(recipe), self.job.data)
 
     @cached_property
     def _keys(self) -> RecipeSchema:
@@ -142,7 +142,7 @@ class Planner:
             self.expected[each] = self.expected.get(candidate, 0.0)
             yield each
 
-    @uncollected()
+    @pause_collection()
     def plan(self, candidate: Candidate) -> Outcome:
         """Compile and rehearse."""
         try:
@@ -168,7 +168,7 @@ class Planner:
         kept = max(4, KEPT_OPS // len(self._all_rows().ops))
         return lru_cache(maxsize=kept)(self._lay_out)
 
-    @uncollected()
+    @pause_collection()
     def _lay_out(self, strategy: Strategy) -> LaidOut:
         staged = self._staged(staging_of(strategy))
         return LaidOut(advance(staged, strategy, LAID_OUT), strategy)

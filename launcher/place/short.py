@@ -16,7 +16,7 @@ from flowrun.engine.ir.graph import LAID_OUT, LogicalGraph
 from flowrun.engine.passes.stages.split_stages import line_to_cut
 from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Strategy
-from flowrun.launcher.job.garbage import uncollected
+from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.place.blocks import cut, cut_evenly
 from flowrun.launcher.place.bound import Whole
 from flowrun.launcher.place.extrapolate import Short, extrapolated, scaled
@@ -136,7 +136,7 @@ class ShortPlanner:
         )
         return Outlines(branch, self.blocks.count, strategy, self._on_one_stage)
 
-    @uncollected()
+    @pause_collection()
     def plan(self, candidate: Candidate) -> Outcome:
         """Plan it with few blocks and with more, and tell what the whole will take."""
         stages = min(STAGES, candidate.branch.stages)

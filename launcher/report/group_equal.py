@@ -13,7 +13,7 @@ LINES = 16  # of a timeline
 
 
 def spans(values: Iterable[int]) -> str:
-    """Numbers in short: "0", "0-3", "1,5", "1-41 by 2, 42-44"."""
+    """Write numbers as spans: "0", "0-3", "1,5", "1-41 by 2, 42-44"."""
     left, out = sorted(set(values)), []
     while left:
         step = left[1] - left[0] if len(left) > 1 else 1

@@ -1,5 +1,5 @@
-"""What a person should know of a run before it starts: what does the same work twice, what the step
-waits for, and which keys change nothing.  Shown by `flowrun plan`, on screen, and in plan.txt.
+"""Note what a person should know of a run before it starts: work that is done twice, what the step
+waits for, and keys that change nothing.  `flowrun plan`, the screen and plan.txt show these notes.
 
 A key that changes nothing is a row of NO_EFFECT; a fact that only the plan knows is a function in
 FACTS.
@@ -41,8 +41,8 @@ def notes(job: Job) -> tuple[str, ...]:
 # ---- facts of the plan ---------------------------------------------------------------------------
 
 
-def _crowded(job: Job) -> Iterator[str]:
-    """More ranks than cores: right numbers, and no faster than fewer ranks."""
+def _note_shared_cores(job: Job) -> Iterator[str]:
+    """Note more ranks than cores: the numbers are right, and fewer ranks are as fast."""
     launch, cores = job.recipe.launch, os.cpu_count() or 1
     ranks = math.ceil(job.recipe.num_ranks / launch.nnodes)
     here = launch.name == "local" and job.device_type == CPU == job.strategy.hardware.device
@@ -51,8 +51,8 @@ def _crowded(job: Job) -> Iterator[str]:
         yield f"{ranks} ranks{threads} share {cores} core{'s' if cores > 1 else ''} of this host"
 
 
-def _undivided(job: Job) -> Iterator[str]:
-    """Axes along which all ranks do the same."""
+def _note_idle_axes(job: Job) -> Iterator[str]:
+    """Note axes along which all ranks do the same."""
     if job.recipe.view == MIRRORED:
         return
     for axis in idle_axes(job.training.plan):
@@ -110,19 +110,19 @@ def _zero_of_one_rank(job: Job) -> Iterator[str]:
         yield f"zero.stage={zero.stage} shards nothing: its axis, {zero.axis}, has one rank."
 
 
-def _unchecked(job: Job) -> Iterator[str]:
-    """Why the captured step was not compared with the module (checks.py)."""
+def _note_unchecked_capture(job: Job) -> Iterator[str]:
+    """Note why the captured step was not compared with the module (engine/capture/check/)."""
     if job.check and job.check.why_none:
         yield f"what was captured was not compared with the model: {job.check.why_none}"
 
 
 FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
-    _crowded,
-    _undivided,
+    _note_shared_cores,
+    _note_idle_axes,
     _zero_of_one_rank,
     _slow_readers,
     _no_validation,
-    _unchecked,
+    _note_unchecked_capture,
 )
 
 
@@ -149,7 +149,7 @@ def _unread(key: str) -> Callable[[Job], str]:
     def why(job: Job) -> str:
         read, own = dict(job.strategy.optimizer.arguments), job.recipe.optim.update
         if own:
-            return f"optim.update, {own['_target_']}, has its numbers beside it"
+            return f"optim.update, {own['_target_']}, takes its numbers from optim.update"
         return "" if number in read else f"{job.recipe.optim.name} does not read it"
 
     return why
@@ -231,18 +231,20 @@ def _without_effect(job: Job) -> Iterator[str]:
 
 
 def _is_asked(recipe: Recipe, section: str, key: str) -> bool:
-    """The value is none that a recipe gets without asking: the schema's, or a shipped group's."""
+    """Return True if the value is not one that a recipe gets by default: the schema's, or that of a
+    shipped group.
+    """
     value = attrgetter(f"{section}.{key}")(recipe)
     return value not in (_default(section, key), *_of_groups(recipe, section, key))
 
 
 def _default(section: str, key: str) -> Any:
-    """What the schema says."""
+    """Return the schema's default."""
     return attrgetter(f"{section}.{key}")(RecipeSchema())
 
 
 def _of_groups(recipe: Recipe, section: str, key: str) -> Iterator[Any]:
-    """What the group says that the recipe's `name` is of, and the one that is filled in."""
+    """Yield the values of the group that the recipe's `name` is of, and of the default group."""
     for name in ("adamw", recipe.optim.name) if section == "optim" else ():
         value = _group(section, name).get(key)
         yield tuple(value) if isinstance(value, list) else value

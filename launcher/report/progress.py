@@ -1,6 +1,4 @@
-"""What a person sees while a recipe runs: the plan in short, a bar with loss and speed, the report
-at the end.
-"""
+"""Show a run to a person: the plan in a few lines, a bar with loss and speed, the report."""
 
 from __future__ import annotations
 
@@ -48,12 +46,12 @@ class Progress:
 
     @property
     def console(self) -> Console:
-        """Where lines go; the one that says what is being done makes room for them."""
+        """The console for lines; the line that says what is being done makes room for them."""
         doing.clear()
         return self._console
 
-    def planned(self, job: Job, training: Rehearsed) -> None:
-        """What is about to run."""
+    def show_plan(self, job: Job, training: Rehearsed) -> None:
+        """Show what is about to run."""
         plan, rehearsal = training.plan, training.rehearsal
         self.steps = job.recipe.train.steps
         self.console.print(stage_table(job, training))
@@ -95,14 +93,14 @@ class Progress:
             self.bar.start()
         self.bar.update(self.task, completed=record.step + 1, loss=record.loss, speed=record.speed)
 
-    def evaluated(self, step: int, validation: Results) -> None:
-        """The held-out samples were read after a step; the last time `finished` says."""
+    def show_evaluation(self, step: int, validation: Results) -> None:
+        """Show the results of an evaluation after a step; those of the last are in the report."""
         if step < self.steps - 1:
             found = ", ".join(f"{name} {value:.4f}" for name, value in numbers(validation).items())
             self.console.print(f"step {step}  validation {found}", highlight=False)
 
-    def finished(self, report: Report, folder: Path) -> None:
-        """The end: loss, and what was foreseen beside what was measured."""
+    def show_report(self, report: Report, folder: Path) -> None:
+        """Show the end: loss, and what was foreseen next to what was measured."""
         self.close()
         validation = "".join(
             f", validation {name} {value:.4f}" for name, value in numbers(report.validation).items()
@@ -143,7 +141,7 @@ class Progress:
 
 
 def step_time_table(times: Sequence[StepTime]) -> Table:
-    """Where a step went, a line a rank (engine.trace)."""
+    """Make a table of where the time of a step went, one line for each rank (engine.trace)."""
     table = Table(
         title=f"where a step went, mean of the last {times[0].steps}",
         title_justify="left",
@@ -204,9 +202,9 @@ def stage_table(job: Job, training: Rehearsed) -> Table:
 
 
 def units(training: Rehearsed, stage: int) -> str:
-    """The blocks of the model that a stage computes, in short.
+    """List the blocks of the model that a stage computes.
 
-    Without those of which it has but copies of constants (split_stages.py), such as a mask.
+    Blocks of which it has only copies of constants (split_stages.py), such as a mask, are left out.
     """
     from flowrun.engine.ir.module_path import unit_of
 

@@ -32,7 +32,7 @@ METRICS = "metrics.jsonl"
 
 
 class Record:
-    """Writes what happens to the folder, and tells `progress` (what a person sees) the same."""
+    """The record writes what happens to the run's folder, and shows it by `progress`."""
 
     def __init__(self, folder: Path, job: Job, progress: Progress | None) -> None:
         self.folder = folder
@@ -55,17 +55,20 @@ class Record:
         self.folder = self.folder / f"host{host}"
         self.folder.mkdir(exist_ok=True)
 
-    def planned(self, training: Rehearsed, notes: Sequence[str] = ()) -> None:
-        """The plan stands: write it, show it, with what a person should know beside it."""
+    def write_plan(self, training: Rehearsed, notes: Sequence[str] = ()) -> None:
+        """Write and show the plan, with the `notes` that a person should read."""
         lines = (str(training.plan), *(f"note: {note}" for note in notes))
         (self.folder / "plan.txt").write_text("\n".join(lines) + "\n")
         if self.progress:
-            self.progress.planned(self.job, training)
+            self.progress.show_plan(self.job, training)
         for note in notes:
             self.note(note)
 
     def step(self, step: int, results: Results, seconds: float) -> None:
-        """A step has ended."""
+        """Record that a step has ended.
+
+        results: loss and other numbers by name.  seconds: since the step before ended.
+        """
         work = self.job.work
         speed = work.speed(seconds)
         skipped = int(results.get("skipped_updates", 0))
@@ -90,17 +93,17 @@ class Record:
         writer.add_scalar("lr", rate, step)
         writer.add_scalar("tokens_per_s", speed, step)
 
-    def evaluated(self, step: int, validation: Results) -> None:
-        """The held-out samples were read with the weights after `step`."""
+    def write_evaluation(self, step: int, validation: Results) -> None:
+        """Record the results of the held-out samples with the weights after `step`."""
         self.validation = validation
         self._line({"step": step, "validation": validation})
         if self.progress:
-            self.progress.evaluated(step, validation)
+            self.progress.show_evaluation(step, validation)
         for name, value in numbers(validation).items():
             self._writer().add_scalar(f"validation/{name}", value, step)
 
     def say(self, text: str) -> None:
-        """What takes a while before the first step."""
+        """Show a line about what takes time before the first step."""
         if self.progress:
             self.progress.console.print(text, highlight=False, markup=False)
 
@@ -110,17 +113,17 @@ class Record:
             print_note = self.progress.console.print
             print_note(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
 
-    def stopped(self) -> None:
-        """The run has failed, or was stopped: say how to go on with it, if it can be."""
+    def advise_resume(self) -> None:
+        """Say how to resume a run that failed or was stopped, if that is possible."""
         if found := find_all(self.folder):
             self.note(f"flowrun resume {self.folder} goes on from step {found[-1].step}")
 
-    def finished(self, report: Report) -> None:
-        """The run has ended well."""
+    def write_report(self, report: Report) -> None:
+        """Write and show the report of a run that ended well."""
         (self.folder / "report.json").write_text(report.to_json() + "\n")
         self.close()
         if self.progress:
-            self.progress.finished(report, self.folder)
+            self.progress.show_report(report, self.folder)
 
     def close(self) -> None:
         """Close files; the folder keeps what was written."""

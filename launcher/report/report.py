@@ -1,5 +1,5 @@
-"""Report: what was foreseen beside what was measured.  `report.json` in the run's folder, and a
-table for a person.
+"""Report: what was foreseen next to what was measured.  It is `report.json` in the run's folder,
+and a table for a person.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def strict(value: Any) -> Any:
 
 
 def numbers(validation: Results) -> dict[str, float]:
-    """Without the lists of the mirrored view."""
+    """Drop the lists of the mirrored view."""
     return {name: value for name, value in validation.items() if not isinstance(value, list)}
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step: loss (mean over its samples), seconds since the step before ended, units of
-    work a second (Job.work), updates skipped so far (loss scaling).
+    """The figures of a step: loss (mean over its samples), seconds since the step before ended,
+    units of work a second (Job.work), updates skipped so far (loss scaling).
     """
 
     step: int
@@ -53,7 +53,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Log:
-    """What a run measured.
+    """The log holds what a run measured.
 
     steps: of the whole run.
     validation: mean of each result over the held-out samples, at the end; mirrored view: of each
@@ -84,9 +84,9 @@ class Report:
     are no sequences of tokens.  skipped_updates: by loss scaling, since training began.
     step_times: where a step went, by rank (engine.trace, processes only).  model_flops: of a step,
     all ranks together; where the profile is of the machine, foreseen and measured also have
-    utilisation, what share that is of its peak.  capture_check_s: seconds of the comparison of what
-    was captured with the model, beside compiling (engine.check_capture).  advice: where the profile
-    is one that comes with flowrun, and far from this machine.
+    utilisation, its share of the peak.  capture_check_s: seconds of the comparison of what was
+    captured with the model, while compiling went on (engine.check_capture).  advice: what to do
+    where the profile is one that comes with flowrun, and far from this machine.
     """
 
     name: str
@@ -109,7 +109,9 @@ class Report:
 
     @staticmethod
     def of(job: Job, training: Rehearsed, log: Log) -> Report:
-        """Put the rehearsal beside the log.  Step time is the median without the first tenth."""
+        """Put the rehearsal of `training` next to the log of the job.  Step time is the median
+        without the first tenth.
+        """
         plan, rehearsal = training.plan, training.rehearsal
         settled = [s.step_s for s in log.steps[len(log.steps) // 10 :]] or [0.0]
         step_s = statistics.median(settled)
@@ -155,20 +157,21 @@ class Report:
         )
 
     def to_json(self) -> str:
-        """As written to report.json."""
+        """Return the text of report.json."""
         return json.dumps(strict(asdict(self)), indent=2)
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """What to_json wrote."""
+        """Read what to_json wrote."""
         found = json.loads(text)
         losses = {k: math.nan for k in ("first_loss", "last_loss") if found[k] is None}
         return Report(**found | losses)
 
 
 def advice_on(profile: str, foreseen_s: float, measured_s: float) -> str:
-    """What to do where a profile that comes with flowrun is far off, in seconds of a step; empty
-    where it is near.
+    """Say what to do where a profile that comes with flowrun is far off; empty where it is near.
+
+    profile: its name.  foreseen_s, measured_s: seconds of a step.
     """
     if foreseen_s / FAR <= measured_s <= foreseen_s * FAR:
         return ""

@@ -1,5 +1,5 @@
-"""What `flowrun -m` ends with: the jobs side by side, as a table, `comparison.csv` and
-`comparison.png` in the sweep's folder.
+"""Compare the jobs of `flowrun -m` at its end: a table, `comparison.csv` and `comparison.png` in
+the sweep's folder.
 
 Hydra calls `Comparison` (conf/config.yaml, hydra.callbacks) after each job and after the last.  A
 combination that makes no sense is skipped with its reason; the others run.
@@ -45,8 +45,8 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job: what was set on its command line, and its Report or the error that refused or ended
-    it.
+    """A job of the sweep: what was set on its command line, and its Report or the error that
+    refused or ended it.
     """
 
     overrides: tuple[str, ...]
@@ -72,8 +72,8 @@ class JobRow:
             return f"{type(error).__name__}: {error}"
         return str(self.outcome) if self.status == SUBMITTED else ""
 
-    def waited(self) -> JobRow:
-        """The row once its job in the queue has ended."""
+    def wait(self) -> JobRow:
+        """Wait until the job in the queue has ended; return its row."""
         if self.status != SUBMITTED:
             return self
         return JobRow(self.overrides, self.outcome.outcome())
@@ -126,7 +126,7 @@ class Comparison(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """The table, and where to find it again."""
         if config.launch.slurm.wait:
-            self.rows = [row.waited() for row in self.rows]
+            self.rows = [row.wait() for row in self.rows]
             write_csv(self.rows, Path(config.hydra.sweep.dir) / TABLE)
         self.console.print(comparison(self.rows))
         folder = Path(config.hydra.sweep.dir)
@@ -168,7 +168,7 @@ def comparison(rows: list[JobRow]) -> Table:
 
 
 def labels(rows: list[JobRow]) -> list[str]:
-    """For each job what was set for it and not for all of them."""
+    """Return for each job what was set for it and not for all of them."""
     shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
     return [
         " ".join(text.removeprefix("recipe=") for text in row.overrides if text not in shared)
@@ -190,9 +190,9 @@ def write_csv(rows: list[JobRow], file: Path) -> None:
 
 
 def draw(rows: list[JobRow], file: Path) -> bool:
-    """Bars of the jobs that ran: step time and memory, foreseen beside measured, and speed.
+    """Draw bars of the jobs that ran: step time and memory, foreseen and measured, and speed.
 
-    False: nothing ran, or matplotlib (extra `plot`) is not there.
+    Return False if nothing ran, or if matplotlib (extra `plot`) is not installed.
     """
     drawn = [(label, row.numbers) for label, row in zip(labels(rows), rows, strict=True)]
     drawn = [(label, numbers) for label, numbers in drawn if numbers]

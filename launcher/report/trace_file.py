@@ -1,6 +1,6 @@
-"""trace.json: what every rank did, for a person to look at (ui.perfetto.dev, chrome://tracing).
+"""trace.json shows what every rank did (ui.perfetto.dev, chrome://tracing).
 
-The Trace Event Format of Chrome: a process a rank and, beside it, one a stage with what the
+The Trace Event Format of Chrome: one process for each rank, and one for each stage with what the
 rehearsal foresaw of a step, drawn where the last step began; a row an actor, times in microseconds.
 """
 
@@ -33,7 +33,10 @@ _FORESEEN = 1 << 16  # process of a stage: above that of any rank
 
 
 def write(file: Path, training: Rehearsed, notes: Mapping[int, Sequence[TraceEvent]]) -> None:
-    """Write the measured and the foreseen timeline; with no notes the foreseen one alone."""
+    """Write the measured and the foreseen timeline of the `training` plan to `file`.
+
+    notes: what ranks noted, by rank; without any, the foreseen timeline alone is written.
+    """
     text = json.dumps({"traceEvents": list(events(training, notes))}, separators=(",", ":"))
     file.write_text(text)
 
@@ -47,15 +50,15 @@ def events(
     zero = min((s.begin for slices in traced.values() for s in slices), default=0)
     for rank, slices in traced.items():
         stage = plan.stage_of(rank)
-        yield from _named(rank, f"rank {rank}, stage {stage}", plan.stage_actors(stage))
-        yield from (_measured(plan, s, zero) for s in slices)
+        yield from _name_rows(rank, f"rank {rank}, stage {stage}", plan.stage_actors(stage))
+        yield from (_draw_slice(plan, s, zero) for s in slices)
         yield from _thread(plan, rank, notes[rank], zero)
         yield from _credits(plan, rank, slices, zero)
     yield from _foreseen(training, _last_step_begins(plan, traced, zero))
 
 
-def _named(process: int, name: str, actors: Iterable[Actor]) -> Iterator[dict[str, Any]]:
-    """Names of a process and its rows; rows stand in the order of the plan."""
+def _name_rows(process: int, name: str, actors: Iterable[Actor]) -> Iterator[dict[str, Any]]:
+    """Name a process and its rows; rows stand in the order of the plan."""
     yield _meta(process, 0, "process_name", name=name)
     yield _meta(process, 0, "process_sort_index", sort_index=process)
     for actor in actors:
@@ -75,7 +78,7 @@ def _slice(
     return {"ph": "X", "pid": process, "tid": row, "name": name, "cat": kind, **timed, "args": args}
 
 
-def _measured(plan: Plan, s: Slice, zero: int) -> dict[str, Any]:
+def _draw_slice(plan: Plan, s: Slice, zero: int) -> dict[str, Any]:
     actor = plan.actors[s.actor]
     waited = {}
     if s.waited_for is not None and s.ready is not None:
@@ -104,7 +107,7 @@ def _when(plan: Plan, actor: Actor, act: int) -> dict[str, Any]:
 
 
 def in_words(plan: Plan, need: Need) -> str:
-    """What an act needed: of whom, in which step."""
+    """Say in words what an act needed: from which actor, in which step."""
     actor = plan.actors[need.of[0]]
     when = _when(plan, actor, need.of[1])
     micro_batch = f", micro-batch {when['micro_batch']}" if "micro_batch" in when else ""
@@ -180,7 +183,7 @@ def _foreseen(training: Rehearsed, at: tuple[int, float]) -> Iterator[dict[str, 
     for stage, placement in enumerate(plan.placements):
         process = _FORESEEN + stage
         name = f"foreseen of stage {stage} ({placement}), drawn at step {step}"
-        yield from _named(process, name, plan.stage_actors(stage))
+        yield from _name_rows(process, name, plan.stage_actors(stage))
     for event in training.rehearsal.first_step:
         actor = plan.actors[event.actor]
         times = begin + event.start * 1e6, begin + event.end * 1e6

@@ -155,7 +155,7 @@ NO_EFFECT = {
     "optim.eps": (["optim=lion", "optim.eps=1e-3"], "lion does not read it"),
     "optim.weight_decay": (
         [f"optim.update={LION}", "optim.weight_decay=0.3"],
-        "optim.update, flowrun.models.optimizers.lion, has its numbers beside it",
+        "optim.update, flowrun.models.optimizers.lion, takes its numbers from optim.update",
     ),
     "optim.sparse": (["optim.sparse=lazy"], "no table is updated by rows"),
     "optim.ema_eval": (["optim.ema_eval=false"], "optim.ema is off"),
