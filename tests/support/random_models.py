@@ -824,7 +824,7 @@ def _once(make: Callable[..., Any]) -> Callable[..., Any]:
 def outcomes(model: Model, layouts: Sequence[str] = FIVE, *, shares: bool = True) -> list[Outcome]:
     """How flowrun trains it in each layout, judged.  shares: captured_once."""
     shared = captured_once() if shares else contextlib.nullcontext()
-    with pause_collection(), shared:
+    with uncollected(), shared:
         return _outcomes(with_pins(model), layouts)
 
 
