@@ -81,29 +81,6 @@ def transfer_sbps(
     return sent, min(order, key=order.__getitem__)
 
 
-def transfer_bytes(
-    source_placement: Placement,
-    source: NdSbp,
-    target_placement: Placement,
-    target: NdSbp,
-    shape: Shape,
-    num_bytes: float,
-) -> float:
-    """Return the bytes that cross links in all three parts of a crossing, over all ranks.
-
-    source_placement, source, target_placement, target, shape: as of `transfer_sbps`.  num_bytes: of
-    the logical tensor.
-    """
-    sent, received = transfer_sbps(source_placement, source, target_placement, target, shape)
-    tensors = (
-        path_tensors(source, sent, source_placement.shape, shape)
-        + _crossing_tensors(source_placement, sent, target_placement, received, shape)
-        + path_tensors(received, target, target_placement.shape, shape)
-    )
-    return float(tensors * Fraction(num_bytes))
-
-
-@lru_cache(maxsize=4096)
 def route(
     source_placement: Placement,
     source: NdSbp,

@@ -7,7 +7,7 @@ of the parameters or modules.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -99,12 +99,12 @@ def _overlapping(tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
     for names in by_storage.values():
         for one, other in itertools.combinations(names, 2):
             pair = tensors[one], tensors[other]
-            if any(t.requires_grad for t in pair) and overlap(*pair):
+            if any(t.requires_grad for t in pair) and _overlap(*pair):
                 return one, other
     return None
 
 
-def overlap(one: Tensor, other: Tensor) -> bool:
+def _overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one storage have an element in common; of two dtypes, whether their
     spans have.
     """
@@ -124,16 +124,3 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     first = int(tensor.storage_offset())
     last = first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return first * size, (last + 1) * size
-
-
-def shares_with_others(name: str, tensors: Mapping[str, Tensor]) -> str:
-    """Another name that has memory in common with a buffer; "" if there is none."""
-    found: Iterable[str] = (
-        other
-        for other, tensor in tensors.items()
-        if other != name
-        and tensor is not tensors[name]
-        and tensor.untyped_storage()._cdata == tensors[name].untyped_storage()._cdata
-        and overlap(tensor, tensors[name])
-    )
-    return next(iter(found), "")

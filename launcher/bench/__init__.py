@@ -8,5 +8,4 @@ results.py       samples -> medians, ratios pair by pair, bounds
 show_results.py plot_results.py   a table; bars
 sweep.py sweep_profile.py sweep_show.py   every layout of a set, foreseen and measured
 foreseen/        published tables compared with foreseen figures
-loop.py          the time of the actors' loop alone
 """

@@ -20,6 +20,7 @@ from flowrun.engine.hardware.hardware import CPU, Hardware, Products, on_hosts
 from flowrun.engine.hardware.measured_ops import shapes_of
 from flowrun.engine.hardware.network import Level
 from flowrun.launcher.recipe.device import device_type, gpu_name
+from flowrun.launcher.recipe.recipe_errors import require
 from flowrun.launcher.recipe.schema import Recipe, RecipeSchema
 
 # by what the driver calls them; other variants of a model (PCIe, half the memory) have its profile
@@ -119,7 +120,7 @@ def check_hardware(recipe: RecipeSchema) -> None:
             _check_measured(text, f"hardware.ops.{target}")
     for dtype in ("fp32", "tf32", "bf16", "fp16"):
         _check_products(getattr(hardware, dtype), f"hardware.{dtype}")
-    _require(bool(hardware.levels), "hardware.levels", "there is no level: nothing joins ranks.")
+    require(bool(hardware.levels), "hardware.levels", "there is no level: nothing joins ranks.")
     below = 1
     for at, level in enumerate(hardware.levels):
         _check_level(level, below, f"hardware.levels.{at}")
@@ -137,12 +138,12 @@ def _check_measured(text: str, where: str) -> None:
 
 def _check_products(products: Products, where: str) -> None:
     flop, share = products.flop, products.share
-    _require(
+    require(
         all(one < two for one, two in itertools.pairwise((0.0, *flop))),
         f"{where}.flop",
         f"{list(flop)} does not grow from over 0.",
     )
-    _require(
+    require(
         len(share) == len(flop),
         f"{where}.share",
         f"{list(share)} is no curve over {list(flop)}.",
@@ -151,13 +152,13 @@ def _check_products(products: Products, where: str) -> None:
 
 
 def _check_level(level: Level, below: int, where: str) -> None:
-    _require(
+    require(
         level.busy_s <= level.latency_s,
         f"{where}.busy_s",
         f"{level.busy_s} is no part of a latency of {level.latency_s}.",
         "Write 0 to latency_s seconds: what a rank's core does before the first byte.",
     )
-    _require(
+    require(
         not level.ranks or (level.ranks > below and level.ranks % below == 0),
         f"{where}.ranks",
         f"{level.ranks} is no multiple of the {below} ranks of a unit inside.",
@@ -166,7 +167,7 @@ def _check_level(level: Level, below: int, where: str) -> None:
     if level.mesh:
         _check_mesh(level, below, where)
     for members, num_bytes in level.exchange_bytes.items():
-        _require(
+        require(
             members > 1 and not level.shared_memory,
             f"{where}.exchange_bytes",
             f"{members}: {num_bytes} is no size of a group and of its messages on this level.",
@@ -176,20 +177,20 @@ def _check_level(level: Level, below: int, where: str) -> None:
 
 def _check_mesh(level: Level, below: int, where: str) -> None:
     mesh, size = level.mesh, len(level.mesh)
-    _require(
+    require(
         below == 1,
         f"{where}.mesh",
         f"this is not of the innermost level: it joins units of {below} ranks.",
         "Leave it out: beyond a unit there is a switch.",
     )
-    _require(
+    require(
         size == level.ranks,
         f"{where}.mesh",
         f"a mesh of {size} ranks joins no unit of {level.ranks or 'all'}.",
         "Give a row for each rank of the level, or none: a switch.",
     )
     square = all(len(row) == size and row.isdecimal() and int(row) for row in mesh)
-    _require(
+    require(
         square and mesh == tuple(map("".join, zip(*mesh, strict=True))) and not _has_loops(mesh),
         f"{where}.mesh",
         f"{', '.join(mesh)} are no links between {size} ranks.",
@@ -200,8 +201,3 @@ def _check_mesh(level: Level, below: int, where: str) -> None:
 def _has_loops(mesh: tuple[str, ...]) -> bool:
     """True if a rank has a link to itself."""
     return any(row[rank] != "0" for rank, row in enumerate(mesh))
-
-
-def _require(holds: bool, where: str, problem: str, instead: str = "") -> None:
-    if not holds:
-        raise RecipeError(where, problem, instead)

@@ -50,6 +50,12 @@ def one_of(words: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+def require(holds: bool, where: str, problem: str, instead: str = "") -> None:
+    """Raise RecipeError at the key `where` unless the statement holds."""
+    if not holds:
+        raise RecipeError(where, problem, instead)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The nearest known word as a question, else all that there are."""
     known = list(known)

@@ -19,24 +19,29 @@ Keys = TypeVar("Keys", bound=Any)
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and its arguments
 
 WEIGHTS = "weights"  # the one key of `model` that is no argument of it
-SPARSE = ("exact", "lazy", "off")
-OPTIMIZERS = ("adagrad", "adamw", "lamb", "lion", "sgd")
-LAUNCHERS = ("local", "virtual", "slurm")
-CLUSTERS = ("slurm", "local")
-DEVICES = ("auto", "cpu", "cuda")
-TRANSPORTS = ("auto", "shared", "gloo")
 KEPT = ("matmul", "boxing")
 MIRRORED = "mirrored"
-VIEWS = ("consistent", MIRRORED)
 STEP, MICRO_BATCH = "step", "micro_batch"
-LOSS_MEANS = (STEP, MICRO_BATCH)
 STOP, IGNORE = "stop", "ignore"
-ON_NONFINITE = (STOP, IGNORE)
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
-COMPILERS = (EAGER, INDUCTOR, HANDWRITTEN)
-PRECISIONS = ("fp32", "bf16", "fp16")
-MEMORY_MODES = ("off", "slight", "moderate", "heavy", "adaptive")
+# key that holds a word -> the words that it may be
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "view": ("consistent", MIRRORED),
+    "optim.name": ("adagrad", "adamw", "lamb", "lion", "sgd"),
+    "optim.sparse": ("exact", "lazy", "off"),
+    "train.loss_mean": (STEP, MICRO_BATCH),
+    "train.on_nonfinite": (STOP, IGNORE),
+    "auto.memory": ("off", "slight", "moderate", "heavy", "adaptive"),
+    "precision.dtype": ("fp32", "bf16", "fp16"),
+    "precision.reduce_dtype": ("fp32", "null"),
+    "precision.accumulate_dtype": ("fp32", "null"),
+    "launch.name": ("local", "virtual", "slurm"),
+    "launch.device": ("auto", "cpu", "cuda"),
+    "launch.transport": ("auto", "shared", "gloo"),
+    "launch.slurm.cluster": ("slurm", "local"),
+    "engine.compiler": (EAGER, INDUCTOR, HANDWRITTEN),
+}
 KEEPABLE = (
     "placement.axes",
     "placement.stages",
@@ -392,7 +397,7 @@ class RecipeSchema:
     placement: PlacementSchema = field(default_factory=PlacementSchema)
     sbp: dict[str, Any] = field(default_factory=dict)
     signatures: dict[str, Any] = field(default_factory=dict)
-    view: str = VIEWS[0]
+    view: str = "consistent"
     zero: Zero = field(default_factory=Zero)
     recompute: Recompute = field(default_factory=Recompute)
     auto: Auto = field(default_factory=Auto)

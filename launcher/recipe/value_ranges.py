@@ -1,5 +1,5 @@
 """Check the values of a recipe's keys: the types of what lists and mappings hold, as the schema
-annotates them, and the range of every number, as one table.
+annotates them, the range of every number, and the words that a key may hold.
 
 Hydra compares types of keys alone: what lies inside a list or a mapping passes it.
 """
@@ -15,6 +15,8 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.recipe_errors import one_of, require
+from flowrun.launcher.recipe.schema import CHOICES
 
 _INTERVAL = re.compile(r"([\[(])(.*), (.*)([\])])")
 _INT64 = 2**63
@@ -166,6 +168,10 @@ def _check(value: Any, kind: Any, key: str, row: str) -> None:
             _check(held, inner[0], f"{key}.{at}", f"{row}.*")
     elif isinstance(value, int | float) and kind is not Any:
         check_number(value, row, key)
+    elif isinstance(value, str) and (words := CHOICES.get(row)):
+        require(
+            value in words, key, f"{value!r} is not one of its values.", f"Write {one_of(words)}."
+        )
 
 
 @cache

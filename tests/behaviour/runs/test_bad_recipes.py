@@ -203,7 +203,7 @@ ARGUMENTS = {
     "optimizer": (
         "recipe=gpt_dp optim.name=adamv",
         "command line  optim.name = adamv",
-        "Did you mean 'adamw'?",
+        "adagrad, adamw",
     ),
     "learning rate": ("recipe=gpt_dp optim.lr=0", "command line  optim.lr = 0", "over 0"),
     "betas": (
@@ -234,12 +234,12 @@ ARGUMENTS = {
     "gradients in fp16": (
         "recipe=gpt_dp precision.dtype=fp16 precision.reduce_dtype=fp16",
         "command line  precision.reduce_dtype = fp16",
-        "fp32, or null",
+        "fp32 or null",
     ),
     "gradients added up in fp16": (
         "recipe=gpt_dp precision.dtype=fp16 precision.accumulate_dtype=fp16",
         "command line  precision.accumulate_dtype = fp16",
-        "fp32, or null",
+        "fp32 or null",
     ),
     "gradients added up in one dtype, reduced in another": (
         "recipe=gpt_dp precision={dtype:bf16,accumulate_dtype:null,reduce_dtype:fp32}",

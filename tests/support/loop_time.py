@@ -1,6 +1,6 @@
 """What the loop itself takes: a recipe's plan whose actors compute nothing and send nothing.
 
-    python -m flowrun.launcher.bench.loop recipe=gpt_hybrid
+    PYTHONPATH=tests python -m support.loop_time recipe=gpt_hybrid
 
 Actors, registers, order of collectives and the loop are those of a run; the programs of the regions
 return at once, and every message is there when it is issued.  What is left is the engine's Python.
