@@ -1,22 +1,23 @@
-"""count_step: trained -> trained.  What a loss is divided by is counted over the whole step.
+"""count_step: trained -> trained.  The denominator of a loss is counted over the whole step.
 
-The loss of a step is that of its whole batch.  Of a mean over targets that are not ignored, over a
-mask or over weights of classes, a micro-batch knows only its own part of the denominator; the mean
-of such means is another number.  So that micro-batches change none:
+The loss of a step is that of its whole batch.  A loss that is a mean over targets that are not
+ignored, over a mask or over weights of classes divides by a number of which a micro-batch knows
+only its own part, and the mean of such means is another number.  Two rules make the loss
+independent of the number of micro-batches:
 
     a sum over the samples of batch fields and constants alone is a count.  It is summed over the
-    micro-batches of the step before its first forward (phase count), and what is made of counts is
+    micro-batches of the step before its first forward (phase count), and tensors made of counts are
     made of these sums, once a step (phase weights);
     where forward or backward reads such a value, it reads a micro-batch's share of it: the value
     times 1 / micro_batches to the power of its degree (1 for a sum, 0 for a mean or a comparison).
 
-A micro-batch's loss then is what its samples add to the step's loss, times micro_batches, and the
-mean over micro-batches is the loss of the whole batch, wherever the loss is linear in the quotient.
-Where it is not, and where a denominator is made in a way that is not known here, it stays that of
-the micro-batch, and a note says so.
+Then the loss of a micro-batch is what its samples add to the loss of the step, times micro_batches,
+and the mean over micro-batches is the loss of the whole batch, wherever the loss is linear in the
+quotient.  Where it is not, or where no rule here knows how a denominator is made, each micro-batch
+keeps its own denominator, and a note says so.
 
-Micro-batches are one more axis along which the batch is split, in time: which op keeps its samples
-apart, and which sums them, is asked of the tables of signatures (S(0) -> S(d), S(0) -> P).
+Micro-batches are one more axis that splits the batch, in time.  Whether an op keeps the samples
+separate or sums them is read from the tables of signatures (S(0) -> S(d), S(0) -> P).
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has, is_engine_op, is_random, is_view
 from flowrun.engine.strategy import Strategy
 
-# what a batch-only tensor is to the micro-batches of a step
-CONSTANT = "constant"  # the same in all of them
-SAMPLES = "samples"  # dim `dim` goes over samples
-COUNTED = "counted"  # a sum over samples: those of the micro-batches add up to the step's
+# kinds of tensors that are made of the batch alone, as the micro-batches of a step see them
+CONSTANT = "constant"  # equal in all micro-batches
+SAMPLES = "samples"  # dim `dim` indexes samples
+COUNTED = "counted"  # a sum over samples: the micro-batches' values add up to the step's
 STEP = "step"  # made of counts: known once a step
-LATE = "late"  # of samples, and of what is known once a step
-UNKNOWN = "unknown"  # of the batch alone, in a way that is not known here
+LATE = "late"  # made of samples and of values known once a step
+UNKNOWN = "unknown"  # made of the batch in a way that no rule here covers
 
 _SUMS: Mapping[str, int] = {  # -> degree
     "aten.sum.default": 1,
@@ -77,8 +78,8 @@ _SAME_DEGREE = _names("""
     clamp.default clamp_min.default clamp_max.default relu.default add.Scalar sub.Scalar
     mul.Scalar div.Scalar expand.default squeeze.default squeeze.dim squeeze.dims unsqueeze.default
 """)
-_ALIKE = _names("add.Tensor sub.Tensor maximum.default minimum.default clamp_min.Tensor")
-_COMPARED = _names("""
+_EQUAL_DEGREES = _names("add.Tensor sub.Tensor maximum.default minimum.default clamp_min.Tensor")
+_COMPARISONS = _names("""
     eq.Scalar ne.Scalar gt.Scalar ge.Scalar lt.Scalar le.Scalar eq.Tensor ne.Tensor gt.Tensor
     ge.Tensor lt.Tensor le.Tensor logical_not.default logical_and.default logical_or.default
     bitwise_not.default
@@ -94,16 +95,17 @@ _LINEAR = _names("""
 
 
 def count_step(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Denominators of losses as sums over the step's micro-batches; the graph itself where there
-    are none, or one micro-batch.
+    """Sum the denominators of losses over the micro-batches of the step.
+
+    Returns the graph itself if there are none, or only one micro-batch.
     """
     if strategy.micro_batches == 1 or strategy.mirrored or not strategy.counts_step:
         return graph
-    return _Rewriting(_counts_apart(graph), strategy.micro_batches).graph() or graph
+    return _Rewriting(_split_off_counts(graph), strategy.micro_batches).graph() or graph
 
 
-def _counts_apart(graph: LogicalGraph) -> LogicalGraph:
-    """The weight of a loss's targets by an op of its own, which reads no logits."""
+def _split_off_counts(graph: LogicalGraph) -> LogicalGraph:
+    """Count the weight of a loss's targets by an op of its own, which reads no logits."""
     ops: list[Op] = []
     for op in graph.ops:
         if op.target in _LOSSES and op.phase == FORWARD and op.outputs[1] is not None:
@@ -131,8 +133,10 @@ def _counts_apart(graph: LogicalGraph) -> LogicalGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A batch-only tensor.  dim: of samples.  degree: with m times the samples a sum is m to this
-    power as large.
+    """A tensor that is made of the batch alone.
+
+    dim: the dim of samples, for SAMPLES.  degree: m times as many samples make it m ** degree times
+    as large.
     """
 
     kind: str
@@ -141,12 +145,14 @@ class _Known:
 
     @property
     def once(self) -> bool:
-        """Known once a step."""
+        """True if the value is known once a step."""
         return self.kind in (COUNTED, STEP)
 
 
 class _Rewriting:
-    """What is known of the tensors that are made of the batch alone, and the ops in their place."""
+    """The state of the rewriting: the kinds of tensors made of the batch alone, and the ops that
+    count.
+    """
 
     def __init__(self, graph: LogicalGraph, micro_batches: int) -> None:
         self.base = graph
@@ -162,24 +168,24 @@ class _Rewriting:
         for op in graph.ops:
             if op.phase in (FORWARD, BACKWARD):
                 self._learn(op)
-        self.counting: list[Op] = []  # phase count
-        self.stepping: list[Op] = []  # phase weights
-        self.counted: dict[str, str] = {}  # tensor -> its copy in phase count
-        self.stepped: dict[str, str] = {}  # tensor -> its value for the step
+        self.count_ops: list[Op] = []  # phase count
+        self.step_ops: list[Op] = []  # phase weights
+        self.count_copies: dict[str, str] = {}  # tensor -> its copy in phase count
+        self.step_values: dict[str, str] = {}  # tensor -> its value for the step
         self.notes: list[str] = []
 
     def graph(self) -> LogicalGraph | None:
-        """The graph; None if no denominator is a count."""
-        shares = {name: self._share(name) for name in self._wanted()}
-        notes = (*self.base.notes, *self._notes())
+        """Return the rewritten graph; None if no denominator is a count."""
+        shares = {name: self._share(name) for name in self._values_to_share()}
+        notes = (*self.base.notes, *self._collect_notes())
         if not shares:
             return replace(self.base, notes=notes) if self.notes else None
         ops = [op if op.target == ACCUMULATE else rename_inputs(op, shares) for op in self.base.ops]
-        kept = self._alive([*self.counting, *self.stepping, *ops])
+        kept = self._drop_unread([*self.count_ops, *self.step_ops, *ops])
         return replace(self.base, ops=kept, tensors=self.tensors, notes=notes)
 
-    def _alive(self, ops: list[Op]) -> tuple[Op, ...]:
-        """Without counts of a micro-batch that nobody reads any more."""
+    def _drop_unread(self, ops: list[Op]) -> tuple[Op, ...]:
+        """Return the ops without counts of a micro-batch that nobody reads any more."""
         read = {tensor for _, tensor in self.base.results}
         out: list[Op] = []
         for op in reversed(ops):
@@ -197,30 +203,32 @@ class _Rewriting:
     # ------------------------------------------------------------------ what is known
 
     def _learn(self, op: Op) -> None:
-        """Of an op that reads nothing but what is made of the batch."""
+        """Record the kind of an op's outputs if it reads only tensors that are made of the
+        batch.
+        """
         if any(name not in self.known for name in op.inputs) or not op.makes:
             return
         draws = is_random(op.target) if not is_engine_op(op.target) else not _is_constant(op)
         if not op.inputs and draws:
             return
-        found = self._of(op, [self.known[name] for name in op.inputs])
+        found = self._classify(op, [self.known[name] for name in op.inputs])
         self.known.update(dict.fromkeys(op.makes, found))
 
-    def _of(self, op: Op, states: list[_Known]) -> _Known:
+    def _classify(self, op: Op, states: list[_Known]) -> _Known:
         kinds = {state.kind for state in states}
         if kinds <= {CONSTANT}:
             return _Known(CONSTANT)
         if UNKNOWN in kinds:
             return _Known(UNKNOWN)
         if SAMPLES in kinds and kinds <= {SAMPLES, CONSTANT}:
-            return self._by_row(op, states)
+            return self._follow_row(op, states)
         if not kinds <= {COUNTED, STEP, CONSTANT}:
             return _Known(LATE)
         degree = _degree(op, states)
         return _Known(UNKNOWN) if degree is None else _Known(STEP, degree=degree)
 
-    def _by_row(self, op: Op, states: list[_Known]) -> _Known:
-        """By the row of the op's table for a batch in two pieces."""
+    def _follow_row(self, op: Op, states: list[_Known]) -> _Known:
+        """Return the kind that the op's table gives for a batch in two pieces."""
         if len(op.outputs) != 1:
             return _Known(UNKNOWN)
         ins = [
@@ -237,7 +245,7 @@ class _Rewriting:
         return _Known(UNKNOWN)
 
     def _twice(self, name: str, dim: int | None) -> tuple[int, ...]:
-        """The shape with twice as many samples."""
+        """Return the shape of a tensor with twice as many samples along `dim`; None: unchanged."""
         shape = self.tensors[name].shape
         return tuple(2 * n if d == dim else n for d, n in enumerate(shape))
 
@@ -257,9 +265,10 @@ class _Rewriting:
 
     # ------------------------------------------------------------------ who reads it
 
-    def _wanted(self) -> list[str]:
-        """What is known once a step and read with every micro-batch, where all of its readers in
-        forward hand it on linearly.
+    def _values_to_share(self) -> list[str]:
+        """Return values known once a step that are read with every micro-batch.
+
+        Every reader in forward must pass them on linearly.
         """
         linear = self._linear()
         readers: dict[str, list[Op]] = {}
@@ -267,22 +276,24 @@ class _Rewriting:
             if op.phase in (FORWARD, BACKWARD) and not has(op.target, Trait.SUM):
                 for name in dict.fromkeys(op.inputs):
                     state = self.known.get(name)
-                    if state and state.once and not self._is_once(op):
+                    if state and state.once and not self._is_known_once(op):
                         readers.setdefault(name, []).append(op)
         wanted = []
         for name, ops in readers.items():
-            refused = [op for op in ops if op.phase == FORWARD and not self._admits(op, linear)]
+            refused = [
+                op for op in ops if op.phase == FORWARD and not self._may_read_share(op, linear)
+            ]
             if not refused:
                 wanted.append(name)
             elif any(op.target == "aten.div.Tensor" for op in refused):
                 self._note(refused[0])
         return wanted
 
-    def _is_once(self, op: Op) -> bool:
+    def _is_known_once(self, op: Op) -> bool:
         return self._is_known(op) and all(self.known[name].once for name in op.makes)
 
     def _linear(self) -> frozenset[str]:
-        """Tensors of forward in which all results are linear."""
+        """Return the tensors of forward in which all results are linear."""
         bad: set[str] = set()
         for op in reversed(self.base.ops):
             if op.phase != FORWARD or has(op.target, Trait.SUM):
@@ -294,7 +305,7 @@ class _Rewriting:
         return frozenset(self.tensors) - bad
 
     def _is_linear(self, op: Op, name: str) -> bool:
-        """True if what the op makes is linear in a tensor that it reads."""
+        """Return whether the outputs of the op are linear in the tensor `name` that it reads."""
         if op.target not in _LINEAR and not is_view(op.target):
             return False
         if op.inputs.count(name) > 1 and op.target != "aten.add.Tensor":
@@ -305,8 +316,8 @@ class _Rewriting:
         other = op.args[others[op.target]]
         return not isinstance(other, Ref) or other.name in self.known
 
-    def _admits(self, op: Op, linear: frozenset[str]) -> bool:
-        """True if a reader of what is known once a step may read a share of it."""
+    def _may_read_share(self, op: Op, linear: frozenset[str]) -> bool:
+        """Return whether a reader of a value known once a step may read a share of it."""
         if self._is_known(op) and UNKNOWN in {self.known[name].kind for name in op.makes}:
             return False
         rest = [name for name in op.inputs if name not in self.known]
@@ -319,8 +330,8 @@ class _Rewriting:
             " not linear in the quotient: micro-batches are averaged as means there"
         )
 
-    def _notes(self) -> Iterator[str]:
-        """What could not be counted."""
+    def _collect_notes(self) -> Iterator[str]:
+        """Yield a note for each denominator that could not be counted."""
         for op in self.base.ops:
             if op.target == loss.COUNT and op.makes[0] not in self.known:
                 self.notes.append(
@@ -341,85 +352,87 @@ class _Rewriting:
     # ------------------------------------------------------------------ ops in their place
 
     def _share(self, name: str) -> str:
-        """What a micro-batch reads of a value that is known once a step."""
+        """Return the tensor that a micro-batch reads in place of a value known once a step."""
         whole, degree = self._step(name), self.known[name].degree
         if not degree:
             return whole
         maker, own = self.base.producer[name], self.tensors[name].dtype
         dtype = own if own.is_floating_point else torch.float32
-        share = self._one(
+        share = self._add_step_op(
             maker,
             f"{name}/share",
             "aten.mul.Tensor",
             (Ref(whole), float(self.micro_batches) ** -degree),
             dtype,
         )
-        wanted = self._read_as(name)
+        wanted = self._reader_dtype(name)
         if own.is_floating_point or wanted == dtype:
             return share
         cast, kwargs = "aten._to_copy.default", (("dtype", wanted),)
-        return self._one(maker, f"{name}/share/narrow", cast, (Ref(share),), wanted, kwargs)
+        return self._add_step_op(maker, f"{name}/share/narrow", cast, (Ref(share),), wanted, kwargs)
 
-    def _read_as(self, name: str) -> torch.dtype:
-        """The type of what is made with an integer: it does not widen what it divides."""
+    def _reader_dtype(self, name: str) -> torch.dtype:
+        """Return the dtype that readers compute with an integer: the share must not widen what
+        it divides.
+        """
         made = {
             self.tensors[out].dtype
             for op in self.base.consumers[name]
-            if not self._is_once(op)
+            if not self._is_known_once(op)
             for out in op.makes
         }
         return made.pop() if len(made) == 1 else torch.float32
 
     def _step(self, name: str) -> str:
-        """The value of a step."""
+        """Return the tensor that holds the value of the step."""
         state = self.known[name]
         if state.kind == CONSTANT and name in self.base.variable_of:
             return name
-        if name not in self.stepped:
+        if name not in self.step_values:
             maker = self.base.producer[name]
-            self.stepped[name] = (
+            self.step_values[name] = (
                 self._sum(name, maker) if state.kind == COUNTED else self._copy(name, maker)
             )
-        return self.stepped[name]
+        return self.step_values[name]
 
     def _copy(self, name: str, maker: Op) -> str:
-        """The op that makes a value, of those of the step."""
+        """Repeat the op that makes a value, on values of the step."""
         read = {each: self._step(each) for each in maker.inputs}
         made = f"{name}/step"
         self.tensors[made] = replace(self.tensors[name], name=made)
         op = rename_inputs(maker, read)
-        self.stepping.append(replace(op, name=made, phase=WEIGHTS, outputs=(made,)))
+        self.step_ops.append(replace(op, name=made, phase=WEIGHTS, outputs=(made,)))
         return made
 
     def _sum(self, name: str, maker: Op) -> str:
-        """A count, summed over the micro-batches of the step."""
+        """Sum a count over the micro-batches of the step."""
         made, like = f"{name}/step", self.tensors[name]
         self.tensors[made] = replace(like, name=made)
         counted = Ref(self._count(name))
         target, table = ACCUMULATE, None
         op = replace(maker, name=made, target=target, phase=COUNT, outputs=(made,), table=table)
-        self.counting.append(replace(op, args=(counted,), kwargs=()))
+        self.count_ops.append(replace(op, args=(counted,), kwargs=()))
         if self.known[name].degree:
             return made
         share = (Ref(made), 1.0 / self.micro_batches)
-        return self._one(maker, f"{made}/mean", "aten.mul.Tensor", share, like.dtype)
+        return self._add_step_op(maker, f"{made}/mean", "aten.mul.Tensor", share, like.dtype)
 
     def _count(self, name: str) -> str:
-        """A copy in phase count of a tensor that is made of the batch."""
+        """Return the copy, in phase count, of a tensor that is made of the batch."""
         maker = self.base.producer.get(name)
         if maker is None:
             return name
-        if name not in self.counted:
+        if name not in self.count_copies:
             op = rename_inputs(maker, {each: self._count(each) for each in maker.inputs})
             made = tuple(each and f"{each}/counted" for each in maker.outputs)
             for each in maker.makes:
-                copy = self.counted[each] = f"{each}/counted"
+                copy = self.count_copies[each] = f"{each}/counted"
                 self.tensors[copy] = replace(self.tensors[each], name=copy)
             new = replace(op, name=f"{maker.name}/counted", phase=COUNT, outputs=made)
-            self.counting.append(new)
-        return self.counted[name]
+            self.count_ops.append(new)
+        return self.count_copies[name]
 
-    def _one(
+    def _add_step_op(
         self,
         maker: Op,
         made: str,
@@ -428,10 +441,12 @@ class _Rewriting:
         dtype: torch.dtype,
         kwargs: tuple[tuple[str, object], ...] = (),
     ) -> str:
-        """One op of the step, of the stage and shape of what `maker` makes."""
+        """Append an op of the step with the stage and shape of `maker`'s output; return what it
+        makes.
+        """
         self.tensors[made] = LogicalTensor(made, self.tensors[maker.makes[0]].shape, dtype)
         op = replace(maker, name=made, target=target, phase=WEIGHTS, outputs=(made,), table=None)
-        self.stepping.append(replace(op, args=args, kwargs=kwargs))
+        self.step_ops.append(replace(op, args=args, kwargs=kwargs))
         return made
 
 
@@ -440,13 +455,13 @@ def _is_constant(op: Op) -> bool:
 
 
 def _degree(op: Op, states: list[_Known]) -> float | None:
-    """Of what an op makes of counts and constants; None where that is no power."""
+    """Return the degree of an op's output, made of counts and constants; None if it has none."""
     degrees = {state.degree for state in states if state.kind != CONSTANT}
-    if op.target in _COMPARED:
+    if op.target in _COMPARISONS:
         return 0.0
     if op.target in _SAME_DEGREE or is_view(op.target):
         return states[0].degree
-    if op.target in _ALIKE:  # a constant beside a sum is that of the step: clamp(min=1), + eps
+    if op.target in _EQUAL_DEGREES:  # a constant added to a sum is the step's: clamp(min=1), + eps
         return degrees.pop() if len(degrees) == 1 else None
     if op.target == "aten.where.self":
         values = {state.degree for state in states[1:] if state.kind != CONSTANT}

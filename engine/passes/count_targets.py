@@ -1,9 +1,10 @@
-"""count_targets: what a mean over targets is divided by is counted where they are read.
+"""count_targets: the targets that a mean divides by are counted as soon as they are read.
 
-Torch counts the targets where it makes their losses.  Of a split batch the count is a partial sum,
-for whose all-reduce backward waits: in mid-step, for whichever rank is last to make its logits.
-Targets alone are needed for it, so an op of its own makes it, and its all-reduce ends long before.
-Where a step has several micro-batches, count_step.py has done so for all of them together.
+Torch counts the targets where it makes their losses.  If the batch is split, the count is a partial
+sum, and backward waits for its all-reduce in the middle of the step, until the last rank has made
+its logits.  The count needs only the targets.  So an op of its own makes it, and its all-reduce
+ends long before.  For steps of several micro-batches count_step.py has already done so for all of
+them together.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from flowrun.engine.strategy import Strategy
 
 
 def count_targets(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Counts that are partial sums, by flow.target_weight.
+    """Make counts that are partial sums by flow.target_weight.
 
-    Signatures are chosen before: were the count of targets that all ranks have free already then,
-    inference would split the samples of a loss where nothing else splits them.
+    It runs after signatures are chosen.  If it ran before, inference would see a count that all
+    ranks have for free, and would split the samples of a loss where nothing else splits them.
     """
     split = {
         op.makes[1]: op
@@ -32,17 +33,21 @@ def count_targets(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         if any(isinstance(sbp, Partial) for sbp in op.out_sbp[1])
     }
     counted = {op.name for op in split.values()}
-    ops = [new for op in graph.ops for new in (_apart(graph, op) if op.name in counted else [op])]
+    ops = [
+        new
+        for op in graph.ops
+        for new in (_split_off_count(graph, op) if op.name in counted else [op])
+    ]
     losses = {
-        _of_logits(op): op
+        _logits_of(op): op
         for op in graph.ops
         if op.target == cross_entropy.FORWARD and (op.name in counted or op.outputs[1] is None)
     }
-    return replace(graph, ops=tuple(_behind(op, losses) for op in ops))
+    return replace(graph, ops=tuple(_wait_for_loss(op, losses) for op in ops))
 
 
-def _apart(graph: LogicalGraph, op: Op) -> Iterator[Op]:
-    """The count, and the loss without it."""
+def _split_off_count(graph: LogicalGraph, op: Op) -> Iterator[Op]:
+    """Yield the op that counts, and the loss without its count."""
     given, (loss, count) = cross_entropy.given(op), op.makes
     args = (given["target"], given["weight"], given["ignored"])
     laid = dict(zip(op.inputs, op.in_sbp, strict=True))
@@ -59,16 +64,18 @@ def _apart(graph: LogicalGraph, op: Op) -> Iterator[Op]:
     yield replace(op, outputs=(loss, None))
 
 
-def _of_logits(op: Op) -> tuple[Any, ...]:
-    """The logits, and what is kept of their rows, of a loss or of its gradient."""
+def _logits_of(op: Op) -> tuple[Any, ...]:
+    """Return the logits, and the logsumexp of their rows, that a loss or its gradient reads."""
     given = cross_entropy.given(op)
     return given["x"], given["lse"]
 
 
-def _behind(op: Op, losses: Mapping[tuple[Any, ...], Op]) -> Op:
-    """The gradient of a mean, made when the loss is there: no count comes from it any more."""
+def _wait_for_loss(op: Op, losses: Mapping[tuple[Any, ...], Op]) -> Op:
+    """Let the gradient of a mean read the loss, so that it still runs after it: the count came
+    from it.
+    """
     mean = op.target == cross_entropy.BACKWARD and cross_entropy.given(op)["total"] is not None
-    forward = losses.get(_of_logits(op)) if mean else None
+    forward = losses.get(_logits_of(op)) if mean else None
     if forward is None:
         return op
     args = (*op.args[:-1], Ref(forward.makes[0]))

@@ -1,8 +1,8 @@
-"""find_rows: captured -> captured.  Ops that no family of the engine knows get rows of their own:
-those that the user gives, else those that hold in an experiment (engine/proof).
+"""find_rows: captured -> captured.  Ops that no family of the engine knows get rows of their own.
 
-It runs twice: over what was captured, and over the ops of the update.  Where no axis has two ranks
-nothing is tried.
+These are the rows that the user gives, else those that hold in an experiment (engine/proof).  The
+pass runs twice: over the captured ops, and over the ops of the update.  It tries nothing if no axis
+has two ranks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from flowrun.engine.proof.experiment import is_tried
 from flowrun.engine.proof.kept_rows import TORCH, kept_rows, shipped_rows
 from flowrun.engine.strategy import Strategy
 
-ANNOUNCED_S = 1.0  # experiments that take longer are noted
+MIN_NOTED_S = 1.0  # experiments that take longer get a note
 
 
 def find_rows(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Fills Op.table."""
+    """Fill Op.table of each op that no family knows."""
     if all(size == 1 for placement in strategy.placements for size in placement.shape):
         return graph
     given = dict(strategy.signatures)
@@ -45,7 +45,7 @@ def find_rows(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     )
     took = kept.seconds - before
     why = "" if shipped_rows() else f", as no found rows ship for {TORCH}"
-    notes = (f"trying ops without a table took {took:.1f} s{why}",) if took > ANNOUNCED_S else ()
+    notes = (f"trying ops without a table took {took:.1f} s{why}",) if took > MIN_NOTED_S else ()
     return replace(graph, ops=ops, notes=(*graph.notes, *notes))
 
 
@@ -62,7 +62,10 @@ def _readings(op: Op, graph: LogicalGraph) -> list[CallForm]:
 
 
 def _name(target: str) -> str:
-    """ "my.op.default" -> "my::op", as torch.library names it; of other overloads the name too."""
+    """Return the name that torch.library gives a target: "my.op.default" -> "my::op".
+
+    Other overloads keep their name: "my.op.out" -> "my::op.out".
+    """
     namespace, _, rest = target.partition(".")
     name, _, overload = rest.partition(".")
     return f"{namespace}::{name}" + ("" if overload in ("", "default") else f".{overload}")

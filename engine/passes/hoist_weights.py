@@ -1,19 +1,19 @@
-"""hoist_weights: signed -> signed.  What is made of weights alone is made once a step.
+"""hoist_weights: signed -> signed.  Tensors that are made of weights alone are made once a step.
 
-A cast of a weight has the same value in every micro-batch: it moves to phase weights, before
-forward, and what boxes it moves along.  With that, what may stand on either side of a boxing is put
-on the side where fewer bytes move:
+A cast of a weight has the same value in every micro-batch.  It moves to phase weights, before
+forward, and the boxing of its output moves with it.  An op that may stand on either side of a
+boxing then goes to the side where fewer bytes move:
 
-    narrow first   what is made of weights and is no larger than they are is made where they live: a
-                   shard of ZeRO is cast, then gathered in bf16; so does a tied weight cross to
-                   another stage
-    widen last     a gradient that goes to a sharded accumulator (ZeRO 2, 3) is reduced in the dtype
-                   that it was computed in, then cast and accumulated in fp32; what is accumulated
-                   before it is reduced is reduced in fp32
-    widen first    instead, where precision.reduce_dtype asks for it: a gradient is cast as it was
-                   computed, a partial sum, and all of them are reduced in fp32
-    view last      a view of a weight costs nothing: its readers' layouts are asked of the weight,
-                   which is boxed once a step
+    cast before gather    a tensor made of weights that is no larger than they are is made at their
+                          home: a shard of ZeRO is cast, then gathered in bf16; a tied weight
+                          crosses to another stage in the same way reduce before cast    a gradient
+                          that goes to a sharded accumulator (ZeRO 2, 3) is reduced in the dtype
+                          that it was computed in, then cast and accumulated in fp32; a gradient
+                          that is accumulated before it is reduced is reduced in fp32 cast before
+                          reduce    the reverse, if precision.reduce_dtype asks for it: a gradient
+                          is cast as it was computed, a partial sum, and all are reduced in fp32
+    view after boxing     a view of a weight costs nothing: the weight is boxed once a step to the
+                          layouts that the readers of the view need
 
 Activations need no such rules: infer_sbp counts the bytes of a layout on either side of a cast.
 """
@@ -45,8 +45,9 @@ CAST = "aten._to_copy.default"
 
 
 def hoist_weights(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Ops on weights alone in phase weights, near their homes; views of weights and widening casts
-    of gradients in the layouts that their readers want.
+    """Move ops on weights alone to phase weights, near the homes of the weights.
+
+    Views of weights and widening casts of gradients get the layouts that their readers need.
     """
     hoister = _Hoister(graph, strategy)
     for op in graph.ops:
@@ -57,7 +58,7 @@ def hoist_weights(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 class _Hoister:
-    """The ops as they become.  twins: op -> copies of it for readers that want another layout."""
+    """The ops as they change.  twins: op -> copies of it for readers that need another layout."""
 
     def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
         self.base = graph
@@ -66,70 +67,72 @@ class _Hoister:
         self.ops = {op.name: op for op in graph.ops}
         self.twins: dict[str, list[str]] = {}
         self.readers = {name: [op.name for op in ops] for name, ops in graph.consumers.items()}
-        # what is there before forward, without a boxing: (stage, nd-SBP)
+        # tensors that exist before forward without a boxing: (stage, nd-SBP)
         self.homes = {v.tensor: (v.stage, v.nd_sbp) for v in graph.variables}
 
     # ------------------------------------------------------------------ from weights to readers
 
     def prepare(self, op: Op) -> None:
-        """Move an op on weights alone to phase weights, and to their homes where it is as small."""
+        """Move an op on weights alone to phase weights, and to their home if its output is no
+        larger.
+        """
         if not self._of_weights(op):
             return
         read = sum(self.tensors[name].num_bytes for name in op.inputs)
         small = sum(self.tensors[name].num_bytes for name in op.makes) <= read
-        at_home = self._at_home(op) if small else None
+        at_home = self._move_home(op) if small else None
         if not _makes_memory(op):
             if at_home is not None:
-                self._settle(at_home)
+                self._record_homes(at_home)
             return
         hoisted = replace(at_home or op, phase=WEIGHTS)
         self.ops[op.name] = hoisted
-        self._settle(hoisted)
+        self._record_homes(hoisted)
 
     def _of_weights(self, op: Op) -> bool:
         weights = self.base.of_weights
         return bool(op.makes) and op.phase not in (COUNT, UPDATE) and weights.issuperset(op.makes)
 
-    def _settle(self, op: Op) -> None:
+    def _record_homes(self, op: Op) -> None:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:
                 self.homes[name] = (op.stage, nd_sbp)
 
-    def _at_home(self, op: Op) -> Op | None:
+    def _move_home(self, op: Op) -> Op | None:
         homes = [self.homes[name] for name in op.inputs if name in self.homes]
         if len(homes) < len(op.inputs) or len({stage for stage, _ in homes}) > 1:
             return None
         at_home = replace(op, stage=homes[0][0]) if _makes_memory(op) else op
         if at_home.stage != homes[0][0]:
             return None  # a view goes where it is read
-        return self._signed(at_home, inputs=tuple(nd_sbp for _, nd_sbp in homes))
+        return self._sign(at_home, inputs=tuple(nd_sbp for _, nd_sbp in homes))
 
     # ------------------------------------------------------------------ from readers to weights
 
     def follow(self, op: Op) -> None:
-        """Give each layout that readers of a view of a weight, or of a widened gradient, want a
-        twin of the op that makes it.
+        """Give each layout in which readers need a view of a weight, or a widened gradient, a
+        twin of its op.
         """
         op = self.ops[op.name]
         viewed = self._of_weights(op) and not _makes_memory(op)
         if not viewed and not self._widens(op):
             return
         if not viewed and self.strategy.reduces_wide:
-            self.ops[op.name] = self._as_computed(op)
+            self.ops[op.name] = self._cast_before_sum(op)
             return
         wanted: dict[tuple[tuple[NdSbp, ...], str], list[str]] = {}
         for made in op.makes:
             for reader in dict.fromkeys(self.readers.get(made, ())):
-                wanted.setdefault(self._wanted(op, made, self.ops[reader]), []).append(reader)
+                wanted.setdefault(self._layout_for(op, made, self.ops[reader]), []).append(reader)
         for (outputs, phase), readers in wanted.items():
             if len(wanted) == 1:
-                signed = self._signed(op, outputs=outputs) or op
+                signed = self._sign(op, outputs=outputs) or op
                 self.ops[op.name] = replace(signed, phase=phase)
             elif (outputs, phase) != (op.out_sbp, op.phase):
-                self._twin(op, outputs, phase, readers)
+                self._add_twin(op, outputs, phase, readers)
 
     def _widens(self, op: Op) -> bool:
-        """A cast of a gradient to the wider dtype of its accumulator."""
+        """Return whether the op casts a gradient to the wider dtype of its accumulator."""
         if op.target != CAST or op.phase in (COUNT, FORWARD, UPDATE, WEIGHTS):
             return False
         (source,), (made,) = op.inputs, op.makes
@@ -137,24 +140,28 @@ class _Hoister:
         readers = [self.ops[name] for name in self.readers.get(made, ())]
         return wider and all(has(reader.target, Trait.SUM) for reader in readers)
 
-    def _as_computed(self, op: Op) -> Op:
-        """The cast of a gradient in the layout in which the gradient is made."""
+    def _cast_before_sum(self, op: Op) -> Op:
+        """Return the cast of a gradient in the layout in which the gradient is made."""
         maker = self.ops[self.base.producer[op.inputs[0]].name]
         made = maker.out_sbp[maker.outputs.index(op.inputs[0])]
-        return self._signed(op, inputs=(made,), partial=True) or op
+        return self._sign(op, inputs=(made,), partial=True) or op
 
-    def _wanted(self, op: Op, made: str, reader: Op) -> tuple[tuple[NdSbp, ...], str]:
-        """(SBPs of the outputs, phase) of the twin that a reader of one of them would like best."""
+    def _layout_for(self, op: Op, made: str, reader: Op) -> tuple[tuple[NdSbp, ...], str]:
+        """Return (SBPs of the outputs, phase) of the twin of an op that suits a reader of `made`
+        best.
+        """
         phase = WEIGHTS if reader.phase == WEIGHTS else op.phase
         forms = {nd for n, nd in zip(reader.inputs, reader.in_sbp, strict=True) if n == made}
         if len(op.outputs) == 1 and len(forms) == 1 and reader.stage == op.stage:
             (form,) = forms
-            if self._signed(op, outputs=(form,)) is not None:
+            if self._sign(op, outputs=(form,)) is not None:
                 return (form,), phase
         return op.out_sbp, phase
 
-    def _twin(self, op: Op, outputs: tuple[NdSbp, ...], phase: str, readers: Sequence[str]) -> None:
-        signed = self._signed(op, outputs=outputs) or op
+    def _add_twin(
+        self, op: Op, outputs: tuple[NdSbp, ...], phase: str, readers: Sequence[str]
+    ) -> None:
+        signed = self._sign(op, outputs=outputs) or op
         mark = format_nd_sbp(outputs[0]) + ("" if phase == op.phase else f"/{phase}")
         names = {name: f"{name}~{mark}" for name in op.makes}
         self.tensors.update({n: replace(self.tensors[old], name=n) for old, n in names.items()})
@@ -177,16 +184,18 @@ class _Hoister:
 
     # ------------------------------------------------------------------ signatures
 
-    def _signed(
+    def _sign(
         self,
         op: Op,
         inputs: tuple[NdSbp, ...] | None = None,
         outputs: tuple[NdSbp, ...] | None = None,
         partial: bool = False,
     ) -> Op | None:
-        """The op with rows of its table that have these nd-SBPs; None if an axis has no such row.
+        """Return the op with rows of its table that have these nd-SBPs; None if an axis has no such
+        row.
 
-        Of several rows the one that the op has is best.  partial: others may leave partial sums.
+        Among several rows the one that the op has wins.  partial: other rows may leave partial
+        sums.
         """
         ins: list[NdSbp] = [() for _ in op.inputs]
         outs: list[NdSbp] = [() for _ in op.outputs]
@@ -195,9 +204,9 @@ class _Hoister:
             now = Signature(_column(op.in_sbp, axis), _column(op.out_sbp, axis))
             rows = registry.signatures(
                 op,
-                [self._left(name, nd, grid) for name, nd in zip(op.inputs, ins, strict=True)],
+                [self._left_over(name, nd, grid) for name, nd in zip(op.inputs, ins, strict=True)],
                 [
-                    None if name is None else self._left(name, nd, grid)
+                    None if name is None else self._left_over(name, nd, grid)
                     for name, nd in zip(op.outputs, outs, strict=True)
                 ],
                 parts,
@@ -215,13 +224,15 @@ class _Hoister:
             outs = [(*nd, sbp) for nd, sbp in zip(outs, fitting[0].outputs, strict=True)]
         return replace(op, in_sbp=tuple(ins), out_sbp=tuple(outs))
 
-    def _left(self, name: str, nd_sbp: NdSbp, grid: Sequence[int]) -> Shape:
+    def _left_over(self, name: str, nd_sbp: NdSbp, grid: Sequence[int]) -> Shape:
         return left_over(self.tensors[name].shape, nd_sbp, grid)
 
     # ------------------------------------------------------------------ the end
 
     def graph(self) -> LogicalGraph:
-        """Everything in order, twins behind what they stand for, without what is not read."""
+        """Return the graph: twins follow their originals, and ops that nobody reads are left
+        out.
+        """
         ops: list[Op] = []
         for op in self.base.ops:
             for name in (op.name, *self.twins.get(op.name, ())):
@@ -246,5 +257,5 @@ def _reduces(row: Signature) -> bool:
 
 
 def _makes_memory(op: Op) -> bool:
-    """False for views: what they make is written when the weight is."""
+    """Return False for views: what they show is written when the weight is."""
     return not is_engine_op(op.target) and not is_view(op.target)

@@ -1,12 +1,12 @@
-"""insert_boxing: signed -> boxed.  Where a reader wants another (stage, nd-SBP) than there is,
-boxing ops are put in between.
+"""insert_boxing: signed -> boxed.  Boxing ops are inserted where a reader needs another layout.
 
-One boxing serves all its readers.  A step on one axis is an op `flow.box` (args: tensor, Step); a
-crossing from one stage to another is `flow.transfer` (args: tensor, source stage).  Steps that move
-nothing (slice, pad, keep) are ordinary ops of the reader's region.  What lives for a step is boxed
-once a step: accumulated gradients in phase update, weights (and what hoist_weights makes of them)
-in phase weights; under ZeRO 3 a weight is gathered by forward and by backward apart, with every
-micro-batch, and crosses to another stage sharded, once a step.
+A layout is (stage, nd-SBP).  One boxing serves all its readers.  A step on one axis is an op
+`flow.box` (args: tensor, BoxingStep); a crossing from one stage to another is `flow.transfer`
+(args: tensor, source stage).  Steps that move nothing (slice, pad, keep) are ordinary ops of the
+reader's region.  Tensors that live for a step are boxed once a step: accumulated gradients in phase
+update, weights (and tensors that hoist_weights makes of them) in phase weights.  Under ZeRO 3
+forward and backward each gather a weight with every micro-batch, and it crosses to another stage
+sharded, once a step.
 """
 
 from __future__ import annotations
@@ -40,23 +40,25 @@ Place = tuple[int, NdSbp]  # (stage, nd-SBP)
 
 
 def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Boxing ops between every op and its readers, and behind the results (reported whole)."""
+    """Insert boxing ops between every op and its readers, and after the results (reported
+    whole).
+    """
     boxer = _Boxer(graph, strategy)
     for op in graph.ops:
-        for part in boxer.expanded(op):
+        for part in boxer.expand(op):
             boxer.add(part)
     results = []
     for name, tensor in graph.results:
         stage = graph.producer[tensor].stage
         whole = (stage, (B,) * len(strategy.axes))
-        results.append((name, boxer.boxed(tensor, whole, _BoxReader(UPDATE))))
-    ops = _when_first_read(boxer.ops)
+        results.append((name, boxer.box(tensor, whole, _BoxReader(UPDATE))))
+    ops = _advance_to_first_reader(boxer.ops)
     return replace(graph, ops=ops, tensors=boxer.tensors, results=tuple(results))
 
 
-def _when_first_read(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """A boxing made for a weight gradient, which may run late, and read by backward too, runs with
-    backward.
+def _advance_to_first_reader(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Move boxings made for weight gradients, which may run late, to backward if backward reads
+    them too.
     """
     out: list[Op] = []
     backward_reads: set[str] = set()
@@ -71,7 +73,7 @@ def _when_first_read(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 class _BoxReader(NamedTuple):
-    """For whom something is boxed."""
+    """The reader for which a tensor is boxed."""
 
     phase: str
     module: str = ""
@@ -79,24 +81,24 @@ class _BoxReader(NamedTuple):
 
 
 class _Boxer:
-    """The ops so far, and in which forms every tensor exists."""
+    """The ops so far, and the forms in which every tensor exists."""
 
     def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
         self.strategy = strategy
         self.tensors = dict(graph.tensors)
-        # what lives for a step; a buffer that changes with every micro-batch is boxed as often
+        # these live for a step; a buffer that changes with every micro-batch is boxed as often
         self.weights: set[str] = set(graph.variable_of) - graph.running
         self.written = {v.tensor: v.new for v in graph.variables if v.new is not None}
         self.ops: list[Op] = []
-        # original tensor -> ((stage, nd-SBP), scope) -> name; scope "" is for all readers, else one
-        # phase's
+        # original tensor -> ((stage, nd-SBP), scope) -> name; scope: the phase that may read it,
+        # or "" for all
         self.forms: dict[str, dict[tuple[Place, str], str]] = {}
         self.per_step: set[str] = set(self.weights)
         for source in graph.sources:
             self.forms[source.tensor] = {((source.stage, source.nd_sbp), ""): source.tensor}
 
-    def expanded(self, op: Op) -> Iterator[Op]:
-        """The op, or the ordinary ops that its signature stands for (split softmax)."""
+    def expand(self, op: Op) -> Iterator[Op]:
+        """Yield the op, or the ordinary ops that its signature stands for (split softmax)."""
         if not registry.needs_expansion(op, self.tensors):
             yield op
             return
@@ -105,10 +107,10 @@ class _Boxer:
         yield from ops
 
     def add(self, op: Op) -> None:
-        """Append an op, its inputs boxed to what its signature reads."""
+        """Append an op, with its inputs boxed to what its signature reads."""
         reader = _BoxReader(op.phase, op.module, op.chunk)
         read = [
-            self.boxed(name, (op.stage, nd_sbp), reader)
+            self.box(name, (op.stage, nd_sbp), reader)
             for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
         ]
         for given, boxed in zip(op.inputs, read, strict=True):
@@ -125,8 +127,11 @@ class _Boxer:
                 if op.phase == WEIGHTS:
                     self.weights.add(name)
 
-    def boxed(self, name: str, wanted: Place, reader: _BoxReader) -> str:
-        """Name of the tensor in the wanted form; boxes it if need be."""
+    def box(self, name: str, wanted: Place, reader: _BoxReader) -> str:
+        """Return the name of the tensor in the wanted layout; append the boxing if there is none.
+
+        name: of the tensor as it was made.  wanted: (stage, nd-SBP).  reader: who reads it.
+        """
         phase = reader.phase
         forms = self.forms[name]
         for scope in ("", _scope(phase)):
@@ -137,7 +142,7 @@ class _Boxer:
             for (place, scope), made in forms.items()
             if scope in ("", _scope(phase))
         }
-        # what is made once a step starts from what is there once a step
+        # steps that run once a step must start from a form that exists once a step
         start = min(
             (p for p in ways if (p, "") in forms or not self._once_a_step(name, ways[p][1], phase)),
             key=lambda place: self._seconds(name, place, wanted),
@@ -151,8 +156,10 @@ class _Boxer:
     def _once_a_step(
         self, name: str, steps: list[tuple[BoxingStep | None, Place]], phase: str
     ) -> int:
-        """How many of the first steps of a weight's way are done once a step: up to the last that
-        moves bytes; under ZeRO 3 up to the crossing, behind which the other stage gathers.
+        """Return how many of the first steps of a weight's path run once a step.
+
+        They end with the last step that moves bytes; under ZeRO 3 with the crossing, after which
+        the other stage gathers.
         """
         if name not in self.weights:
             return 0
@@ -180,7 +187,7 @@ class _Boxer:
     def _steps(
         self, name: str, have: Place, wanted: Place
     ) -> Iterator[tuple[BoxingStep | None, Place]]:
-        """Each step with the form it leads to; None is the crossing between stages."""
+        """Yield each step with the layout that it leads to; None is the crossing between stages."""
         shape = self.tensors[name].shape
         (stage, nd_sbp), (target_stage, target) = have, wanted
         source_placement, target_placement = (
@@ -192,10 +199,10 @@ class _Boxer:
             leaves, enters = transfer_sbps(
                 source_placement, nd_sbp, target_placement, target, shape, far
             )
-            yield from _along(stage, nd_sbp, leaves, source_placement.shape, shape)
+            yield from _path_places(stage, nd_sbp, leaves, source_placement.shape, shape)
             yield None, (target_stage, enters)
             nd_sbp = enters
-        yield from _along(target_stage, nd_sbp, target, target_placement.shape, shape)
+        yield from _path_places(target_stage, nd_sbp, target, target_placement.shape, shape)
 
     def _append(
         self,
@@ -241,9 +248,9 @@ class _Boxer:
         return new
 
     def _period(self, name: str, hoisted: bool, phase: str) -> tuple[str, str]:
-        """(scope, phase) of a boxing step of a tensor for a reader in `phase`.
+        """Return (scope, phase) of a boxing step of a tensor for a reader in `phase`.
 
-        hoisted: a step of a weight's way that is done once a step.
+        hoisted: a step of a weight's path that runs once a step.
         """
         if name in self.weights:
             return ("", WEIGHTS) if hoisted else (_scope(phase), _scope(phase))
@@ -253,11 +260,11 @@ class _Boxer:
 
 
 def _scope(phase: str) -> str:
-    """Forward readers share, and so do the readers of backward and weight_grad."""
+    """Return the phase that stands for those that share a form: backward and weight_grad share."""
     return phase if phase in (COUNT, WEIGHTS, FORWARD, UPDATE) else BACKWARD
 
 
-def _along(
+def _path_places(
     stage: int, source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]
 ) -> Iterator[tuple[BoxingStep, Place]]:
     nd_sbp = source

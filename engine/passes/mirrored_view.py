@@ -1,16 +1,16 @@
 """mirror: captured -> captured, for the mirrored view: each rank its own batch, as in data parallel
-training by hand.
+training written by hand.
 
-The graph is of one rank's samples, and B on an op means here: each rank its own value.  Three ops,
-which compute nothing, lead in and out of that:
+The graph computes one rank's samples, and B on an op means here that each rank has its own value.
+Three ops, which compute nothing, lead into and out of that:
 
     flow.own      S(0) -> B   what the reader supplies, one rank's part of it
     flow.share    B -> P      a gradient: its average over the ranks is the sum of these
     flow.by_rank  B -> S(0)   a result: one number becomes a list, an entry for each rank
 
-So the gradients' way from P on, and ZeRO with it, is as in the consistent view; they take it as
-soon as they are made.  A buffer is each
-rank's own: a checkpoint has all of them, weights.safetensors rank 0's.
+So gradients, from P on, and ZeRO with them work as in the consistent view; a gradient becomes P as
+soon as it is made.  Each rank has its own buffers: a checkpoint has all of them,
+weights.safetensors has rank 0's.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ from flowrun.engine.ops.registry import info
 from flowrun.engine.strategy import Strategy
 
 DRAW, TANGENT = "@draw", "@tangent"
-LIST_SUFFIX = "_by_rank"  # ends the name of a result that is a list
+LIST_SUFFIX = "_by_rank"  # suffix of results that are lists
 
 
 def rows_of_a_rank(
     batch: Mapping[str, torch.Tensor], strategy: Strategy
 ) -> Mapping[str, torch.Tensor]:
-    """What capture sees of a micro-batch: in the mirrored view one rank's samples, else all."""
+    """Return the part of a micro-batch that capture sees: one rank's samples in the mirrored view.
+
+    Otherwise it is the whole batch.  Raises RecipeError if the samples do not divide over the
+    ranks.
+    """
     if not strategy.mirrored:
         return batch
     ranks = _num_ranks(strategy)
@@ -58,12 +62,12 @@ def rows_of_a_rank(
 
 
 def mirror(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Leads every batch field in, every gradient and result out."""
+    """Insert the ops that lead every batch field in, and every gradient and result out."""
     return _Mirror(graph, _num_ranks(strategy)).graph() if strategy.mirrored else graph
 
 
 def own_ops(graph: LogicalGraph, strategy: Strategy) -> frozenset[str]:
-    """Names of the ops that each rank runs on its own values: B is their only row."""
+    """Return the names of the ops that each rank runs on its own values: B is their only row."""
     if not strategy.mirrored:
         return frozenset()
     joint: set[str] = set()
@@ -78,7 +82,7 @@ def own_ops(graph: LogicalGraph, strategy: Strategy) -> frozenset[str]:
 
 
 def _grid(strategy: Strategy) -> str:
-    """The axes: "data 3"."""
+    """Return the axes with their sizes as text: "data 3"."""
     sizes = zip(strategy.axes, strategy.placements[0].shape, strict=True)
     return " x ".join(f"{axis} {size}" for axis, size in sizes)
 
@@ -88,7 +92,9 @@ def _num_ranks(strategy: Strategy) -> int:
 
 
 class _Mirror:
-    """The tensors and ops so far.  entered: tensor of a feed -> each rank's own."""
+    """The tensors and ops so far.  entered: tensor of a feed -> the tensor of each rank's own
+    values.
+    """
 
     def __init__(self, graph: LogicalGraph, ranks: int) -> None:
         self.base = graph
@@ -97,10 +103,10 @@ class _Mirror:
         self.entered: dict[str, str] = {}
 
     def graph(self) -> LogicalGraph:
-        """Everything together."""
+        """Return the graph with all of these ops."""
         ops = [op for feed in self.base.feeds for op in self._enter(feed.field, feed.tensor)]
         results: list[tuple[str, str]] = []
-        behind: dict[str, list[Op]] = {}  # op -> what leads its outputs out
+        behind: dict[str, list[Op]] = {}  # op -> the ops that lead its outputs out
         last: list[Op] = []
         for name, tensor in self.base.results:
             maker = self.base.producer[tensor]
@@ -153,7 +159,7 @@ class _Mirror:
         return [op]
 
     def _own_draw(self, tensor: str, made: str) -> list[Op]:
-        """Ranks draw apart: their samples are unlike."""
+        """Give each rank its own random draws: its samples are its own."""
         counted = f"{tensor}/ranks"
         self.tensors[counted] = LogicalTensor(counted, (self.ranks,), torch.int64)
         kind = (("dtype", torch.int64),)

@@ -1,10 +1,11 @@
-"""narrow_gradients: captured -> captured.  Where asked for, a gradient is what was computed.
+"""narrow_gradients: captured -> captured.  Gradients stay in the dtype that they were computed in.
 
-Under autocast the gradient of a weight is computed in the narrow dtype, and cast to that of the
-weight behind it.  Without this cast it is accumulated over the micro-batches and summed over ranks
-as it is (Megatron-LM in fp16, whose `accumulate_allreduce_grads_in_fp32` is off); update_ops widens
-the sum, once a step.  What is computed wide stays so, and is noted: norms, embeddings, and weights
-that are read twice, for autograd adds up what is cast already.
+It runs if `precision.accumulate_dtype: null` asks for it.  Under autocast the gradient of a weight
+is computed in low precision and then cast to the dtype of the weight.  Without this cast it is
+accumulated over the micro-batches and summed over ranks in low precision (Megatron-LM in fp16, with
+`accumulate_allreduce_grads_in_fp32` off); update_ops widens the sum, once a step.  Gradients that
+autograd computes in fp32 stay so, and a note names them: norms, embeddings, and weights that are
+read twice, because autograd adds up gradients after the cast.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from flowrun.engine.strategy import Strategy
 
 
 def narrow_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Results "grad/..." name the gradients before their last cast, which nothing else reads."""
+    """Let the results "grad/..." name the gradients before their last cast, which nothing else
+    reads.
+    """
     if strategy.accumulates_wide:
         return graph
     gone: set[str] = set()
@@ -25,7 +28,7 @@ def narrow_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     results: list[tuple[str, str]] = []
     for name, tensor in graph.results:
         is_gradient = name.startswith("grad/")
-        computed = _computed(graph, tensor) if is_gradient else None
+        computed = _uncast_gradient(graph, tensor) if is_gradient else None
         if computed is not None:
             gone.add(tensor)
         elif is_gradient:
@@ -42,8 +45,10 @@ def narrow_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     )
 
 
-def _computed(graph: LogicalGraph, tensor: str) -> str | None:
-    """What a widening cast made the gradient of; None where there is no such cast."""
+def _uncast_gradient(graph: LogicalGraph, tensor: str) -> str | None:
+    """Return the input of the widening cast that makes a gradient; None if there is no such
+    cast.
+    """
     op = graph.producer[tensor]
     if op.target != CAST or graph.consumers.get(tensor):
         return None

@@ -2,19 +2,20 @@
 
     recompute: {modules: ["blocks.*"], keep: [matmul], whole: false}
 
-For every module that a pattern names (a pattern covers what is inside), copies of its forward ops,
-named "x/again", join the backward region and start from what is kept: what enters the module, what
-others outside of it read in backward, and the outputs of the classes of ops in `keep`.  Only what
-backward reads is made of it, or, with `whole`, all that is not kept.
+For every module that a pattern names (a pattern covers the modules inside), copies of its forward
+ops, named "x/again", join the backward region.  They start from kept tensors: the inputs of the
+module, tensors that ops outside of it read in backward, and the outputs of the classes of ops in
+`keep`.  Only tensors that backward reads are computed again, or, with `whole`, all that are not
+kept.
 
-Behind infer_sbp: a copy has the layout of its original, so that it computes the same bits, and what
-boxing would repeat is known.  Before shard_optimizer: under ZeRO 3 a copy reads the weights that
-backward gathers anyway.
+The pass runs after infer_sbp: a copy has the layout of its original, so that it computes the same
+bits, and the cost of repeated boxing is known.  It runs before shard_optimizer: under ZeRO 3 a copy
+reads the weights that backward gathers anyway.
 
 Nothing may run early, or nothing is saved: a copy reads kept values through `flow.after(kept,
-gradient)`, which hands on its first input and reads the gradient that enters the module.  That is
+gradient)`, which returns its first input and reads the gradient that enters the module.  That is
 an ordinary dependency: regions and schedulers need to know nothing.  For the same reason weight
-gradients of these modules stay in backward: to run late they would hold what was recomputed.
+gradients of these modules stay in backward: to run late they would hold the recomputed tensors.
 """
 
 from __future__ import annotations
@@ -41,29 +42,30 @@ from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has, is_view
 from flowrun.engine.strategy import Strategy
 
-KEEP: Mapping[str, Trait | None] = {  # what a recipe may keep: ops of a trait
+KEEP: Mapping[str, Trait | None] = {  # values of recompute.keep -> the trait of ops to keep
     "matmul": Trait.PRODUCT,
-    "boxing": None,  # what communication made, to repeat none
+    "boxing": None,  # tensors that communication made, so that none is repeated
 }
 ModuleOnStage = tuple[str, int]  # a named module on one stage
-AGAIN = "/again"  # ends the name of a copy, and of what it makes
+AGAIN = "/again"  # suffix of the name of a copy, and of its outputs
 
 
 def recompute(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """signed -> signed, with copies of forward ops in backward.  Raises RecipeError for a pattern
-    that matches no module.
+    """Add copies of forward ops to backward: signed -> signed.
+
+    Raises RecipeError for a pattern that matches no module.
     """
     if not strategy.recompute.modules:
         return graph
     again = _Again(graph, strategy)
     copies = again.copies()
-    ops = _in_order((*again.readers(), *copies))
+    ops = _sort_by_inputs((*again.readers(), *copies))
     made = replace(graph, ops=ops, tensors=again.tensors)
     return replace(made, notes=(*graph.notes, *_notes(graph, made, strategy, copies)))
 
 
 class _Again:
-    """What is recomputed, and the names of its copies.
+    """The tensors to recompute, and the names of their copies.
 
     group: op -> the named module that it belongs to.  wanted: tensors to recompute.
     """
@@ -73,15 +75,17 @@ class _Again:
         self.strategy = strategy
         self.tensors = dict(graph.tensors)
         self.feeds = {feed.tensor for feed in graph.feeds if not feed.per_step}
-        self.group = _groups(graph, strategy.recompute.modules)
+        self.group = _group_by_module(graph, strategy.recompute.modules)
         self.backward = [op for op in graph.ops if op.phase in (BACKWARD, WEIGHT_GRAD)]
-        self.wanted = self._wanted()
-        self.gates = self._gates()
+        self.wanted = self._tensors_to_recompute()
+        self.gates = self._find_gates()
         self.held: dict[tuple[str, ModuleOnStage, NdSbp], Op] = {}
 
-    def _wanted(self) -> set[str]:
-        """Forward values that backward of their own module reads, and what these are made of; with
-        `whole` all that a module makes.
+    def _tensors_to_recompute(self) -> set[str]:
+        """Return forward values that backward of their own module reads, and the values they are
+        made of.
+
+        With `whole` these are all that a module makes.
         """
         wanted: set[str] = set()
         pending = [name for op in self.backward for name in op.inputs]
@@ -89,23 +93,23 @@ class _Again:
             pending += [n for op in self.graph.ops if op.name in self.group for n in op.makes]
         while pending:
             name = pending.pop()
-            if name not in wanted and not self._kept(name):
+            if name not in wanted and not self._is_kept(name):
                 wanted.add(name)
                 pending += self.graph.producer[name].inputs
         return wanted
 
-    def _kept(self, name: str) -> bool:
-        """True for all but what can be recomputed."""
+    def _is_kept(self, name: str) -> bool:
+        """Return False for tensors that can be recomputed."""
         maker = self.graph.producer.get(name)
         if maker is None or maker.phase != FORWARD or maker.name not in self.group:
             return True
         if self.graph.running.intersection(maker.inputs):
-            return True  # by then the buffer has changed
+            return True  # the buffer has changed when backward runs
         keep = self.strategy.recompute.keep
         if any(has(maker.target, trait) for kind in keep if (trait := KEEP[kind])):
             return True
         if name in self.graph.of_weights and not is_view(maker.target):
-            return True  # it is there all step long: hoist_weights makes it once
+            return True  # it exists all step long: hoist_weights makes it once
         group = self.group[maker.name]
         readers = self.graph.consumers.get(name, ())
         if any(self._is_outside(reader, group) for reader in readers):
@@ -113,20 +117,20 @@ class _Again:
         return "boxing" in keep and any(self._moves(name, reader) for reader in readers)
 
     def _is_outside(self, reader: Op, group: ModuleOnStage) -> bool:
-        """A reader for which the value is stored whatever this module does."""
+        """Return whether the value is stored for this reader, whatever the module does."""
         other = self.group.get(reader.name)
         return other != group and (reader.phase != FORWARD or other is not None)
 
     def _moves(self, name: str, reader: Op) -> bool:
-        """True if the reader wants another layout, and bytes must move for it."""
-        have = _made_as(self.graph.producer[name], name)
+        """Return whether the reader needs another layout, and bytes must move for it."""
+        have = _made_sbp(self.graph.producer[name], name)
         grid = self.strategy.placements[reader.stage].shape
         shape = self.graph.tensors[name].shape
         wanted = [nd for n, nd in zip(reader.inputs, reader.in_sbp, strict=True) if n == name]
         return any(step.moves for nd_sbp in wanted for step in path(have, nd_sbp, grid, shape))
 
-    def _gates(self) -> dict[ModuleOnStage, tuple[str, NdSbp]]:
-        """Group -> the gradient that enters it, and the layout to read it in."""
+    def _find_gates(self) -> dict[ModuleOnStage, tuple[str, NdSbp]]:
+        """Return group -> the gradient that enters it, and the layout to read it in."""
         gates: dict[ModuleOnStage, tuple[str, NdSbp]] = {}
         for op in self.backward:
             group = self.group.get(op.name)
@@ -135,33 +139,41 @@ class _Again:
                 if group is None or maker is None or maker.phase == FORWARD:
                     continue
                 if self.group.get(maker.name) != group:
-                    here = maker.stage == op.stage  # as made: needs no boxing, and is there sooner
-                    gates.setdefault(group, (name, _made_as(maker, name) if here else nd_sbp))
+                    here = maker.stage == op.stage  # as made: needs no boxing, and exists sooner
+                    gates.setdefault(group, (name, _made_sbp(maker, name) if here else nd_sbp))
         return gates
 
     # ------------------------------------------------------------------ ops
 
     def copies(self) -> list[Op]:
-        """A copy of every op that makes something wanted, and the flow.after ops they read."""
+        """Return a copy of every op that makes a tensor to recompute, and the flow.after ops
+        they read.
+        """
         made: list[Op] = []
         for op in self.graph.ops:
             if op.phase == FORWARD and self.wanted.intersection(op.makes):
                 read = zip(op.inputs, op.in_sbp, strict=True)
-                copy = _reading(op, [self._copy_input(op, name, nd_sbp) for name, nd_sbp in read])
-                outputs = tuple(self._again(n) if n in self.wanted else None for n in op.outputs)
+                copy = _replace_inputs(
+                    op, [self._copy_input(op, name, nd_sbp) for name, nd_sbp in read]
+                )
+                outputs = tuple(
+                    self._copy_name(n) if n in self.wanted else None for n in op.outputs
+                )
                 made.append(replace(copy, name=op.name + AGAIN, outputs=outputs, phase=BACKWARD))
         return [*self.held.values(), *made]
 
     def readers(self) -> Iterator[Op]:
-        """All ops of the graph; backward reads copies."""
-        joined = self._joined()
+        """Yield all ops of the graph; those of backward read copies."""
+        joined = self._late_ops()
         for op in self.graph.ops:
             if op.phase in (BACKWARD, WEIGHT_GRAD):
-                op = _reading(op, [self._again(n) if n in self.wanted else n for n in op.inputs])
+                op = _replace_inputs(
+                    op, [self._copy_name(n) if n in self.wanted else n for n in op.inputs]
+                )
             yield replace(op, phase=BACKWARD) if op.name in joined else op
 
-    def _joined(self) -> set[str]:
-        """Weight gradients of the named modules, and what these are made of."""
+    def _late_ops(self) -> set[str]:
+        """Return weight gradients of the named modules, and the ops that their inputs come from."""
         joined: set[str] = set()
         needed: set[str] = set()
         made_late: set[str] = set()
@@ -177,18 +189,18 @@ class _Again:
         }
         return joined | sums
 
-    def _again(self, name: str | None) -> str:
+    def _copy_name(self, name: str | None) -> str:
         assert name is not None
         made = name + AGAIN
         self.tensors[made] = replace(self.tensors[name], name=made)
         return made
 
     def _copy_input(self, op: Op, name: str, nd_sbp: NdSbp) -> str:
-        """What a copy reads in place of an input of its original."""
+        """Return the tensor that a copy reads in place of an input of its original."""
         maker = self.graph.producer.get(name)
         group = self.group[op.name]
         if name in self.wanted:
-            return self._again(name)
+            return self._copy_name(name)
         per_micro_batch = name in self.feeds if maker is None else maker.phase == FORWARD
         if not per_micro_batch or name in self.graph.of_weights or group not in self.gates:
             return name
@@ -221,8 +233,8 @@ class _Again:
 # ---- modules -------------------------------------------------------------------------------------
 
 
-def _groups(graph: LogicalGraph, patterns: tuple[str, ...]) -> dict[str, ModuleOnStage]:
-    """Op -> the outermost module around it that a pattern names, on the op's stage."""
+def _group_by_module(graph: LogicalGraph, patterns: tuple[str, ...]) -> dict[str, ModuleOnStage]:
+    """Return op -> the outermost module around it that a pattern names, on the op's stage."""
     owners: dict[str, str | None] = {}
     used: set[str] = set()
     for path_ in {op.module for op in graph.ops if op.module not in ("", "loss")}:
@@ -249,10 +261,8 @@ def _groups(graph: LogicalGraph, patterns: tuple[str, ...]) -> dict[str, ModuleO
 # ---- order ---------------------------------------------------------------------------------------
 
 
-def _in_order(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Every op behind the makers of what it reads; else as given, copies right before they are
-    read first.
-    """
+def _sort_by_inputs(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Put every op behind the makers of its inputs; copies go right before their first reader."""
     maker = {name: op for op in ops for name in op.makes}
     done: set[str] = set()
     waiting: set[str] = set()
@@ -280,7 +290,7 @@ def _in_order(ops: tuple[Op, ...]) -> tuple[Op, ...]:
 def _notes(
     before: LogicalGraph, after: LogicalGraph, strategy: Strategy, copies: list[Op]
 ) -> Iterator[str]:
-    """A line for each stage: ops, bytes saved, bytes moved again."""
+    """Yield a line for each stage: ops, bytes saved, bytes moved again."""
     for stage in sorted({op.stage for op in copies}):
         again = [op for op in copies if op.stage == stage and op.target != AFTER]
         stored = stored_bytes(before, strategy, stage)
@@ -297,12 +307,12 @@ def _notes(
         )
 
 
-def _reading(op: Op, names: list[str]) -> Op:
-    """The op with other inputs, in order of appearance."""
+def _replace_inputs(op: Op, names: list[str]) -> Op:
+    """Return the op with other inputs, in order of appearance."""
     following = iter(names)
     swap = lambda _: Ref(next(following))  # noqa: E731
     return replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap))
 
 
-def _made_as(maker: Op, name: str) -> NdSbp:
+def _made_sbp(maker: Op, name: str) -> NdSbp:
     return maker.out_sbp[maker.outputs.index(name)]

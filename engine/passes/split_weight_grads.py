@@ -1,10 +1,9 @@
-"""split_weight_grads: what only the weights of its own block wait for leaves the backward phase and
-becomes phase weight_grad.
+"""split_weight_grads: ops that only the weights of their own block wait for get phase weight_grad.
 
-Its region may then run late, filling the bubbles of a pipeline (zero bubble, Qi et al. 2023, ZB-H1)
-or the wait for an all-reduce.  With 1F1B and GPipe it stays joined to backward, as in those
-schedules. All of backward ends in accumulators; late is only what reaches them without leaving its
-block of the model.
+Their region may then run late, in the bubbles of a pipeline (zero bubble, Qi et al. 2023, ZB-H1) or
+during an all-reduce.  With 1F1B and GPipe they stay in backward, as in those schedules.  All of
+backward ends in accumulators; an op is late only if it reaches them without leaving its block of
+the model.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from flowrun.engine.strategy import Strategy
 
 
 def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Phase weight_grad for backward ops all of whose readers are accumulators or of that phase
-    themselves.
+    """Give phase weight_grad to backward ops whose readers are all accumulators or of that
+    phase.
     """
     if strategy.in_flight in JOINED or strategy.num_stages == 1:
         return graph
@@ -43,7 +42,7 @@ def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 def _follow(ops: list[Op]) -> list[Op]:
-    """An accumulator belongs to the phase of the op that makes what it sums."""
+    """Move each accumulator to the phase of the op that makes its input."""
     phase_of = {name: op.phase for op in ops for name in op.makes}
     return [
         replace(op, phase=WEIGHT_GRAD)

@@ -6,8 +6,8 @@ That is 2T bytes a step for a weight of T bytes, as with two homes that all-redu
 (Megatron-LM), but without a second set of optimizer states and a second update; the norm of all
 gradients counts it once, and a checkpoint has it once.
 
-Autograd adds the parts with every micro-batch. This pass takes its sum apart where the addends are
-made on different stages: `results` then names the gradient once for each stage.
+Autograd adds the parts with every micro-batch. This pass splits its sum where the addends are made
+on different stages: `results` then names the gradient once for each stage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, rename_inputs
 from flowrun.engine.strategy import Strategy
 
-# What may stand behind the sum: f(a + b) = f(a) + f(b), one tensor in, one out.
+# Ops that may follow the sum: f(a + b) = f(a) + f(b), one tensor in, one out.
 _LINEAR = tuple(
     f"aten.{name}"
     for name in (
@@ -29,7 +29,9 @@ _LINEAR = tuple(
 
 
 def sum_tied_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """One part of the gradient for each stage that makes some of it; the home's part first."""
+    """Split the gradient of a tied weight into one part for each stage; the home's part comes
+    first.
+    """
     if not any(op.stage for op in graph.ops):
         return graph
     splitter = _Splitter(graph)
@@ -45,7 +47,9 @@ def sum_tied_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 class _Splitter:
-    """What the sums become.  gone: ops taken away.  instead: op -> what stands in its place."""
+    """The sums that are split.  gone: ops that are removed.  instead: op -> the ops that replace
+    it.
+    """
 
     def __init__(self, graph: LogicalGraph) -> None:
         self.graph = graph
@@ -54,7 +58,7 @@ class _Splitter:
         self.instead: dict[str, list[Op]] = {}
 
     def parts(self, gradient: str) -> list[str]:
-        """Names of the gradient's parts, one a stage, by stage."""
+        """Return the names of the gradient's parts, one for each stage, in order of stages."""
         tail = list(self._tail(gradient))
         top = tail[-1].inputs[0] if tail else gradient
         sums = list(self._sums(top))
@@ -84,41 +88,43 @@ class _Splitter:
         tail: list[Op],
         made: list[Op],
     ) -> str:
-        """Ops that add up what one stage makes, and do to it what was done to the whole sum."""
+        """Append ops that sum the addends of one stage and apply the ops that follow the whole
+        sum.
+        """
         here, *others = addends
         for k, other in enumerate(others):
-            name = self._named(f"{like.name}@{stage}.{k}", like.makes[0])
+            name = self._add_tensor(f"{like.name}@{stage}.{k}", like.makes[0])
             made.append(
                 replace(like, name=name, args=(Ref(here), Ref(other)), outputs=(name,), stage=stage)
             )
             here = name
         for op in reversed(tail):
-            name = self._named(f"{op.name}@{stage}", op.makes[0])
+            name = self._add_tensor(f"{op.name}@{stage}", op.makes[0])
             op = rename_inputs(op, {op.inputs[0]: here})
             module = self.graph.producer[addends[0]].module
             made.append(replace(op, name=name, outputs=(name,), stage=stage, module=module))
             here = name
         return here
 
-    def _named(self, name: str, like: str) -> str:
+    def _add_tensor(self, name: str, like: str) -> str:
         self.tensors[name] = replace(self.graph.tensors[like], name=name)
         return name
 
     def _alone(self, tensor: str) -> Op | None:
-        """The op that makes a tensor, if nobody but the sum behind it reads that."""
+        """Return the op that makes a tensor if exactly one op or result reads it."""
         readers = self.graph.consumers.get(tensor, ())
         reported = sum(name == tensor for _, name in self.graph.results)
         return self.graph.producer.get(tensor) if len(readers) + reported == 1 else None
 
     def _tail(self, gradient: str) -> Iterator[Op]:
-        """Linear ops between the sum and the gradient, last first."""
+        """Yield the linear ops between the sum and the gradient, last first."""
         op = self._alone(gradient)
         while op is not None and op.target in _LINEAR:
             yield op
             op = self._alone(op.inputs[0])
 
     def _sums(self, tensor: str) -> Iterator[Op]:
-        """The additions that a tensor is made of, last first."""
+        """Yield the additions that make a tensor, last first."""
         op = self._alone(tensor)
         if op is None or op.target != "aten.add.Tensor" or op.kwargs or len(op.inputs) != 2:
             return

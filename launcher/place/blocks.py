@@ -15,8 +15,8 @@ from torch import nn
 
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op
 from flowrun.engine.ir.module_path import block_of
-from flowrun.engine.passes.stages.balance_stages import ForwardSequence, balanced_cuts
-from flowrun.engine.passes.stages.chosen_stages import decided
+from flowrun.engine.passes.stages.balance_stages import ForwardSequence, balance_cuts
+from flowrun.engine.passes.stages.chosen_stages import read_stages
 from flowrun.engine.strategy import Decided
 
 
@@ -77,7 +77,7 @@ def cut(graph: LogicalGraph, blocks: Blocks, each: int) -> Decided:
         if op.phase == FORWARD:
             stage = max(stage, min(last, (block or 0) // each))
         ops.append(replace(op, stage=stage))
-    return Decided(decided(replace(graph, ops=tuple(ops))).ops, ())
+    return Decided(read_stages(replace(graph, ops=tuple(ops))).ops, ())
 
 
 def cut_evenly(
@@ -97,7 +97,7 @@ def cut_evenly(
     whole = ForwardSequence(
         *(tuple(each[k] for k in again) for each in (line.work_s, line.entering_s, line.leaving_s))
     )
-    cuts = (0, *balanced_cuts(whole, ranks), len(again))
+    cuts = (0, *balance_cuts(whole, ranks), len(again))
     work = [sum(whole.work_s[one:other]) for one, other in itertools.pairwise(cuts)]
     block = sum(line.work_s[start:end])
     first = next(k for k, op in enumerate(pieces) if blocks.of(op.module) == 0)

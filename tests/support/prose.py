@@ -27,7 +27,7 @@ DIALECT = re.compile(
     re.IGNORECASE,
 )
 PARTICIPLE = re.compile(
-    r"_?(?!is_|has_|are_|was_)(?:\w+_)?([a-z]+(?:ed|ade|uilt|ept|eft|ound|aid|ent|orn|awn|old))$"
+    r"(?!_?(?:is|has|are|was)_)_?(?:\w+_)?([a-z]+(?:ed|ade|uilt|ept|eft|ound|aid|ent|orn|awn|old))$"
 )
 NO_PARTICIPLES = {
     "argument",
@@ -40,7 +40,7 @@ NO_PARTICIPLES = {
     "feed",
 }
 NO_PARTICIPLES |= {"fold", "gradient", "intent", "moment", "need", "represent", "round", "seed"}
-NO_PARTICIPLES |= {"sound", "speed", "unfold"}
+NO_PARTICIPLES |= {"sound", "speed", "tangent", "unfold"}
 FEWEST = 3  # parameters from which a public function has to name them all
 
 

@@ -1,4 +1,4 @@
-"""Layout: what infer_sbp has decided so far, axis after axis."""
+"""Layout: the decisions of infer_sbp so far, axis after axis."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from flowrun.engine.ir.sbp import NdSbp
 
 
 class Layout:
-    """Decisions so far: nd-SBPs of every op's inputs and outputs, homes, and forms of every tensor
-    by axis.
+    """The nd-SBPs of every op's inputs and outputs and the homes of sources, on the axes decided
+    so far.
     """
 
     def __init__(self, graph: LogicalGraph) -> None:
@@ -27,7 +27,7 @@ class Layout:
         self.homes.update({f.tensor: f.nd_sbp for f in graph.feeds})
 
     def graph(self, graph: LogicalGraph) -> LogicalGraph:
-        """The graph with all decisions written into it."""
+        """Return the graph with all decisions written into it."""
         return replace(
             graph,
             ops=tuple(
@@ -41,11 +41,14 @@ class Layout:
         )
 
     def shape(self, name: str, nd_sbp: NdSbp, axis: int, grid: Sequence[int]) -> Shape:
-        """What the axes before `axis` leave over of a tensor in an nd-SBP."""
+        """Return the shape that the axes before `axis` leave of a tensor.
+
+        name: of the tensor.  nd_sbp: its layout.  grid: sizes of the axes of its stage.
+        """
         return left_over(self.base.tensors[name].shape, nd_sbp[:axis], grid)
 
-    def decided(self, name: str) -> NdSbp:
-        """The nd-SBP that a tensor is made in, or lives in, on the axes so far."""
+    def nd_sbp_of(self, name: str) -> NdSbp:
+        """Return the nd-SBP of a tensor at its maker, or at its home, on the axes so far."""
         if name in self.homes:
             return self.homes[name]
         op = self.base.producer[name]

@@ -1,14 +1,14 @@
-"""The minimiser behind infer_sbp: choose one signature for each op, for one axis, so that boxing
-costs the fewest seconds.
+"""The minimiser behind infer_sbp: it chooses one signature for each op on one axis, such that
+boxing costs the fewest seconds.
 
-What is chosen: a row of every op, a home of every source.  What is paid: each row itself; and for
-each tensor to box it from the form (stage, SBP) in which it is made to all forms that its readers
-ask for, each once, in the best order, perhaps by way of one that they could ask for.  Every such
-cost depends on a few choices alone, so it is a table, and elimination.py finds the choice for which
-the tables add up to least.
+The choices are a row of every op and a home of every source.  The costs are those of each row
+itself, and of boxing each tensor from the form (stage, SBP) in which it is made to all forms that
+its readers ask for: each once, in the best order, possibly by way of another form that they could
+ask for.  Each of these costs depends on few choices, so it is a table, and elimination.py finds the
+choice with the least sum of tables.
 
-Prices, in seconds, that make intent win over bytes (Intent): to gather a split activation undoes
-the division of work behind it, and a weight stays at home.
+Two prices in seconds let intent win over bytes (Intent): gathering a split activation undoes the
+division of work that made it, and a weight stays at home.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flowrun.engine.ir.sbp import Broadcast, Partial, Sbp, Split
 from flowrun.engine.ops.signature import Signature
 from flowrun.engine.passes.layout.elimination import CostTable, Values, minimise
 
-MOST_ORDERED = 4  # forms of one tensor whose boxings are tried in every order
+MAX_ORDERED_FORMS = 4  # boxings of one tensor to at most so few forms are tried in every order
 
 AxisLocation = tuple[int, Sbp]  # (stage, SBP on the axis)
 AxisLocations = frozenset[AxisLocation]
@@ -34,8 +34,9 @@ Box = Callable[[AxisLocation, AxisLocation], float]  # seconds
 
 
 class Intent(NamedTuple):
-    """Seconds that it counts, beside its bytes, to gather a split tensor, or to split it otherwise
-    on its stage or another.
+    """Seconds that a boxing of a split tensor costs in addition to its bytes.
+
+    gather_s: to gather it.  move_s: to split it otherwise, on its stage or another.
     """
 
     gather_s: float
@@ -44,26 +45,26 @@ class Intent(NamedTuple):
 
 ACTIVATION = Intent(1.0, 0.0)
 WEIGHT = Intent(10.0, 10.0)
-ROWS = Intent(0.0, 0.0)  # of a table, looked up: bytes decide whether they or their sums travel
+ROWS = Intent(0.0, 0.0)  # rows looked up in a table: bytes decide whether they or sums travel
 
 
 class BoxingKey(Hashable, Protocol):
-    """What boxings of a tensor on one stage depend on, beside their SBPs."""
+    """The facts on which boxings of a tensor on one stage depend, except their SBPs."""
 
     def seconds(self, have: Sbp, wanted: Sbp) -> float:
-        """From one to the other."""
+        """Return the seconds of a boxing from one SBP to another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One chunk of ops to decide, for one axis.
+    """A chunk of ops to decide on one axis.
 
-    rows: legal signatures of each op, with the cost of each row itself.
+    rows: legal signatures of each op, with the cost of each row itself, in seconds.
     known: forms of tensors decided before.
     homes: for a variable or feed not decided yet, its possible homes.
-    box: seconds from one form to another of a tensor.
-    like: of a tensor on one stage, all that boxings there depend on beside their SBPs.
-    intent: of a tensor.
+    box: seconds of boxing a tensor from one form to another.
+    like: key of a tensor on one stage: boxings of tensors with equal keys cost the same.
+    intent: prices of a tensor.
     """
 
     ops: Sequence[Op]
@@ -77,8 +78,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The chosen rows, the homes of sources, every form that each tensor ends up in, and whether it
-    is proved least.
+    """The chosen rows, the homes of sources, and the forms in which each tensor then exists.
+
+    cost: in seconds.  exact: it is proved least.
     """
 
     rows: tuple[Signature, ...]
@@ -90,9 +92,9 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class _TensorChoice:
-    """What a variable of the tables says of one tensor: the forms behind each of its values.
+    """The forms of one tensor for each value of a variable of the tables.
 
-    variable: None where there is nothing to choose.
+    variable: None if there is nothing to choose.
     """
 
     variable: int | None
@@ -100,8 +102,10 @@ class _TensorChoice:
 
 
 def solve(problem: Problem) -> Solution:
-    """Least-cost rows for the chunk.  Where they are not proved least, the cheaper of two: of all
-    rows, and of those that split no dim but the first, of which there are few.
+    """Return the rows of least cost for a chunk of ops.
+
+    If they are not proved least, return the cheaper of two solutions: one over all rows, one over
+    the few rows that split only the first dim.
     """
     found = _solve(problem)
     if found.exact:
@@ -118,13 +122,13 @@ def _splits_another(row: Signature) -> bool:
 
 
 def _solve(problem: Problem) -> Solution:
-    asked = _asked(problem)
+    asked = _reader_forms(problem)
     sources = [name for name in problem.homes if name in asked]
     sizes = [len(rows) for rows in problem.rows] + [len(problem.homes[name]) for name in sources]
     own = [[cost for _, cost in choices] for choices in problem.rows]
     own += [[cost for _, cost in problem.homes[name]] for name in sources]
     tables = [CostTable((v,), np.array(costs)) for v, costs in enumerate(own)]
-    made = _made(problem, sources)
+    made = _maker_forms(problem, sources)
     for name, readers in asked.items():
         tables += _boxings(problem, name, made[name], readers, sizes)
     least = minimise(sizes, tables)
@@ -134,9 +138,10 @@ def _solve(problem: Problem) -> Solution:
     return Solution(rows, homes, _forms(problem, rows, homes), least.cost, least.exact)
 
 
-def _asked(problem: Problem) -> dict[str, list[_TensorChoice]]:
-    """What each reader of each tensor asks for, by its rows.  A row that reads a tensor twice may
-    ask for two forms.
+def _reader_forms(problem: Problem) -> dict[str, list[_TensorChoice]]:
+    """Return the forms that each reader of each tensor asks for, by its rows.
+
+    A row that reads a tensor twice may ask for two forms.
     """
     asked: dict[str, list[_TensorChoice]] = {}
     for k, (op, rows) in enumerate(zip(problem.ops, problem.rows, strict=True)):
@@ -148,8 +153,8 @@ def _asked(problem: Problem) -> dict[str, list[_TensorChoice]]:
     return asked
 
 
-def _made(problem: Problem, sources: Sequence[str]) -> dict[str, _TensorChoice]:
-    """The forms in which every tensor is made, or in which it is there from before."""
+def _maker_forms(problem: Problem, sources: Sequence[str]) -> dict[str, _TensorChoice]:
+    """Return the forms in which every tensor is made, or exists from before."""
     made = {name: _TensorChoice(None, (forms,)) for name, forms in problem.known.items()}
     for v, name in enumerate(sources, start=len(problem.ops)):
         made[name] = _TensorChoice(v, tuple(frozenset((home,)) for home, _ in problem.homes[name]))
@@ -163,11 +168,11 @@ def _made(problem: Problem, sources: Sequence[str]) -> dict[str, _TensorChoice]:
 
 @dataclass(frozen=True, slots=True)
 class _Fan:
-    """What one tensor's boxings cost.
+    """The cost of the boxings of one tensor.
 
-    allowed: of each reader with a choice, 0 where what it asks for is there, else infinite; dims:
-    sets of forms in which the tensor may be there, the reader's rows.  paid: dims: the forms in
-    which it is made, the sets.
+    allowed: for each reader with a choice, an array of dims (sets of forms in which the tensor may
+        exist, the reader's rows): 0 if the form that the row reads is in the set, else infinite.
+    paid: seconds, an array of dims (forms in which the tensor is made, sets).
     """
 
     allowed: tuple[Values, ...]
@@ -181,18 +186,20 @@ def _boxings(
     readers: Sequence[_TensorChoice],
     sizes: list[int],
 ) -> list[CostTable]:
-    """What one tensor's boxings cost, as tables.
+    """Return the cost of one tensor's boxings as tables.
 
-    Readers with a choice meet in one more variable: the set of forms in which the tensor is there.
-    Each asks that its own be among them.
+    Readers with a choice share one more variable: the set of forms in which the tensor exists.
+    Each requires that the set contains its own form.
     """
     fan = _fan_of(problem, name, made.forms, tuple(reader.forms for reader in readers))
     choosing = [reader.variable for reader in readers if len(set(reader.forms)) > 1]
-    there = len(sizes) if choosing else None
+    form_set = len(sizes) if choosing else None
     if choosing:
         sizes.append(fan.paid.shape[1])
-    tables = [_table((there, v), allowed) for v, allowed in zip(choosing, fan.allowed, strict=True)]
-    return [*tables, _table((made.variable, there), fan.paid)]
+    tables = [
+        _table((form_set, v), allowed) for v, allowed in zip(choosing, fan.allowed, strict=True)
+    ]
+    return [*tables, _table((made.variable, form_set), fan.paid)]
 
 
 def _fan_of(
@@ -201,8 +208,9 @@ def _fan_of(
     made: tuple[AxisLocations, ...],
     asked: tuple[tuple[AxisLocations, ...], ...],
 ) -> _Fan:
-    """made: the forms in which a tensor may be made.  asked: of each reader, those that it may ask
-    for.
+    """Return the fan of a tensor.
+
+    made: the forms in which it may be made.  asked: for each reader, the forms that it may ask for.
     """
     stages = {form[0] for forms in (made, *asked) for each in forms for form in each}
     intent = problem.intent(name)
@@ -223,8 +231,8 @@ def _fan_on_a_stage(
     made: tuple[AxisLocations, ...],
     asked: tuple[tuple[AxisLocations, ...], ...],
 ) -> _Fan:
-    """Of all tensors that are alike: those of repeated blocks, and of other layouts of the model.
-    The stage is written 0.
+    """Return the fan shared by all tensors with an equal key, as in repeated blocks; the stage
+    is 0.
     """
 
     def box(have: AxisLocation, wanted: AxisLocation) -> float:
@@ -239,23 +247,24 @@ def _fan(
     made: Sequence[AxisLocations],
     asked: Sequence[Sequence[AxisLocations]],
 ) -> _Fan:
-    """See _fan_of."""
+    """Return the fan, with seconds of boxings by `box`; see _fan_of."""
     certain: AxisLocations = frozenset().union(
         *(forms[0] for forms in asked if len(set(forms)) == 1)
     )
     choosing = [forms for forms in asked if len(set(forms)) > 1]
-    there = _unions(certain, choosing)
+    sets = _unions(certain, choosing)
     allowed = tuple(
-        np.where([[each <= all_of for each in forms] for all_of in there], 0.0, math.inf)
+        np.where([[each <= found for each in forms] for found in sets], 0.0, math.inf)
         for forms in choosing
     )
 
     @cache
     def price(have: AxisLocation, wanted: AxisLocation) -> float:
-        return box(have, wanted) + _counts(have, wanted, intent)
+        return box(have, wanted) + _intent_seconds(have, wanted, intent)
 
     paid = {
-        have: [_all(price, have, all_of - have) for all_of in there] for have in dict.fromkeys(made)
+        have: [_all_seconds(price, have, found - have) for found in sets]
+        for have in dict.fromkeys(made)
     }
     return _Fan(allowed, np.array([paid[have] for have in made]))
 
@@ -263,7 +272,7 @@ def _fan(
 def _unions(
     certain: AxisLocations, asked: Iterable[Sequence[AxisLocations]]
 ) -> tuple[AxisLocations, ...]:
-    """Every set of forms that readers may together ask for."""
+    """Return every set of forms that readers may together ask for."""
     sets = {certain: None}
     for forms in asked:
         sets = dict.fromkeys(s | each for s in sets for each in dict.fromkeys(forms))
@@ -271,30 +280,34 @@ def _unions(
 
 
 def _table(over: tuple[int | None, int | None], values: Values) -> CostTable:
-    """A table over two choices, without those where there is nothing to choose: 1 long then."""
+    """Return a table over two choices, without those that have a single value."""
     kept = [d for d, v in enumerate(over) if v is not None]
     if len(kept) < len(over):
         values = values.reshape([values.shape[d] for d in kept])
     return CostTable(tuple(v for v in over if v is not None), values)
 
 
-def _all(
+def _all_seconds(
     price: Callable[[AxisLocation, AxisLocation], float],
     have: AxisLocations,
     missing: AxisLocations,
 ) -> float:
-    """Least cost of boxing to several forms, in any order: each may start from those before it."""
+    """Return the least seconds of boxing to several forms in any order; each may start from
+    those before.
+    """
     if not missing:
         return 0.0
     firsts = {form: min(price(h, form) for h in have) for form in missing}
-    if len(missing) > MOST_ORDERED:
+    if len(missing) > MAX_ORDERED_FORMS:
         cheapest = min(firsts, key=lambda form: (firsts[form], str(form)))
         firsts = {cheapest: firsts[cheapest]}
-    return min(cost + _all(price, have | {form}, missing - {form}) for form, cost in firsts.items())
+    return min(
+        cost + _all_seconds(price, have | {form}, missing - {form}) for form, cost in firsts.items()
+    )
 
 
-def _counts(have: AxisLocation, wanted: AxisLocation, intent: Intent) -> float:
-    """What it adds to the seconds of a boxing."""
+def _intent_seconds(have: AxisLocation, wanted: AxisLocation, intent: Intent) -> float:
+    """Return the seconds that the intent adds to a boxing."""
     if not isinstance(have[1], Split):
         return 0.0
     if have[0] == wanted[0] and isinstance(wanted[1], Broadcast | Partial):
@@ -305,7 +318,7 @@ def _counts(have: AxisLocation, wanted: AxisLocation, intent: Intent) -> float:
 def _forms(
     problem: Problem, rows: Sequence[Signature], homes: Mapping[str, AxisLocation]
 ) -> dict[str, AxisLocations]:
-    """Every form of every tensor that is read or made."""
+    """Return every form of every tensor that is read or made."""
     forms: dict[str, set[AxisLocation]] = {name: {home} for name, home in homes.items()}
     for op, row in zip(problem.ops, rows, strict=True):
         for name, sbp in zip(op.inputs, row.inputs, strict=True):

@@ -1,4 +1,6 @@
-"""Seconds that infer_sbp weighs on one axis: of a row itself, and of a boxing between two forms."""
+"""Seconds that infer_sbp minimises on one axis: of a row itself, and of a boxing between two
+forms.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,14 @@ from flowrun.engine.passes.layout.assignment import Layout
 from flowrun.engine.passes.layout.axis_search import AxisLocation, AxisLocations
 from flowrun.engine.strategy import Strategy
 
-_ELEMENT_S = 1e-12  # of one element computed: splits win ties, boxing never loses to it
+_ELEMENT_S = 1e-12  # seconds per element: so small that it only decides ties, in favour of splits
 
 
 class TensorOnAxis(NamedTuple):
-    """A tensor on the ranks of an axis: how many, the shape and bytes that the axes before left
-    over, and what joins the ranks.
+    """A tensor on the ranks of an axis.
+
+    parts: number of ranks.  shape, num_bytes: what the axes before left of it.  link: joins the
+        ranks.
     """
 
     parts: int
@@ -34,12 +38,12 @@ class TensorOnAxis(NamedTuple):
     link: Link
 
     def seconds(self, have: Sbp, wanted: Sbp) -> float:
-        """Of a boxing."""
+        """Return the seconds of a boxing from one SBP to another."""
         return _seconds(have, wanted, *self)
 
 
 class Costs:
-    """On one axis.  forms: of tensors decided before; it grows."""
+    """The costs on one axis.  forms: of tensors decided before; the caller adds to it."""
 
     def __init__(
         self, layout: Layout, strategy: Strategy, axis: int, forms: Mapping[str, AxisLocations]
@@ -50,7 +54,7 @@ class Costs:
         self.forms = forms
         self.links = tuple(strategy.hardware.links(p)[axis] for p in strategy.placements)
         self.divides_batch = strategy.axes[axis] in BATCH_AXES
-        self.trained = _trained(layout.base)
+        self.trained = _trained_tensors(layout.base)
         self._works: dict[tuple[object, ...], float] = {}
 
     def row(
@@ -60,7 +64,11 @@ class Costs:
         in_shapes: Sequence[Shape],
         out_shapes: Sequence[Shape | None],
     ) -> float:
-        """Of a row, on shapes that the axes before left over."""
+        """Return the seconds of a row of an op.
+
+        op: of the graph.  row: one of its signatures.  in_shapes, out_shapes: what the axes before
+        left of its tensors.
+        """
         cost, parts = 0.0, self.strategy.parts(op.stage, self.axis)
         if self.divides_batch and parts > 1:
             cost += self._work(op, row, in_shapes, out_shapes, parts)
@@ -84,9 +92,11 @@ class Costs:
         out_shapes: Sequence[Shape | None],
         parts: int,
     ) -> float:
-        """Seconds of what each rank computes: on an axis of the batch the samples are there to be
-        divided, and what every rank computes alike is paid for.  Elsewhere pins say what is split,
-        and the rest is meant to be whole.
+        """Return the seconds of what each rank computes.
+
+        On an axis of the batch the samples are there to be divided, so an op that every rank runs
+        whole costs its time.  On other axes pins say which ops are split, and the rest is meant to
+        be whole.
         """
         ins = [_part(s, sbp, parts) for s, sbp in zip(in_shapes, row.inputs, strict=True)]
         outs = [
@@ -101,9 +111,13 @@ class Costs:
         return self._works[key]
 
     def _gradients(self, op: Op, row: Signature, in_shapes: Sequence[Shape], parts: int) -> float:
-        """A weight that is whole where the result is split has a gradient in parts, which backward
-        sums.  Forward is decided before backward, and pays for its bytes: gradients of a step may
-        share a message.  On an axis of the batch all weights are so.
+        """Return the seconds of reducing the gradients of weights that a row of forward reads
+        whole.
+
+        If the result of the op is split, such a gradient is a partial sum.  Forward is decided
+        before backward and must count these bytes; latency is left out, since gradients of a step
+        share messages.  It applies to axes other than those of the batch, where all weights are
+        whole.
         """
         if not any(isinstance(sbp, Split) for sbp in row.outputs):
             return 0.0
@@ -117,8 +131,8 @@ class Costs:
         return moved / self.links[op.stage].bytes_per_s / self.strategy.micro_batches
 
     def _to_home(self, op: Op, row: Signature, shape: Shape, parts: int) -> float:
-        """A gradient ends at its weight's home: the boxing that it will need is part of the row's
-        cost.
+        """Return the seconds of boxing a gradient to its weight's home: a part of the
+        accumulator's row.
         """
         name = op.outputs[0] or ""
         weight = gradient_of(name)
@@ -126,21 +140,25 @@ class Costs:
             return 0.0
         home = next(iter(self.forms[weight]))[1]
         num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
-        once_a_step = 0.99 / self.strategy.micro_batches  # and late rather than early, where m = 1
+        once_a_step = 0.99 / self.strategy.micro_batches  # below 1: rather late than early
         link = self.links[op.stage]
         return once_a_step * _seconds(row.outputs[0], home, parts, shape, num_bytes, link)
 
     def like(self, name: str, stage: int) -> TensorOnAxis:
-        """What decides the cost of boxing a tensor on a stage."""
+        """Return the facts that decide the cost of boxing a tensor on a stage."""
         grid = self.strategy.placements[stage].shape
-        shape = self.layout.shape(name, self.layout.decided(name), self.axis, grid)
+        shape = self.layout.shape(name, self.layout.nd_sbp_of(name), self.axis, grid)
         num_bytes = self.layout.base.tensors[name].dtype.itemsize * math.prod(shape)
         return TensorOnAxis(
             self.strategy.parts(stage, self.axis), shape, num_bytes, self.links[stage]
         )
 
     def box(self, name: str, have: AxisLocation, wanted: AxisLocation) -> float:
-        """Of a tensor from one form to another, on this stage or between two."""
+        """Return the seconds of boxing a tensor from one form to another, on a stage or between
+        two.
+
+        name: of the tensor.  have, wanted: the forms.
+        """
         if have == wanted:
             return 0.0
         (stage, source), (to_stage, target) = have, wanted
@@ -157,8 +175,8 @@ class Costs:
         return cost
 
 
-def _trained(graph: LogicalGraph) -> frozenset[str]:
-    """Parameters that have a gradient, and what a step makes of them before forward reads it."""
+def _trained_tensors(graph: LogicalGraph) -> frozenset[str]:
+    """Return parameters that have a gradient, and tensors that a step makes of them alone."""
     found = {v.tensor for v in graph.variables if v.kind == "parameter" and v.new}
     for op in graph.ops:
         if op.phase != UPDATE and op.inputs and found.issuperset(op.inputs):
@@ -167,7 +185,7 @@ def _trained(graph: LogicalGraph) -> frozenset[str]:
 
 
 def _part(shape: Shape, sbp: Sbp, parts: int) -> Shape:
-    """The largest piece."""
+    """Return the shape of the largest piece of a tensor."""
     if not isinstance(sbp, Split):
         return shape
     dim = sbp.dim

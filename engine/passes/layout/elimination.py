@@ -1,13 +1,15 @@
 """elimination: the least sum of small tables, each over a few variables.
 
-Non-serial dynamic programming (Bertelè and Brioschi 1972): a variable leaves by keeping, for every
-choice of its neighbours, the best of its own values; what is left is a table over the neighbours.
-They leave in an order that keeps such tables small, so chains, trees and a fan of many branches
-cost next to nothing, and the whole is exponential only in how much of the graph hangs together.
+Non-serial dynamic programming (Bertelè and Brioschi 1972): to eliminate a variable is to keep, for
+every choice of its neighbours, the best of its own values; the remainder is a table over the
+neighbours.  Variables are eliminated in an order that keeps such tables small.  Chains, trees and a
+fan of many branches then cost next to nothing, and the whole is exponential only in the size of the
+densest part of the graph.
 
-What is equal is done once: equal tables are one array, and a variable that leaves as another did
-leaves what that one left.  So a block that is repeated costs one block; and along a chain of them,
-since a table is kept without its least value, what is handed on soon repeats as well.
+Equal work is done once: equal tables share one array, and a variable whose tables equal those of
+another leaves the same remainder.  So a block that is repeated costs as much as one block; and
+along a chain of blocks the remainders soon repeat as well, since a table is kept without its least
+value.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from flowrun.engine.passes.layout.elimination_order import WIDE, leaving_order
+from flowrun.engine.passes.layout.elimination_order import LARGE_TABLE_ENTRIES, order_variables
 
-WIDEST = 1 << 23  # entries of a table that is still made
-_QUANTUM = 2.0**-46  # costs are its multiples: sums below 128 are the same in any order
+MAX_TABLE_ENTRIES = 1 << 23  # larger tables are not made
+_QUANTUM_S = 2.0**-46  # costs are multiples of it: sums below 128 are equal in any order
 
 Values = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,18 +50,20 @@ class Least:
     exact: bool
 
 
-def minimise(sizes: Sequence[int], tables: Iterable[CostTable], widest: int = WIDEST) -> Least:
-    """Values of variables (0 .. sizes[v] - 1) for which the tables add up to least.
+def minimise(
+    sizes: Sequence[int], tables: Iterable[CostTable], widest: int = MAX_TABLE_ENTRIES
+) -> Least:
+    """Return values of variables (0 .. sizes[v] - 1) for which the sum of the tables is least.
 
-    Where a variable that leaves would make a table of more entries than `widest`, its neighbours
-    with most neighbours are set to what looks best for each alone: not proved least.
+    If eliminating a variable would make a table of more than `widest` entries, its neighbours with
+    most neighbours are fixed at the value that looks best for each alone; the result is then not
+    proved least.  sizes: number of values of each variable.  tables: the costs.
     """
     network = _OpenTables(sizes, tables)
-    left: list[
-        tuple[int, CostTable]
-    ] = []  # (variable, its best value for each choice of neighbours)
+    # (variable, its best value for each choice of its neighbours)
+    left: list[tuple[int, CostTable]] = []
     exact = True
-    for v in leaving_order(sizes, network.neighbours):
+    for v in order_variables(sizes, network.neighbours):
         while v in network.tables and network.entries(v) > widest:
             exact = False
             u = max((v, *network.neighbours[v]), key=lambda u: (len(network.neighbours[u]), u))
@@ -72,14 +76,18 @@ def minimise(sizes: Sequence[int], tables: Iterable[CostTable], widest: int = WI
     return Least(tuple(choice), network.constant, exact)
 
 
-def lower_bound(sizes: Sequence[int], tables: Iterable[CostTable], widest: int = WIDEST) -> float:
-    """What no choice can be below.
+def lower_bound(
+    sizes: Sequence[int], tables: Iterable[CostTable], widest: int = MAX_TABLE_ENTRIES
+) -> float:
+    """Return a bound that no choice can be below.
 
-    Mini-buckets (Dechter and Rish 2003): where a variable's table would have more entries than
-    `widest`, its tables are parted, and each part is minimised for itself.
+    Mini-buckets (Dechter and Rish 2003): if eliminating a variable would make a table of more than
+    `widest` entries, its tables are divided into parts, and each part is minimised on its own.
+    sizes,
+    tables: as of `minimise`.
     """
     network = _OpenTables(sizes, tables)
-    for v in leaving_order(sizes, network.neighbours):
+    for v in order_variables(sizes, network.neighbours):
         if network.entries(v) > widest:
             network.relax(v, widest)
         else:
@@ -89,8 +97,10 @@ def lower_bound(sizes: Sequence[int], tables: Iterable[CostTable], widest: int =
 
 @dataclass(frozen=True, slots=True)
 class _Remainder:
-    """What a variable leaves: its least over its neighbours, without the lowest of all; its value
-    there.  tables: that it was in, so that they live as long.
+    """The result of eliminating a variable.
+
+    tables: those that it was in, kept alive because their ids are the key.  least: its least cost
+    for each choice of its neighbours, minus the lowest of all.  best: its value there.
     """
 
     tables: tuple[CostTable, ...]
@@ -100,7 +110,7 @@ class _Remainder:
 
 
 class _OpenTables:
-    """The variables that are left, with the tables over them and what has been paid."""
+    """The variables not yet eliminated, the tables over them, and the cost so far."""
 
     def __init__(self, sizes: Sequence[int], tables: Iterable[CostTable]) -> None:
         self.sizes = sizes
@@ -112,12 +122,12 @@ class _OpenTables:
         rounded: dict[int, tuple[Values, Values]] = {}
         for table in tables:
             if id(table.values) not in rounded:
-                values = np.round(table.values / _QUANTUM) * _QUANTUM
+                values = np.round(table.values / _QUANTUM_S) * _QUANTUM_S
                 rounded[id(table.values)] = table.values, self._one(values)
             self.add(CostTable(table.over, rounded[id(table.values)][1]))
 
     def add(self, table: CostTable) -> None:
-        """One more table."""
+        """Add a table."""
         if not table.over:
             self.constant += float(table.values)
         for v in table.over:
@@ -126,16 +136,16 @@ class _OpenTables:
             self.neighbours[v].discard(v)
 
     def entries(self, v: int) -> int:
-        """Of the table that v would leave, and itself."""
+        """Return the entries of the table over v and its neighbours."""
         return math.prod(self._shape((*self.neighbours[v], v)))
 
     def eliminate(self, v: int) -> CostTable:
-        """Take v out; its best value for every choice of its neighbours."""
+        """Eliminate v; return its best value for every choice of its neighbours."""
         near = tuple(sorted(self.neighbours[v]))
         return CostTable(near, self._leave(v, near, self._without(v)))
 
     def relax(self, v: int, widest: int) -> None:
-        """Take v out in parts of at most `widest` entries (more, where one table alone has)."""
+        """Eliminate v in parts of at most `widest` entries (more, if a single table has more)."""
         parts: list[tuple[set[int], list[CostTable]]] = []
         for table in sorted(self._without(v), key=lambda table: -table.values.size):
             for over, tables in parts:
@@ -149,8 +159,8 @@ class _OpenTables:
             self._leave(v, tuple(sorted(over - {v})), tables)
 
     def _leave(self, v: int, near: tuple[int, ...], tables: Sequence[CostTable]) -> Values:
-        """Put the least of v for every choice of its neighbours in the place of some tables; the
-        value of v where that is.
+        """Replace some tables of v by its least cost for every choice of its neighbours; return
+        v's values.
         """
         axes = (*near, v)
         place = {u: k for k, u in enumerate(axes)}
@@ -159,10 +169,10 @@ class _OpenTables:
         found = self._left.get(key)
         if found is None:
             least, lowest, best = _least(
-                [_aligned(table, axes) for table in tables], self._shape(axes)
+                [_align(table, axes) for table in tables], self._shape(axes)
             )
             found = _Remainder(tuple(tables), self._one(least), lowest, best)
-            if math.prod(self._shape(axes)) <= WIDE:
+            if math.prod(self._shape(axes)) <= LARGE_TABLE_ENTRIES:
                 self._left[key] = found
         self.constant += found.lowest
         self.add(CostTable(near, found.least))
@@ -172,14 +182,14 @@ class _OpenTables:
         return tuple(self.sizes[v] for v in axes)
 
     def _one(self, values: Values) -> Values:
-        """The array that stands for all that are equal to it."""
-        if values.size > WIDE:
+        """Return the array that stands for all arrays equal to it."""
+        if values.size > LARGE_TABLE_ENTRIES:
             return values
         digest = hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=16).digest()
         return self._arrays.setdefault((values.shape, digest), values)
 
     def fix(self, v: int) -> CostTable:
-        """Take v out at the value that is best if all others were free."""
+        """Eliminate v at the value that would be best if all others were free."""
         tables = self._without(v)
         alone = np.zeros(self.sizes[v])
         for table in tables:
@@ -192,7 +202,7 @@ class _OpenTables:
         return CostTable((), np.array(value))
 
     def _without(self, v: int) -> list[CostTable]:
-        """Forget v; its tables, which no other variable has any more either."""
+        """Remove v and return its tables; they are removed from its neighbours as well."""
         tables = self.tables.pop(v)
         for u in self.neighbours.pop(v):
             self.tables[u] = [table for table in self.tables[u] if v not in table.over]
@@ -201,7 +211,7 @@ class _OpenTables:
 
 
 def _least(tables: Sequence[Values], shape: tuple[int, ...]) -> tuple[Values, float, Values]:
-    """Of the sum of tables over its last dim: the least without the lowest, the lowest, where."""
+    """Return (least minus lowest, lowest, argmin) of the sum of tables over its last dim."""
     total: Values = np.zeros(())
     for values in sorted(tables, key=lambda values: values.size):
         total = total + values
@@ -212,8 +222,10 @@ def _least(tables: Sequence[Values], shape: tuple[int, ...]) -> tuple[Values, fl
     return least - lowest, lowest, total.argmin(axis=-1).astype(np.min_scalar_type(shape[-1]))
 
 
-def _aligned(table: CostTable, axes: tuple[int, ...]) -> Values:
-    """The values with a dim for each of some axes, 1 long where the table does not depend on it."""
+def _align(table: CostTable, axes: tuple[int, ...]) -> Values:
+    """Return the values with one dim for each of `axes`, of size 1 where the table does not
+    depend on it.
+    """
     order = sorted(range(len(table.over)), key=lambda d: axes.index(table.over[d]))
     lengths = dict(zip(table.over, table.values.shape, strict=True))
     return table.values.transpose(order).reshape([lengths.get(v, 1) for v in axes])

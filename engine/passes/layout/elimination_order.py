@@ -1,4 +1,4 @@
-"""leaving_order: in which order variables leave (elimination.py), so that tables stay small."""
+"""order_variables: an order of eliminating variables (elimination.py) that keeps tables small."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-WIDE = 1 << 14  # entries of a table for which another order is tried
+LARGE_TABLE_ENTRIES = 1 << 14  # if a table is larger, another order is tried
 
-EliminationOrder = list[
-    tuple[int, int]
-]  # variables as they leave, with the entries of the table made then
+EliminationOrder = list[tuple[int, int]]  # (variable, entries of the table that it makes)
 Urgency = Callable[[int, int], tuple[int, int]]
 
 
-def leaving_order(sizes: Sequence[int], neighbours: Mapping[int, set[int]]) -> list[int]:
-    """The cheaper of two orders: least table first; or, where that meets a wide one, fewest new
-    pairs of neighbours first, which keeps what everybody reads (positions, masks) for the end.
+def order_variables(sizes: Sequence[int], neighbours: Mapping[int, set[int]]) -> list[int]:
+    """Return the cheaper of two orders of elimination.
+
+    The first takes the variable with the smallest table.  If that meets a large table, the second
+    takes
+    the variable that makes the fewest new pairs of neighbours: it keeps tensors that everything
+    reads (positions, masks) for the end.  sizes: number of values of each variable.  neighbours:
+    variables that share a table.
     """
-    order = _leaving(sizes, neighbours, lambda entries, pairs: (entries, pairs))
-    if max((entries for _, entries in order), default=0) > WIDE:
-        other = _leaving(sizes, neighbours, lambda entries, pairs: (pairs, entries))
+    order = _order_by(sizes, neighbours, lambda entries, pairs: (entries, pairs))
+    if max((entries for _, entries in order), default=0) > LARGE_TABLE_ENTRIES:
+        other = _order_by(sizes, neighbours, lambda entries, pairs: (pairs, entries))
         order = min(order, other, key=lambda o: sum(entries for _, entries in o))
     return [v for v, _ in order]
 
 
-def _leaving(
+def _order_by(
     sizes: Sequence[int], neighbours: Mapping[int, set[int]], urgency: Urgency
 ) -> EliminationOrder:
-    """Take the most urgent variable out until none is left.
+    """Eliminate the most urgent variable until none is left.
 
     urgency: of (entries of the table that it makes, pairs of variables that become neighbours).
     """
@@ -52,11 +55,12 @@ def _leaving(
 
 
 class _OpenVariables:
-    """The variables that have not left; of each its neighbours, the entries of the table that it
-    makes, and how many pairs of its neighbours are not each other's (in either order: twice).
+    """The variables not yet eliminated.
 
-    Kept up to date by what changes: some have all others as neighbours, and none is looked through
-    where another leaves.
+    near: neighbours of each.  entries: of the table that eliminating it makes.  pairs: ordered
+    pairs of its neighbours that are not neighbours of each other.  Each elimination updates only
+    what changes: some variables have all others as neighbours, and looking through these would be
+    too slow.
     """
 
     def __init__(self, sizes: Sequence[int], neighbours: Mapping[int, set[int]]) -> None:
@@ -72,7 +76,7 @@ class _OpenVariables:
         }
 
     def take_out(self, v: int) -> set[int]:
-        """Its neighbours become each other's.  Those for which something has changed."""
+        """Make the neighbours of v each other's neighbours; return the variables that change."""
         others = self.near[v]
         for u in others:
             self.pairs[u] -= 2 * (len(self.near[u]) - 1 - len(self.near[u] & others))
@@ -86,7 +90,7 @@ class _OpenVariables:
         return touched
 
     def _join(self, one: int, other: int) -> set[int]:
-        """Make two variables neighbours; those that are a neighbour of both."""
+        """Make two variables neighbours; return those that are neighbours of both."""
         common = self.near[one] & self.near[other]
         for u, new in ((one, other), (other, one)):
             self.pairs[u] += 2 * (len(self.near[u]) - len(common))

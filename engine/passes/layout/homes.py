@@ -1,8 +1,8 @@
 """Homes of sources on one axis: the SBPs that a batch field or a variable may have there.
 
-Conventions that the recipe need not spell out.  On an axis named `data` (or the ZeRO axis) a batch
+These conventions need no words in a recipe.  On an axis named `data` (or the ZeRO axis) a batch
 field enters split along dim 0, on any other axis whole.  A weight that no pin names is free, and B
-on axes of the batch; a buffer that nothing changes is B.
+on axes of the batch; a buffer that never changes is B.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from flowrun.engine.strategy import Strategy
 
 
 def feed_home(strategy: Strategy, axis: int, feed: Feed, shape: Shape) -> Sbp:
-    """shape: what the axes before left over.  Raises RecipeError where samples do not divide."""
+    """Return the SBP in which a batch field enters, on one axis.
+
+    strategy: has the pins.  axis: its index.  feed: the field.  shape: what the axes before left of
+    it.  Raises RecipeError if the samples do not divide over the ranks.
+    """
     name, parts = strategy.axes[axis], strategy.parts(feed.stage, axis)
     for pin in reversed(strategy.pins):
         if pin.axis == name and names_field(pin, feed):
@@ -35,7 +39,11 @@ def feed_home(strategy: Strategy, axis: int, feed: Feed, shape: Shape) -> Sbp:
 
 
 def variable_homes(strategy: Strategy, axis: int, variable: Variable, shape: Shape) -> list[Sbp]:
-    """All that the search may choose from.  shape: what the axes before left over."""
+    """Return the SBPs that the search may choose from as the home of a variable, on one axis.
+
+    strategy: has the pins.  axis: its index.  variable: a parameter, buffer or state.  shape: what
+    the axes before left of it.
+    """
     name, parts = strategy.axes[axis], strategy.parts(variable.stage, axis)
     if parts == 1:
         return [B]

@@ -1,12 +1,12 @@
-"""infer_sbp: trained -> signed.  Gives every op one signature an axis: pins first, then the legal
-rows of least boxing time.
+"""infer_sbp: trained -> signed.  Gives every op one signature on each axis: pins first, then the
+legal rows with the least boxing time.
 
-Axis after axis, outermost first, on the shapes that the axes before left over.  For each axis
-chunks are decided in order, each exactly (axis_search.py): counts; forward; backward, given
-forward; what is written into buffers, where they live; update, given the weights' homes.
-shard_optimizer runs before the last: it is why the update chunk is a pass of its own.
+Axes are decided one after another, outermost first, on the shapes that the axes before left.  On
+each axis chunks are decided in order, each exactly (axis_search.py): counts; forward; backward,
+given forward; values written into buffers, at the buffers' homes; update, given the weights' homes.
+shard_optimizer runs before the last, so the update chunk is a pass of its own.
 
-What a batch field and a weight start as is homes.py; seconds are costs.py.
+homes.py says in which layout batch fields and weights start; costs.py has the seconds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from flowrun.engine.strategy import Strategy
 
 
 def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Signatures of forward and backward ops, homes of variables and feeds."""
+    """Choose signatures of forward and backward ops, and homes of variables and feeds."""
     layout = Layout(graph)
     notes: list[str] = list(graph.notes)
     for axis in range(len(strategy.axes)):
@@ -78,8 +78,9 @@ def infer_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterator[str]:
-    """One note for each kind of op that no family of the engine knows: where its rows come from, or
-    that all ranks of the axis do all of it, from inputs that are gathered.
+    """Yield a note for each kind of op that no family of the engine knows.
+
+    It says where the op's rows come from, or that all ranks of the axis compute all of it.
     """
     modules: dict[tuple[str, str], dict[str, None]] = {}  # target, origin -> where, in order
     for op in graph.ops:
@@ -100,7 +101,9 @@ def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterat
 
 
 def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Signatures of the update ops, once the homes of weights and optimizer states are known."""
+    """Choose signatures of the update ops, once the homes of weights and optimizer states are
+    known.
+    """
     if strategy.auto.enabled and strategy.axes and not strategy.zero.stage:
         return graph  # search_sbp has decided them with all others
     ops = (replace(o, in_sbp=(), out_sbp=()) if o.phase == UPDATE else o for o in graph.ops)
@@ -112,13 +115,13 @@ def infer_update(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     return layout.graph(layout.base)
 
 
-def inferred(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Signatures of all ops, homes of all that enters."""
+def infer_all(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Choose signatures of all ops and homes of all sources."""
     return infer_update(infer_sbp(graph, strategy), strategy)
 
 
 class _Axis:
-    """Decides one axis."""
+    """The decisions on one axis."""
 
     def __init__(self, layout: Layout, strategy: Strategy, axis: int) -> None:
         self.layout = layout
@@ -127,7 +130,7 @@ class _Axis:
         self.name = strategy.axes[axis]
         graph = layout.base
         self.variables: dict[str, Variable] = dict(graph.variable_of)
-        self.weights = graph.of_weights  # to move what is made of a weight is to move the weight
+        self.weights = graph.of_weights  # moving a tensor made of weights moves the weights
         self.own = own_ops(graph, strategy)
         self.feeds: dict[str, Feed] = {f.tensor: f for f in graph.feeds}
         self.homes: dict[str, AxisLocation] = {}
@@ -137,7 +140,7 @@ class _Axis:
         for variable in graph.variables:
             if len(variable.nd_sbp) > axis:
                 self.forms[variable.tensor] = frozenset(((variable.stage, variable.nd_sbp[axis]),))
-        for op in graph.ops:  # decided in an earlier pass: what later chunks may read
+        for op in graph.ops:  # tensors decided in an earlier pass, which later chunks may read
             if len(layout.out_sbp[op.name]) and len(layout.out_sbp[op.name][0]) > axis:
                 for name, nd_sbp in zip(op.outputs, layout.out_sbp[op.name], strict=True):
                     if name is not None:
@@ -150,7 +153,7 @@ class _Axis:
         made = {name for op in ops for name in op.makes}
         read = {name for op in ops for name in op.inputs}
         known = {name: self.forms[name] for name in read if name in self.forms and name not in made}
-        homes = {n: self._homes(n) for n in read if n not in made and n not in known}
+        homes = {n: self._possible_homes(n) for n in read if n not in made and n not in known}
         self.whole |= {n for n, options in homes.items() if all(f[1] == B for f, _ in options)}
         rows = [self._rows(op) for op in ops]
         solution = solve(
@@ -171,17 +174,18 @@ class _Axis:
         return solution
 
     def settle(self, ops: list[Op]) -> None:
-        """The homes of variables that are written, and that nothing has read: a row that reads one
-        elsewhere would write a copy.
+        """Fix the homes of variables that the ops write and that nothing has read.
+
+        A row that reads such a variable elsewhere would write a copy.
         """
         for name in dict.fromkeys(name for op in ops for name in op.inputs):
             if name in self.variables and name not in self.homes | self.forms:
-                home, _ = self._homes(name)[0]
+                home, _ = self._possible_homes(name)[0]
                 self.homes[name], self.forms[name] = home, frozenset((home,))
 
     def keep_homes(self) -> None:
-        """Write the homes of this axis: a state lives with its parameter, and what nobody read is
-        B.
+        """Write the homes of this axis: a state lives with its parameter; a source that nobody
+        reads is B.
         """
         parameters = {v.name: v.tensor for v in self.variables.values()}
         for tensor, nd_sbp in self.layout.homes.items():
@@ -198,7 +202,7 @@ class _Axis:
         maker = self.layout.base.producer.get(name)
         return ROWS if maker is not None and maker.target == COLLECT else ACTIVATION
 
-    def _homes(self, name: str) -> list[tuple[AxisLocation, float]]:
+    def _possible_homes(self, name: str) -> list[tuple[AxisLocation, float]]:
         source = self.feeds.get(name) or self.variables[name]
         grid = self.strategy.placements[source.stage].shape
         shape = self.layout.shape(name, self.layout.homes[name], self.axis, grid)
@@ -211,11 +215,12 @@ class _Axis:
     # ------------------------------------------------------------------ rows
 
     def _rows(self, op: Op) -> list[tuple[Signature, float]]:
-        """Legal rows with their costs.
+        """Return legal rows with their costs.
 
-        What needs no communication to be whole everywhere (positions, masks, views of whole
-        weights) is made whole: from B every other SBP is a local step.  It costs no boxing, and
-        without it each such tensor would multiply the states of the search.
+        Tensors that need no communication to be whole everywhere (positions, masks, views of whole
+        weights)
+        are made whole: from B every other SBP is a local step.  This costs no boxing, and otherwise
+        each such tensor would multiply the states of the search.
         """
         parts = self.strategy.parts(op.stage, self.axis)
         grid = self.strategy.placements[op.stage].shape
@@ -236,7 +241,7 @@ class _Axis:
             legal = registry.signatures(op, in_shapes, out_shapes, parts)
             legal = legal[:1] if op.name in self.own else legal
         if op.phase == UPDATE or op.target == ASSIGN:
-            legal = self._at_home(op, legal)
+            legal = self._rows_at_home(op, legal)
         elif _is_plain(op) and self.whole.issuperset(op.inputs):
             legal = [row for row in legal if {*row.inputs, *row.outputs} <= {B}]
             self.whole.update(op.makes)
@@ -260,8 +265,8 @@ class _Axis:
         )
         return [Signature((sbp,), (sbp,)) for sbp in options]
 
-    def _at_home(self, op: Op, legal: Iterable[Signature]) -> list[Signature]:
-        """Rows that read every variable where it lives and leave it there."""
+    def _rows_at_home(self, op: Op, legal: Iterable[Signature]) -> list[Signature]:
+        """Return the rows that read every variable at its home and leave it there."""
         forms = {**self.forms, **{name: {home} for name, home in self.homes.items()}}
         homes = {n: forms[n] for n in op.inputs if n in self.variables and n in forms}
         return [
@@ -276,5 +281,7 @@ class _Axis:
 
 
 def _is_plain(op: Op) -> bool:
-    """True for torch's ops and constants: a pin asks for its own SBP, a draw is shared out."""
+    """Return True for torch's ops and constants: a pin asks for its own SBP, and a draw is
+    divided.
+    """
     return not is_engine_op(op.target) or has(op.target, Trait.CONSTANT)

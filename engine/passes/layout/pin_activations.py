@@ -2,7 +2,7 @@
 every pin is checked.
 
 A pin on the output of a module holds for the tensors that leave it in forward, a pin on its input
-for those that enter it.  Backward reads the pinned tensor too, and so shares what forward boxed.
+for those that enter it.  Backward reads the pinned tensor too, and so shares forward's boxing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flowrun.engine.strategy import Pin, Strategy
 
 
 def pin_activations(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Check every pin, then insert a flow.pin op, with the pins as an argument, where one is asked
-    for.
+    """Check every pin, then insert a flow.pin op, with the pins as an argument, for each pinned
+    tensor.
     """
     for pin in strategy.pins:
         _check(graph, pin, strategy)
@@ -28,8 +28,9 @@ def pin_activations(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 def with_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Pins that were checked: of a graph of the same model, such as evaluation's, which may lack
-    some of the modules.
+    """Insert the flow.pin ops of pins that were checked on another graph of the same model.
+
+    Evaluation's graph, for example, may lack some of the modules.
     """
     wanted = [pin for pin in strategy.pins if pin.where != "variable" and pin.axis in strategy.axes]
     pinned: dict[str, dict[str, str]] = {}  # tensor -> axis -> sbp text
@@ -61,14 +62,16 @@ def with_pins(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 def _owner(pin: Pin, module: str) -> str | None:
-    """The outermost module around (or at) a path that the pin names."""
+    """Return the outermost module around (or at) a path that the pin names."""
     parts = module.split(".")
     around = (".".join(parts[: k + 1]) for k in range(len(parts)))
     return next((path for path in around if pin.matches(path)), None)
 
 
 def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
-    """Tensors that leave (out) or enter (in) one of the modules that the pin names, in forward."""
+    """Return the tensors that leave (out) or enter (in) one of the modules that the pin names,
+    in forward.
+    """
     forward = [op for op in graph.ops if op.phase == FORWARD and not is_engine_op(op.target)]
     made_in: dict[str, str | None] = {feed.tensor: None for feed in graph.feeds}
     made_in.update({name: _owner(pin, op.module) for op in forward for name in op.makes})
@@ -86,8 +89,9 @@ def _crossing(graph: LogicalGraph, pin: Pin) -> list[str]:
 
 
 def matches_variable(pin: Pin, variable: Variable) -> bool:
-    """True if the pin names the parameter (by any of its names, if it is tied; a state by its
-    parameter's), or a module that holds it.
+    """Return whether the pin names the parameter, or a module that holds it.
+
+    A tied parameter has several names; a state has its parameter's.
     """
     names = (variable.of or variable.name, *variable.aliases)
     return pin.where == "variable" and any(
@@ -96,7 +100,9 @@ def matches_variable(pin: Pin, variable: Variable) -> bool:
 
 
 def names_field(pin: Pin, feed: Feed) -> bool:
-    """True if the pin names the field of the batch; a number of the engine's own is none."""
+    """Return whether the pin names the field of the batch; the engine's own numbers are no
+    fields.
+    """
     return pin.where == "variable" and not feed.is_own and pin.matches(f"batch.{feed.field}")
 
 

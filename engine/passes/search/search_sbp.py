@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
-from flowrun.engine.passes.layout.infer_sbp import infer_sbp, inferred
+from flowrun.engine.passes.layout.infer_sbp import infer_all, infer_sbp
 from flowrun.engine.passes.search.cost_network import Network
 from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Objective
@@ -58,7 +58,7 @@ def searched(graph: LogicalGraph, strategy: Strategy) -> Searched:
         {op.name: float(objective.row_seconds(op, rows.of(op)).min()) for op in graph.ops}
     )
     options = Options.of(graph, rows)
-    layout = inferred(graph, replace(strategy, auto=replace(strategy.auto, enabled=False)))
+    layout = infer_all(graph, replace(strategy, auto=replace(strategy.auto, enabled=False)))
     simple = {"greedy": greedy(graph, options, objective), "inferred": choice_of(options, layout)}
     chosen = {name: choice for name, choice in simple.items() if choice is not None}
     net = make_network(graph, options, objective, chosen.values())

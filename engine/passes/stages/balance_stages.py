@@ -1,9 +1,10 @@
 """balance_stages: where to cut the forward ops so that the slowest stage is as fast as possible.
 
-A cut may fall between any two ops. A stage's time is foreseen: what its pieces of the line take
-(stage_costs.py), and for each activation that enters it and each gradient that comes back to it an
-act and the bytes (no latency: other micro-batches hide that). Among cuts that are nearly as fast,
-those with the least to send win: between blocks one tensor crosses, inside a residual block two.
+A cut may fall between any two ops.  The time of a stage is foreseen: the time of its pieces of the
+line (stage_costs.py), and for each activation that enters it and each gradient that comes back to
+it an act and the bytes (no latency: other micro-batches hide it).  Among cuts that are nearly as
+fast, those with the least to send win: between blocks one tensor crosses, inside a residual block
+two.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.network import Link
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op
 
-NEARLY = 0.002  # of a rank's share of the work: a stage so much slower is as good, if less crosses
+WORK_TOLERANCE = 0.002  # share of a rank's work by which a stage may be slower to send less
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardSequence:
-    """The forward ops as a line to be cut.
+    """The forward ops as a line of pieces to be cut into stages.
 
-    All seconds are those of the ranks of a stage, summed.
-    work_s: of each piece, forward and backward.  entering_s, leaving_s: of messages, for a cut
-        before that piece: activations that enter the stage behind it, gradients that come back to
-        the stage before it; the first of each is 0.
+    All seconds are sums over the ranks of a stage.
+    work_s: of each piece, forward and backward.
+    entering_s, leaving_s: of messages for a cut before that piece: activations that enter the stage
+        behind it, gradients that return to the stage before it; the first of each is 0.
     """
 
     work_s: tuple[float, ...]
@@ -35,30 +36,30 @@ class ForwardSequence:
     leaving_s: tuple[float, ...]
 
     def seconds(self, start: int, end: int) -> float:
-        """Of a stage with the pieces start … end - 1."""
+        """Return the seconds of a stage with the pieces start … end - 1."""
         leaving = self.leaving_s[end] if end < len(self.work_s) else 0.0
         return sum(self.work_s[start:end]) + self.entering_s[start] + leaving
 
 
-def balanced_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -> tuple[int, ...]:
-    """The pieces at which stages 1, 2, … begin; exact.
+def balance_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -> tuple[int, ...]:
+    """Return the pieces at which stages 1, 2, … begin; exact.
 
-    ranks: of each stage; they share its work evenly.  Of the cuts whose slowest stage is, within
-    NEARLY of a rank's work, as fast as possible, those with the least to send; of those the
-    fastest.  chunks: of each stage; they are stages here.  Raises RecipeError where there are more
-    stages than pieces.
+    line: the pieces.  ranks: number of each stage's ranks, which share its work evenly.  chunks: of
+    each stage; each counts as a stage here.  Among cuts whose slowest stage is within
+    WORK_TOLERANCE of the fastest possible, those with the least to send win; among those, the
+    fastest.  Raises RecipeError if there are more stages than pieces.
     """
     if len(line.work_s) < len(ranks) * chunks:
         raise _too_many(len(line.work_s), len(ranks), chunks)
     ranks = [*ranks] * chunks
-    limit = _fastest(line, ranks) + NEARLY * sum(line.work_s) / sum(ranks)
+    limit = _least_seconds(line, ranks) + WORK_TOLERANCE * sum(line.work_s) / sum(ranks)
     total = list(itertools.accumulate(line.work_s, initial=0.0))
     n, stages = len(line.work_s), len(ranks)
     # least (seconds of links, slowest stage, cuts) of the first stages, by where they end
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for k, share in enumerate(ranks):
         here: dict[int, tuple[float, float, tuple[int, ...]]] = {}
-        least = _least_done(total[n], limit, ranks[k + 1 :])
+        least = _least_work(total[n], limit, ranks[k + 1 :])
         for end in range(k + 1, n - (stages - k - 1) + 1):
             if total[end] < least:
                 continue
@@ -78,7 +79,7 @@ def balanced_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) 
 
 
 def _too_many(pieces: int, stages: int, chunks: int) -> RecipeError:
-    """More stages, or chunks of all stages, than pieces: at the key that can be mended alone."""
+    """Return the error for more stages, or chunks of all stages, than pieces."""
     split = chunks > 1 and stages <= pieces
     parts = f"{stages} stages" + f" of {chunks} chunks, {stages * chunks} in all," * (chunks > 1)
     return RecipeError(
@@ -89,25 +90,26 @@ def _too_many(pieces: int, stages: int, chunks: int) -> RecipeError:
     )
 
 
-def _fastest(line: ForwardSequence, ranks: Sequence[int]) -> float:
-    """Seconds of the slowest stage, at best: sought below a limit, which grows until it is met, as
-    few ends of a stage are possible below a low one.
+def _least_seconds(line: ForwardSequence, ranks: Sequence[int]) -> float:
+    """Return the least possible seconds of the slowest stage.
+
+    They are sought below a limit that grows until it is met: a low limit leaves few ends of stages.
     """
     limit, found = max(1e-9, sum(line.work_s) / sum(ranks)), math.inf
     while math.isinf(found):
         limit *= 1.2
-        found = _fastest_below(line, ranks, limit)
+        found = _least_seconds_below(line, ranks, limit)
     return found
 
 
-def _fastest_below(line: ForwardSequence, ranks: Sequence[int], limit: float) -> float:
-    """Seconds of the slowest stage, at best; infinite if they are more than a limit."""
+def _least_seconds_below(line: ForwardSequence, ranks: Sequence[int], limit: float) -> float:
+    """Return the least possible seconds of the slowest stage; infinite if they exceed `limit`."""
     total = list(itertools.accumulate(line.work_s, initial=0.0))
     n = len(line.work_s)
     best = {0: 0.0}  # slowest stage so far, by where the last ends
     for k, share in enumerate(ranks):
         here: dict[int, float] = {}
-        least = _least_done(total[n], limit, ranks[k + 1 :])
+        least = _least_work(total[n], limit, ranks[k + 1 :])
         for start, slowest in best.items():
             for end in range(start + 1, n + 1):
                 work = total[end] - total[start]
@@ -123,25 +125,28 @@ def _fastest_below(line: ForwardSequence, ranks: Sequence[int], limit: float) ->
     return best.get(n, math.inf)
 
 
-def _least_done(all_s: float, limit: float, others: Sequence[int]) -> float:
-    """Work that must be done before stages on so many ranks each, none slower than a limit."""
+def _least_work(all_s: float, limit: float, others: Sequence[int]) -> float:
+    """Return the work that earlier stages must do, for the `others` to take no longer than
+    `limit`.
+    """
     return all_s - limit * sum(others) * (1 + 1e-9)
 
 
-def line_of(
+def make_line(
     graph: LogicalGraph,
     line_ops: Sequence[Op],
     seconds: Sequence[float],
     link: Link,
     act_s: float,
 ) -> tuple[list[int], ForwardSequence]:
-    """(where each piece begins, the line) of `line_ops`, the forward ops to be shared out.
+    """Return (where each piece begins, the line) of the forward ops to be divided among stages.
 
-    seconds: of each, with all that follows it.  link: between stages.  act_s: of one act.  Both of
-    all ranks of a stage.
+    graph: has the ops.  line_ops: the forward ops, in order.  seconds: of each, with all that
+    follows it.  link: between stages.  act_s: of one act.  Seconds are sums over the ranks of a
+    stage.
     """
     entering, leaving = _crossing_seconds(graph, line_ops, link, act_s)
-    starts = _possible(line_ops, seconds, [a + b for a, b in zip(entering, leaving, strict=True)])
+    starts = _cut_points(line_ops, seconds, [a + b for a, b in zip(entering, leaving, strict=True)])
     ends = [*starts[1:], len(line_ops)]
     return starts, ForwardSequence(
         tuple(sum(seconds[start:end]) for start, end in zip(starts, ends, strict=True)),
@@ -153,7 +158,9 @@ def line_of(
 def _crossing_seconds(
     graph: LogicalGraph, line_ops: Sequence[Op], link: Link, act_s: float
 ) -> tuple[list[float], list[float]]:
-    """For a cut before each op: seconds to send the activations that cross, and the gradients."""
+    """Return, for a cut before each op, the seconds to send the activations that cross, and the
+    gradients.
+    """
     place = {op.name: k for k, op in enumerate(line_ops)}
     forward, backward = [0.0] * (len(line_ops) + 1), [0.0] * (len(line_ops) + 1)
     for k, op in enumerate(line_ops):
@@ -174,11 +181,13 @@ def _at_each_op(changes: Sequence[float]) -> list[float]:
     return [max(0.0, round(s, 12)) for s in itertools.accumulate(changes[:-1])]
 
 
-def _possible(
+def _cut_points(
     line_ops: Sequence[Op], seconds: Sequence[float], crossing_s: Sequence[float]
 ) -> list[int]:
-    """Ops before which a cut makes sense, the first with them: the loss stays whole, and where only
-    views lie between two cuts the one with less to send is enough.
+    """Return the ops before which a cut makes sense, and the first op.
+
+    The loss stays whole.  Between two cuts with only views between them, the one with less to send
+    is kept.
     """
     starts = [0]
     behind = 0.0  # seconds since the last possible cut

@@ -1,7 +1,7 @@
-"""chosen_stages: the stages of forward's line where they are not to be found but given: by the
-recipe's list of modules, or by another graph of the same model (evaluation follows training).
+"""chosen_stages: stages of forward's line that are given, by the recipe's list of modules or by
+another graph of the same model (evaluation follows training).
 
-What the choice does not name is on the latest stage of what it reads.
+An op that the choice does not name goes to the latest stage of its inputs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from flowrun.engine.ir.module_path import unit_of, within
 from flowrun.engine.strategy import Decided
 
 
-def listed(graph: LogicalGraph, line: Sequence[Op], lists: Sequence[Sequence[str]]) -> list[int]:
-    """The stage of each op of the line, by patterns of modules for each stage.
+def stages_from_list(
+    graph: LogicalGraph, line: Sequence[Op], lists: Sequence[Sequence[str]]
+) -> list[int]:
+    """Return the stage of each op of the line, by a list of module patterns for each stage.
 
-    A pattern covers what is inside a module that it names; of several stages that name a module the
-    first has it.  The loss is on the last stage.  Raises RecipeError at `placement.stages` where a
-    module is on no stage, and at a list of it with a pattern that puts nothing there.
+    graph: has the modules.  line: the forward ops.  lists: patterns by stage; a pattern covers the
+    modules inside of those that it names, and of several stages that name a module the first has
+    it.  The loss is on the last stage.  Raises RecipeError at `placement.stages` if a module is on
+    no stage, and at a list of it with a pattern that puts nothing there.
     """
     modules = dict.fromkeys(op.module for op in graph.ops if op.phase == FORWARD)
     paths = [path for path in modules if path not in ("", "loss")]
@@ -39,7 +42,7 @@ def listed(graph: LogicalGraph, line: Sequence[Op], lists: Sequence[Sequence[str
             "Every module that computes must belong to one stage.",
         )
     home["loss"] = len(lists) - 1
-    return _completed(line, [home.get(op.module) for op in line])
+    return _fill_unknown(line, [home.get(op.module) for op in line])
 
 
 def _covers(pattern: str, path: str) -> bool:
@@ -49,7 +52,7 @@ def _covers(pattern: str, path: str) -> bool:
 def _idle(
     pattern: str, stage: int, covered: list[str], home: dict[str, int], paths: list[str]
 ) -> RecipeError:
-    """Of a pattern that puts nothing on its stage."""
+    """Return the error for a pattern that puts nothing on its stage."""
     where = f"placement.stages.{stage}.modules"
     if covered:
         unit, before = unit_of(covered[0]), home[covered[0]]
@@ -65,27 +68,29 @@ def _idle(
     )
 
 
-def decided(graph: LogicalGraph) -> Decided:
-    """The stages of a graph, for another graph of the same model to follow."""
+def read_stages(graph: LogicalGraph) -> Decided:
+    """Return the stages of a graph, for another graph of the same model to follow."""
     forward = [op for op in graph.ops if op.phase == FORWARD and op.target.startswith("aten.")]
     stages = {key: op.stage for key, op in zip(_keys(forward), forward, strict=True)}
     variables = tuple((v.name, v.stage) for v in graph.variables if v.kind != "state")
     return Decided(tuple(stages.items()), variables)
 
 
-def as_decided(line: Sequence[Op], stages: Decided, last: int) -> list[int]:
-    """The stage of each op of the line, as in another graph.  An op that the other has not: the
-    stage of its module's last op there.  last: the stage of a loss that the other has not.
+def stages_from_graph(line: Sequence[Op], stages: Decided, last: int) -> list[int]:
+    """Return the stage of each op of the line, as in another graph of the same model.
+
+    line: the forward ops.  stages: of the other graph.  last: the stage of a loss that the other
+    graph has not.  An op that it has not goes to the stage of its module's last op there.
     """
     known = dict(stages.ops)
     of_module: dict[str, int] = {"loss": last}
     of_module.update({module: stage for (module, _, _), stage in known.items()})
     found = [known.get(key, of_module.get(key[0])) for key in _keys(line)]
-    return _completed(line, found)
+    return _fill_unknown(line, found)
 
 
 def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
-    """(module, target, how many of these came before); copies on several stages count once."""
+    """Return (module, target, number of equal ones before); copies on several stages count once."""
     seen: dict[tuple[str, str], dict[str, int]] = {}
     out: list[tuple[str, str, int]] = []
     for op in ops:
@@ -95,10 +100,11 @@ def _keys(ops: Sequence[Op]) -> list[tuple[str, str, int]]:
     return out
 
 
-def in_turn(stages: Sequence[int], num_stages: int, chunks: int) -> list[int]:
-    """The piece of each op of a line that goes around the stages.
+def pieces_from_stages(stages: Sequence[int], num_stages: int, chunks: int) -> list[int]:
+    """Return the piece of each op of a line that goes around the stages several times.
 
-    Raises RecipeError at `placement.chunks` where it does not go around so often.
+    stages: of each op.  num_stages: of the placement.  chunks: how often the line goes around.
+    Raises RecipeError at `placement.chunks` if it goes around another number of times.
     """
     out: list[int] = []
     piece = 0
@@ -116,8 +122,8 @@ def in_turn(stages: Sequence[int], num_stages: int, chunks: int) -> list[int]:
     return out
 
 
-def _completed(line: Sequence[Op], stages: Sequence[int | None]) -> list[int]:
-    """An op of unknown stage is on the latest stage of its inputs."""
+def _fill_unknown(line: Sequence[Op], stages: Sequence[int | None]) -> list[int]:
+    """Return the stages, with an op of unknown stage on the latest stage of its inputs."""
     made: dict[str, int] = {}
     out: list[int] = []
     for op, known in zip(line, stages, strict=True):

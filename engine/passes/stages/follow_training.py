@@ -8,7 +8,7 @@ from dataclasses import replace
 from flowrun.engine.ir.graph import LogicalGraph, Variable
 from flowrun.engine.ir.sbp import B, Broadcast
 from flowrun.engine.passes.layout.pin_activations import matches_variable, names_field
-from flowrun.engine.passes.stages.chosen_stages import decided
+from flowrun.engine.passes.stages.chosen_stages import read_stages
 from flowrun.engine.strategy import Optimizer, Pin, Strategy, Zero
 
 
@@ -25,7 +25,7 @@ def follow_training(strategy: Strategy, training: LogicalGraph) -> Strategy:
     homes = tuple((v.name, v.nd_sbp) for v in training.variables)
     return replace(
         strategy,
-        decided=replace(decided(training), homes=homes),
+        decided=replace(read_stages(training), homes=homes),
         stage_modules=(),
         chunks=1,
         pins=(*of_fields, *_pins_of_weights(strategy, training)),

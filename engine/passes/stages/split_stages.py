@@ -1,14 +1,14 @@
 """split_stages: captured -> staged.  Gives every op of forward and backward the stage (group of
 ranks) that runs it.
 
-Forward ops form a line, cut into `placement.chunks` times as many pieces as there are stages; stage
-k owns every piece that is k modulo their number, as its chunks 0, 1, …. The piece of each op is
-chosen already (chosen_stages.py), or the line is cut by foreseen time (balance_stages.py); a cut
-may fall inside a module. A backward op follows its forward op; a sum of gradients follows the
-earliest piece that it hears from (the gradient travels towards the first once, summed). What no
-activation enters (masks, rotary tables, views and casts of weights) is no part of the line: each
-piece that reads it computes its own. A parameter lives where it is first used; a batch field enters
-at every stage that reads it.
+Forward ops form a line.  It is cut into `placement.chunks` times as many pieces as there are
+stages; stage k owns every piece that is k modulo their number, as its chunks 0, 1, ….  Either the
+piece of each op is given (chosen_stages.py), or the line is cut by foreseen time
+(balance_stages.py); a cut may fall inside a module.  A backward op follows its forward op.  A sum
+of gradients goes to the earliest piece of its addends (the gradient travels towards the first piece
+once, summed).  Ops that no activation enters (masks, rotary tables, views and casts of weights) are
+no part of the line: each piece that reads one computes its own.  A parameter lives where it is
+first used; a batch field enters at every stage that reads it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from dataclasses import replace
 
 from flowrun.engine.hardware.network import worst
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, Feed, LogicalGraph, Op, rename_inputs
-from flowrun.engine.passes.stages.balance_stages import ForwardSequence, balanced_cuts, line_of
-from flowrun.engine.passes.stages.chosen_stages import as_decided, in_turn, listed
+from flowrun.engine.passes.stages.balance_stages import ForwardSequence, balance_cuts, make_line
+from flowrun.engine.passes.stages.chosen_stages import (
+    pieces_from_stages,
+    stages_from_graph,
+    stages_from_list,
+)
 from flowrun.engine.passes.stages.stage_costs import one_stage, weigh_line
 from flowrun.engine.strategy import Strategy
 
@@ -29,69 +33,71 @@ OpPieces = dict[str, tuple[int, ...]]  # op -> the pieces of the line that run i
 
 
 def split_stages(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Stage of every op, variable and feed.  Raises RecipeError where `placement.stages` does not
-    fit the model.
+    """Set the stage of every op, variable and feed.
+
+    Raises RecipeError if `placement.stages` does not fit the model.
     """
     if strategy.num_stages > 1:
         line, free = _line(graph)
         if strategy.decided:
-            pieces = as_decided(line, strategy.decided, strategy.num_stages - 1)
+            pieces = stages_from_graph(line, strategy.decided, strategy.num_stages - 1)
         elif strategy.stage_modules:
-            pieces = listed(graph, line, strategy.stage_modules)
+            pieces = stages_from_list(graph, line, strategy.stage_modules)
             if strategy.chunks > 1:
-                pieces = in_turn(pieces, strategy.num_stages, strategy.chunks)
+                pieces = pieces_from_stages(pieces, strategy.num_stages, strategy.chunks)
         else:
-            pieces = _balanced(graph, line, free, strategy)
-        graph = _staged(graph, _places(graph, line, free, pieces), strategy.num_stages)
-    return _with_sources(graph, strategy)
+            pieces = _balance_line(graph, line, free, strategy)
+        graph = _write_stages(graph, _place_ops(graph, line, free, pieces), strategy.num_stages)
+    return _place_sources(graph, strategy)
 
 
 def line_to_cut(graph: LogicalGraph, strategy: Strategy) -> tuple[tuple[Op, ...], ForwardSequence]:
-    """(the first op of each piece, the line) of what stages share out of a micro-batch.  graph:
-    captured.
+    """Return (the first op of each piece, the line) of a captured graph, as the stages divide
+    it.
     """
     line, free = _line(graph)
-    starts, weighed = _weighed(graph, line, free, strategy)
+    starts, weighed = _weigh_line(graph, line, free, strategy)
     return tuple(line[start] for start in starts), weighed
 
 
-def _balanced(
+def _balance_line(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
 ) -> list[int]:
-    """The piece of each op of the line, cut by foreseen time."""
-    starts, weighed = _weighed(graph, line, free, strategy)
+    """Return the piece of each op of the line, cut by foreseen time."""
+    starts, weighed = _weigh_line(graph, line, free, strategy)
     ranks = [len(placement.ranks) for placement in strategy.placements]
-    cuts = [starts[cut] for cut in balanced_cuts(weighed, ranks, strategy.chunks)]
+    cuts = [starts[cut] for cut in balance_cuts(weighed, ranks, strategy.chunks)]
     return [bisect_right(cuts, k) for k in range(len(line))]
 
 
-def _weighed(
+def _weigh_line(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], strategy: Strategy
 ) -> tuple[list[int], ForwardSequence]:
-    """(the op of the line with which each piece begins, what pieces and cuts before them cost)."""
+    """Return (the index of the op with which each piece begins, the line with its costs)."""
     again = strategy.placements[:1] if strategy.chunks > 1 else ()
     pairs = itertools.pairwise((*strategy.placements, *again))
     link = worst(strategy.hardware.crossing(*pair) for pair in pairs)
-    places = {name: at[0] for name, at in _places(graph, line, free, range(len(line))).items()}
+    places = {name: at[0] for name, at in _place_ops(graph, line, free, range(len(line))).items()}
     alone = one_stage(strategy)
-    staged = _with_sources(graph, alone)
-    ranks = len(alone.placements[0].ranks)  # that do each second of work together
+    staged = _place_sources(graph, alone)
+    ranks = len(alone.placements[0].ranks)  # seconds below are sums over these
     seconds = [ranks * each for each in weigh_line(staged, places, len(line), alone)]
-    return line_of(graph, line, seconds, link, ranks * strategy.hardware.act_s)
+    return make_line(graph, line, seconds, link, ranks * strategy.hardware.act_s)
 
 
 # ---- which ops go where --------------------------------------------------------------------------
 
 
 def _line(graph: LogicalGraph) -> tuple[list[Op], frozenset[str]]:
-    """(the forward ops that stages share out, in order; names of all ops that are free)."""
+    """Return (the forward ops that stages divide, in order; names of all free ops)."""
     free = _free(graph)
     return [op for op in graph.ops if op.phase == FORWARD and op.name not in free], free
 
 
 def _free(graph: LogicalGraph) -> frozenset[str]:
-    """Ops that no activation enters: only weights, or only the batch, constants and draws, stand
-    behind them.
+    """Return ops that no activation enters.
+
+    They are made of weights alone, or of the batch, constants and draws alone.
     """
     behind: dict[str, frozenset[str]] = {feed.tensor: frozenset(("batch",)) for feed in graph.feeds}
     for v in graph.variables:
@@ -105,27 +111,28 @@ def _free(graph: LogicalGraph) -> frozenset[str]:
     return frozenset(free)
 
 
-def _places(
+def _place_ops(
     graph: LogicalGraph, line: Sequence[Op], free: frozenset[str], pieces: Sequence[int]
 ) -> OpPieces:
-    """Where every op runs, given the piece that each op of the line is of."""
+    """Return the pieces that run each op, given the piece of each op of the line."""
     places: OpPieces = {op.name: (piece,) for op, piece in zip(line, pieces, strict=True)}
     last = max(pieces)
     forward = [op for op in graph.ops if op.phase == FORWARD]
-    _beside_readers(graph, [op for op in forward if op.name in free], places, None)
-    followed = _Followed(forward, places, last)
+    _place_at_readers(graph, [op for op in forward if op.name in free], places, None)
+    followed = _BackwardPieces(forward, places, last)
     made: dict[str, int] = {}  # tensor -> piece
     for op in graph.ops:
         if op.phase == BACKWARD and op.name not in free:
             places[op.name] = (followed.piece(op, [made[n] for n in op.inputs if n in made]),)
         made.update(dict.fromkeys(op.makes, places.get(op.name, (last,))[0]))
-    _beside_readers(graph, [op for op in graph.ops if op.name in free], places, last)
-    return {**places, **_of_buffers(graph, places)}
+    _place_at_readers(graph, [op for op in graph.ops if op.name in free], places, last)
+    return {**places, **_place_buffer_ops(graph, places)}
 
 
-def _of_buffers(graph: LogicalGraph, places: OpPieces) -> OpPieces:
-    """A buffer that forward changes lives in one piece, the first that reads it: what copies it and
-    what writes it run there.
+def _place_buffer_ops(graph: LogicalGraph, places: OpPieces) -> OpPieces:
+    """Return the piece of each op that copies or writes a buffer that forward changes.
+
+    It is the first piece that reads the buffer.
     """
     found: OpPieces = {}
     for v in (v for v in graph.variables if v.tensor in graph.running):
@@ -134,10 +141,12 @@ def _of_buffers(graph: LogicalGraph, places: OpPieces) -> OpPieces:
     return found
 
 
-def _beside_readers(
+def _place_at_readers(
     graph: LogicalGraph, free: Sequence[Op], places: OpPieces, unread: int | None
 ) -> None:
-    """Free ops run wherever they are read; unread: the piece of one that nobody reads."""
+    """Place free ops in every piece that reads them.  unread: the piece of an op that nobody
+    reads.
+    """
     for op in reversed(free):
         readers = [r.name for name in op.makes for r in graph.consumers.get(name, ())]
         found = sorted({piece for name in readers for piece in places.get(name, ())})
@@ -147,9 +156,10 @@ def _beside_readers(
             places[op.name] = (unread,)
 
 
-class _Followed:
-    """The piece of a backward op: that of its forward op, by the moment at which torch recorded
-    that; by the module where the moment is not known.
+class _BackwardPieces:
+    """The piece of each backward op: that of its forward op.
+
+    Torch recorded the moment of both; if an op has no moment, its module decides.
     """
 
     def __init__(self, forward: Sequence[Op], places: Mapping[str, tuple[int, ...]], last: int):
@@ -161,7 +171,7 @@ class _Followed:
         self.last = last
 
     def piece(self, op: Op, inputs: Sequence[int]) -> int:
-        """inputs: pieces of what it reads."""
+        """Return the piece of a backward op.  inputs: the pieces of its inputs."""
         at = bisect_right(self.moments, op.moment)
         if op.moment >= 0 and at:
             return self.pieces[at - 1]
@@ -173,8 +183,10 @@ class _Followed:
 # ---- writing it down -----------------------------------------------------------------------------
 
 
-def _staged(graph: LogicalGraph, places: OpPieces, num_stages: int) -> LogicalGraph:
-    """Every op with its stage and chunk; one that runs in several pieces becomes a copy in each."""
+def _write_stages(graph: LogicalGraph, places: OpPieces, num_stages: int) -> LogicalGraph:
+    """Return the graph with the stage and chunk of every op; an op in several pieces becomes
+    copies.
+    """
     copies: dict[str, dict[int, str]] = {}  # tensor -> piece -> its name there
     tensors = dict(graph.tensors)
     ops: list[Op] = []
@@ -198,8 +210,8 @@ def _staged(graph: LogicalGraph, places: OpPieces, num_stages: int) -> LogicalGr
     return replace(graph, ops=tuple(ops), tensors=tensors, results=results)
 
 
-def _with_sources(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """One feed for each stage that reads a field, and the home stage of every variable."""
+def _place_sources(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
+    """Make one feed for each stage that reads a field, and set the home stage of every variable."""
     readers: dict[str, list[int]] = {}
     for op in graph.ops:
         for name in op.inputs:

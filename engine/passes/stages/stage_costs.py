@@ -1,14 +1,14 @@
-"""weigh_line: what each op of forward's line takes, with all that follows it.
+"""weigh_line: the seconds of each op of forward's line, with all ops that follow it.
 
 The whole model is laid out on the ranks of one stage, as if there were no other: every op on its
-own shards, with its boxings, accumulators and a share of the update.  Logical shapes alone do not
-tell: what only weights decide (accumulators, the zeros of an embedding's gradient) takes the ranks
-of a data axis as long however many they are, and what a tensor axis does not split each of its
-ranks does whole.
+own shards, with its boxings, accumulators and a share of the update.  Logical shapes alone would
+mislead: ops that only weights enter (accumulators, the zeros of an embedding's gradient) take the
+ranks of a data axis equally long however many they are, and each rank of a tensor axis computes
+whole what the axis does not split.
 
 Invariant: the pieces of a stage sum to what its actors compute and box for a micro-batch in the
-plan, but for acts, messages between stages and what recomputation repeats: that is not counted, so
-that candidates which differ by it can share a layout.
+plan, except for acts, messages between stages and recomputation.  These are left out so that
+candidates which differ by them can share a layout.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
 from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.strategy import Strategy
 
-UPDATE_PASSES = 7  # over a weight: AdamW reads it, its gradient and two states, and writes three
+TENSORS_PER_UPDATE = 7  # AdamW reads a weight, its gradient and two states, and writes three
 
 
 def weigh_line(
     graph: LogicalGraph, places: Mapping[str, int], length: int, strategy: Strategy
 ) -> list[float]:
-    """Seconds of a rank in a micro-batch, of each of `length` ops of the line.
+    """Return the seconds that a rank takes in a micro-batch for each of `length` ops of the line.
 
-    graph: staged, all on one stage.  places: which op of the line each op follows, by name; those
-    that are not there follow what they read.  strategy: as by one_stage.
+    graph: staged, all on one stage.  places: name of an op -> the op of the line that it follows;
+    ops that are not there follow their inputs.  strategy: as one_stage returns it.
     """
-    graph = _trained(graph, places, strategy)
+    graph = _add_accumulators(graph, places, strategy)
     for rewrite in (pin_activations, assign_sbp):
         graph = rewrite(graph, strategy)
     hardware, micro_batches = strategy.hardware, strategy.micro_batches
@@ -58,14 +58,15 @@ def weigh_line(
             made[name] for op in graph.consumers[v.tensor] for name in op.makes if name in made
         ]
         if homes:
-            moved = UPDATE_PASSES * _updated_bytes(v, graph, strategy) / micro_batches
+            moved = TENSORS_PER_UPDATE * _updated_bytes(v, graph, strategy) / micro_batches
             seconds[min(homes)] += moved / hardware.memory_bytes_per_s
     return seconds
 
 
 def one_stage(strategy: Strategy) -> Strategy:
-    """The first stage alone, or one rank where the grids of stages differ.  Its layout is inferred:
-    a search would take several times as long.
+    """Return the strategy of the first stage alone, or of one rank if the grids of stages differ.
+
+    Its layout is inferred: a search would take several times as long.
     """
     first = strategy.placements[0]
     if any(placement.shape != first.shape for placement in strategy.placements):
@@ -73,9 +74,12 @@ def one_stage(strategy: Strategy) -> Strategy:
     return replace(strategy, placements=(first,), auto=replace(strategy.auto, enabled=False))
 
 
-def _trained(graph: LogicalGraph, places: Mapping[str, int], strategy: Strategy) -> LogicalGraph:
-    """With accumulators: of a weight that several ops of the line read one each, as where these are
-    on stages of their own.
+def _add_accumulators(
+    graph: LogicalGraph, places: Mapping[str, int], strategy: Strategy
+) -> LogicalGraph:
+    """Return the graph with accumulators.
+
+    If several ops of the line read a weight, each gets an accumulator, as on stages of their own.
     """
     apart = tuple(replace(op, stage=places[op.name]) for op in graph.ops)
     graph = replace(graph, ops=apart)
@@ -85,8 +89,10 @@ def _trained(graph: LogicalGraph, places: Mapping[str, int], strategy: Strategy)
 
 
 def _updated_bytes(v: Variable, graph: LogicalGraph, strategy: Strategy) -> float:
-    """Of a weight, on the rank with the largest shard: what one rank updates without ZeRO, by which
-    stages are not cut otherwise: candidates of auto.placement that differ by it share their cut.
+    """Return the bytes of a weight that one rank updates without ZeRO, on the rank with the largest
+    shard.
+
+    ZeRO is left out: candidates of auto.placement that differ by it share their cut.
     """
     tensor, grid = graph.tensors[v.tensor], strategy.placements[0].shape
     return math.prod(largest_shape(tensor.shape, v.nd_sbp, grid)) * tensor.dtype.itemsize

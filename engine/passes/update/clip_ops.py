@@ -1,4 +1,4 @@
-"""clip_ops: gradients made smaller before the update, as ops (part of the pass update_ops)."""
+"""clip_ops: ops that clip gradients before the update (part of the pass update_ops)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from flowrun.engine.passes.update.graph_builder import GraphBuilder
 def clip_by_value(
     builder: GraphBuilder, variables: list[Variable], gradients: dict[str, str], limit: float
 ) -> None:
-    """Every element within [-limit, limit] (torch.nn.utils.clip_grad_value_)."""
+    """Clamp every element of the gradients to [-limit, limit] (torch.nn.utils.clip_grad_value_).
+
+    builder: collects the ops.  variables: the parameters.  gradients: parameter -> tensor;
+        replaced.
+    """
     for v in variables:
         gradients[v.name] = builder.one(
             f"clipped/{v.tensor}",
@@ -33,12 +37,14 @@ def clip_by_norm(
     inverse: str | None = None,
     squares: str | None = None,
 ) -> str:
-    """Coefficient min(1, max_norm / norm) of the global norm.
+    """Return the coefficient min(1, max_norm / norm) of the global norm of the gradients.
 
-    inverse: scalar that the gradients are to be multiplied by first: it is part of the coefficient.
-    squares: the sum of their squares as they are, if there is one.
+    builder: collects the ops.  variables: the parameters.  gradients: parameter -> tensor.
+        inverse:
+    scalar by which the gradients are to be multiplied first: it becomes a part of the coefficient.
+    squares: the sum of their squares before that, if it exists.
     """
-    squares = squares or total(builder, SUMSQ, "sumsq", variables, gradients)
+    squares = squares or sum_over_gradients(builder, SUMSQ, "sumsq", variables, gradients)
     if inverse is None:
         return builder.one("clip_scale", CLIP_SCALE, (Ref(squares), max_norm))
     factor = builder.one("unscale_squared", "aten.mul.Tensor", (Ref(inverse), Ref(inverse)))
@@ -47,7 +53,7 @@ def clip_by_norm(
     return builder.one("coefficient", "aten.mul.Tensor", (Ref(clip), Ref(inverse)))
 
 
-def total(
+def sum_over_gradients(
     builder: GraphBuilder,
     target: str,
     name: str,
@@ -55,9 +61,11 @@ def total(
     gradients: Mapping[str, str],
     stage: int = 0,
 ) -> str:
-    """Sum over all gradients of a scalar of each: of a stage's first, then over the stages.
+    """Return the sum over all gradients of a scalar of each: first over a stage, then over the
+    stages.
 
-    stage: where the sum is made.
+    builder: collects the ops.  target: the op that makes the scalar.  name: of the sum.  variables:
+    the parameters.  gradients: parameter -> tensor.  stage: where the sum is made.
     """
     totals: list[Any] = []
     for at in sorted({v.stage for v in variables}):

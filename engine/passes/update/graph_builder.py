@@ -1,4 +1,4 @@
-"""GraphBuilder: what a pass adds to a graph, collected; then everything in topological order."""
+"""GraphBuilder: collects the ops that a pass adds to a graph, and puts all in topological order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flowrun.engine.ir.graph import (
 
 
 class GraphBuilder:
-    """base: the graph as it came.  tensors, variables, feeds: those of the graph to be."""
+    """base: the graph before the pass.  tensors, variables, feeds: those of the new graph."""
 
     def __init__(self, graph: LogicalGraph) -> None:
         self.base = graph
@@ -33,13 +33,13 @@ class GraphBuilder:
         self.dropped: set[str] = set()
 
     def tensor(self, name: str, like: LogicalTensor | None = None) -> str:
-        """A new tensor, shaped as another, or an fp32 scalar; its name."""
+        """Add a tensor shaped as another, or an fp32 scalar, and return its name."""
         shape, dtype = (like.shape, like.dtype) if like else ((), torch.float32)
         self.tensors[name] = LogicalTensor(name, shape, dtype)
         return name
 
     def free_name(self, name: str) -> str:
-        """The name of a state, which no parameter and no buffer of the model has."""
+        """Return a name for a state that no parameter and no buffer of the model has."""
         own = {v.name for v in self.base.variables}
         while name in own:
             name += "~"
@@ -57,7 +57,10 @@ class GraphBuilder:
         phase: str = UPDATE,
         stage: int = 0,
     ) -> None:
-        """Append an op, of the chunk of what it reads; its outputs are tensors already."""
+        """Append an op whose outputs exist already, in the chunk of its inputs.
+
+        name, target, args, kwargs, outputs, module, phase, stage: as of `Op`.
+        """
         op = Op(name, target, args, kwargs, outputs, module, phase, stage)
         sources = (self.base.producer.get(read) for read in op.inputs if phase != UPDATE)
         chunk = max((source.chunk for source in sources if source), default=0)
@@ -75,13 +78,21 @@ class GraphBuilder:
         phase: str = UPDATE,
         stage: int = 0,
     ) -> str:
-        """Append an op that makes one tensor of its own name; the name."""
+        """Append an op with one output of its own name, and return that name.
+
+        name, target, args, kwargs, module, phase, stage: as of `Op`.  like: a tensor with the shape
+        and dtype of the output; None: an fp32 scalar.
+        """
         made = self.tensor(name, like)
         self.op(made, target, args, kwargs, (made,), module=module, phase=phase, stage=stage)
         return made
 
     def number(self, field: str, stage: int, values: tuple[float, ...] = ()) -> str:
-        """A number of the engine's own: a scalar that the stage's reader supplies once a step."""
+        """Return a scalar that the stage's reader supplies once a step.
+
+        field: its name, such as "@lr".  stage: its stage.  values: its value at each step, if they
+            are known.
+        """
         name = f"{field}@{stage}"
         if name not in self.feeds:
             made = self.tensor(name)
@@ -89,14 +100,14 @@ class GraphBuilder:
         return name
 
     def drop_feed(self, field: str) -> Feed | None:
-        """Take a feed out; None if there is none."""
+        """Remove a feed and return it; None if there is none."""
         found = next((f for f in self.feeds.values() if f.field == field), None)
         if found is not None:
             del self.feeds[found.tensor]
         return found
 
     def drop_dead(self, names: Iterable[str]) -> None:
-        """Take ops out, and what reads them."""
+        """Remove ops, and all ops that read their outputs."""
         gone: set[str] = set()
         wanted = set(names)
         for op in self.base.ops:
@@ -106,7 +117,7 @@ class GraphBuilder:
         self.tensors = {name: t for name, t in self.tensors.items() if name not in gone}
 
     def graph(self, results: tuple[tuple[str, str], ...]) -> LogicalGraph:
-        """Everything together: forward, backward with its accumulators, update."""
+        """Return the new graph: forward, backward with its accumulators, update."""
         kept = [op for op in self.base.ops if op.name not in self.dropped]
         forward = [op for op in kept if op.phase == FORWARD]
         backward = [op for op in kept if op.phase == BACKWARD]
@@ -126,8 +137,9 @@ class GraphBuilder:
 
 
 def _sums_behind(ops: list[Op], sums: list[Op]) -> list[Op]:
-    """Accumulators directly behind the op whose output they sum; those of feeds, and of forward's
-    values for backward, at the end.
+    """Put accumulators directly behind the op whose output they sum.
+
+    Those of feeds, and those that backward needs of forward's values, go to the end.
     """
     behind: dict[str, list[Op]] = {}
     late = {name for op in ops if op.phase == FORWARD for name in op.makes}

@@ -1,8 +1,8 @@
 """optimizer_ops: the update of one parameter, as ops (part of the pass update_ops).
 
-AdamW and SGD are one op each.  Any other optimizer is traced to ATen ops, each a value of its own;
-one flow.assign at the end writes the new weight and states, so that nothing is changed while it may
-still be read.
+AdamW and SGD are one op each.  Any other optimizer is traced to ATen ops, whose outputs are new
+tensors; one flow.assign at the end writes the new weight and states, so that nothing changes while
+it may still be read.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ def update(
     step: str | None = None,
     ids: str | None = None,
 ) -> None:
-    """Ops that change one parameter and its states.
+    """Append the ops that change one parameter and its states.
 
-    coefficient: scalar that multiplies the gradient first.  skip: scalar bool; where it is true the
-    parameter and its states stay.  step: number of this update; None: of the step of training.
-    ids: the gradient is of these rows alone.
+    builder: collects the ops.  optimizer: its kind and settings.  variable: the parameter.
+    gradient: its tensor.  coefficient: scalar that multiplies the gradient first.  skip: scalar
+    bool; if it is true, the parameter and its states stay.  step: scalar number of this update;
+    None: of the training step.  ids: rows of the table that the gradient consists of; None: all.
     """
     settings = optimizer.settings(variable.name)
     rate = _rate(builder, optimizer, float(settings.pop("lr")), variable.stage)
     if optimizer.function is not None and ids is None:
-        _traced(builder, optimizer, variable, gradient, rate, coefficient, skip, step)
+        _add_traced_update(builder, optimizer, variable, gradient, rate, coefficient, skip, step)
         return
-    states, fed = _called(optimizer, settings)
+    states, fed = _states_and_numbers(optimizer, settings)
     numbers: dict[str, str] = {"lr": rate} if "lr" in fed else {}
     if "step" in fed:
         numbers["step"] = step or builder.number("@step", variable.stage)
     numbers |= {"coefficient": coefficient} if coefficient else {}
     numbers |= {"skip": skip} if skip else {}
-    changed, new = _changed(builder, variable, states)
+    changed, new = _add_states(builder, variable, states)
     param, *rest = changed
     target, gradients = f"flow.{optimizer.name}", [gradient]
     by: dict[str, Any] = {}
@@ -69,7 +70,11 @@ def update(
 def average(
     builder: GraphBuilder, variable: Variable, decay: float, skip: str | None = None
 ) -> None:
-    """The moving average of a weight that has just been updated; as it was where `skip` is true."""
+    """Append the moving average of a weight that has just been updated.
+
+    builder: collects the ops.  variable: the weight.  decay: of the average.  skip: scalar bool; if
+    it is true, the average stays.
+    """
     state = _state(builder, variable, "ema", None)
     builder.op(
         f"average/{variable.tensor}",
@@ -85,10 +90,12 @@ def average(
 States = tuple[tuple[str, float | None], ...]
 
 
-def _called(
+def _states_and_numbers(
     optimizer: Optimizer, settings: dict[str, float | bool]
 ) -> tuple[States, tuple[str, ...]]:
-    """(states with their starts, numbers that are fed) of an optimizer that runs as one op."""
+    """Return (states with their initial values, numbers that are fed) of an optimizer that is
+    one op.
+    """
     if optimizer.function is not None:
         return states_of(optimizer.function), fed_to(optimizer.function)
     if optimizer.name == "adamw":
@@ -97,13 +104,13 @@ def _called(
 
 
 def _rate(builder: GraphBuilder, optimizer: Optimizer, lr: float, stage: int) -> str:
-    """The learning rate as a scalar; parameters of one rate share it."""
+    """Return the learning rate as a scalar; parameters of one rate share it."""
     field = "@lr" if lr == dict(optimizer.arguments).get("lr") else f"@lr={lr:g}"
     return builder.number(field, stage, dict(optimizer.rates).get(lr, (lr,)))
 
 
 def _state(builder: GraphBuilder, variable: Variable, kind: str, start: float | None) -> Variable:
-    """A new state of a parameter: shaped as it is, living where it lives."""
+    """Add a state of a parameter, with its shape and home."""
     param = builder.tensors[variable.tensor]
     tensor = builder.tensor(f"{kind}/{variable.tensor}", param)
     new, name = builder.tensor(f"{tensor}'", param), builder.free_name(f"{kind}/{variable.name}")
@@ -112,17 +119,17 @@ def _state(builder: GraphBuilder, variable: Variable, kind: str, start: float | 
     return made
 
 
-def _changed(
+def _add_states(
     builder: GraphBuilder, variable: Variable, states: States
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Tensors of the parameter and its states, and what they become."""
+    """Return the tensors of the parameter and its states, and their new values."""
     new = builder.tensor(f"{variable.tensor}'", builder.tensors[variable.tensor])
     builder.variables[variable.name] = replace(variable, new=new)
     made = [_state(builder, variable, kind, start) for kind, start in states]
     return (variable.tensor, *(s.tensor for s in made)), (new, *(s.new or "" for s in made))
 
 
-def _traced(
+def _add_traced_update(
     builder: GraphBuilder,
     optimizer: Optimizer,
     variable: Variable,
@@ -143,9 +150,9 @@ def _traced(
     program = trace(
         function, param.shape, param.dtype, tuple(s for s in settings if s[0] not in FED)
     )
-    changed, new = _changed(builder, variable, states_of(function))
+    changed, new = _add_states(builder, variable, states_of(function))
     names = dict(zip(("param", *(name for name, _ in states_of(function))), changed, strict=True))
-    names["grad"] = _prepared(builder, variable, gradient, coefficient, param, where)
+    names["grad"] = _scale_and_cast(builder, variable, gradient, coefficient, param, where)
     names["lr"] = rate
     if "step" in fed_to(function):
         names["step"] = step or builder.number("@step", variable.stage)
@@ -169,7 +176,7 @@ def _traced(
     )
 
 
-def _prepared(
+def _scale_and_cast(
     builder: GraphBuilder,
     variable: Variable,
     gradient: str,
@@ -177,7 +184,7 @@ def _prepared(
     param: LogicalTensor,
     where: dict[str, Any],
 ) -> str:
-    """The gradient times the coefficient, in the parameter's dtype."""
+    """Return the gradient times the coefficient, in the parameter's dtype."""
     if coefficient is not None:
         gradient = builder.one(
             f"scaled/{variable.tensor}",

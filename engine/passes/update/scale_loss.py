@@ -1,10 +1,10 @@
-"""scale_loss: fp16's gradients kept in range, as ops (part of the pass update_ops).
+"""scale_loss: loss scaling for fp16 gradients, as ops (part of the pass update_ops).
 
 The tangent of the loss is scale / micro_batches, so that small gradients do not vanish in fp16; the
 update divides by the scale.  If an element of any gradient, on any rank of any stage, is not
 finite, the whole update is skipped everywhere and a dynamic scale is halved; it doubles after 2000
-updates (torch.amp.GradScaler).  All of it is state of the step: scale, updates since it changed,
-updates skipped.  An optimizer's own count of steps leaves out the skipped ones.
+updates (torch.amp.GradScaler).  The scale, the number of updates since it changed and the number of
+skipped updates are states of the step.  An optimizer's own count of steps leaves out skipped ones.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import torch
 from flowrun.engine.ir.graph import BACKWARD, Feed, LogicalTensor, Ref, Variable
 from flowrun.engine.ops.flow.scaling import NEXT_SCALE
 from flowrun.engine.ops.flow.update import SUMSQ
-from flowrun.engine.passes.update.clip_ops import total
+from flowrun.engine.passes.update.clip_ops import sum_over_gradients
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.strategy import LossScale
 
-GROWTH, BACKOFF, INTERVAL = 2.0, 0.5, 2000
+GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL_STEPS = 2.0, 0.5, 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class ScaledGradients:
     """Scalars of the step; all on the stage of the loss.
 
-    squares: sum of the squares of all scaled gradients; it is finite if they are, short of 1e19.
+    squares: sum of the squares of all scaled gradients; finite if all are, up to 1e19.
     inverse: 1 / scale.  skip: true if the update is skipped.  step: number of this update, from 1.
-    results: what the step reports, name -> tensor.
+    results: numbers that the step reports, name -> tensor.
     """
 
     squares: str
@@ -40,9 +40,11 @@ class Scaled:
     results: tuple[tuple[str, str], ...]
 
 
-def scaled_tangent(builder: GraphBuilder, feeds: list[Feed], start: float, share: float) -> bool:
-    """Tangents are the state "loss_scale" times a micro-batch's share in the loss; False: there are
-    none, as in evaluation.
+def scale_tangent(builder: GraphBuilder, feeds: list[Feed], start: float, share: float) -> bool:
+    """Set the tangents to the state "loss_scale" times a micro-batch's share in the loss.
+
+    builder: collects the ops.  feeds: of the tangent, on each stage.  start: initial scale.  share:
+    1 / micro_batches.  Returns False if there are no tangents, as in evaluation.
     """
     if not feeds:
         return False
@@ -65,27 +67,32 @@ def check_gradients(
     variables: list[Variable],
     gradients: Mapping[str, str],
     loss_scale: LossScale,
-) -> Scaled:
-    """Whether all scaled gradients are finite, and what follows from it."""
+) -> ScaledGradients:
+    """Append the check that all scaled gradients are finite; return the scalars that follow from
+    it.
+
+    builder: collects the ops.  variables: the parameters.  gradients: parameter -> tensor.
+    loss_scale: its settings.
+    """
     scale = builder.variables[builder.free_name("loss_scale")]
     stage = scale.stage
     good = _state(builder, "good_steps", stage, 0.0)
     skipped = _state(builder, "skipped_updates", stage, 0.0)
-    squares = total(builder, SUMSQ, "scaled_sumsq", variables, gradients, stage)
+    squares = sum_over_gradients(builder, SUMSQ, "scaled_sumsq", variables, gradients, stage)
     dynamic = loss_scale.dynamic
     new = tuple(f"{tensor}'" for tensor in (scale.tensor, good, skipped))
-    told = tuple(builder.tensor(f"{tensor}/told") for tensor in (scale.tensor, skipped))
+    reported = tuple(builder.tensor(f"{tensor}/told") for tensor in (scale.tensor, skipped))
     skip = builder.tensor("skip", LogicalTensor("skip", (), torch.bool))
     builder.op(
         "next_scale",
         NEXT_SCALE,
         (Ref(scale.tensor), Ref(good), Ref(skipped), Ref(squares)),
         (
-            ("growth", GROWTH if dynamic else 1.0),
-            ("backoff", BACKOFF if dynamic else 1.0),
-            ("interval", INTERVAL),
+            ("growth", GROWTH_FACTOR if dynamic else 1.0),
+            ("backoff", BACKOFF_FACTOR if dynamic else 1.0),
+            ("interval", GROWTH_INTERVAL_STEPS),
         ),
-        (*new, *told, skip),
+        (*new, *reported, skip),
         stage=stage,
     )
     step = builder.one(
@@ -95,14 +102,19 @@ def check_gradients(
         stage=stage,
     )
     inverse = builder.one("unscale", "aten.reciprocal.default", (Ref(scale.tensor),), stage=stage)
-    results = (("loss_scale", told[0]), ("skipped_updates", told[1]))
-    return Scaled(squares, inverse, skip, step, results)
+    results = (("loss_scale", reported[0]), ("skipped_updates", reported[1]))
+    return ScaledGradients(squares, inverse, skip, step, results)
 
 
 def unscale(
     builder: GraphBuilder, variables: list[Variable], gradients: dict[str, str], inverse: str
 ) -> None:
-    """Every gradient divided by the scale."""
+    """Divide every gradient by the scale.
+
+    builder: collects the ops.  variables: the parameters.  gradients: parameter -> tensor;
+        replaced.
+    inverse: 1 / scale.
+    """
     for v in variables:
         gradients[v.name] = builder.one(
             f"unscaled/{v.tensor}",
@@ -115,7 +127,7 @@ def unscale(
 
 
 def _state(builder: GraphBuilder, name: str, stage: int, start: float) -> str:
-    """A scalar of the step itself that lives from step to step; its tensor."""
+    """Add a scalar that the step keeps from step to step; return its tensor."""
     made = builder.tensor(name)
     new = builder.tensor(f"{name}'")
     name = builder.free_name(name)

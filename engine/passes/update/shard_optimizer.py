@@ -6,11 +6,11 @@ weight box S -> B.
 
     stage 1   the accumulated gradient stays P: a reduce-scatter and a gather of the weight a step
     stage 2   the accumulator is S: the gradient is reduce-scattered with each micro-batch
-    stage 3   forward and backward gather the weight apart, with each micro-batch
+    stage 3   forward and backward each gather the weight with each micro-batch
 
-i is the first dim that divides evenly and that no other axis splits.  What has none, or is small,
-stays B and is noted.  So does a table that is updated by rows: to gather it would cost every step
-the whole table; a pin splits it.
+i is the first dim that divides evenly and that no other axis splits.  A parameter without such a
+dim, or a small one, stays B, and a note says so.  A table that is updated by rows stays too: each
+step would have to gather the whole table; a pin splits it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from flowrun.engine.strategy import Strategy
 
 
 def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Homes of parameters and states on the ZeRO axis, and of accumulators from stage 2 on."""
+    """Move the homes of parameters and states on the ZeRO axis, and of accumulators from stage 2
+    on.
+    """
     if not strategy.zero.axis or strategy.zero.stage == 0:
         return graph
     axis = strategy.axes.index(strategy.zero.axis)
@@ -37,7 +39,7 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             continue
         if v.tensor in tables:
             continue
-        home = _sharded(v, graph.tensors[v.tensor], axis, strategy)
+        home = _shard(v, graph.tensors[v.tensor], axis, strategy)
         if home is None:
             kept.append(v.name)
         else:
@@ -54,11 +56,11 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     ops = graph.ops
     if strategy.zero.stage >= 2:
         of_tensors = {v.tensor: homes[v.name] for v in graph.variables if v.name in homes}
-        ops = tuple(_sharded_accumulator(op, of_tensors, axis) for op in ops)
+        ops = tuple(_shard_accumulator(op, of_tensors, axis) for op in ops)
     return replace(graph, ops=ops, variables=variables, notes=(*graph.notes, note))
 
 
-def _sharded(
+def _shard(
     variable: Variable, tensor: LogicalTensor, axis: int, strategy: Strategy
 ) -> NdSbp | None:
     grid = strategy.placements[variable.stage].shape
@@ -73,7 +75,7 @@ def _sharded(
     return None
 
 
-def _sharded_accumulator(op: Op, homes: dict[str, NdSbp], axis: int) -> Op:
+def _shard_accumulator(op: Op, homes: dict[str, NdSbp], axis: int) -> Op:
     made = op.outputs[0] if op.outputs else None
     home = homes.get(gradient_of(made or ""))
     if op.target != ACCUMULATE or home is None:

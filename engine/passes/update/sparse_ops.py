@@ -1,11 +1,11 @@
 """sparse_ops: gradients of embedding tables as rows (part of the pass update_ops).
 
-Where the gradient of a table comes from look-ups alone, and fewer rows are looked up in a step than
-there are, ids and rows are collected over the micro-batches.  Where (Optimizer.sparse) it is the
-same as the dense update, or is asked for, rows of equal ids are summed, and the update changes
-those rows: a step then costs the same for any number of rows in the table.  Elsewhere the dense
-gradient is made of them once a step: no micro-batch fills a table with zeros and adds it to
-another, and ranks that divide the batch exchange rows where that is faster than to sum tables.
+If the gradient of a table comes from look-ups alone, and a step looks up fewer rows than the table
+has, ids and rows are collected over the micro-batches.  If an update of rows is equal to the dense
+update, or is asked for (Optimizer.sparse), rows of equal ids are summed and the update changes only
+those rows: a step then costs the same for any size of the table.  Otherwise the dense gradient is
+made of the rows once a step: no micro-batch fills a table with zeros and adds it to another, and
+ranks that divide the batch exchange rows if that is faster than summing tables.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from flowrun.engine.strategy import Optimizer, Strategy
 
 LOOKED_UP = "aten.embedding_dense_backward.default"
 _CAST = "aten._to_copy.default"
-_MANY = 4  # a table of so many times the rows of a step is worth a note
+_MIN_NOTED_RATIO = 4  # rows of a table / rows of a step from which a dense update gets a note
 
 
 def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) -> tuple[Op, ...]:
-    """The look-ups whose gradients sum up to a parameter's; empty if the sum has other terms."""
+    """Return the look-ups whose gradients sum up to a parameter's; empty if the sum has other
+    terms.
+
+    graph: staged.  variable: the parameter.  parts: tensors of its gradient, one for each stage.
+    """
     found: list[Op] = []
     pending = list(parts)
     while pending:
@@ -42,7 +46,7 @@ def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) ->
             return ()
         added = op.target == "aten.add.Tensor" and len(op.inputs) == 2 and not op.kwargs
         if added or (op.target == _CAST and [key for key, _ in op.kwargs] == ["dtype"]):
-            pending += op.inputs  # of a table that the model casts, then looks up
+            pending += op.inputs  # the model casts the table, then looks up rows
         elif op.target == LOOKED_UP and not bind(op)["scale_grad_by_freq"]:
             found.append(op)
         else:
@@ -50,11 +54,12 @@ def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) ->
     return tuple(reversed(found))
 
 
-def by_rows(
+def choose_row_updates(
     graph: LogicalGraph, variable: Variable, lookups: Sequence[Op], strategy: Strategy
 ) -> tuple[bool, str]:
-    """(whether the table is updated by rows, what the plan's notes say).
+    """Return (whether the table is updated by rows, a note for the plan).
 
+    graph: staged.  variable: the table.  lookups: as of `lookups_of`.  strategy: has the optimizer.
     Raises RecipeError for optim.sparse=lazy with an optimizer that mixes rows.
     """
     if not lookups:
@@ -70,13 +75,13 @@ def by_rows(
             f"{variable.name}: only rows that a step looks up, at most {rows} of {table}, are "
             f"updated (optim.sparse=lazy); {optimizer.name} on the whole table may differ"
         )
-    why = _what_moves(optimizer, variable)
+    why = _reason_all_rows_change(optimizer, variable)
     if why:
         note = (
             f"{variable.name}: all {table} rows are updated every step, though at most {rows} are "
             f"looked up: {why}; optim.sparse=lazy leaves the others alone"
         )
-        return False, note if table >= _MANY * rows else ""
+        return False, note if table >= _MIN_NOTED_RATIO * rows else ""
     return True, (
         f"{variable.name}: at most {rows} of {table} rows are updated a step, those looked up; the "
         "same as the dense update"
@@ -86,10 +91,12 @@ def by_rows(
 def is_made_of_rows(
     graph: LogicalGraph, variable: Variable, lookups: Sequence[Op], strategy: Strategy
 ) -> bool:
-    """Whether the dense gradient of a table is made once a step, of the rows of its one look-up.
+    """Return whether the dense gradient of a table is made once a step, of the rows of its one
+    look-up.
 
-    They are not split where the table is, but by samples: so there are to be fewer of them than of
-    the rows that a rank may hold of the table.
+    graph: staged.  variable: the table.  lookups: as of `lookups_of`.  strategy: has the placement.
+    Rows are split by samples and not as the table is.  So there must be fewer rows than a rank may
+    hold of the table.
     """
     if len(lookups) != 1:
         return False
@@ -105,13 +112,13 @@ def is_made_of_rows(
 def _rows_of_a_step(
     graph: LogicalGraph, variable: Variable, lookups: Sequence[Op], strategy: Strategy
 ) -> tuple[int, int]:
-    """Rows of the table, and those that a step looks up at most."""
+    """Return the rows of the table, and the most rows that a step looks up."""
     ids = sum(math.prod(graph.tensors[op.inputs[1]].shape) for op in lookups)
     return graph.tensors[variable.tensor].shape[0], ids * strategy.micro_batches
 
 
-def _what_moves(optimizer: Optimizer, variable: Variable) -> str:
-    """What changes rows without a gradient; "" if nothing does."""
+def _reason_all_rows_change(optimizer: Optimizer, variable: Variable) -> str:
+    """Return why rows without a gradient change; "" if they do not."""
     settings = optimizer.settings(variable.name)
     if optimizer.ema:
         return "a moving average changes with every step"
@@ -143,7 +150,11 @@ def _check_lazy(optimizer: Optimizer, variable: Variable) -> None:
 def collect_rows(
     builder: GraphBuilder, variable: Variable, lookups: Sequence[Op], micro_batches: int
 ) -> tuple[str, str]:
-    """Ops that leave (ids, sums of their rows), each id once; the dense gradient's ops go."""
+    """Replace the dense gradient's ops by ops that make (ids, sums of their rows), each id once.
+
+    builder: collects the ops.  variable: the table.  lookups: as of `lookups_of`.  micro_batches:
+    of a step.
+    """
     table = builder.tensors[variable.tensor]
     ids: list[str] = []
     grads: list[str] = []
@@ -170,8 +181,13 @@ def collect_rows(
     return unique, sums
 
 
-def dense_of_rows(builder: GraphBuilder, variable: Variable, lookup: Op, micro_batches: int) -> str:
-    """Ops that leave the dense gradient of a table, made of the rows of all micro-batches."""
+def densify_rows(builder: GraphBuilder, variable: Variable, lookup: Op, micro_batches: int) -> str:
+    """Append ops that make the dense gradient of a table of the rows of all micro-batches; return
+    it.
+
+    builder: collects the ops.  variable: the table.  lookup: its only one.  micro_batches: of a
+        step.
+    """
     table = builder.tensors[variable.tensor]
     ids, rows = _collect(builder, lookup, f"/{variable.tensor}", table.dtype, micro_batches)
     builder.drop_dead([lookup.name])
@@ -188,8 +204,9 @@ def dense_of_rows(builder: GraphBuilder, variable: Variable, lookup: Op, micro_b
 def _collect(
     builder: GraphBuilder, op: Op, suffix: str, dtype: torch.dtype, micro_batches: int
 ) -> tuple[str, str]:
-    """(ids, rows) of one look-up, of all micro-batches of a step, in the table's dtype: so they are
-    summed in it.
+    """Return (ids, rows) of one look-up, of all micro-batches of a step.
+
+    Rows have the table's dtype, so that they are summed in it.
     """
     grad, index = (builder.tensors[name] for name in op.inputs)
     count = micro_batches * math.prod(index.shape)
@@ -213,5 +230,5 @@ def _padding(op: Op) -> int:
 
 
 def sparse_tables(graph: LogicalGraph) -> frozenset[str]:
-    """Tensors of the tables that are updated by rows."""
+    """Return the tensors of the tables that are updated by rows."""
     return frozenset(op.inputs[0] for op in graph.ops if op.target == UPDATE_ROWS)

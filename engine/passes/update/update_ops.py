@@ -3,9 +3,9 @@
 For every parameter: accumulate its gradient over the micro-batches (flow.accumulate; the rows of
 an embedding table are collected, update/sparse_ops.py), clip it by value and all together by their
 global norm (update/clip_ops.py), then update (update/optimizer_ops.py).  Their layout follows by
-the same rules as any other op's; that is all there is to ZeRO and to clipping under tensor
-parallelism and stages. The loss of a step is the mean over its micro-batches: each micro-batch's
-tangent is 1 / micro_batches.
+the same rules as any other op's; ZeRO, and clipping under tensor parallelism and stages, need
+nothing else.  The loss of a step is the mean over its micro-batches: each micro-batch's tangent is
+1 / micro_batches.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from flowrun.engine.passes.hoist_weights import CAST
 from flowrun.engine.passes.update.clip_ops import clip_by_norm, clip_by_value
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.passes.update.optimizer_ops import average, update
-from flowrun.engine.passes.update.scale_loss import check_gradients, scaled_tangent, unscale
+from flowrun.engine.passes.update.scale_loss import check_gradients, scale_tangent, unscale
 from flowrun.engine.passes.update.sparse_ops import (
-    by_rows,
+    choose_row_updates,
     collect_rows,
-    dense_of_rows,
+    densify_rows,
     is_made_of_rows,
     lookups_of,
 )
@@ -29,7 +29,7 @@ from flowrun.engine.strategy import Strategy
 
 
 def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Adds accumulators, clipping, updates, optimizer states, and the step's mean loss."""
+    """Add accumulators, clipping, updates, optimizer states, and the step's mean loss."""
     builder = GraphBuilder(graph)
     optimizer = strategy.optimizer
     gradients: dict[str, list[str]] = {}  # parameter -> its gradient, in parts if tied over stages
@@ -38,17 +38,17 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             gradients.setdefault(name.removeprefix("grad/"), []).append(tensor)
     trained = [v for v in graph.variables if v.name in gradients]
     _check_groups(strategy, [v for v in graph.variables if v.kind == "parameter"])
-    scales = _tangent(builder, strategy)
+    scales = _make_tangent(builder, strategy)
     summed: dict[str, str] = {}
-    ids: dict[str, str] = {}  # of tables that are updated by rows
+    ids: dict[str, str] = {}  # table that is updated by rows -> its ids
     for v in trained:
         lookups = lookups_of(graph, v, gradients[v.name])
-        sparse, note = by_rows(graph, v, lookups, strategy)
+        sparse, note = choose_row_updates(graph, v, lookups, strategy)
         builder.notes += [note] if note else []
         if sparse:
             ids[v.name], summed[v.name] = collect_rows(builder, v, lookups, strategy.micro_batches)
         elif is_made_of_rows(graph, v, lookups, strategy):
-            summed[v.name] = dense_of_rows(builder, v, lookups[0], strategy.micro_batches)
+            summed[v.name] = densify_rows(builder, v, lookups[0], strategy.micro_batches)
         else:
             summed[v.name] = _accumulate(builder, gradients[v.name], v)
     scaled, coefficient, squares = None, None, None
@@ -78,7 +78,7 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
 
 
 def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:
-    """A pattern that names no parameter is a mistake; evaluation has no optimizer."""
+    """Raise RecipeError for a pattern that names no parameter; evaluation has no optimizer."""
     for group in strategy.optimizer.groups:
         if not any(group.matches(v.name) for v in parameters):
             names = ", ".join(v.name for v in parameters[:6])
@@ -89,14 +89,16 @@ def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:
             )
 
 
-def _tangent(builder: GraphBuilder, strategy: Strategy) -> bool:
-    """The feed of the loss's own gradient becomes a constant, on every stage that reads it, or the
-    loss scale (then: True).
+def _make_tangent(builder: GraphBuilder, strategy: Strategy) -> bool:
+    """Make the tangent of the loss, which the graph has as a feed, a constant on every stage that
+    reads it.
+
+    With loss scaling it becomes the loss scale, and the result is True.
     """
     value = 1.0 / strategy.micro_batches
     feeds = iter(lambda: builder.drop_feed("@tangent"), None)
     if strategy.loss_scale is not None:
-        return scaled_tangent(builder, list(feeds), strategy.loss_scale.start, value)
+        return scale_tangent(builder, list(feeds), strategy.loss_scale.start, value)
     for feed in feeds:
         builder.op(
             feed.tensor,
@@ -112,10 +114,10 @@ def _tangent(builder: GraphBuilder, strategy: Strategy) -> bool:
 
 
 def _accumulate(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:
-    """Sum of a gradient over the micro-batches of a step, and of its parts once a step; in the
-    weight's own dtype.
+    """Sum a gradient over the micro-batches of a step, and its parts once a step, in the
+    weight's dtype.
     """
-    total = _accumulated(builder, parts, variable)
+    total = _sum_parts(builder, parts, variable)
     own = builder.tensors[variable.tensor]
     if builder.tensors[total].dtype == own.dtype:
         return total
@@ -130,7 +132,7 @@ def _accumulate(builder: GraphBuilder, parts: list[str], variable: Variable) -> 
     )
 
 
-def _accumulated(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:
+def _sum_parts(builder: GraphBuilder, parts: list[str], variable: Variable) -> str:
     name = f"grad/{variable.tensor}"
     if len(parts) == 1:
         return _sum(builder, parts[0], name)
@@ -149,7 +151,7 @@ def _accumulated(builder: GraphBuilder, parts: list[str], variable: Variable) ->
 
 
 def _sum(builder: GraphBuilder, tensor: str, name: str) -> str:
-    """Sum of a tensor over the micro-batches of a step; runs where the tensor is made."""
+    """Sum a tensor over the micro-batches of a step, on the stage where the tensor is made."""
     source = builder.base.producer[tensor]
     return builder.one(
         name,
@@ -163,7 +165,7 @@ def _sum(builder: GraphBuilder, tensor: str, name: str) -> str:
 
 
 def _mean(builder: GraphBuilder, name: str, tensor: str, micro_batches: int) -> str:
-    """Mean of a scalar result over the micro-batches of the step."""
+    """Return the mean of a scalar result over the micro-batches of the step."""
     source, like = builder.base.producer[tensor], builder.tensors[tensor]
     total = builder.one(
         f"{name}/sum",

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrun.engine.passes.layout.elimination_order import leaving_order
+from flowrun.engine.passes.layout.elimination_order import order_variables
 
 Near = dict[int, set[int]]
 
@@ -33,7 +33,7 @@ def test_the_least_table_leaves_first_then_the_fewest_new_pairs(
     network: tuple[list[int], Near],
 ) -> None:
     sizes, near = network
-    found = leaving_order(sizes, near)
+    found = order_variables(sizes, near)
     near = {v: set(others) for v, others in near.items()}
     for leaving in found:
 

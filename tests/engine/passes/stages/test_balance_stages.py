@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from flowrun.engine.capture.capture import capture
 from flowrun.engine.cost.seconds import whole_seconds
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph
-from flowrun.engine.passes.stages.balance_stages import NEARLY, ForwardSequence, balanced_cuts
+from flowrun.engine.passes.stages.balance_stages import (
+    WORK_TOLERANCE,
+    ForwardSequence,
+    balance_cuts,
+)
 from flowrun.engine.passes.stages.split_stages import split_stages
 from support.layouts import Layout, compiled, example, strategy, task
 from support.plain_loop import Training, gpt
@@ -48,9 +52,9 @@ def test_cuts_are_the_best_of_all_cuts(line: ForwardSequence, data: st.DataObjec
         return sum(line.entering_s[cut] + line.leaving_s[cut] for cut in cuts)
 
     every = list(itertools.combinations(range(1, n), stages - 1))
-    limit = min(map(slowest, every)) + NEARLY * sum(line.work_s) / sum(ranks)
+    limit = min(map(slowest, every)) + WORK_TOLERANCE * sum(line.work_s) / sum(ranks)
     nearly = [cuts for cuts in every if slowest(cuts) <= limit]
-    found = balanced_cuts(line, ranks)
+    found = balance_cuts(line, ranks)
     assert (sent(found), slowest(found)) == min((sent(cuts), slowest(cuts)) for cuts in nearly)
 
 

@@ -10,7 +10,7 @@ import pytest
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.hardware.network import Level
-from flowrun.engine.passes.stages.chosen_stages import decided
+from flowrun.engine.passes.stages.chosen_stages import read_stages
 from flowrun.engine.passes.stages.split_stages import split_stages
 from support.graph_text import TWO_LAYERS, assert_ops, graph_of, one_rank_stages, two_layers
 
@@ -202,7 +202,9 @@ def test_another_graph_of_the_model_follows_op_by_op() -> None:
     training = split_stages(two_layers(), one_rank_stages(3))
     text = TWO_LAYERS.replace("aten.relu.default", "aten.gelu.default")  # this graph has another op
     lines = [line for line in text.splitlines() if "backward" not in line and "grad/" not in line]
-    found = split_stages(graph_of("\n".join(lines)), one_rank_stages(3, decided=decided(training)))
+    found = split_stages(
+        graph_of("\n".join(lines)), one_rank_stages(3, decided=read_stages(training))
+    )
     there = {op.name: op.stage for op in training.ops}
     assert all(op.stage == there[op.name] for op in found.ops)
     assert {v.name: v.stage for v in found.variables} == {

@@ -13,7 +13,7 @@ import pytest
 from flowrun.engine.actors.plan import BOX, Plan
 from flowrun.engine.compile import Rehearsed, capture_rows, plan_laid_out
 from flowrun.engine.ir.graph import LAID_OUT, LogicalGraph
-from flowrun.engine.passes.stages.balance_stages import balanced_cuts
+from flowrun.engine.passes.stages.balance_stages import balance_cuts
 from flowrun.engine.passes.stages.split_stages import line_to_cut
 from flowrun.engine.pipeline import advance
 from flowrun.engine.rehearsal.clock import computes
@@ -58,7 +58,7 @@ def test_a_stage_is_taken_for_what_its_plan_takes(stages: int) -> None:
     graph, strategy = task(stages)
     _, line = line_to_cut(graph, strategy)
     ranks = [len(placement.ranks) for placement in strategy.placements]
-    cuts = (0, *balanced_cuts(line, ranks), len(line.work_s))
+    cuts = (0, *balance_cuts(line, ranks), len(line.work_s))
     plan = rehearsed(graph, strategy).plan
     for stage, (start, end) in enumerate(itertools.pairwise(cuts)):
         foreseen = strategy.micro_batches * sum(line.work_s[start:end]) / ranks[stage]
