@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
-PAGES = [*map(ROOT.joinpath, PAPERS), *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+PAGES = [
+    *map(ROOT.joinpath, PAPERS),
+    ROOT / "docs/walks.md",
+    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+]
 
 
 def test_architecture_is_short() -> None:
