@@ -69,7 +69,7 @@ def _matmul() -> list[OpSample]:
 _NORMAL = """
     abs asinh atan ceil clone contiguous cos cosh detach alias elu erf erfc exp exp2 expm1 floor
     gelu hardsigmoid hardswish hardtanh leaky_relu lift_fresh_copy mish neg reciprocal relu round
-    sigmoid sign silu sin sinh softplus tan tanh trunc
+    sgn sigmoid sign silu sin sinh softplus tan tanh trunc
 """
 _POSITIVE = ["acos", "asin", "atanh", "log", "log10", "log1p", "log2", "rsqrt", "sqrt"]
 _HOLES = {"isfinite": torch.inf, "isinf": torch.inf, "isnan": torch.nan, "nan_to_num": torch.nan}

@@ -95,7 +95,7 @@ _NONLINEAR_NAMES = """
     nan_to_num.default ne.Scalar ne.Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor
     reciprocal.default remainder.Scalar remainder.Tensor round.default rsqrt.default
     sigmoid.default sign.default silu.default sin.default sinh.default softplus.default sqrt.default
-    tan.default tanh.default trunc.default add.Scalar sub.Scalar rsub.Scalar
+    sgn.default tan.default tanh.default trunc.default add.Scalar sub.Scalar rsub.Scalar
 """
 
 _LINEAR_IN_GRAD_NAMES = """
