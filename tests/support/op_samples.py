@@ -213,6 +213,7 @@ def _shape() -> list[OpSample]:
         sample("aten.slice.Tensor", T(5, 4), 1, 0, 9223372036854775807),
         sample("aten.slice.Tensor", T(5, 7), 1, 0, 6, 2),
         sample("aten.split.Tensor", T(5, 4), 2, 1),
+        sample("aten.unsafe_split.Tensor", T(5, 4), 2, 1),
         sample("aten.split_with_sizes.default", T(5, 4), (1, 3), -1),
         sample("aten.chunk.default", T(5, 4), 2, 1),
         sample("aten.flip.default", T(5, 4), (0,)),

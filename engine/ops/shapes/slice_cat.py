@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flowrun.engine.ir.sbp import P
-from flowrun.engine.ops.op_info import OpInfo
+from flowrun.engine.ops.op_info import OpInfo, Trait
 from flowrun.engine.ops.shapes.shape import made_sizes, moved
 from flowrun.engine.ops.signature import (
     Labels,
@@ -132,6 +132,7 @@ OPS: Mapping[str, OpInfo] = {
     "aten.slice.Tensor": OpInfo(cut),
     "aten.split.Tensor": OpInfo(cut),
     "aten.split_with_sizes.default": OpInfo(cut),
+    "aten.unsafe_split.Tensor": OpInfo(cut, traits=(Trait.VIEW,)),  # torch hides it
     "aten.chunk.default": OpInfo(cut),
     "aten.flip.default": OpInfo(cut),
     "aten.roll.default": OpInfo(cut),
