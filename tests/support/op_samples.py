@@ -238,6 +238,8 @@ def _shape() -> list[OpSample]:
         sample("aten.gather.default", T(5, 4), 1, below(4, 3, 2)),
         sample("aten.scatter_add.default", T(5, 4), 1, below(4, 5, 3), T(5, 3)),
         sample("aten.scatter_add.default", T(5, 4, 3), 0, below(5, 7, 2, 3), T(10, 4, 3)),
+        sample("aten.index_add.default", T(5, 4), 0, below(5, 3), T(3, 4), alpha=2.0),
+        sample("aten.index_add.default", T(5, 4, 3), 1, below(4, 7), T(5, 7, 3)),
         sample("aten.index_select.default", T(5, 4), 1, below(4, 3)),
         sample("aten.index.Tensor", T(4, 5), [below(4, 3, 2)]),
         sample("aten.index_put.default", T(4, 5), [torch.tensor([3, 0])], T(2, 5)),

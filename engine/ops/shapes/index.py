@@ -56,6 +56,22 @@ def scatter_add(view: OpView) -> tuple[Signature, ...]:
     return (*made, Signature((P, S(at), S(at)), (P,))) if index[at] == source[at] else made
 
 
+def index_add(view: OpView) -> tuple[Signature, ...]:
+    """Rows of source added into self along `dim`, at the positions of the index: the gradient of an
+    index_select.
+
+    Another dim splits self and source.  Linear in both together; parts of the index and of the
+    rows make parts of the sum.
+    """
+    ndim = len(view.in_shapes[0])
+    if not ndim:
+        return ()
+    at = bind(view.op)["dim"] % ndim
+    own: Labels = tuple(None if d == at else d for d in range(ndim))
+    partial = Signature((P, B, P), (P,)), Signature((P, S(0), S(at)), (P,))
+    return (*labelled([own, (None,), own], [own]), *partial)
+
+
 def index_select(view: OpView) -> tuple[Signature, ...]:
     """index_select along `dim`: other dims pass their split, and so do the indices, to `dim`."""
     ndim = len(view.in_shapes[0])
@@ -155,6 +171,7 @@ PUT_UNDER_MASK = "flow.put_under_mask"
 OPS: Mapping[str, OpInfo] = {
     "aten.gather.default": OpInfo(gather),
     "aten.scatter_add.default": OpInfo(scatter_add, traits=(Trait.PLAIN,)),
+    "aten.index_add.default": OpInfo(index_add),
     "aten.index_select.default": OpInfo(index_select),
     "aten.index.Tensor": OpInfo(index),
     "aten.index_put.default": OpInfo(index_put),
