@@ -99,8 +99,12 @@ def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, R
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a recipe will do.  recipe: as it will run, placed where it asks for that.  training: its
-    plan, and the rehearsal of a step (seconds, bytes).  text: what `flowrun plan` prints.
+    """What a recipe will do.
+
+    Attributes:
+        recipe: the recipe as it will run, with the placement that a search chose.
+        training: the plan, and the rehearsal of a step (seconds, bytes).
+        text: what `flowrun plan` prints.
     """
 
     recipe: Recipe

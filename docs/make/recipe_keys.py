@@ -147,8 +147,8 @@ def page() -> str:
             shown = (
                 f"[`{name}`](#{key.name})" if not dotted and key.name in sections() else f"`{name}`"
             )
-            default = f"`{_cell(key.default)}`" if key.default else ""
-            cells = (shown, f"`{_cell(key.type)}`", default, key.unit, _prose(key.meaning))
+            default = f"`{key.default}`" if key.default else ""
+            cells = (shown, f"`{key.type}`", default, key.unit, _prose(key.meaning))
             rows.append(f"| {' | '.join(cells)} |")
         parts.append(
             f"## {heading} {{ #{anchor} }}\n\n{_prose(prose)}\n\n" + "\n".join(rows) + "\n"
@@ -185,7 +185,7 @@ def _type(hint: Any) -> str:
         origin = typing.get_origin(hint)
         if origin is dict:
             return f"{names[0]} -> {names[1]}"
-        return f"list of {names[0]}" if origin in (list, tuple) else " | ".join(names)
+        return f"list of {names[0]}" if origin in (list, tuple) else " or ".join(names)
     return str(getattr(hint, "__name__", hint))
 
 
@@ -205,12 +205,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return {"": "''", "None": "null"}.get(str(value), str(value))
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def _prose(text: str) -> str:
     """Docstrings name pages as paths; here they are links, and braces and stars are code."""
-    text = re.sub(r"docs/(\w+/\w+)\.md", r"[\1](../\1.md)", text)
-    text = re.sub(r"(?<!`)(\{[^}]*\})(?!`)", r"`\1`", text)
-    return _cell(text).replace("_target_", "\\_target\\_").replace("`\\_target\\_`", "`_target_`")
+    text = re.sub(r"docs/(\w+/(\w+))\.md", r"[see \2](../\1.md)", text)
+    return re.sub(r"(?<!`)(\{[^}]*\})(?!`)", r"`\1`", text)

@@ -4,8 +4,8 @@ A screen is a block of text behind a comment that names its command:
 
     <!-- screen: flowrun plan recipe=mlp_hybrid -->
 
-`--write` puts in what the command prints on a terminal of 100 columns.  tests/test_site.py runs the
-same commands and compares, times and machine aside; `slow screen:` is left out there.
+`--write` puts in the command and what it prints on a terminal of 100 columns.  tests/test_site.py
+runs the same commands and compares, times and machine aside; it leaves out a `slow screen:`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def screens() -> Iterator[Screen]:
     """Yield all screens of all pages."""
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for found in _SCREEN.finditer(page.read_text()):
-            yield Screen(page, found[3], bool(found[2]), found[4])
+            text = found[4].removeprefix(f"$ {found[3]}\n")
+            yield Screen(page, found[3], bool(found[2]), text)
 
 
 def printed(command: str) -> str:
@@ -86,7 +87,9 @@ def main() -> None:
     named = {Path(name).resolve() for name in sys.argv[1:] if name != "--write"}
     for page in dict.fromkeys(screen.page for screen in screens()):
         if "--write" in sys.argv and (not named or page in named):
-            text = _SCREEN.sub(lambda found: found[1] + printed(found[3]), page.read_text())
+            text = _SCREEN.sub(
+                lambda found: f"{found[1]}$ {found[3]}\n{printed(found[3])}", page.read_text()
+            )
             page.write_text(text)
 
 

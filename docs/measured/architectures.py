@@ -31,22 +31,24 @@ PAGE = """# Architectures
 
 Written by `python docs/measured/architectures.py` with {versions}.
 
-Models of the paper that flowrun ships, then models of `transformers`, torchvision and timm as they
-are: tiny (one layer of each block), random weights, no dropout. Each is trained {steps} steps in
-fp32 (SGD, two micro-batches; one where there is batch normalisation or a loss over pairs of
-samples) on the virtual cluster and in a plain torch loop. A cell is the largest relative difference
-of a step's loss, and behind it that of a weight, as a share of the way that training moved it.
-"Pinned" is Megatron's layout as pins, where there is one, else every weight is split along its
-first dim; elsewhere nothing is pinned.
+This page lists which architectures train in which layouts, and how close they come to plain torch.
 
-Batch normalisation over few values and relu near 0 make much of a last bit: plain torch in fp32 is
-then as far from plain torch in fp64. What differs by more than {bound:.0e} is trained again, both
-sides in fp64, and these differences stand in brackets; it is marked **apart** if they are larger,
-too.
+The models are those of the paper that flowrun ships, then unmodified models of `transformers`,
+torchvision and timm: tiny (one layer of each block), with random weights and without dropout. Each
+is trained {steps} steps in fp32 (SGD, two micro-batches; one with batch normalisation or a loss
+over pairs of samples) on the virtual cluster and in a plain torch loop. A cell has the largest relative
+difference of a step's loss, then that of a weight, as a share of the distance that training moved
+it. "Pinned" is Megatron's layout where there is one; else every weight is split along its first
+dim. In the other columns nothing is pinned.
 
-"Ops" are those of the captured graph of one micro-batch. "Found" are kinds of op whose rows were
-found by experiment, "whole" those that every rank of data 2 computes of the whole batch. A reason
-in place of figures is flowrun's own refusal, before anything starts.
+Batch normalisation over few values, and relu near 0, amplify a last bit: plain torch in fp32 is
+then as far from plain torch in fp64. If a difference is larger than {bound:.0e}, both sides are trained
+again in fp64, and the new differences stand in brackets; the cell is marked **apart** if these are
+larger too.
+
+"Ops" is the number of ops in the captured graph of one micro-batch. "Found" are kinds of op whose
+rows were found by experiment; "whole" are those that every rank of data 2 computes for the whole
+batch. A reason in place of figures is flowrun's refusal, before anything starts.
 """
 
 LAYERS = 1

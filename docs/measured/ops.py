@@ -32,12 +32,14 @@ PAGE = """# Modules and functions
 
 Written by `python docs/measured/ops.py` with torch {torch}.
 
-Every line is a net of one such module or function behind weights of its own, trained on one rank
-and on two as data parallel, beside a plain torch loop. Its ops have rows **by hand**
-(`engine/ops`), rows that are **found** by experiment (`engine/proof`; the plan notes which),
-or none, so that every rank does them **whole**; or it is **refused**, with the reason. "Gathered"
-are samples that travel so that a rank has them all; "apart" is the largest relative difference of a
-loss or a weight from plain torch ({bound:.0e} is allowed).
+This page lists torch's modules and functions, and how each trains under data parallelism.
+
+Every line is a net of one module or function with weights of its own, trained on one rank and on
+two ranks, and compared with a plain torch loop. Its ops have rows **by hand** (`engine/ops`), rows
+that are **found** by experiment (`engine/proof`; the plan notes which), or none, so that every rank
+computes them **whole**; or the net is **refused**, with the reason. "Gathered" are samples that are
+sent so that a rank has them all; "apart" is the largest relative difference of a loss or a weight
+from plain torch ({bound:.0e} is allowed).
 
 {counts}
 """

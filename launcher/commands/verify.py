@@ -48,8 +48,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One layout beside the reference: largest relative difference of the losses, and of the
-    weights as a share of the way that training moved them; bytes that all ranks sent in a step.
+    """One layout, compared with the reference.
+
+    Attributes:
+        layout: its name.
+        ranks: number of ranks.
+        loss: largest relative difference of the losses.
+        weights: largest difference of the weights, as a share of how far training moved them.
+        bytes_a_step: bytes that all ranks sent in a step.
+        verdict: "same", or DIFFERS, or why the recipe cannot take this layout.
     """
 
     layout: str
@@ -67,8 +74,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class LayoutComparison:
-    """A row a layout; one that the recipe cannot take is a row with the reason.  caption: what they
-    are held beside, and how far off they may be.
+    """All layouts of a recipe, compared with a reference.
+
+    Attributes:
+        rows: one for each layout; of a layout that the recipe cannot take, the reason.
+        caption: what the reference is, and which differences are allowed.
     """
 
     rows: tuple[Difference, ...]

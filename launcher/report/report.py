@@ -78,15 +78,29 @@ class Log:
 
 @dataclass(frozen=True)
 class Report:
-    """foreseen and measured have the same keys: step_s, peak_bytes (by rank), sent_bytes (of all
-    ranks, a step); foreseen has bound_bytes too (by rank, see Rehearsal).  steps: of this run, from
-    first_step on (0 unless it was resumed).  tokens_per_s: of `unit`: tokens, or samples where they
-    are no sequences of tokens.  skipped_updates: by loss scaling, since training began.
-    step_times: where a step went, by rank (engine.trace, processes only).  model_flops: of a step,
-    all ranks together; where the profile is of the machine, foreseen and measured also have
-    utilisation, its share of the peak.  capture_check_s: seconds of the comparison of what was
-    captured with the model, while compiling went on (engine.check_capture).  advice: what to do
-    where the profile is one that comes with flowrun, and far from this machine.
+    """The outcome of a run: its losses, and what was foreseen next to what was measured.
+
+    Attributes:
+        name: the recipe's.
+        ranks: number of ranks.
+        steps: number of steps of this run.
+        first_loss: loss of the first step.
+        last_loss: loss of the last step.
+        validation: loss and metrics of the held-out samples, by name.
+        tokens_per_s: speed in `unit` per second.
+        unit: "tokens", or "samples" if these are no sequences of tokens.
+        foreseen: step_s (seconds), bubble (share of a step, by stage), peak_bytes and bound_bytes
+            (by rank, see Rehearsal), sent_bytes (of all ranks, in a step).
+        measured: step_s, peak_bytes, process_bytes (by rank), sent_bytes; foreseen and measured
+            also have utilisation, the share of the machine's peak, if the profile is the machine's.
+        notes: lines of the plan that a reader should know.
+        first_step: 0 unless the run was resumed.
+        skipped_updates: updates that loss scaling skipped, since the training began.
+        step_times: parts of a step's time, by rank (engine.trace, processes only).
+        model_flops: floating point operations of the model in a step, all ranks together.
+        advice: what to do if the profile is far from this machine; else empty.
+        capture_check_s: seconds of the comparison of the captured graph with the model
+            (engine.check_capture).
     """
 
     name: str
