@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,6 +22,7 @@ from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.suite import Suite, load_suite
 from flowrun.launcher.cli import COMMANDS
 from flowrun.launcher.recipe.compose import load, spell
+from flowrun.launcher.recipe.schema import RecipeSchema
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -37,7 +41,9 @@ def commands(text: str) -> Iterator[str]:
     leave nothing out.
     """
     for line in "".join(blocks(text, "bash")).replace("\\\n", " ").splitlines():
-        yield from (part.strip() for part in line.split("&&"))
+        code, _, comment = line.partition(" #")
+        refused = f" # {REFUSED}" if REFUSED in comment else ""
+        yield from (part.strip() + refused for part in code.split("&&"))
     for quoted in re.findall(r"`(flowrun [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         if "recipe=" in quoted and not re.search("…|that/", quoted):
             yield " ".join(quoted.split())
@@ -54,16 +60,20 @@ def snippets(text: str) -> Iterator[str]:
             yield whole if "defaults:" in whole else USUAL + whole
 
 
+def of_pages(found: Callable[[str], Iterator[str]]) -> dict[str, str]:
+    """What is found on the pages, each once -> the page that has it first."""
+    pages = {page: list(found(page.read_text())) for page in PAGES}
+    return {text: page.stem for page in reversed(PAGES) for text in pages[page]}
+
+
 COMMANDS_OF_PAGES = [
-    pytest.param(line, id=f"{page.stem}: {line.partition(' #')[0].strip()}")
-    for page in PAGES
-    for line in commands(page.read_text())
+    pytest.param(line, id=f"{page}: {line}")
+    for line, page in of_pages(commands).items()
     if re.match(r"\S*flowrun ", line)
 ]
 SNIPPETS = [
-    pytest.param(snippet, id=f"{page.stem} {k}")
-    for page in PAGES
-    for k, snippet in enumerate(snippets(page.read_text()))
+    pytest.param(snippet, id=f"{page} {k}")
+    for k, (snippet, page) in enumerate(of_pages(snippets).items())
 ]
 
 
@@ -71,12 +81,18 @@ def test_there_is_something_to_compose() -> None:
     assert len(COMMANDS_OF_PAGES) > 20 and len(SNIPPETS) > 10
 
 
+@cache
+def load_once(overrides: tuple[str, ...]) -> None:
+    """Compose; pages and suites ask for many recipes again."""
+    load(list(overrides))
+
+
 def composed(line: str) -> None:
     """Compose what a command would; a sweep, every combination."""
     _, *given = shlex.split(line, comments=True)
     command = given.pop(0) if given[0] in COMMANDS else "run"
-    if "--save-recipe" in given:
-        at = given.index("--save-recipe")
+    for option in {"--save-recipe", "--cfg"} & {*given}:
+        at = given.index(option)
         del given[at : at + 2]
     overrides = [text for text in given if "=" in text.removeprefix("--")]
     assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "export", "calibrate"), (
@@ -94,8 +110,8 @@ def composed(line: str) -> None:
             recipes = {run.overrides for run in round_of(suite)}
         else:  # every row: launcher/bench/foreseen
             recipes = {table.rows[0].overrides for table in suite.tables}
-        for each in recipes:
-            load(list(each))
+        for each in sorted(recipes)[:: max(1, len(recipes) - 1)]:  # all of them: tests of bench
+            load_once(each)
         return
     if command == "resume":
         overrides.insert(0, OF_A_RUN)
@@ -109,7 +125,7 @@ def composed(line: str) -> None:
     assert "-m" in given or all(len(each) == 1 for each in choices), line
     keys = [text.partition("=")[0] for text in spell(overrides)]
     for values in product(*choices):
-        load([f"{key}={value}" for key, value in zip(keys, values, strict=True)])
+        load_once(tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True)))
 
 
 @pytest.mark.parametrize("line", COMMANDS_OF_PAGES)
@@ -129,3 +145,34 @@ def test_a_piece_of_yaml_composes(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "snippet.yaml").write_text(snippet)
     load(["recipe=snippet.yaml"])
+
+
+KEY = re.compile(
+    rf"`({'|'.join(field.name for field in fields(RecipeSchema))})\.([\w.]+)(?:=[^`]*)?`"
+)
+
+
+def is_key(section: str, rest: str) -> bool:
+    """True if the schema has the key; what lies below a key of any content is not looked at."""
+    at: Any = get_type_hints(RecipeSchema)[section]
+    for name in rest.split("."):
+        if not is_dataclass(at):
+            return True
+        hints = get_type_hints(at)
+        if name not in hints:
+            return False
+        at = hints[name]
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_key_that_a_page_names_exists(page: Path) -> None:
+    named = {found.groups() for found in KEY.finditer(page.read_text())}
+    assert [
+        ".".join(key) for key in named if not is_key(*key) and ".safetensors" not in key[1]
+    ] == []
+
+
+def test_a_key_that_is_none_is_seen() -> None:
+    assert not is_key("train", "step") and is_key("train", "steps")
+    assert is_key("launch", "slurm.minutes") and is_key("model", "width")

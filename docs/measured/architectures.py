@@ -34,17 +34,17 @@ Written by `python docs/measured/architectures.py` with {versions}.
 This page lists which architectures train in which layouts, and how close they come to plain torch.
 
 The models are those of the paper that flowrun ships, then unmodified models of `transformers`,
-torchvision and timm: tiny (one layer of each block), with random weights and without dropout. Each
-is trained {steps} steps in fp32 (SGD, two micro-batches; one with batch normalisation or a loss
-over pairs of samples) on the virtual cluster and in a plain torch loop. A cell has the largest relative
-difference of a step's loss, then that of a weight, as a share of the distance that training moved
-it. "Pinned" is Megatron's layout where there is one; else every weight is split along its first
-dim. In the other columns nothing is pinned.
+torchvision and timm: tiny (one layer of each block), with random weights and without dropout.
+Each is trained {steps} steps in fp32 (SGD, two micro-batches; one with batch normalisation or a
+loss over pairs of samples) on the virtual cluster and in a plain torch loop. A cell has the
+largest relative difference of a step's loss, then that of a weight, as a share of the distance
+that training moved it. "Pinned" is Megatron's layout where there is one; else every weight is
+split along its first dim. In the other columns nothing is pinned.
 
 Batch normalisation over few values, and relu near 0, amplify a last bit: plain torch in fp32 is
-then as far from plain torch in fp64. If a difference is larger than {bound:.0e}, both sides are trained
-again in fp64, and the new differences stand in brackets; the cell is marked **apart** if these are
-larger too.
+then as far from plain torch in fp64. If a difference is larger than {bound:.0e}, both sides are
+trained again in fp64, and the new differences stand in brackets; the cell is marked **apart**
+if these are larger too.
 
 "Ops" is the number of ops in the captured graph of one micro-batch. "Found" are kinds of op whose
 rows were found by experiment; "whole" are those that every rank of data 2 computes for the whole
