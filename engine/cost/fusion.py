@@ -1,4 +1,4 @@
-"""What compiled regions save: chains of elementwise ops are one kernel each.
+"""Compiled regions save traffic: chains of elementwise ops are one kernel each.
 
 Inductor, and kernels fused by hand, keep what passes between such ops in registers: a kernel reads
 what enters the chain and writes what leaves it.  Products stay kernels of their own, and so does
@@ -19,10 +19,11 @@ from flowrun.engine.ops.traits import has, is_view
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Where kernels end, by target of op.
+    """Kernels end at some ops, by target.
 
     ends: ops that share a kernel with the ops that feed them, and not with those that read them.
-    begins: the other way round.  alone: ops that share a kernel with neither.
+    begins: the other way round.
+    alone: ops that share a kernel with neither.
     """
 
     ends: frozenset[str] = frozenset()
@@ -43,7 +44,7 @@ FUSIONS: Mapping[str, Fusion] = {"compiled": COMPILED, "handwritten": HANDWRITTE
 
 @dataclass(frozen=True, slots=True)
 class FusedKernel:
-    """Ops that run as one.  reads, writes: tensors in memory, views as what they show."""
+    """Ops run as one kernel.  reads, writes: tensors in memory, views as what they show."""
 
     ops: tuple[Op, ...]
     reads: tuple[str, ...]
@@ -56,7 +57,11 @@ def kernels(
     elements: Callable[[Op], int],
     fusion: Fusion = COMPILED,
 ) -> tuple[FusedKernel, ...]:
-    """The kernels of a region, views left out.  kept: tensors that are read outside of it.
+    """Group the ops of a region into kernels; views are left out.
+
+    kept: tensors that are read outside of it.
+    elements: op -> elements that it runs over.
+    fusion: where kernels end.
 
     An op joins the kernel of an op that feeds it if both run over as many elements and no product
     lies between them on any way; so no two kernels wait for each other.
@@ -83,7 +88,7 @@ def kernels(
 
 
 def _shares(op: Op, fusion: Fusion) -> tuple[bool, bool]:
-    """Whether the op may share a kernel with what feeds it, and with what reads it."""
+    """Return if the op may share a kernel with what feeds it, and with what reads it."""
     target = op.target
     fused = has(target, Trait.POINTWISE) or has(target, Trait.ROW_STATISTICS)
     fused = fused and target not in fusion.alone
@@ -93,7 +98,7 @@ def _shares(op: Op, fusion: Fusion) -> tuple[bool, bool]:
 def _with_traffic(
     grouped: Sequence[Sequence[Op]], source: Mapping[str, str], kept: Set[str]
 ) -> tuple[FusedKernel, ...]:
-    """What enters a kernel is read once; what others read, or the region keeps, is written."""
+    """Make kernels: each reads once what enters it, and writes what others or the region need."""
     made = [{name for op in ops for name in op.makes} for ops in grouped]
     read = [{source.get(name, name): None for op in ops for name in op.inputs} for ops in grouped]
     entering = [

@@ -1,8 +1,8 @@
-"""Seconds of one op on one rank: the larger of its arithmetic and its memory traffic, times what
-ops that were measured say of it.
+"""Seconds of one op on one rank are the larger of its arithmetic and its memory traffic.
 
 Arithmetic counts 2 for a multiply-add, at the speed of the first output's dtype; traffic is every
-input and output once, in bytes.  Shapes are what the rank holds.
+input and output once, in bytes, unless the op's OpCost says otherwise.  Shapes are what the rank
+holds.  Ops that were measured correct both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ def op_seconds(
     tensors: Mapping[str, LogicalTensor],
     hardware: Hardware,
 ) -> float:
-    """Foreseen seconds of the op on shapes that one rank holds.  tensors: by name, for dtypes."""
+    """Foresee the seconds of an op on one rank.
+
+    in_shapes, out_shapes: what the rank holds of op.inputs and op.outputs (None where unused).
+    tensors: by name, for dtypes.
+    hardware: the profile.
+    """
     if is_view(op.target):
         return 0.0
     if op.table is not None and (given := op.table.seconds(in_shapes, out_shapes)) is not None:
@@ -83,13 +88,13 @@ def op_seconds(
 
 
 def measured_shapes(in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> Shapes:
-    """What tells an op from another of its target where ops are measured (measured.text_of)."""
+    """Return the shapes by which measured ops of one target differ (measured_ops.text_of)."""
     return tuple(shape or (1,) for shape in (*in_shapes, *out_shapes[:1]) if shape is not None)
 
 
 def dtype_name(op: Op, tensors: Mapping[str, LogicalTensor]) -> str:
-    """Of the first output, or of the first input where nothing comes out: "bf16", "fp32" of all
-    that is no narrow float.
+    """Return the dtype of the first output, or of the first input where nothing comes out: "bf16",
+    "fp16"; "fp32" for all others.
     """
     return _NARROW.get(tensors[(*op.makes, *op.inputs)[0]].dtype, "fp32")
 
@@ -97,8 +102,12 @@ def dtype_name(op: Op, tensors: Mapping[str, LogicalTensor]) -> str:
 def element_seconds(
     op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], hardware: Hardware
 ) -> float:
-    """Of what an op computes for each element, if that takes longer than its bytes.  Elements are
-    those of the first output, or of the input that OpCost.counted_input names.
+    """Foresee the seconds of what an op computes for each element; 0 if the profile has no speed of
+    it.
+
+    in_shapes, out_shapes: what one rank holds.  Elements are those of the first output, or of the
+    input that OpCost.counted_input names.
+    hardware: the profile.
     """
     speed = hardware.elements_per_s.get(op.target)
     counted = info(op.target).cost.counted_input
@@ -107,7 +116,7 @@ def element_seconds(
 
 
 def _whole_tiles(op: Op, out_shapes: Sequence[Shape | None], tile: int) -> float:
-    """What a product computes for each operation that is asked of it."""
+    """Return operations done per operation that is asked for: tiles are computed whole."""
     if info(op.target).cost.product not in _MATRICES:
         return 1.0
     sides = (out_shapes[0] or ())[-2:]
@@ -115,7 +124,7 @@ def _whole_tiles(op: Op, out_shapes: Sequence[Shape | None], tile: int) -> float
 
 
 def _share(op: Op, in_shapes: Sequence[Shape], dtype: str, hardware: Hardware) -> float:
-    """Of the speed of forward's products, what the op's own reach."""
+    """Return the share of the speed of forward's products that the op's own reach."""
     kind = info(op.target).cost.product
     if kind == ProductKind.ATTENTION:
         return hardware.attention_share

@@ -52,9 +52,13 @@ class Expansion:
         """True if the argument is a tensor."""
         return name in places(self.op)
 
-    def reduced(self, suffix: str, target: str, value: LaidOutValue, over: Sbp) -> LaidOutValue:
-        """A statistic over `dims`, which stay as 1, made with `over` on the axes that split them;
-        readers take it whole there.
+    def reduce(self, suffix: str, target: str, value: LaidOutValue, over: Sbp) -> LaidOutValue:
+        """Append a statistic of `value` over `dims`, which stay as 1.
+
+        It is made with `over` on the axes that split them; readers take it whole there.
+
+        suffix: ends the names of the op and of its output.
+        target: the reduction, called (tensor, dims, True).
         """
         splits = {Split(d) for d in self.dims}
         made = tuple(over if sbp in splits else sbp for sbp in value.nd_sbp)
@@ -75,7 +79,7 @@ class Expansion:
         return self._append(suffix, target, args, values, shape, nd_sbp, **kwargs)
 
     def view(self, suffix: str, value: LaidOutValue, shape: Shape, nd_sbp: NdSbp) -> LaidOutValue:
-        """The same numbers in another shape."""
+        """Append a view of `value` with another `shape` and `nd_sbp`, named by `suffix`."""
         args = (Ref(value.tensor.name), shape)
         return self._append(suffix, "aten.view.default", args, (value,), shape, nd_sbp)
 

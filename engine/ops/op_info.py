@@ -1,4 +1,4 @@
-"""OpInfo: what is known of one op.  A family's file gives one for each of its targets.
+"""OpInfo says what is known of one op.  A family's file gives one for each of its targets.
 
 registry.py finds them by target; an op that no family has is OpInfo(), of which nothing is known.
 """
@@ -35,7 +35,7 @@ class Trait(Enum):
 
 
 class ProductKind(Enum):
-    """Which share of a device's peak the products inside an op reach (hardware/hardware.py)."""
+    """A kind of products, each with its share of a device's peak (hardware/hardware.py)."""
 
     MATRIX = "a matrix product"
     BATCHED = "a matrix product with batch dims"
@@ -45,7 +45,7 @@ class ProductKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
-    """What an op costs beyond reading its inputs and writing its outputs once.
+    """An op may cost more, or less, than to read its inputs and write its outputs once.
 
     product: the kind of its products; None: none, or products at forward's speed.
     flops: (op, shapes of inputs, shapes of outputs) on one rank -> floating-point operations of its
@@ -69,7 +69,7 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class OutVariant:
-    """How the op writes its result over one of its arguments.
+    """An op may write its result over one of its arguments.
 
     overload: called as the op, with the argument `name` that it writes into.  Relied on of torch:
         the device has a kernel of its own for the overload; others, such as relu.out, make a new
@@ -87,7 +87,7 @@ class OutVariant:
 
 @dataclass(frozen=True, slots=True)
 class Expands:
-    """How an op that reduces statistics inside is written as ordinary ops (expansion.py).
+    """An op that reduces statistics inside is written as ordinary ops (expansion.py).
 
     argument: name of the tensor argument that is reduced.
     dims: (op, tensors by name) -> the dims of it that are reduced.
@@ -101,7 +101,7 @@ class Expands:
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """What is known of one op.
+    """The project knows this of one op.
 
     rule: its rows, for one axis; None: it runs whole on every rank (or the op brings a table).
     local: what one rank runs in place of the op; None: the op itself, on its pieces.

@@ -85,12 +85,12 @@ _UNKNOWN = OpInfo()
 
 
 def info(target: str) -> OpInfo:
-    """What is known of the op; OpInfo() of an op that no family has."""
+    """Return what is known of the op; OpInfo() of an op that no family has."""
     return OPS.get(target, _UNKNOWN)
 
 
 def ops_with(trait: Trait) -> frozenset[str]:
-    """Targets of all ops that have the trait."""
+    """Return the targets of all ops that have the trait."""
     return frozenset(target for target, known in OPS.items() if trait in known.traits)
 
 
@@ -100,12 +100,14 @@ def has_table(target: str) -> bool:
 
 
 def whole_function(target: str) -> Callable[..., Any]:
-    """What the op does to whole tensors."""
+    """Return the function that the op applies to whole tensors."""
     return info(target).function or torch_callable(target)  # type: ignore[no-any-return]
 
 
 def arguments_of(op: Op) -> dict[str, Any]:
-    """Arguments of an op by name, in order; of the engine's own ops, of those that name them."""
+    """Return arguments of an op by name, in order; of the engine's own ops, of those that name
+    them.
+    """
     names = info(op.target).arguments
     return dict(zip(names, op.args, strict=True)) if names else bind(op)
 
@@ -119,7 +121,7 @@ _cache: dict[Any, tuple[Signature, ...]] = {}
 def signatures(
     op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], parts: int
 ) -> tuple[Signature, ...]:
-    """Legal rows of an op for one axis of `parts` ranks; the first is all-B.
+    """Return legal rows of an op for one axis of `parts` ranks; the first is all-B.
 
     in_shapes, out_shapes: of op.inputs and op.outputs, as left over by the axes before.  A row that
     splits a dim that is not there, or is shorter than `parts`, is dropped.
@@ -168,8 +170,10 @@ def _fits(sbp: Sbp, shape: Shape | None, parts: int) -> bool:
 def lift(
     op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None], grid: Sequence[int]
 ) -> tuple[NdSignature, ...]:
-    """Rows for all axes of a grid: the product of rows, axis after axis, on the shapes left over.
+    """Return rows for all axes of a grid: the product of rows, axis after axis, on the shapes left
+    over.
 
+    op, in_shapes, out_shapes: as of `signatures`.
     grid: sizes of the axes, outermost first.
     """
     if not grid:
@@ -195,7 +199,7 @@ def lift(
 
 
 def localize(view: LocalView) -> LocalCall:
-    """What one rank runs in place of the op: its local program, or the op itself on its pieces.
+    """Return the call that one rank runs: the op's local program, or the op itself on its pieces.
 
     A row with an expansion (Signature.reduced) has no local program: `expand` replaces the op
     before.
@@ -220,7 +224,8 @@ def needs_expansion(op: Op, tensors: Mapping[str, LogicalTensor]) -> bool:
 def expand(
     op: Op, tensors: Mapping[str, LogicalTensor]
 ) -> tuple[tuple[Op, ...], tuple[LogicalTensor, ...]]:
-    """(ordinary ops in order, the tensors they make in between).  The last ones make op.outputs.
+    """Return (ordinary ops in order, the tensors they make in between).  The last ones make
+    op.outputs.
 
     op: one that needs an expansion.  tensors: by name.
     """

@@ -21,12 +21,12 @@ from flowrun.engine.ir.sbp import B, NdSbp, P, S, Sbp, format_nd_sbp, parse_sbp
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One row, for one axis.
+    """A row of an op, for one axis.
 
     inputs: an SBP for each of op.inputs.
     outputs: an SBP for each of op.outputs (an entry for unused ones too).
-    reduced: elements of statistics that the row's expansion reduces over the axis inside the op
-    (0: no expansion); such a row is replaced by ordinary ops and boxings (ops/expansions/).
+    reduced: elements of statistics that the row's expansion reduces over the axis inside the op (0:
+        no expansion); such a row is replaced by ordinary ops and boxings (OpInfo.expands).
     """
 
     inputs: tuple[Sbp, ...]
@@ -39,7 +39,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class NdSignature:
-    """One row for all axes of a grid: an nd-SBP for each of op.inputs and op.outputs."""
+    """A row of an op for all axes of a grid: an nd-SBP for each of op.inputs and op.outputs."""
 
     inputs: tuple[NdSbp, ...]
     outputs: tuple[NdSbp, ...]
@@ -51,7 +51,7 @@ class NdSignature:
 
 @dataclass(frozen=True, slots=True)
 class OpView:
-    """What a rule sees: an op, the shapes left over by the axes before, the parts of this axis.
+    """A rule sees an op, the shapes left over by the axes before, and the parts of this axis.
 
     in_shapes: one for each of op.inputs.
     out_shapes: one for each of op.outputs (None where unused and unknown).
@@ -65,10 +65,11 @@ class OpView:
 
 @dataclass(frozen=True, slots=True)
 class LocalView:
-    """What a local program sees: an op and which slices of its tensors this rank holds.
+    """A local program sees an op and which slices of its tensors this rank holds.
 
     in_slices, out_slices: ((start, length), …) along every dim of the logical tensor, for each of
-    op.inputs / op.outputs, all axes together.  in_shapes, out_shapes: the logical shapes.
+    op.inputs / op.outputs, all axes together.
+    in_shapes, out_shapes: the logical shapes.
     """
 
     op: Op
@@ -80,7 +81,7 @@ class LocalView:
 
 @dataclass(frozen=True, slots=True)
 class LocalCall:
-    """What one rank runs in place of the op: function(*args, **kwargs), Refs where tensors go."""
+    """A rank runs function(*args, **kwargs) in place of the op; Refs stand where tensors go."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -138,25 +139,27 @@ def bind(op: Op) -> dict[str, Any]:
 
 
 def places(op: Op) -> tuple[str, ...]:
-    """For each of op.inputs the name of the argument it is (part of)."""
+    """Return for each of op.inputs the name of the argument it is (part of)."""
     names = [name for name, _ in _parameters(op.target)]
     given = [*zip(names, op.args, strict=False), *op.kwargs]
     return tuple(name for name, value in given for _ in refs(value))
 
 
 def row(op: Op, given: Mapping[str, Sbp], *outputs: Sbp, reduced: int = 0) -> Signature:
-    """One row: SBPs of the tensor arguments by name, B for those not named; then an SBP for each
-    output.
+    """Make a row of an op: SBPs of the tensor arguments by name (`given`), B for those not named.
 
-    One output SBP stands for all outputs.
+    outputs: an SBP for each output; one alone stands for all.
+    reduced: see Signature.
     """
     inputs = tuple(given.get(name, B) for name in places(op))
     made = outputs * len(op.outputs) if len(outputs) == 1 else outputs
     return Signature(inputs, made, reduced)
 
 
-def rebound(op: Op, function: Callable[..., Any] | None = None, **changed: Any) -> LocalCall:
-    """The torch op as a Call with some arguments replaced, by name."""
+def rebind(op: Op, function: Callable[..., Any] | None = None, **changed: Any) -> LocalCall:
+    """Return the torch op as a call with some arguments replaced, by name; function: in place of
+    the op.
+    """
     names = [name for name, _ in _parameters(op.target)]
     args = list(op.args)
     kwargs = dict(op.kwargs)
@@ -173,10 +176,13 @@ def rebound(op: Op, function: Callable[..., Any] | None = None, **changed: Any) 
 Labels = tuple[int | str | None, ...]
 
 
-def labelled(
+def labelled_rows(
     ins: Sequence[Labels], outs: Sequence[Labels], contracted: Mapping[Any, Sbp] | None = None
 ) -> tuple[Signature, ...]:
-    """Rows of an op whose dims carry labels, as in einsum; a dim labelled None can not be split.
+    """Return rows of an op whose dims carry labels, as in einsum; a dim labelled None cannot be
+    split.
+
+    ins, outs: labels of the dims of each input and output.
 
     A label splits every tensor that has it and leaves the others B.  An output that lacks it
     becomes `contracted[label]`; a label that is neither in all outputs nor contracted gives no row.

@@ -23,7 +23,7 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     bind,
-    rebound,
+    rebind,
     rows,
     sizes,
     torch_callable,
@@ -31,17 +31,17 @@ from flowrun.engine.ops.signature import (
 
 
 class OpTable(Protocol):
-    """What registry.py asks of an op that brings its own rows."""
+    """registry.py asks this of an op that brings its own rows."""
 
     @property
     def origin(self) -> str:
-        """Where the rows come from, in the words of a note."""
+        """Name the origin of the rows, for a note."""
 
     def rows(self, view: OpView) -> tuple[Signature, ...]:
         """Legal rows for one axis, without the one that is all B."""
 
     def localize(self, view: LocalView) -> LocalCall:
-        """What one rank runs in place of the op."""
+        """Return the call that one rank runs in place of the op."""
 
     def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
         """Floating-point operations on shapes that one rank holds; None: not known."""
@@ -49,7 +49,7 @@ class OpTable(Protocol):
     def seconds(
         self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
     ) -> float | None:
-        """Of the same; None: as bytes and operations tell."""
+        """Return seconds on the same shapes; None: they follow from bytes and operations."""
 
 
 # ---- found ---------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class FoundRow:
         return next(splits)
 
 
-def parse_found(text: str) -> FoundRow:
+def parse_found_row(text: str) -> FoundRow:
     """Read what str() of a FoundRow prints."""
     row, *more = text.split(" | ")
     said = dict(word.split(" ", 1) for word in more)
@@ -102,9 +102,10 @@ def parse_found(text: str) -> FoundRow:
 def local_call(
     op: Op, found: Sequence[tuple[FoundRow, Sequence[Shape], Sequence[Shape]]]
 ) -> LocalCall:
-    """What a rank runs: the op on its pieces, as the row of each axis says.
+    """Return the call that a rank runs: the op on its pieces, as the row of each axis says.
 
-    found: of each axis the row, the shapes of the inputs, and those of the rank's pieces.
+    op: whole.  found: of each axis the row, the shapes of the inputs, and those of the rank's
+        pieces.
     """
     changed: dict[str, Any] = {}
     by_dim: dict[tuple[int, int, int], float] = {}  # output, input, dim: several axes may split it
@@ -114,13 +115,13 @@ def local_call(
         tensor, dim = row.anchor
         length = pieces[tensor][dim]
         for name, at in row.sizes:
-            changed[name] = _replaced(changed.get(name, bind(op)[name]), at, length)
+            changed[name] = _replace_item(changed.get(name, bind(op)[name]), at, length)
         for output in row.means:
             by_dim[output, tensor, dim] = length / shapes[tensor][dim]
     shares: dict[int, float] = {}
     for (output, _, _), share in by_dim.items():
         shares[output] = shares.get(output, 1.0) * share
-    call = rebound(op, **changed)
+    call = rebind(op, **changed)
     if not shares:
         return call
     return LocalCall(times_shares, (op.target, tuple(shares.items()), *call.args), call.kwargs)
@@ -129,7 +130,7 @@ def local_call(
 def times_shares(
     target: str, shares: tuple[tuple[int, float], ...], *args: object, **kwargs: object
 ) -> object:
-    """What the op makes, with some outputs multiplied."""
+    """Return the outputs of the op `target`, some multiplied: `shares` has (output, factor)."""
     made = torch_callable(target)(*args, **kwargs)
     if isinstance(made, torch.Tensor):
         return made * shares[0][1]
@@ -145,7 +146,7 @@ class FoundTable:
 
     @property
     def origin(self) -> str:
-        """In the words of a note."""
+        """Name the origin of the rows, for a note."""
         return "found by experiment"
 
     def rows(self, view: OpView) -> tuple[Signature, ...]:
@@ -163,13 +164,13 @@ class FoundTable:
         return local_call(view.op, [(row, view.in_shapes, pieces) for row in axes])
 
     def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
-        """An experiment does not tell."""
+        """Return None: an experiment does not count."""
         return None
 
     def seconds(
         self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
     ) -> float | None:
-        """An experiment does not tell."""
+        """Return None: an experiment takes no times."""
         return None
 
 
@@ -185,7 +186,7 @@ def _axes(
     return [row for row in found if not all(isinstance(sbp, Broadcast) for sbp in row[0])]
 
 
-def _replaced(value: object, at: int, length: int) -> object:
+def _replace_item(value: object, at: int, length: int) -> object:
     """An argument with one of its integers replaced; at -1 it is that integer."""
     if at < 0:
         return length
@@ -218,11 +219,11 @@ class GivenTable:
 
     @property
     def origin(self) -> str:
-        """In the words of a note."""
+        """Name the origin of the rows, for a note."""
         return f"given by {self.name}"
 
     def rows(self, view: OpView) -> tuple[Signature, ...]:
-        """As the user's rule says.  Raises SbpError for what is no row of this op."""
+        """Return the rows of the user's rule.  Raises SbpError if one is no row of this op."""
         given = self.rule(view)
         return tuple(self._row(each, view) for each in given)
 
@@ -243,16 +244,16 @@ class GivenTable:
 
     def localize(self, view: LocalView) -> LocalCall:
         """The user's local program, or the op itself."""
-        return self.local(view) if self.local else rebound(view.op)
+        return self.local(view) if self.local else rebind(view.op)
 
     def flops(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float | None:
-        """As the user says."""
+        """Return the user's count."""
         return None if self.cost_flops is None else float(self.cost_flops(in_shapes, out_shapes))
 
     def seconds(
         self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
     ) -> float | None:
-        """As the user says."""
+        """Return the user's seconds."""
         if self.cost_seconds is None:
             return None
         return float(self.cost_seconds(in_shapes, out_shapes))

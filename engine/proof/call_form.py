@@ -1,4 +1,4 @@
-"""CallForm: an op apart from its sizes, so that one experiment speaks for all shapes of a kind.
+"""A CallForm is an op without its sizes, so that one experiment speaks for all shapes of a kind.
 
 Equal sizes of its tensors are one letter; so are those integers among its arguments that spell the
 end of a shape (`input_size` of an upsampling's backward).  Its text is the key that found rows are
@@ -38,7 +38,7 @@ FormDims = tuple["Letter | int", ...]
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """What is called, with letters in the place of sizes.
+    """A form says how an op is called, with letters in the place of sizes.
 
     args, kwargs: as of the op; tensors are Ref("0"), Ref("1") … in order.
     shapes, dtypes: of the tensors.
@@ -168,8 +168,11 @@ def call_forms(
     in_dtypes: Sequence[torch.dtype],
     out_shapes: Sequence[Shape | None],
 ) -> Iterator[CallForm]:
-    """The readings of an op, the likeliest first: lists of integers that spell the end of a shape
-    are sizes; so are all integers that equal one; none is.
+    """Read an op in several ways, the likeliest first.
+
+    Lists of integers that spell the end of a shape are sizes; so are all integers that equal one;
+    none is.
+    in_shapes, in_dtypes, out_shapes: of op.inputs and op.outputs (None where unused).
     """
     seen = set()
     for lists, singles in ((True, False), (True, True), (False, False)):

@@ -29,7 +29,7 @@ from flowrun.engine.ops.signature import (
     Signature,
     argument_names,
     bind,
-    rebound,
+    rebind,
     torch_callable,
 )
 from flowrun.engine.ops.table import FoundRow, local_call
@@ -106,7 +106,7 @@ class OpTrial:
 
     @cached_property
     def op(self) -> Op:
-        """With the sizes."""
+        """The op with the sizes."""
         return self.form.op(self.sizes)
 
     @cached_property
@@ -120,8 +120,8 @@ class OpTrial:
 
     @cached_property
     def made(self) -> Outputs:
-        """Raises one of FAILURES if the op does not take the numbers."""
-        return self.call(rebound(self.op), self.inputs)
+        """The outputs.  Raises one of FAILURES if the op does not take the numbers."""
+        return self.call(rebind(self.op), self.inputs)
 
     def call(self, call: LocalCall, inputs: Sequence[torch.Tensor]) -> Outputs:
         """Outputs of a call."""
@@ -130,7 +130,7 @@ class OpTrial:
 
     def _again(self) -> Outputs:
         """Made of the same numbers anew; some ops take no other order in memory."""
-        call = rebound(self.op)
+        call = rebind(self.op)
         if self.op.target.startswith("aten."):
             return self.call(call, self.inputs)
         try:
@@ -185,8 +185,10 @@ def _trials(form: CallForm) -> Iterator[OpTrial]:
 
 
 def _marks(form: CallForm, sizes: Sizes) -> list[int | float]:
-    """Numbers that the op is given beside tensors, defaults too: it may compare values with them,
-    as ignore_index, padding_idx and threshold do.  A trial that the op does not take is dropped.
+    """Return numbers that the op is given besides tensors, defaults too.
+
+    It may compare values with them, as ignore_index, padding_idx and threshold do.  A trial that
+    the op does not take is dropped.
     """
     given = bind(form.op(sizes)).values()
     numbers = [n for n in given if type(n) in (int, float) and math.isfinite(n)]
@@ -194,7 +196,9 @@ def _marks(form: CallForm, sizes: Sizes) -> list[int | float]:
 
 
 def _telling(form: CallForm, sizes: Sizes, draws: Sequence[Draw]) -> list[OpTrial]:
-    """In float64, else in the op's own dtypes; where matrices must be definite, such alone."""
+    """Return trials in float64, else in the op's own dtypes; where matrices must be definite, such
+    alone.
+    """
     for wide in (True, False):
         trials = [OpTrial(form, sizes, replace(draw, wide=wide)) for draw in draws]
         if found := [trial for trial in trials if trial.tells]:
@@ -246,7 +250,7 @@ def _runs(form: CallForm, sizes: Sizes) -> bool:
             torch.empty(shape, dtype=dtype, device="meta")
             for shape, dtype in zip(shapes, form.dtypes, strict=True)
         ]
-        run(rebound(op), dict(zip(op.inputs, inputs, strict=True)))
+        run(rebind(op), dict(zip(op.inputs, inputs, strict=True)))
     except Exception:
         return False
     return True
@@ -277,7 +281,7 @@ def _candidates(form: CallForm) -> Iterator[InputLayout]:
 
 
 def _preference(layout: tuple[Sbp, ...]) -> tuple[int, int]:
-    """One dim in all inputs that have it goes first."""
+    """Sort a layout that splits one dim in all inputs that have it before others."""
     dims = [sbp.dim for sbp in layout if isinstance(sbp, Split)]
     return -len(dims), len(set(dims))
 
@@ -364,7 +368,7 @@ def _parts(candidate: InputLayout, trial: OpTrial) -> list[int]:
 def _fits(
     candidate: InputLayout, trial: OpTrial, parts: int, before: list[list[Fit]] | None
 ) -> list[list[Fit]] | None:
-    """For each output how what the ranks make lies; None if a rank fails.
+    """Return for each output how the pieces that the ranks make lie; None if a rank fails.
 
     before: what earlier trials left.
     """
@@ -392,7 +396,7 @@ def _fits(
 
 
 def _shares(row: FoundRow, shapes: Sequence[Shape], parts: int) -> list[float]:
-    """Of each rank, of the dim that is split; none where nothing is."""
+    """Return each rank's share of the dim that is split; none where nothing is."""
     if not any(isinstance(sbp, Split) for sbp in row.signature.inputs):
         return []
     tensor, dim = row.anchor
@@ -406,7 +410,7 @@ def _output_fits(
     shares: Sequence[float],
     before: list[Fit] | None,
 ) -> list[Fit]:
-    """As it is, or else times the share."""
+    """Return layouts of an output as it is, or else multiplied by the share."""
     among = [[sbp for sbp, mean in before if mean == way] for way in (0, 1)] if before else None
     parts = len(pieces)
     if among is None or among[0]:

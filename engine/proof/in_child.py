@@ -31,7 +31,10 @@ _SIZE = struct.Struct("<I")
 
 @dataclass
 class _FormProgress:
-    """How far a form has come: candidates that are behind, rows that held."""
+    """A form has come so far.
+
+    behind: candidates that were tried.  rows: those that held.
+    """
 
     behind: int = 0
     rows: list[FoundRow] = field(default_factory=list)
@@ -82,7 +85,7 @@ def _child(work: Sequence[tuple[int, CallForm, int]]) -> Iterator[tuple[int, Any
 
 
 def _try_all(work: Sequence[tuple[int, CallForm, int]], writes: int) -> None:
-    """In the child, which ends here."""
+    """Run the experiments in the child, and end it."""
     try:
         faulthandler.disable()  # what a crashing kernel says concerns nobody
         for number in (1, 2):

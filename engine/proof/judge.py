@@ -79,7 +79,7 @@ def _splits(value: torch.Tensor, parts: int) -> list[Split]:
 def _programs(
     given: OpSample, ins: tuple[Sbp, ...], parts: int
 ) -> dict[tuple[LocalCall, ...], list[tuple[Sbp | None, ...]]]:
-    """What the ranks run -> the cuts of the outputs for which they run it.
+    """Return each program of the ranks -> the cuts of the outputs for which they run it.
 
     Only a local program looks at the cut; None: any.
     """
@@ -111,7 +111,7 @@ def _cut_alike(outs: tuple[Sbp, ...], layout: tuple[Sbp | None, ...]) -> bool:
 
 
 def _shapes(value: torch.Tensor | None, parts: int) -> list[set[Shape]] | None:
-    """For each rank the shapes that its piece of an output can have."""
+    """Return for each rank the shapes that its piece of an output can have."""
     if value is None:
         return None
     whole = tuple(value.shape)
@@ -147,7 +147,8 @@ def layouts_of(
     parts: int,
     among: Sequence[Sbp] | None = None,
 ) -> list[Sbp]:
-    """SBPs under which the pieces are the whole value; B alone for an output that is not made.
+    """Return SBPs under which the pieces of `parts` ranks are the whole value; B alone for an
+    output that is not made.
 
     among: those to be looked at; None: all there are.
     """
@@ -173,12 +174,14 @@ def _sbps_of(value: torch.Tensor, parts: int) -> list[Sbp]:
 
 
 def wrong_rows(given: OpSample, listed: Sequence[Signature], parts: int) -> list[Signature]:
-    """Rows that are listed and do not hold."""
+    """Return rows that are `listed` for the sample `given` and do not hold on `parts` ranks."""
     return [row for row in listed if not row_holds(given, on_one_axis(row), (parts,))]
 
 
 def missing_rows(given: OpSample, listed: Sequence[Signature], parts: int) -> list[Signature]:
-    """Rows that hold and are not listed; an output that is not made has no SBP to compare."""
+    """Return rows that hold for the sample `given` on `parts` ranks and are not `listed`; an output
+    that is not made has no SBP to compare.
+    """
     unmade = [j for j, value in enumerate(given.made) if value is None]
     known = {(row.inputs, _blank(row.outputs, unmade)) for row in listed}
     return [

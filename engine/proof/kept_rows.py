@@ -1,6 +1,6 @@
 """kept_rows: found rows on disk, by the text of a call form.
 
-`found_rows.json`, beside this file, ships with the project, for one minor release of torch; what it
+`found_rows.json` in this folder ships with the project, for one minor release of torch; what it
 lacks is tried once and kept in a file of the user's own, for one build of torch and this prover.
 With others, ops are tried anew.  Only rows of torch's own ops are kept: the code of others may
 change from run to run.
@@ -20,7 +20,7 @@ import torch
 
 from flowrun.engine.ir.sbp import Split
 from flowrun.engine.ops.signature import Signature
-from flowrun.engine.ops.table import FoundRow, FoundTable, parse_found
+from flowrun.engine.ops.table import FoundRow, FoundTable, parse_found_row
 from flowrun.engine.own_files import Unusable, own_folder, read_own, write_own
 from flowrun.engine.proof.call_form import CallForm
 from flowrun.engine.proof.in_child import experiments
@@ -31,7 +31,7 @@ TORCH = "torch " + ".".join(torch.__version__.split(".")[:2])
 
 @dataclass(frozen=True, slots=True)
 class KeptRow:
-    """What is known of a form.  sizes: letter -> the size that it had when it was tried."""
+    """The rows of a form.  sizes: letter -> the size that it had when it was tried."""
 
     sizes: Mapping[str, int]
     rows: tuple[FoundRow, ...]
@@ -43,7 +43,7 @@ class KeptRow:
 
 def _entry(texts: Sequence[str]) -> KeptRow:
     sizes = (word.split("=") for word in texts[0].split())
-    return KeptRow({k: int(n) for k, n in sizes}, tuple(map(parse_found, texts[1:])))
+    return KeptRow({k: int(n) for k, n in sizes}, tuple(map(parse_found_row, texts[1:])))
 
 
 Entries = Mapping[str, KeptRow]  # by the text of the form
@@ -58,7 +58,11 @@ def read_rows(text: str, holds_for: str = TORCH) -> dict[str, KeptRow]:
 
 
 def rows_text(entries: Entries, holds_for: str = TORCH) -> str:
-    """What a person can read: one form of torch's a line, its sizes and rows behind it."""
+    """Print entries so that a person can read them: one form of torch's a line, its sizes, then
+    rows.
+
+    entries: by the text of the form.  holds_for: the torch that they hold for.
+    """
     kept = sorted(key for key in entries if key.startswith("aten."))
     inside = ",\n".join(f"  {json.dumps(k)}: {json.dumps(entries[k].texts())}" for k in kept)
     return f'{{"holds_for": {json.dumps(holds_for)}, "rows": {{\n{inside}\n}}}}\n'
@@ -75,7 +79,7 @@ def _prover() -> str:
 
 @cache
 def shipped_rows() -> Entries:
-    """Those of the project; none with another release of torch."""
+    """Return the rows of the project; none with another release of torch."""
     return read_rows(SHIPPED.read_text()) if SHIPPED.exists() else {}
 
 
@@ -112,7 +116,7 @@ class KeptRows:
         self._write()
 
     def table(self, forms: Iterable[CallForm]) -> FoundTable | None:
-        """What is known of an op by its readings; None if that is no row."""
+        """Return the rows of an op by its readings; None if there are none."""
         rows: dict[Signature, FoundRow] = {}
         for form in forms:
             for row in self._known(form) or ():
@@ -140,5 +144,5 @@ class KeptRows:
 
 @cache
 def kept_rows(file: Path | None) -> KeptRows:
-    """One for each file: what a process has tried it does not try again."""
+    """Return the rows of a file, one object a process: what it has tried it does not try again."""
     return KeptRows(file)

@@ -110,7 +110,10 @@ def coordinates(grid: Grid) -> list[tuple[int, ...]]:
 
 
 def lay_out(whole: torch.Tensor, nd_sbp: NdSbp, grid: Grid) -> Pieces:
-    """What each rank holds, outer axis first."""
+    """Cut a tensor into what each rank of a grid holds in the layout `nd_sbp`, outer axis first.
+
+    whole: the logical tensor.  grid: sizes of the axes.
+    """
     if not grid:
         return {(): whole}
     parts = _cut(whole, nd_sbp[0], grid[0])
@@ -150,8 +153,9 @@ def _fingerprint(whole: torch.Tensor) -> int:
 
 
 def put_together(pieces: Pieces, nd_sbp: NdSbp, grid: Grid, shape: Shape) -> torch.Tensor | None:
-    """The logical tensor; None if the pieces are no such layout of one (wrong shapes, unequal
-    copies of B).
+    """Join pieces of the layout `nd_sbp` on a `grid` to the logical tensor of this `shape`.
+
+    Returns None if the pieces are no such layout of one (wrong shapes, unequal copies of B).
     """
     if not grid:
         (piece,) = pieces.values()
@@ -167,6 +171,7 @@ def put_together(pieces: Pieces, nd_sbp: NdSbp, grid: Grid, shape: Shape) -> tor
 
 
 def piece_shape(shape: Shape, sbp: Sbp, parts: int, k: int) -> Shape:
+    """Return the shape that rank `k` of `parts` has of a tensor with this shape and sbp."""
     if not isinstance(sbp, Split):
         return shape
     return (*shape[: sbp.dim], split_range(shape[sbp.dim], parts, k)[1], *shape[sbp.dim + 1 :])
@@ -213,12 +218,15 @@ def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def row_holds(given: OpSample, row: NdSignature, grid: Grid) -> bool:
-    """True if the row, with its expansion where it has one, makes what the op makes whole."""
+    """Return True if the row makes what the op of the sample `given` makes whole, on this grid.
+
+    The row's expansion is tried where it has one.
+    """
     return not row_failure(given, row, grid)
 
 
 def row_failure(given: OpSample, row: NdSignature, grid: Grid) -> str:
-    """Why the row does not hold; empty if it does."""
+    """Say why the row does not hold for the sample `given` on this grid; empty if it does."""
     op = given.op
     signed = replace(op, in_sbp=row.inputs, out_sbp=row.outputs)
     tensors = given.tensors
@@ -251,8 +259,10 @@ def run_ops(
     values: Mapping[str, torch.Tensor],
     grid: Grid,
 ) -> dict[str, Pieces]:
-    """Pieces that the ops make, each op reading its inputs in the layout that its in_sbp says
-    (boxing by hand).
+    """Return pieces that the ops make on a grid, by tensor.
+
+    Each op reads its inputs in the layout of its in_sbp, boxed by hand.
+    ops: in order.  tensors: shapes by name.  values: of what no op makes.
     """
     wholes = dict(values)
     made: dict[str, Pieces] = {}
@@ -280,7 +290,7 @@ def run_ops(
 def local_view(
     op: Op, tensors: Mapping[str, LogicalTensor], grid: Grid, coordinate: tuple[int, ...]
 ) -> LocalView:
-    """What localize sees at a coordinate."""
+    """Return what localize sees of an op at a coordinate of the grid; tensors: shapes by name."""
     slices = lambda name, nd: local_slices(tensors[name].shape, nd, grid, coordinate)  # noqa: E731
     return LocalView(
         op,

@@ -1,7 +1,7 @@
-"""Numbers for experiments: what a wrong row must not survive by luck.
+"""Numbers for experiments are such that no wrong row survives them by luck.
 
 Each kind is a function of a dtype and a shape.  Floats are float64 wherever the op takes it, so
-that a difference is told from a rounding.
+that a difference is no rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowrun.engine.ir.placement import Shape
 Floats = Callable[[Shape, torch.Generator], torch.Tensor]
 
 
-def _mixed(shape: Shape, random: torch.Generator) -> torch.Tensor:
+def _normal(shape: Shape, random: torch.Generator) -> torch.Tensor:
     """Normal numbers."""
     return torch.randn(shape, generator=random, dtype=torch.float64)
 
@@ -33,18 +33,18 @@ def _positive(shape: Shape, random: torch.Generator) -> torch.Tensor:
 
 
 def _wide(shape: Shape, random: torch.Generator) -> torch.Tensor:
-    """From thousandths to thousands."""
-    return _mixed(shape, random) * 10 ** (6 * torch.rand(shape, generator=random).double() - 3)
+    """Draw normal numbers times powers of ten from a thousandth to a thousand."""
+    return _normal(shape, random) * 10 ** (6 * torch.rand(shape, generator=random).double() - 3)
 
 
 def _large(shape: Shape, random: torch.Generator) -> torch.Tensor:
     """Around a million: beyond bounds that an op may cut at."""
-    return _mixed(shape, random) * 1e6
+    return _normal(shape, random) * 1e6
 
 
 def _equal(shape: Shape, random: torch.Generator) -> torch.Tensor:
     """A vector is one number; of a matrix the first row is: were all so, it would be singular."""
-    x = _mixed(shape, random)
+    x = _normal(shape, random)
     if shape:
         row = x[..., 0, :] if len(shape) > 1 else x
         row.copy_(row[..., :1].clone().expand_as(row))
@@ -53,14 +53,14 @@ def _equal(shape: Shape, random: torch.Generator) -> torch.Tensor:
 
 def _definite(shape: Shape, random: torch.Generator) -> torch.Tensor:
     """Square matrices are symmetric and positive definite."""
-    x = _mixed(shape, random)
+    x = _normal(shape, random)
     if len(shape) < 2 or shape[-1] != shape[-2]:
         return x
     return x @ x.mT + shape[-1] * torch.eye(shape[-1], dtype=torch.float64)
 
 
 FLOATS: Mapping[str, Floats] = {
-    "mixed": _mixed,
+    "mixed": _normal,
     "ties": _ties,
     "positive": _positive,
     "wide": _wide,
@@ -87,20 +87,20 @@ class Draw:
     mark: int | float | None = None
 
     def value(self, shape: Shape, dtype: torch.dtype, seed: int) -> torch.Tensor:
-        """One input's."""
-        made = self._drawn(shape, dtype, seed)
+        """Draw one input of this shape and dtype; seed: another for each input."""
+        made = self._draw_value(shape, dtype, seed)
         if self.mark is None or not _has(dtype, self.mark):
             return made
         random = torch.Generator().manual_seed(1000 + seed)
         return made.masked_fill_(torch.rand(shape, generator=random) < 1 / 3, self.mark)
 
-    def _drawn(self, shape: Shape, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    def _draw_value(self, shape: Shape, dtype: torch.dtype, seed: int) -> torch.Tensor:
         random = torch.Generator().manual_seed(1 + seed)
         make = FLOATS[self.floats]
         if dtype.is_floating_point:
             return make(shape, random).to(torch.float64 if self.wide else dtype)
         if dtype.is_complex:
-            made = torch.complex(make(shape, random), _mixed(shape, random))
+            made = torch.complex(make(shape, random), _normal(shape, random))
             return made.to(torch.complex128 if self.wide else dtype)
         if dtype == torch.bool:
             return torch.rand(shape, generator=random) < 0.5

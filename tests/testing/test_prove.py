@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flowrun.engine.errors import SbpError
-from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, rebound
+from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, rebind
 from flowrun.testing import RowError, prove
 
 
@@ -79,11 +79,11 @@ def test_sizes_that_do_not_divide_are_told_apart() -> None:
 
     def local(view: LocalView) -> LocalCall:
         whole = view.in_shapes[0][0]
-        return rebound(view.op, size=whole)
+        return rebind(view.op, size=whole)
 
     prove(averaged, ["S0 -> P"], [(X, 7)], local=local)
     with pytest.raises(RowError, match="differs by up to"):
-        prove(averaged, ["S0 -> P"], [(X, 7)], local=lambda view: rebound(view.op, size=8))
+        prove(averaged, ["S0 -> P"], [(X, 7)], local=lambda view: rebind(view.op, size=8))
 
 
 def test_what_cannot_be_proved_is_refused() -> None:

@@ -23,8 +23,9 @@ from flowrun.engine.ops.signature import (
 def check(
     args: tuple[Any, ...], target: str, module: str, line: str, **kwargs: Any
 ) -> torch.Tensor:
-    """Run `target`; a number that stands for it having passed.
+    """Run the op `target`; return a number that stands for its success.
 
+    args, kwargs: of the op.  module, line: the user's, for the error.
     Raises AssertionError with torch's message, the module and the user's line.
     """
     try:

@@ -33,11 +33,16 @@ Tensor = torch.Tensor
 def words(
     draw: Tensor, seed: int, stream: str, shape: Shape, slices: Slices | None, word: int = 0
 ) -> Tensor:
-    """int32, all alike probable: the slices of a logical tensor of this shape (None: all of it).
+    """Draw 32 random bits, as int32, for each element of the slices of a logical tensor.
 
-    draw: int64 scalar.  word: another one gives other numbers of the same stream.  An element's
-    place inside its row of dim 0 meets a key of the row, 64 bits of it, so that no two rows of a
-    run are alike; a row has fewer than 2^32 elements.
+    draw: int64 scalar, the number of the micro-batch.
+    seed, stream: of the run; of the op.
+    shape: of the logical tensor.
+    slices: of it; None: all of it.
+    word: another one gives other numbers of the same stream.
+
+    An element's place inside its row of dim 0 meets a key of the row, 64 bits of it, so that no two
+    rows of a run are alike; a row has fewer than 2^32 elements.
     """
     held = tuple((0, size) for size in shape) if slices is None else slices
     (first, rows), *inside = held or ((0, 1),)
@@ -84,7 +89,9 @@ def _xor_shift(x: Tensor, shift: int) -> Tensor:
 def dropout_mask(
     draw: Tensor, seed: int, stream: str, shape: Shape, p: float, *, slices: Slices | None = None
 ) -> Tensor:
-    """bool: False, which drops, with probability p."""
+    """Draw a mask: False, which drops, with probability `p`.  draw, seed, stream, shape, slices:
+    see words.
+    """
     drawn = words(draw, seed, stream, shape, slices)
     if p >= 1:
         return torch.zeros_like(drawn, dtype=torch.bool)
@@ -101,7 +108,10 @@ def uniform(
     slices: Slices | None = None,
     word: int = 0,
 ) -> Tensor:
-    """From [0, 1), in as many steps as the dtype tells apart below 1."""
+    """Draw from [0, 1), in as many steps as the dtype distinguishes below 1.
+
+    draw, seed, stream, shape, slices, word: see words.
+    """
     bits = min(31, 1 - int(math.log2(torch.finfo(dtype).eps)))
     drawn = words(draw, seed, stream, shape, slices, word) >> (32 - bits)
     return drawn.bitwise_and_(2**bits - 1).to(dtype).mul_(2.0**-bits)
@@ -116,7 +126,10 @@ def normal(
     dtype: torch.dtype,
     slices: Slices | None = None,
 ) -> Tensor:
-    """Mean 0, deviation 1 (Box and Muller 1958)."""
+    """Draw with mean 0 and deviation 1 (Box and Muller 1958).
+
+    draw, seed, stream, shape, slices: see words.  dtype: of the result.
+    """
     wide = torch.promote_types(dtype, torch.float32)
     radius, angle = (
         uniform(draw, seed, stream, shape, dtype=wide, slices=slices, word=k) for k in range(2)
@@ -136,7 +149,10 @@ def integers(
     dtype: torch.dtype,
     slices: Slices | None = None,
 ) -> Tensor:
-    """From [low, high)."""
+    """Draw whole numbers from [low, high).
+
+    draw, seed, stream, shape, slices: see words.  dtype: of the result.
+    """
     wide = _wide(draw, seed, stream, shape, slices)
     return wide.remainder_(high - low).add_(low).to(dtype)
 
@@ -150,7 +166,11 @@ def permutation(
     dtype: torch.dtype,
     slices: Slices | None = None,
 ) -> Tensor:
-    """The numbers below shape[0] in random order; whole is what they are, then cut."""
+    """Draw the numbers below shape[0] in random order; the whole order is drawn, then cut to
+    `slices`.
+
+    draw, seed, stream: see words.  dtype: of the result.
+    """
     order = _wide(draw, seed, stream, shape, None).argsort(stable=True).to(dtype)
     return order if slices is None else order.narrow(0, *slices[0])
 
@@ -164,7 +184,7 @@ def _wide(draw: Tensor, seed: int, stream: str, shape: Shape, slices: Slices | N
 # ---- signatures ----------------------------------------------------------------------------------
 
 
-def drawn(view: OpView) -> tuple[Signature, ...]:
+def rows_of_draw(view: OpView) -> tuple[Signature, ...]:
     """Any dim can be made split.  Not "B -> P": a sum of draws is no draw."""
     return tuple(Signature((B,), (S(d),)) for d in range(len(view.out_shapes[0] or ())))
 
@@ -190,7 +210,7 @@ _SCRATCH_BYTES = {DROPOUT_MASK: 120.0, NORMAL: 300.0}
 OPS: Mapping[str, OpInfo] = {
     **{
         target: OpInfo(
-            drawn,
+            rows_of_draw,
             local=local_draw,
             function=function,
             traits=(Trait.ROW_STATISTICS,) if target == DROPOUT_MASK else (),

@@ -35,14 +35,18 @@ class OutOfRange(IndexError):
         return self.describe(self.fields)
 
     def describe(self, fields: tuple[str, ...]) -> str:
-        """What is wrong; fields: of the batch, that may have it."""
+        """Say which id is wrong and how many there are; fields: of the batch, that may have it."""
         thing, of = self.what
         field = f" (field {' or '.join(fields)})" if fields else ""
         return f"{thing} {self.value} is out of range for {self.size} {of}{field}"
 
 
 def outside(ids: torch.Tensor, size: int, ignored: int | None, wraps: bool = False) -> torch.Tensor:
-    """True where an id is not in the table."""
+    """Return a mask of the ids that are not in a table of `size` rows.
+
+    ignored: an id that counts for nothing; None: there is none.  wraps: negative ids count from the
+        end.
+    """
     found = (ids < (-size if wraps else 0)) | (ids >= size)
     return found if ignored is None else found & (ids != ignored)
 
@@ -55,7 +59,11 @@ def check_range(
     what: tuple[str, str],
     fields: tuple[str, ...],
 ) -> torch.Tensor:
-    """The ids.  Raises OutOfRange; on a device that computes behind the host it asserts there."""
+    """Return the ids if all are in range.
+
+    size, ignored, wraps, what, fields: see the module.
+    Raises OutOfRange; on a device that computes asynchronously, that device asserts.
+    """
     if not ids.numel() or type(ids) is not torch.Tensor:  # of a tensor without memory: the shape
         return ids
     if not ids.is_cpu:

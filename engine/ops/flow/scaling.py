@@ -25,10 +25,12 @@ def next_scale(
     backoff: float,
     interval: int,
 ) -> tuple[Tensor, ...]:
-    """(scale, good steps since it changed, updates skipped so far) after a step; scale and skipped
-    again, to report; whether this update is skipped.
+    """Return (scale, good steps since it changed, updates skipped so far) after a step; scale and
+    skipped again, to report; whether this update is skipped.
 
+    scale, good_steps, skipped: before the step.
     squares: sum of the squares of all scaled gradients; not finite: the update is skipped.
+    growth, backoff: factors of the scale after `interval` good steps, and after a skipped one.
     """
     bad = ~torch.isfinite(squares)
     good = good_steps + 1

@@ -45,10 +45,10 @@ class RowUpdate:
 def collect(
     grad: Tensor, ids: Tensor, *, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """This micro-batch's ids (…) and rows (…, D), all leading dims as one: (ids (K,), rows (K, D)).
+    """Return ids (K,) and rows (K, D) of a gradient `grad` (…, D) and `ids` (…).
 
-    dtype: of the rows, if not the gradient's.  The runtime puts them behind those of the
-    micro-batches before.
+    dtype: of the rows, if not the gradient's.  The runtime appends them to those of the
+        micro-batches before.
     """
     return ids.reshape(-1), grad.reshape(-1, grad.shape[-1]).to(dtype or grad.dtype)
 
@@ -56,11 +56,13 @@ def collect(
 def coalesce(
     ids: Sequence[Tensor], grads: Sequence[Tensor], paddings: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Rows of equal ids summed: ids (K,), sums (K, D), of several look-ups together.
+    """Sum the rows of equal ids of several look-ups: ids (K,), sums (K, D).
 
-    Each id comes once, in rising order; what is left over has the id -1 and sum 0.  paddings: of
-    each look-up, an id whose rows count for nothing (-1: none).  The shapes do not depend on the
-    ids, so no device waits for another.
+    ids, grads: of each look-up.
+    paddings: of each look-up, an id whose rows count for nothing (-1: none).
+
+    Each id comes once, in rising order; positions left over have the id -1 and sum 0.  The shapes
+    do not depend on the ids, so no device waits for another.
     """
     seen = [
         i if padding < 0 else i.masked_fill(i == padding, NOBODY)
@@ -88,10 +90,14 @@ def update_rows(
     skip: Tensor | None = None,
     **numbers: Any,
 ) -> Changed:
-    """The rows `ids` of a table and its states, updated in place by the rows' gradients.
+    """Update the rows `ids` of a table and of its states in place, by the gradients `sums` of the
+    rows.
 
-    param, states: rows [start, start + n) of the table.  ids: each once, -1 for nobody.
-    coefficient: scalar that multiplies the gradient first.  skip: where it is true nothing changes.
+    param, states: rows [start, start + n) of the table.
+    ids: each once, -1 for nobody.
+    by: the optimizer; numbers: its settings.
+    coefficient: scalar that multiplies the gradient first.
+    skip: where it is true nothing changes.
     """
     here = ids - start
     mine = (ids != NOBODY) & (here >= 0) & (here < param.shape[0])
@@ -117,9 +123,11 @@ def update_rows(
 
 
 def one_for_others(mine: Tensor) -> tuple[Tensor, Tensor]:
-    """As many positions as there are (K,), those that are false replaced by one that is true; and
-    whether none is.  The host need not wait to know how many are true; who writes the same row
-    several times writes the same.
+    """Return as many positions as `mine` (K,) has, those that are false replaced by one that is
+    true; and whether none is.
+
+    The host need not wait to know how many are true; a row that is written several times gets the
+    same values.
     """
     places = torch.arange(len(mine), device=mine.device)
     return torch.where(mine, places, mine.to(torch.uint8).argmax()), ~mine.any()
@@ -128,7 +136,7 @@ def one_for_others(mine: Tensor) -> tuple[Tensor, Tensor]:
 # ---- signatures ----------------------------------------------------------------------------------
 
 
-def collected(view: OpView) -> tuple[Signature, ...]:
+def rows_of_collect(view: OpView) -> tuple[Signature, ...]:
     """(grad (…, D), ids (…)) -> (ids (K,), rows (K, D)): a split of the samples stays one, for the
     order of rows means nothing as long as ids have the same; so does one of the columns.
     """
@@ -141,15 +149,15 @@ def collected(view: OpView) -> tuple[Signature, ...]:
     return (*samples, columns, Signature((P, B), (B, P)))
 
 
-def coalesced(view: OpView) -> tuple[Signature, ...]:
-    """Columns are apart from one another, and sums are linear in the rows.  Not split by rows: two
-    ranks may hold rows of one id.
+def rows_of_coalesce(view: OpView) -> tuple[Signature, ...]:
+    """Columns are independent of each other, and sums are linear in the rows.  Rows are not split:
+    two ranks may hold rows of one id.
     """
     count = len(view.op.args[0])
     return tuple(Signature((B,) * count + (sbp,) * count, (B, sbp)) for sbp in (S(1), P))
 
 
-def updated(view: OpView) -> tuple[Signature, ...]:
+def rows_of_update(view: OpView) -> tuple[Signature, ...]:
     """(table, ids, sums, states …, scalars …): a table split by rows takes its own ids out of all,
     one split by columns the columns of every row.
     """
@@ -178,14 +186,14 @@ COLLECT, COALESCE, UPDATE_ROWS = "flow.collect", "flow.coalesce", "flow.update_r
 
 OPS: Mapping[str, OpInfo] = {
     COLLECT: OpInfo(
-        collected,
+        rows_of_collect,
         function=collect,
         traits=(Trait.SUM,),
         cost=OpCost(moved_bytes=lambda op, read, made: 2 * sum(read)),  # `made` is of a whole step
     ),
-    COALESCE: OpInfo(coalesced, function=coalesce, traits=(Trait.PLAIN,)),
+    COALESCE: OpInfo(rows_of_coalesce, function=coalesce, traits=(Trait.PLAIN,)),
     UPDATE_ROWS: OpInfo(
-        updated,
+        rows_of_update,
         local=local_update,
         function=update_rows,
         traits=(Trait.IN_PLACE, Trait.PLAIN),

@@ -35,7 +35,7 @@ def snapshot(x: Tensor) -> Tensor:
 
 
 def accumulate(x: Tensor, before: Tensor | None = None, *, own: bool = False) -> Tensor:
-    """The sum of a tensor over the micro-batches so far.
+    """Add `x` to the sum over the micro-batches so far.
 
     before: the sum without this addend, to which it is added in place; None: this is the first.
     own: the first is memory of its own, and becomes the sum.
@@ -82,12 +82,15 @@ def adamw_of_many(
     coefficient: Tensor | None = None,
     skip: Tensor | None = None,
 ) -> None:
-    """Decoupled weight decay and Adam (torch.optim.AdamW), in place.
+    """Update weights in place by Adam with decoupled weight decay (torch.optim.AdamW).
 
-    each: a weight, its gradient, the averages of that and of its square.  lr, step: scalars; step
-    counts this step, from 1.  coefficient: scalar that multiplies gradients first.  skip: where it
-    is true, nothing changes.  One pass over memory, on a CPU 4 to 6 times as fast as elementwise
-    ops.
+    each: a weight, its gradient, the averages of that and of its square.
+    lr, step: scalars; step counts this step, from 1.
+    beta1, beta2, eps, weight_decay: as of torch.optim.AdamW.
+    coefficient: scalar that multiplies gradients first.
+    skip: where it is true, nothing changes.
+
+    One pass over memory, on a CPU 4 to 6 times as fast as elementwise ops.
     """
 
     def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
@@ -146,10 +149,12 @@ def sgd_of_many(
     coefficient: Tensor | None = None,
     skip: Tensor | None = None,
 ) -> None:
-    """Stochastic gradient descent (torch.optim.SGD), in place; arguments as of adamw_of_many.
+    """Update weights in place by stochastic gradient descent (torch.optim.SGD) without dampening.
 
     each: a weight, its gradient, and a momentum buffer that starts at zero, or none where momentum
-    is 0.  Dampening is 0.
+        is 0.
+    lr, weight_decay, nesterov: as of torch.optim.SGD.
+    coefficient, skip: as of adamw_of_many.
     """
 
     def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
@@ -188,9 +193,10 @@ def sgd_of_many(
 def assign(
     changed: Sequence[Tensor], values: Sequence[Tensor], *, skip: Tensor | None = None
 ) -> Changed:
-    """Values become those of weight and states, in place; where `skip` is true, the old ones stay.
+    """Write `values` into `changed`, weight and states, in place; where `skip` is true, the old
+    ones stay.
 
-    A value may be one of the old tensors, so all are looked at before any is written.
+    A value may be one of the old tensors, so all are read before any is written.
     """
     if skip is not None:
         values = [torch.where(skip, old, new) for old, new in zip(changed, values, strict=True)]
@@ -228,7 +234,7 @@ def _in_place(
     narrow = [tensors for tensors in each if _is_narrow(tensors[0])]
     if narrow and (skip is None or not skip):  # on a device nobody asks for its value
         for param, grad, *states in narrow:
-            plain((param, *states), _scaled(grad, coefficient, param))
+            plain((param, *states), _scale(grad, coefficient, param))
     each = [tensors for tensors in each if not _is_narrow(tensors[0])]
     few: list[tuple[tuple[Tensor, ...], Tensor]] = []
     many: list[tuple[tuple[Tensor, ...], Tensor]] = []
@@ -247,14 +253,14 @@ def _in_place(
         fused([*map(list, changes)], [grad for _, grad in few])
     for changed, grad in many:
         dense = [x.contiguous() for x in changed]
-        fused([[x] for x in dense], [_scaled(grad, coefficient, changed[0])])
+        fused([[x] for x in dense], [_scale(grad, coefficient, changed[0])])
         for x, new in zip(changed, dense, strict=True):
             if not x.is_contiguous():
                 x.copy_(new)
 
 
 def one_or_all(changed: Sequence[Tensor]) -> Changed:
-    """What an op returns: one tensor by itself, several as a tuple."""
+    """Return one tensor by itself, several as a tuple."""
     return tuple(changed) if len(changed) > 1 else changed[0]
 
 
@@ -266,7 +272,7 @@ def _is_narrow(param: Tensor) -> bool:
     return param.device.type == "cpu" and param.dtype in (torch.bfloat16, torch.float16)
 
 
-def _scaled(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:
+def _scale(grad: Tensor, coefficient: Tensor | None, param: Tensor) -> Tensor:
     return (grad if coefficient is None else grad * coefficient).to(param.dtype).contiguous()
 
 

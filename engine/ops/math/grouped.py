@@ -23,7 +23,7 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     partial_rows,
-    rebound,
+    rebind,
     row,
 )
 
@@ -73,7 +73,11 @@ def _groups(
 def product(
     x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, expert: int, token: int
 ) -> torch.Tensor:
-    """Each token times the weight of its expert; zeros where that is not here."""
+    """Multiply each token of `x` by the weight of its expert; zeros where that is not here.
+
+    offs: where the tokens of each expert end.
+    expert, token: numbers of the first expert and the first token that are here.
+    """
     made = x.new_zeros(len(x), weight.shape[2])
     for k, tokens in _groups(offs, expert, len(weight), token, len(x)):
         made[tokens] = x[tokens] @ weight[k]
@@ -88,7 +92,11 @@ def gradients(
     expert: int,
     token: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the input and the weight that are here."""
+    """Return the gradients of the input and the weight that are here.
+
+    x, weight, grad: what is here of input, weight and the output's gradient.
+    offs, expert, token: as of product.
+    """
     grad_x, grad_weight = torch.zeros_like(x), torch.zeros_like(weight)
     for k, tokens in _groups(offs, expert, len(weight), token, len(x)):
         grad_x[tokens] = grad[tokens] @ weight[k].T
@@ -100,13 +108,13 @@ def local(view: LocalView) -> LocalCall:
     """The op itself where all experts and all tokens are here."""
     (token, tokens), (expert, experts) = view.in_slices[0][0], view.in_slices[1][0]
     if (tokens, experts) == (view.in_shapes[0][0], view.in_shapes[1][0]):
-        return rebound(view.op)
+        return rebind(view.op)
     program = gradients if "backward" in view.op.target else product
     return LocalCall(program, (*view.op.args, expert, token))
 
 
 def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
-    """As if each expert had as many tokens."""
+    """Count as if each expert had as many tokens."""
     tokens, (experts, _, wide), (of_all,) = in_shapes[:3]
     wanted = sum(shape is not None for shape in out_shapes)
     return 2.0 * wanted * math.prod(tokens) * wide * experts / of_all

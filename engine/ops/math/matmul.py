@@ -20,17 +20,20 @@ from flowrun.engine.ops.signature import (
     OpView,
     Rule,
     Signature,
-    labelled,
+    labelled_rows,
     partial_rows,
     row,
 )
 
 
 def product(equation: str, first: str, second: str) -> Rule:
-    """Rule of an einsum of two arguments, named as in the operator's schema."""
+    """Make the rule of an einsum of two arguments, `first` and `second` in the operator's schema.
+
+    equation: as of torch.einsum, without the ellipsis.
+    """
     left, out = equation.split("->")
     ins = [tuple(labels) for labels in left.split(",")]
-    table = labelled(ins, [tuple(out)], dict.fromkeys(set(ins[0]) & set(ins[1]) - set(out), P))
+    table = labelled_rows(ins, [tuple(out)], dict.fromkeys(set(ins[0]) & set(ins[1]) - set(out), P))
     return lambda view: (*table, *partial_rows(view.op, (first,), (second,)))
 
 
@@ -50,7 +53,7 @@ def addmm(view: OpView) -> tuple[Signature, ...]:
     )
     k = len(batch)
     return (
-        *labelled([own, (*batch, "m", "k"), (*batch, "k", "n")], [out]),
+        *labelled_rows([own, (*batch, "m", "k"), (*batch, "k", "n")], [out]),
         row(op, {"self": P, first: S(k + 1), second: S(k)}, P),
         row(op, {"self": P, first: P}, P),
         row(op, {"self": P, second: P}, P),
@@ -58,7 +61,7 @@ def addmm(view: OpView) -> tuple[Signature, ...]:
 
 
 def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
-    """Of a product of the last two inputs."""
+    """Count the product of the last two inputs."""
     first, second = in_shapes[-2:]
     return 2.0 * math.prod(first) * second[-1]
 

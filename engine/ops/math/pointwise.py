@@ -21,7 +21,7 @@ from flowrun.engine.ops.signature import (
     Rule,
     Signature,
     bind,
-    labelled,
+    labelled_rows,
     partial_rows,
 )
 
@@ -37,12 +37,16 @@ def broadcast_labels(shape: Shape, out: Shape) -> Labels:
 
 
 def elementwise(*groups: Sequence[str]) -> Rule:
-    """Rule of an elementwise op that is jointly linear in each group of arguments (by name)."""
+    """Make the rule of an elementwise op that is jointly linear in each group of arguments (by
+    name).
+    """
     return lambda view: _rows(view, groups)
 
 
 def elementwise_if(linear: Callable[[OpView], bool], *groups: Sequence[str]) -> Rule:
-    """As `elementwise`, but linear only where `linear(view)` says so."""
+    """Make the rule of an elementwise op that is linear in `groups` only where `linear(view)` says
+    so.
+    """
     return lambda view: _rows(view, groups if linear(view) else ())
 
 
@@ -51,18 +55,20 @@ def _rows(view: OpView, groups: Groups) -> tuple[Signature, ...]:
     if out is None:
         out = tuple(torch.broadcast_shapes(*view.in_shapes))
     ins = [broadcast_labels(shape, out) for shape in view.in_shapes]
-    return (*labelled(ins, [tuple(range(len(out)))]), *partial_rows(view.op, *groups))
+    return (*labelled_rows(ins, [tuple(range(len(out)))]), *partial_rows(view.op, *groups))
 
 
 def prelu_backward(view: OpView) -> tuple[Signature, ...]:
     """(grad_output, self, weight) -> gradients of self and weight, both of the full shape."""
     ins = [broadcast_labels(shape, view.in_shapes[0]) for shape in view.in_shapes]
     full = tuple(range(len(view.in_shapes[0])))
-    return (*labelled(ins, [full, full]), *partial_rows(view.op, ("grad_output",)))
+    return (*labelled_rows(ins, [full, full]), *partial_rows(view.op, ("grad_output",)))
 
 
 def stays_float(view: OpView) -> bool:
-    """Not a cast to an integer: it rounds each part, and the rounded parts sum to another."""
+    """Return False for a cast to an integer: it rounds each part, and the rounded parts sum to
+    another.
+    """
     dtype = bind(view.op).get("dtype")
     return dtype is None or dtype.is_floating_point or dtype.is_complex
 

@@ -25,7 +25,7 @@ from flowrun.engine.ops.signature import (
     Rule,
     Signature,
     bind,
-    labelled,
+    labelled_rows,
     partial_rows,
     torch_callable,
 )
@@ -60,7 +60,7 @@ def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
             if bind(op).get("keepdim") or d not in reduced
         )
         contracted = {} if over is None else dict.fromkeys(reduced, over)
-        split = labelled([tuple(range(ndim))], [out] * len(op.outputs), contracted)
+        split = labelled_rows([tuple(range(ndim))], [out] * len(op.outputs), contracted)
         return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
 
     return rule
@@ -74,7 +74,7 @@ def along(*, linear: bool = False) -> Rule:
         dims: Labels = (
             tuple(None if d == bind(op)["dim"] % ndim else d for d in range(ndim)) if ndim else ()
         )
-        split = labelled([dims], [dims] * len(op.outputs))
+        split = labelled_rows([dims], [dims] * len(op.outputs))
         return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
 
     return rule
@@ -94,8 +94,10 @@ def histogram(view: OpView) -> tuple[Signature, ...]:
 def part_of_mean(
     x: torch.Tensor, dims: Sequence[int], keepdim: bool, total: int, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """This rank's addend of a mean over `total` elements, however unevenly they are split; a sum of
-    16-bit numbers leaves what fp16 can hold.
+    """Return this rank's addend of a mean of `x` over `total` elements, however unevenly they are
+    split.
+
+    dims, keepdim, dtype: as of torch.mean; a sum of 16-bit numbers leaves what fp16 can hold.
     """
     dtype = dtype or x.dtype
     wide = torch.promote_types(dtype, torch.float32)
@@ -120,7 +122,8 @@ def _count(shape: Shape, dims: Sequence[int]) -> int:
 
 
 def log_sum_exp(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False) -> torch.Tensor:
-    """aten.logsumexp by powers of two, in fp32 at least.
+    """Reduce `dims` of x as aten.logsumexp does, by powers of two, in fp32 at least; keepdim: they
+    stay as 1.
 
     On a CPU torch's exp is MKL's, which on processors that are not Intel's takes thrice as long as
     torch's own exp2.
@@ -135,7 +138,7 @@ def log_sum_exp(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool = False) -
 
 
 def local_log_sum_exp(view: LocalView) -> LocalCall:
-    """Of any layout the same."""
+    """A rank runs the same in every layout."""
     given = bind(view.op)
     return LocalCall(log_sum_exp, (given["self"], tuple(given["dim"]), given["keepdim"]))
 

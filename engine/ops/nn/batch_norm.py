@@ -77,10 +77,10 @@ def expand_forward(p: Expansion) -> None:
     """
     given = bind(p.op)
     x = p.argument("input")
-    mean = p.reduced("mean", "aten.mean.dim", x, P)
+    mean = p.reduce("mean", "aten.mean.dim", x, P)
     centred = p.pointwise("centred", "aten.sub.Tensor", x, mean)
     squares = p.pointwise("squares", "aten.mul.Tensor", centred, centred)
-    var = p.reduced("var", "aten.mean.dim", squares, P)
+    var = p.reduce("var", "aten.mean.dim", squares, P)
     safe = p.pointwise("safe", "aten.add.Scalar", var, float(given["eps"]))
     invstd = p.pointwise("invstd", "aten.rsqrt.default", safe)
     made = p.pointwise("normed", "aten.mul.Tensor", centred, invstd)
@@ -94,11 +94,11 @@ def expand_forward(p: Expansion) -> None:
     if p.has("running_mean"):
         count = p.count(x)
         var = p.pointwise("unbiased", "aten.mul.Scalar", var, count / max(count - 1, 1))
-        p.output(3, _moved(p, "running_mean", mean))
-        p.output(4, _moved(p, "running_var", var))
+        p.output(3, _move(p, "running_mean", mean))
+        p.output(4, _move(p, "running_var", var))
 
 
-def _moved(p: Expansion, name: str, towards: LaidOutValue) -> LaidOutValue:
+def _move(p: Expansion, name: str, towards: LaidOutValue) -> LaidOutValue:
     """(1 - momentum) * running + momentum * of this batch."""
     momentum = float(bind(p.op)["momentum"])
     kept = p.pointwise(f"{name}_kept", "aten.mul.Scalar", p.given(name), 1 - momentum)
@@ -107,16 +107,16 @@ def _moved(p: Expansion, name: str, towards: LaidOutValue) -> LaidOutValue:
 
 
 def expand_backward(p: Expansion) -> None:
-    """With n = (x - mean) * invstd: gradients of bias sum(g), of weight sum(g * n), of the input
-    weight * invstd * (g - mean(g) - n * mean(g * n)).
+    """Write the gradients.  With n = (x - mean) * invstd: of bias sum(g), of weight sum(g * n), of
+    the input weight * invstd * (g - mean(g) - n * mean(g * n)).
     """
     grad, x = p.argument("grad_out"), p.argument("input")
     mean, invstd = _along_channels(p, "save_mean", x), _along_channels(p, "save_invstd", x)
     centred = p.pointwise("centred", "aten.sub.Tensor", x, mean)
     normed = p.pointwise("normed", "aten.mul.Tensor", centred, invstd)
-    of_bias = p.reduced("sum", "aten.sum.dim_IntList", grad, P)
+    of_bias = p.reduce("sum", "aten.sum.dim_IntList", grad, P)
     product = p.pointwise("product", "aten.mul.Tensor", grad, normed)
-    of_weight = p.reduced("product_sum", "aten.sum.dim_IntList", product, P)
+    of_weight = p.reduce("product_sum", "aten.sum.dim_IntList", product, P)
     share = 1 / p.count(x)
     level = p.pointwise("level", "aten.mul.Scalar", of_bias, share)
     slope = p.pointwise("slope", "aten.mul.Scalar", of_weight, share)

@@ -24,7 +24,7 @@ from flowrun.engine.ops.signature import (
     bind,
     partial_rows,
     places,
-    rebound,
+    rebind,
     row,
 )
 
@@ -73,8 +73,8 @@ def local_convolution_backward(view: LocalView) -> LocalCall:
     """bias_sizes is the local number of output channels."""
     given = bind(view.op)
     if given["bias_sizes"] is None:
-        return rebound(view.op)
-    return rebound(view.op, bias_sizes=(view.in_slices[0][1][1],))
+        return rebind(view.op)
+    return rebind(view.op, bias_sizes=(view.in_slices[0][1][1],))
 
 
 def pooling(view: OpView) -> tuple[Signature, ...]:
@@ -100,7 +100,7 @@ def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None
 def _backward_flops(
     op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]
 ) -> float:
-    """Of the gradients of input and weight, if wanted."""
+    """Count the gradients of input and weight, if wanted."""
     wanted = sum(shape is not None for shape in out_shapes[:2])
     each = in_shapes[1 if bind(op)["transposed"] else 0]
     return 2.0 * wanted * math.prod(each) * math.prod(in_shapes[2][1:])

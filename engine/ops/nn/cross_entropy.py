@@ -84,8 +84,10 @@ def loss_of_logits(
     ignored: int,
     start: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """This rank's addend of the loss, and the whole weight of the targets.  start: the first of the
-    classes that are here.
+    """Return this rank's addend of the loss, and the whole weight of the targets.
+
+    x, lse, target, weight, reduction, ignored: see the module.
+    start: the first of the classes that are here.
     """
     here, mine = of_mine(target, start, x.shape[1], ignored)
     each = weights_of(lse, target, weight, ignored)
@@ -108,25 +110,29 @@ def gradient_of_logits(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """(softmax - 1 at the target) x what the row's loss counts; powers of two as in log_sum_exp.
+    """Return (softmax - 1 at the target) x what the row's loss counts; powers of two as in
+    log_sum_exp.
 
+    grad, x, lse, target, weight, reduction, ignored, total, loss: see the module.
+    start: the first of the classes that are here.
     out: where it is written; may be x.
     """
     here, mine = of_mine(target, start, x.shape[1], ignored)
     each = (grad * weights_of(lse, target, weight, ignored)).unsqueeze(1)
     each = each if total is None else each / divisor(total)
     if out is None and not x.is_cpu:
-        return compared(x, lse, here, mine, each)
+        return compare_with_target(x, lse, here, mine, each)
     made = torch.sub(x.to(lse.dtype), lse, out=out)
     made.mul_(LOG2_E).exp2_().mul_(each)
     return made.scatter_add_(1, here.unsqueeze(1), -each * mine.unsqueeze(1))
 
 
-def compared(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each: Tensor) -> Tensor:
-    """The gradient of logits with each class compared with the target, instead of written to
-    there: one kernel where regions are compiled, its cast to narrow logits included.
+def compare_with_target(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each: Tensor) -> Tensor:
+    """Return the gradient of logits with each class compared with the target, instead of written
+    there.
 
-    here, mine: see of_mine.  each: (N, 1), what a row counts.
+    Compiled regions make one kernel of it, its cast to low precision included.
+    x, lse: as of gradient_of_logits.  here, mine: see of_mine.  each: (N, 1), what a row counts.
     """
     classes = torch.arange(x.shape[1], device=x.device)
     at_target = (classes == here.unsqueeze(1)) & mine.unsqueeze(1)
@@ -134,12 +140,12 @@ def compared(x: Tensor, lse: Tensor, here: Tensor, mine: Tensor, each: Tensor) -
 
 
 def local_forward(view: LocalView) -> LocalCall:
-    """Of the classes that are here."""
+    """A rank looks up the classes that are here."""
     return LocalCall(loss_of_logits, (*view.op.args, _first_class(view)))
 
 
 def local_backward(view: LocalView) -> LocalCall:
-    """Of the classes that are here."""
+    """A rank makes the gradient of the classes that are here."""
     return LocalCall(gradient_of_logits, (*view.op.args, _first_class(view)))
 
 

@@ -20,8 +20,8 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     bind,
-    labelled,
-    rebound,
+    labelled_rows,
+    rebind,
     torch_callable,
 )
 
@@ -34,7 +34,7 @@ def embedding(view: OpView) -> tuple[Signature, ...]:
     """(weight (V, D), indices (…)) -> (…, D)."""
     where = _positions(view)
     return (
-        *labelled([(None, "d"), where], [(*where, "d")]),
+        *labelled_rows([(None, "d"), where], [(*where, "d")]),
         Signature((S(0), B), (P,)),
         Signature((P, B), (P,)),
     )
@@ -49,7 +49,7 @@ def embedding_backward(view: OpView) -> tuple[Signature, ...]:
     by_freq = bind(view.op)["scale_grad_by_freq"]  # would count the indices of a part
     contracted = {} if by_freq else {label: P for label in where if label is not None}
     return (
-        *labelled([(*where, "d"), where], [(None, "d")], contracted),
+        *labelled_rows([(*where, "d"), where], [(None, "d")], contracted),
         Signature((B, B), (S(0),)),
         Signature((P, B), (P,)),
     )
@@ -59,7 +59,10 @@ def embedding_backward(view: OpView) -> tuple[Signature, ...]:
 
 
 def look_up_rows(weight: torch.Tensor, indices: torch.Tensor, start: int) -> torch.Tensor:
-    """Rows that are here; zeros where the index belongs to another rank."""
+    """Return rows of a piece of the table; zeros where the index belongs to another rank.
+
+    weight: rows [start, start + n) of the table.  indices: into the whole table.
+    """
     here = indices - start
     outside = (here < 0) | (here >= weight.shape[0])
     found = torch.ops.aten.embedding.default(weight, here.masked_fill_(outside, 0))
@@ -69,8 +72,9 @@ def look_up_rows(weight: torch.Tensor, indices: torch.Tensor, start: int) -> tor
 def rows_gradient(
     grad: torch.Tensor, indices: torch.Tensor, start: int, rows: int, padding: int, by_freq: bool
 ) -> torch.Tensor:
-    """Gradient of the rows that are here.
+    """Return the gradient of rows [start, start + rows) of the table.
 
+    grad, indices: of all positions.  padding, by_freq: as of aten.embedding_dense_backward.
     Indices of other ranks fall into one row too many, which is cut off.
     """
     here = indices - start
@@ -96,7 +100,7 @@ def local_embedding_backward(view: LocalView) -> LocalCall:
     op, made = view.op, view.out_slices[0]
     given = bind(op)
     if made is None or made[0][1] == given["num_weights"]:
-        return rebound(op)
+        return rebind(op)
     start, rows = made[0]
     return LocalCall(
         rows_gradient,

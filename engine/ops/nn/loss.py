@@ -23,7 +23,7 @@ from flowrun.engine.ops.signature import (
     bind,
     partial_rows,
     places,
-    rebound,
+    rebind,
     row,
 )
 
@@ -60,9 +60,8 @@ def nll_backward(view: OpView) -> tuple[Signature, ...]:
 
 
 def target_weight(view: OpView) -> tuple[Signature, ...]:
-    """What a mean over targets is divided by; a split batch gives P.
-
-    The weight of the classes stays B, as above.
+    """A mean over targets is divided by it; a split batch gives P.  The weight of the classes stays
+    B, as above.
     """
     of_targets, *of_classes = view.in_shapes
     return tuple(Signature((S(d), *(B for _ in of_classes)), (P,)) for d in range(len(of_targets)))
@@ -97,7 +96,11 @@ def nll_2d_backward(view: OpView) -> tuple[Signature, ...]:
 def of_mine(
     target: torch.Tensor, start: int, count: int, ignored: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(class counted from `start`, 0 where it is not here; whether it is here)."""
+    """Return (class of each target counted from `start`, 0 where it is not here; whether it is
+    here).
+
+    start, count: the classes that are here.  ignored: a target that counts for nothing.
+    """
     here = target - start
     mine = (here >= 0) & (here < count) & (target != ignored)
     return here.masked_fill(~mine, 0), mine
@@ -106,7 +109,10 @@ def of_mine(
 def weights_of(
     like: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignored: int
 ) -> torch.Tensor:
-    """Weight of each target's class, 0 where the target is ignored."""
+    """Return the weight of each target's class, 0 where the target is ignored.
+
+    like: has the dtype of the result.  weight: of the classes (C,); None: all 1.
+    """
     counted = target != ignored
     if weight is None:
         return counted.to(like.dtype)
@@ -116,7 +122,10 @@ def weights_of(
 def weight_of_targets(
     target: torch.Tensor, weight: torch.Tensor | None, ignored: int, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The sum of the above: how many targets count, where classes have no weight."""
+    """Sum weights_of: how many targets count, where classes have no weight.
+
+    target, weight, ignored: as there.  dtype: of the sum.
+    """
     return weights_of(target.new_empty(0, dtype=dtype), target, weight, ignored).sum()
 
 
@@ -128,9 +137,10 @@ def nll_of_classes(
     ignored: int,
     start: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """nll_loss_forward of the classes that are here, from `start` on.
+    """Return this rank's addend of the loss, and the whole weight of the targets.
 
-    Made are this rank's addend of the loss, and the whole weight of the targets.
+    log_p: of the classes that are here, from `start` on.
+    target, weight, reduction, ignored: as of aten.nll_loss_forward.
     """
     here, mine = of_mine(target, start, log_p.shape[-1], ignored)
     each = weights_of(log_p, target, weight, ignored)
@@ -142,7 +152,10 @@ def nll_of_classes(
 def reduced_loss(
     loss: torch.Tensor, each: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(loss, weight of the targets) as torch's op returns them.  loss, each: those of a row."""
+    """Return (loss, weight of the targets) as torch's op returns them.
+
+    loss, each: those of a row.  reduction: NONE, MEAN or SUM.
+    """
     total = each.sum()
     if reduction == NONE:
         return loss, torch.zeros_like(total)
@@ -151,8 +164,10 @@ def reduced_loss(
 
 
 def divisor(total: torch.Tensor) -> torch.Tensor:
-    """What gradients of a mean are divided by.  Where every target is ignored there is nothing to
-    divide: each gradient is 0, as torch's kernels leave it, not 0 / 0.
+    """Return `total`, by which gradients of a mean are divided, or 1 where it is 0.
+
+    If every target is ignored there is nothing to divide: each gradient is 0, as torch's kernels
+    leave it, not 0 / 0.
     """
     return torch.where(total == 0, 1, total)
 
@@ -167,7 +182,10 @@ def nll_gradient_of_classes(
     total: torch.Tensor,
     start: int,
 ) -> torch.Tensor:
-    """nll_loss_backward of the classes that are here, from `start` on."""
+    """Return the gradient of log_p, of the classes that are here, from `start` on.
+
+    grad, target, weight, reduction, ignored, total: as of aten.nll_loss_backward.
+    """
     here, mine = of_mine(target, start, log_p.shape[-1], ignored)
     value = -grad * weights_of(log_p, target, weight, ignored) * mine
     if reduction == MEAN:
@@ -188,7 +206,7 @@ def local_nll_backward(view: LocalView) -> LocalCall:
 def _over_classes(view: LocalView, at: int, program: object) -> LocalCall:
     start, count = view.in_slices[at][-1]
     if count == view.in_shapes[at][-1]:
-        return rebound(view.op)
+        return rebind(view.op)
     assert callable(program)
     return LocalCall(program, (*bind(view.op).values(), start))
 
@@ -228,8 +246,9 @@ def _alike(view: OpView, *names: str) -> range:
 
 
 def part_of_mse(x: torch.Tensor, y: torch.Tensor, total: int) -> torch.Tensor:
-    """This rank's addend of a mean of squares over `total` elements; a sum of 16-bit numbers leaves
-    what fp16 can hold.
+    """Return this rank's addend of the mean of squares of x - y over `total` elements.
+
+    A sum of 16-bit numbers leaves what fp16 can hold.
     """
     dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
     made = torch.ops.aten.mse_loss.default(x.to(wide), y.to(wide), SUM)
@@ -239,7 +258,9 @@ def part_of_mse(x: torch.Tensor, y: torch.Tensor, total: int) -> torch.Tensor:
 def part_of_mse_gradient(
     grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, total: int
 ) -> torch.Tensor:
-    """Gradient of a mean of squares over `total` elements, at the elements that are here."""
+    """Return the gradient of x for a mean of squares of x - y over `total` elements; grad: of the
+    mean.
+    """
     return (x - y).mul_(2 * grad / total)
 
 
@@ -247,7 +268,7 @@ def local_mse(view: LocalView) -> LocalCall:
     """The op itself, but for a mean."""
     op = view.op
     if bind(op)["reduction"] != MEAN:
-        return rebound(op)
+        return rebind(op)
     return LocalCall(part_of_mse, (*op.args[:2], math.prod(view.in_shapes[0])))
 
 
@@ -255,7 +276,7 @@ def local_mse_backward(view: LocalView) -> LocalCall:
     """The op itself, but for a mean."""
     op = view.op
     if bind(op)["reduction"] != MEAN:
-        return rebound(op)
+        return rebind(op)
     return LocalCall(part_of_mse_gradient, (*op.args[:3], math.prod(view.in_shapes[1])))
 
 

@@ -17,14 +17,14 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     bind,
-    rebound,
+    rebind,
     row,
 )
 
 _ROWWISE = ("grad_out", "input", "mean", "rstd")
 
 
-def _independent(view: OpView) -> range:
+def _independent_dims(view: OpView) -> range:
     """Dims in front of the normalised ones; the samples of a group norm."""
     given, ndim = bind(view.op), len(view.in_shapes[0])
     normalized = given.get("normalized_shape")
@@ -33,7 +33,7 @@ def _independent(view: OpView) -> range:
 
 def forward(view: OpView) -> tuple[Signature, ...]:
     """Output and its statistics follow the input."""
-    return tuple(row(view.op, {"input": S(d)}, S(d)) for d in _independent(view))
+    return tuple(row(view.op, {"input": S(d)}, S(d)) for d in _independent_dims(view))
 
 
 def backward(view: OpView) -> tuple[Signature, ...]:
@@ -41,7 +41,7 @@ def backward(view: OpView) -> tuple[Signature, ...]:
     op = view.op
     made = [
         row(op, dict.fromkeys(_ROWWISE, S(d)), S(d), *(P,) * (len(op.outputs) - 1))
-        for d in _independent(view)
+        for d in _independent_dims(view)
     ]
     return (*made, row(op, {"grad_out": P}, P))
 
@@ -49,7 +49,7 @@ def backward(view: OpView) -> tuple[Signature, ...]:
 def local_group_norm(view: LocalView) -> LocalCall:
     """The number of samples is an argument."""
     at = 1 if view.op.target.endswith("backward.default") else 0
-    return rebound(view.op, N=view.in_slices[at][0][1])
+    return rebind(view.op, N=view.in_slices[at][0][1])
 
 
 LAYER_NORM = "aten.native_layer_norm.default"

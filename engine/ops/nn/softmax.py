@@ -26,7 +26,7 @@ def softmax(view: OpView) -> tuple[Signature, ...]:
 
 
 def safe_softmax(view: OpView) -> tuple[Signature, ...]:
-    """As softmax, but a row of -inf gives zeros: no expansion, so the classes stay whole."""
+    """A row of -inf gives zeros: it has no expansion, so the classes stay whole."""
     return tuple(r for r in _softmax_rows(view) if not r.reduced)
 
 
@@ -74,13 +74,13 @@ def expand_softmax(p: Expansion) -> None:
 
 
 def _log_sum_exp(p: Expansion, x: LaidOutValue) -> LaidOutValue:
-    return p.reduced("lse", "aten.logsumexp.default", x, P_LOGSUMEXP)
+    return p.reduce("lse", "aten.logsumexp.default", x, P_LOGSUMEXP)
 
 
 def expand_log_softmax_backward(p: Expansion) -> None:
     """grad - exp(output) * sum(grad)."""
     grad, output = p.argument("grad_output"), p.argument("output")
-    total = p.reduced("sum", "aten.sum.dim_IntList", grad, P)
+    total = p.reduce("sum", "aten.sum.dim_IntList", grad, P)
     exp = p.pointwise("exp", "aten.exp.default", output)
     share = p.pointwise("share", "aten.mul.Tensor", exp, total)
     p.output(0, p.pointwise("out", "aten.sub.Tensor", grad, share))
@@ -90,7 +90,7 @@ def expand_softmax_backward(p: Expansion) -> None:
     """output * (grad - sum(grad * output))."""
     grad, output = p.argument("grad_output"), p.argument("output")
     product = p.pointwise("product", "aten.mul.Tensor", grad, output)
-    total = p.reduced("sum", "aten.sum.dim_IntList", product, P)
+    total = p.reduce("sum", "aten.sum.dim_IntList", product, P)
     centred = p.pointwise("centred", "aten.sub.Tensor", grad, total)
     p.output(0, p.pointwise("out", "aten.mul.Tensor", centred, output))
 

@@ -21,7 +21,7 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     bind,
-    rebound,
+    rebind,
     sizes,
 )
 
@@ -44,55 +44,55 @@ def new(view: OpView) -> tuple[Signature, ...]:
     return tuple(Signature((a,), (b,)) for a in ins for b in outs)
 
 
-def _made(view: LocalView) -> Shape:
+def _made_shape(view: LocalView) -> Shape:
     made = view.out_slices[0]
     assert made is not None, f"{view.op.name}: its only output is unused"
     return sizes(made)
 
 
 def local_full(view: LocalView) -> LocalCall:
-    """Of the local shape."""
+    """A rank fills the local shape."""
     given = bind(view.op)
-    return LocalCall(torch.full, (_made(view), given["fill_value"]), _typed(view))
+    return LocalCall(torch.full, (_made_shape(view), given["fill_value"]), _dtype_argument(view))
 
 
 def local_zeros(view: LocalView) -> LocalCall:
-    """Of the local shape."""
-    return LocalCall(torch.zeros, (_made(view),), _typed(view))
+    """A rank makes the local shape."""
+    return LocalCall(torch.zeros, (_made_shape(view),), _dtype_argument(view))
 
 
 def local_ones(view: LocalView) -> LocalCall:
-    """Of the local shape."""
-    return LocalCall(torch.ones, (_made(view),), _typed(view))
+    """A rank makes the local shape."""
+    return LocalCall(torch.ones, (_made_shape(view),), _dtype_argument(view))
 
 
 def local_scalar(view: LocalView) -> LocalCall:
     """The same everywhere."""
-    return LocalCall(torch.scalar_tensor, (bind(view.op)["s"],), _typed(view))
+    return LocalCall(torch.scalar_tensor, (bind(view.op)["s"],), _dtype_argument(view))
 
 
 def local_new(view: LocalView) -> LocalCall:
-    """Of the local shape."""
-    return rebound(view.op, size=_made(view))
+    """A rank makes the local shape."""
+    return rebind(view.op, size=_made_shape(view))
 
 
 def local_arange(view: LocalView) -> LocalCall:
-    """From start + step * offset on, for the local length."""
+    """A rank counts from start + step * offset on, for the local length."""
     given, made = bind(view.op), view.out_slices[0]
     assert made is not None, f"{view.op.name}: its only output is unused"
     offset, length = made[0]
     start, step = given.get("start", 0), given.get("step", 1)
     dtype = given["dtype"] or _number_type(start, given["end"], step)
-    return LocalCall(counted, (start, step, offset, length), (("dtype", dtype),))
+    return LocalCall(count_up, (start, step, offset, length), (("dtype", dtype),))
 
 
-def counted(
+def count_up(
     start: float, step: float, offset: int, length: int, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """start + step * k for k in [offset, offset + length).
+    """Return start + step * k for k in [offset, offset + length), in `dtype`.
 
     Whole numbers are made of whole ones, as torch does whatever was written: arange(6, -6, -1.0).
-    Of fractions the end lies half a step behind the last, so that rounding adds none.
+    Of fractions the end lies half a step beyond the last, so that rounding adds none.
     """
     if length == 0:
         return torch.empty(0, dtype=dtype)
@@ -107,7 +107,7 @@ def _number_type(*numbers: float) -> torch.dtype:
     return torch.int64 if all(isinstance(n, int) for n in numbers) else torch.get_default_dtype()
 
 
-def _typed(view: LocalView) -> tuple[tuple[str, object], ...]:
+def _dtype_argument(view: LocalView) -> tuple[tuple[str, object], ...]:
     dtype = bind(view.op).get("dtype")
     return () if dtype is None else (("dtype", dtype),)
 
@@ -123,7 +123,9 @@ def local_constant(view: LocalView) -> LocalCall:
 def constant(
     numbers: Sequence[float], shape: Shape, slices: Slices = (), *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Slices of a tensor of given numbers; without slices all of it."""
+    """Return slices of the tensor of these numbers with this shape and dtype; without slices all of
+    it.
+    """
     whole = torch.tensor(numbers, dtype=dtype).reshape(tuple(shape))
     return whole[tuple(slice(start, start + length) for start, length in slices)]
 

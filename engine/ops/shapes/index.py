@@ -19,7 +19,7 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     bind,
-    labelled,
+    labelled_rows,
     row,
 )
 
@@ -36,7 +36,7 @@ def gather(view: OpView) -> tuple[Signature, ...]:
     at = bind(view.op)["dim"] % len(shape)
     own: Labels = tuple(None if d == at or shape[d] != index[d] else d for d in range(len(shape)))
     positions: Labels = tuple("i" if d == at else own[d] for d in range(len(shape)))
-    return (*labelled([own, positions], [positions]), Signature((P, B), (P,)))
+    return (*labelled_rows([own, positions], [positions]), Signature((P, B), (P,)))
 
 
 def scatter_add(view: OpView) -> tuple[Signature, ...]:
@@ -52,7 +52,7 @@ def scatter_add(view: OpView) -> tuple[Signature, ...]:
     own: Labels = tuple(
         d if d != at and shape[d] == index[d] == source[d] else None for d in range(len(shape))
     )
-    made = (*labelled([own] * 3, [own]), Signature((P, B, P), (P,)))
+    made = (*labelled_rows([own] * 3, [own]), Signature((P, B, P), (P,)))
     return (*made, Signature((P, S(at), S(at)), (P,))) if index[at] == source[at] else made
 
 
@@ -69,7 +69,7 @@ def index_add(view: OpView) -> tuple[Signature, ...]:
     at = bind(view.op)["dim"] % ndim
     own: Labels = tuple(None if d == at else d for d in range(ndim))
     partial = Signature((P, B, P), (P,)), Signature((P, S(0), S(at)), (P,))
-    return (*labelled([own, (None,), own], [own]), *partial)
+    return (*labelled_rows([own, (None,), own], [own]), *partial)
 
 
 def index_select(view: OpView) -> tuple[Signature, ...]:
@@ -78,7 +78,7 @@ def index_select(view: OpView) -> tuple[Signature, ...]:
     at = bind(view.op)["dim"] % ndim
     own: Labels = tuple(None if d == at else d for d in range(ndim))
     out: Labels = tuple("i" if d == at else d for d in range(ndim))
-    return (*labelled([own, ("i",)], [out]), Signature((P, B), (P,)))
+    return (*labelled_rows([own, ("i",)], [out]), Signature((P, B), (P,)))
 
 
 def index(view: OpView) -> tuple[Signature, ...]:
@@ -87,17 +87,17 @@ def index(view: OpView) -> tuple[Signature, ...]:
     Indices are broadcast against each other; their dims stand where the first named dim was, or in
     front where whole dims lie between two that are named.
     """
-    op, at = view.op, _indexed(view.op)
+    op, at = view.op, _indexed_dims(view.op)
     shape, *indices = view.in_shapes
     positions = torch.broadcast_shapes(*indices)
     names = tuple(f"i{d}" for d in range(len(positions)))
-    inner = [_aligned(i, positions) for i in indices]
+    inner = [_align(i, positions) for i in indices]
     own: Labels = tuple(None if d in at else d for d in range(len(shape)))
     together = at == list(range(at[0], at[-1] + 1))
     before = at[0] if together else 0
     kept = [d for d in own if d is not None]
     out: Labels = (*kept[:before], *names, *kept[before:])
-    return (*labelled([own, *inner], [out]), row(op, {"self": P}, P))
+    return (*labelled_rows([own, *inner], [out]), row(op, {"self": P}, P))
 
 
 def index_put(view: OpView) -> tuple[Signature, ...]:
@@ -106,7 +106,7 @@ def index_put(view: OpView) -> tuple[Signature, ...]:
     Dims of x that no index names pass their split.  Added values can come in parts, split along a
     dim of the indices: the parts add up, if x is one of the addends.
     """
-    op, at = view.op, _indexed(view.op)
+    op, at = view.op, _indexed_dims(view.op)
     shape, *indices, values = view.in_shapes
     positions = torch.broadcast_shapes(*indices)
     names = tuple(f"i{d}" for d in range(len(positions)))
@@ -123,11 +123,11 @@ def index_put(view: OpView) -> tuple[Signature, ...]:
     put: Labels = tuple(
         label if n == sizes[label] else None for label, n in zip(given, values, strict=True)
     )
-    inner = [_aligned(i, positions) for i in indices]
-    rows = [*labelled([own, *[()] * len(indices), put], [own])]
+    inner = [_align(i, positions) for i in indices]
+    rows = [*labelled_rows([own, *[()] * len(indices), put], [own])]
     rows = [r for r in rows if isinstance(r.inputs[0], Split)]
     if bind(op)["accumulate"]:
-        for made in labelled([own, *inner, put], [own], dict.fromkeys(names, P)):
+        for made in labelled_rows([own, *inner, put], [own], dict.fromkeys(names, P)):
             if made.outputs == (P,):
                 rows.append(Signature((P, *made.inputs[1:]), (P,)))
     return (*rows, row(op, {"self": P, "values": P}, P))
@@ -142,15 +142,15 @@ def scatter_src(view: OpView) -> tuple[Signature, ...]:
     own: Labels = tuple(
         None if d == at or not n == positions[d] == source[d] else d for d, n in enumerate(shape)
     )
-    return (*labelled([own] * 3, [own]), row(view.op, {"self": P, "src": P}, P))
+    return (*labelled_rows([own] * 3, [own]), row(view.op, {"self": P, "src": P}, P))
 
 
-def _indexed(op: Op) -> list[int]:
+def _indexed_dims(op: Op) -> list[int]:
     """Dims of x that an index names."""
     return [d for d, index in enumerate(op.args[1]) if index is not None]
 
 
-def _aligned(shape: Shape, positions: Shape) -> Labels:
+def _align(shape: Shape, positions: Shape) -> Labels:
     """Labels of an index: the dim of the broadcast indices that each of its dims is."""
     shift = len(positions) - len(shape)
     return tuple(

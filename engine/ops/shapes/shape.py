@@ -20,8 +20,8 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     bind,
-    labelled,
-    rebound,
+    labelled_rows,
+    rebind,
     sizes,
     torch_callable,
 )
@@ -64,8 +64,8 @@ def regroup(view: OpView) -> tuple[Signature, ...]:
 
 
 def local_view(view: LocalView) -> LocalCall:
-    """To the local shape; reshape, because a part that came out of a boxing may be strided
-    otherwise.
+    """A rank reshapes to the local shape, for a part that came out of a boxing may have other
+    strides.
     """
     return LocalCall(torch_callable("aten.reshape.default"), (view.op.args[0], made_sizes(view)))
 
@@ -80,10 +80,13 @@ def made_sizes(view: LocalView) -> Shape:
 # ---- one dim becomes another ---------------------------------------------------------------------
 
 
-def moved(in_labels: Labels, out_labels: Labels, view: OpView) -> tuple[Signature, ...]:
-    """Rows of an op of one tensor whose dims keep their meaning, and P -> P."""
+def move_dims(in_labels: Labels, out_labels: Labels, view: OpView) -> tuple[Signature, ...]:
+    """Return rows of an op of one tensor whose dims keep their meaning, and P -> P.
+
+    in_labels, out_labels: of the dims, as of labelled_rows.  view: of the op.
+    """
     count = len(view.op.outputs)
-    return (*labelled([in_labels], [out_labels] * count), Signature((P,), (P,) * count))
+    return (*labelled_rows([in_labels], [out_labels] * count), Signature((P,), (P,) * count))
 
 
 def transpose(view: OpView) -> tuple[Signature, ...]:
@@ -97,7 +100,7 @@ def transpose(view: OpView) -> tuple[Signature, ...]:
         order[a], order[b] = b, a
     elif "dim0" not in given:
         order.reverse()
-    return moved(tuple(range(ndim)), tuple(order), view)
+    return move_dims(tuple(range(ndim)), tuple(order), view)
 
 
 def expand(view: OpView) -> tuple[Signature, ...]:
@@ -109,19 +112,19 @@ def expand(view: OpView) -> tuple[Signature, ...]:
     shift = len(target) - len(source)
     widened = [d for d, n in enumerate(target) if d < shift or source[d - shift] != n]
     own = tuple(None if shift + d in widened else shift + d for d in range(len(source)))
-    return moved(own, tuple(range(len(target))), view)
+    return move_dims(own, tuple(range(len(target))), view)
 
 
 def local_expand(view: LocalView) -> LocalCall:
-    """To the local shape."""
-    return rebound(view.op, size=made_sizes(view))
+    """A rank expands to the local shape."""
+    return rebind(view.op, size=made_sizes(view))
 
 
 def unsqueeze(view: OpView) -> tuple[Signature, ...]:
     """unsqueeze: the new dim has size 1 and no split."""
     ndim = len(view.in_shapes[0])
     at = bind(view.op)["dim"] % (ndim + 1)
-    return moved(tuple(range(ndim)), (*range(at), None, *range(at, ndim)), view)
+    return move_dims(tuple(range(ndim)), (*range(at), None, *range(at, ndim)), view)
 
 
 def squeeze(view: OpView) -> tuple[Signature, ...]:
@@ -134,7 +137,7 @@ def squeeze(view: OpView) -> tuple[Signature, ...]:
         out
     ):  # a dim that the axes before have cut to 1 is not squeezed
         return (Signature((P,), (P,)),)
-    return moved(tuple(range(len(shape))), kept, view)
+    return move_dims(tuple(range(len(shape))), kept, view)
 
 
 def local_squeeze(view: LocalView) -> LocalCall:

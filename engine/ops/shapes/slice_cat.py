@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from flowrun.engine.ir.sbp import P
 from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.shapes.shape import made_sizes, moved
+from flowrun.engine.ops.shapes.shape import made_sizes, move_dims
 from flowrun.engine.ops.signature import (
     Labels,
     LocalCall,
@@ -17,8 +17,8 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     bind,
-    labelled,
-    rebound,
+    labelled_rows,
+    rebind,
 )
 
 # ---- pieces of one tensor ------------------------------------------------------------------------
@@ -32,18 +32,18 @@ def select(view: OpView) -> tuple[Signature, ...]:
     ndim = len(view.in_shapes[0])
     at = bind(view.op)["dim"] % ndim
     own: Labels = tuple(None if d == at else d for d in range(ndim))
-    return moved(own, tuple(d for d in range(ndim) if d != at), view)
+    return move_dims(own, tuple(d for d in range(ndim) if d != at), view)
 
 
 def cut(view: OpView) -> tuple[Signature, ...]:
     """slice, split, flip and the like along one or some dims: the others pass their split."""
     shape = view.in_shapes[0]
-    touched = {d % len(shape) for d in _touched(view)} if shape else set()
+    touched = {d % len(shape) for d in _touched_dims(view)} if shape else set()
     own: Labels = tuple(None if d in touched else d for d in range(len(shape)))
-    return moved(own, own, view)
+    return move_dims(own, own, view)
 
 
-def _touched(view: OpView) -> Sequence[int]:
+def _touched_dims(view: OpView) -> Sequence[int]:
     given, target, shape = bind(view.op), view.op.target, view.in_shapes[0]
     if target == "aten.slice.Tensor":
         whole = given["start"] in (0, None) and given["step"] == 1
@@ -61,7 +61,7 @@ def pad(view: OpView) -> tuple[Signature, ...]:
     amounts = given["pad"]
     padded = {ndim - 1 - k // 2 for k, amount in enumerate(amounts) if amount != 0}
     own: Labels = tuple(None if d in padded else d for d in range(ndim))
-    return moved(own, own, view) if given["value"] == 0 else labelled([own], [own])
+    return move_dims(own, own, view) if given["value"] == 0 else labelled_rows([own], [own])
 
 
 def repeat(view: OpView) -> tuple[Signature, ...]:
@@ -69,7 +69,7 @@ def repeat(view: OpView) -> tuple[Signature, ...]:
     repeats, ndim = bind(view.op)["repeats"], len(view.in_shapes[0])
     shift = len(repeats) - ndim
     own: Labels = tuple(shift + d if repeats[shift + d] == 1 else None for d in range(ndim))
-    return moved(own, tuple(d if d in own else None for d in range(len(repeats))), view)
+    return move_dims(own, tuple(d if d in own else None for d in range(len(repeats))), view)
 
 
 # ---- several tensors -----------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def cat(view: OpView) -> tuple[Signature, ...]:
         return (partial,)  # old habit: empty 1-D tensors are skipped
     at = bind(view.op)["dim"] % ndim
     own: Labels = tuple(None if d == at else d for d in range(ndim))
-    return (*labelled([own] * count, [own]), partial)
+    return (*labelled_rows([own] * count, [own]), partial)
 
 
 def stack(view: OpView) -> tuple[Signature, ...]:
@@ -94,7 +94,7 @@ def stack(view: OpView) -> tuple[Signature, ...]:
     count, ndim = len(view.in_shapes), len(view.in_shapes[0])
     at = bind(view.op)["dim"] % (ndim + 1)
     out: Labels = (*range(at), None, *range(at, ndim))
-    return (*labelled([tuple(range(ndim))] * count, [out]), Signature((P,) * count, (P,)))
+    return (*labelled_rows([tuple(range(ndim))] * count, [out]), Signature((P,) * count, (P,)))
 
 
 # ---- put back ------------------------------------------------------------------------------------
@@ -108,12 +108,12 @@ def slice_backward(view: OpView) -> tuple[Signature, ...]:
     at = bind(view.op)["dim"] % ndim
     out: Labels = tuple(None if d == at else d for d in range(ndim))
     removed = view.op.target == "aten.select_backward.default"
-    return moved(tuple(d for d in range(ndim) if d != at) if removed else out, out, view)
+    return move_dims(tuple(d for d in range(ndim) if d != at) if removed else out, out, view)
 
 
 def local_slice_backward(view: LocalView) -> LocalCall:
     """Into zeros of the local shape."""
-    return rebound(view.op, input_sizes=made_sizes(view))
+    return rebind(view.op, input_sizes=made_sizes(view))
 
 
 def scatter(view: OpView) -> tuple[Signature, ...]:
@@ -123,7 +123,7 @@ def scatter(view: OpView) -> tuple[Signature, ...]:
     own: Labels = tuple(None if d == at else d for d in range(ndim))
     removed = view.op.target == "aten.select_scatter.default"
     source = tuple(d for d in range(ndim) if d != at) if removed else own
-    return (*labelled([own, source], [own]), Signature((P, P), (P,)))
+    return (*labelled_rows([own, source], [own]), Signature((P, P), (P,)))
 
 
 OPS: Mapping[str, OpInfo] = {

@@ -20,14 +20,14 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     bind,
-    rebound,
+    rebind,
     rows,
     sizes,
 )
 
 
 def read(view: OpView) -> tuple[Signature, ...]:
-    """as_strided."""
+    """as_strided splits samples that it reads each by itself."""
     made = view.out_shapes[0]
     assert made is not None, f"{view.op.name}: its only output is unused"
     each = view.in_shapes[0][:1] == made[:1] and _by_samples(view, made, view.in_shapes[0][0])
@@ -57,21 +57,24 @@ def _by_samples(view: OpView, made: Shape, samples: int) -> bool:
 
 
 def local_read(view: LocalView) -> LocalCall:
-    """To the local size."""
+    """A rank reads the local size."""
     made = view.out_slices[0]
     assert made is not None, f"{view.op.name}: its only output is unused"
-    return rebound(view.op, in_order, size=sizes(made))
+    return rebind(view.op, in_order, size=sizes(made))
 
 
 def local_write(view: LocalView) -> LocalCall:
-    """Of the local size."""
-    return rebound(view.op, over_in_order, size=sizes(view.in_slices[1]))
+    """A rank writes the local size."""
+    return rebind(view.op, over_in_order, size=sizes(view.in_slices[1]))
 
 
 def in_order(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """as_strided over the elements of x, one behind the other."""
+    """Read x as as_strided does, over its elements in their order.
+
+    size, stride, storage_offset: as of torch.as_strided, in elements.
+    """
     there = x.contiguous()  # maybe x itself, a piece of a buffer
     return there.as_strided(size, stride, there.storage_offset() + (storage_offset or 0))
 
@@ -83,7 +86,10 @@ def over_in_order(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> torch.Tensor:
-    """as_strided_scatter over the elements of x, one behind the other."""
+    """Return x with `src` written as as_strided_scatter does, over its elements in their order.
+
+    size, stride, storage_offset: as of torch.as_strided, in elements.
+    """
     made = x.clone(memory_format=torch.contiguous_format)
     made.as_strided(size, stride, storage_offset or 0).copy_(src)
     return made

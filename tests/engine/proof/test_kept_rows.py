@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrun.engine.ops.table import FoundRow, parse_found
+from flowrun.engine.ops.table import FoundRow, parse_found_row
 from flowrun.engine.own_files import read_own, write_own
 from flowrun.engine.proof import kept_rows as module
 from flowrun.engine.proof.call_form import CallForm, parse_form
@@ -26,7 +26,7 @@ from flowrun.engine.proof.kept_rows import (
 
 SAMPLE = sorted(shipped_rows())[::12]
 HARDSWISH = "aten.hardswish.default(float[a,b])"  # has a table by hand, so it does not ship
-BOTH = (parse_found("S(0) -> S(0)"), parse_found("S(1) -> S(1)"))
+BOTH = (parse_found_row("S(0) -> S(0)"), parse_found_row("S(1) -> S(1)"))
 
 
 def form(key: str) -> CallForm:
@@ -65,7 +65,10 @@ def test_a_row_planted_in_the_file_that_ships_is_told() -> None:
 
 
 def test_what_is_kept_is_read_as_it_was_written() -> None:
-    rows = (parse_found("B, S(0) -> S(0) | local n, size[1] | mean 0"), parse_found("P, B -> P"))
+    rows = (
+        parse_found_row("B, S(0) -> S(0) | local n, size[1] | mean 0"),
+        parse_found_row("P, B -> P"),
+    )
     entries = {"aten.x.default(float[a,b])": KeptRow({"a": 6, "b": 8}, rows)}
     assert read_rows(rows_text(entries)) == entries
     assert read_rows(rows_text(entries, "torch 2.99")) == {}
