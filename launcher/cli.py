@@ -298,10 +298,10 @@ def resume(
     """Go on with a run (see _RESUME_HELP)."""
     file = run_folder / "recipe.yaml"
     with _errors_shown([f"recipe={file}", *(overrides or [])], config_dir):
-        from flowrun.launcher.commands.resume import checkpoint_of, resumed
+        from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
 
         start = checkpoint_of(run_folder, step)
-        recipe = resumed(start, overrides or [], config_dir)
+        recipe = compose_resumed(start, overrides or [], config_dir)
         from flowrun.launcher.report.progress import Progress
         from flowrun.launcher.run import run as run_recipe
 

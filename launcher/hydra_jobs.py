@@ -1,5 +1,5 @@
 """hydra_jobs: arguments -> Hydra's main, which composes one job or those of a sweep -> what came of
-each.  Imports are late: a mistake in the arguments is to be told at once.
+each.  Imports are late: a mistake in the arguments is shown at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from flowrun.launcher.terminal import doing
 
 
 def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -> list[Any]:
-    """Let Hydra compose and run one job, or many; the outcome of each: its report, or the
+    """Let Hydra compose and run one job, or many; return the outcome of each: its report, or the
     FlowrunError that ended it.
+
+    overrides: "key=value".  flags: Hydra's own, such as -m.  config_dir: the user's own groups.
     """
     with pause_collection():
         import hydra
@@ -62,7 +64,7 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
 
 
 def _job(cfg: Any, config_dir: str | None) -> Any:
-    """One job, in Hydra's run folder."""
+    """Run one job, in Hydra's run folder."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
@@ -83,7 +85,7 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
             from flowrun.launcher.run import settled
 
             recipe, _ = settled(recipe)
-            return _submitted(recipe, Path(HydraConfig.get().runtime.output_dir))
+            return _submit(recipe, Path(HydraConfig.get().runtime.output_dir))
         doing.doing("importing torch")
         with pause_collection():
             from flowrun.launcher.report.progress import Progress
@@ -94,9 +96,9 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
         return error
 
 
-def _submitted(recipe: Any, folder: Path) -> Any:
-    """The job in the queue; its report, if it is to be waited for and no sweep has more to
-    submit.
+def _submit(recipe: Any, folder: Path) -> Any:
+    """Submit a job to the queue; return its report, if it is to be waited for and no sweep has more
+    to submit.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -116,9 +118,7 @@ def _submitted(recipe: Any, folder: Path) -> Any:
 
 @contextmanager
 def _command_line(argv: list[str]) -> Iterator[None]:
-    """What Hydra's main reads: the arguments, and the wish that errors come to us instead of being
-    printed.
-    """
+    """Set what Hydra's main reads: the arguments, and that errors are raised instead of printed."""
     before, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
-from flowrun.launcher.commands.resume import continued
+from flowrun.launcher.commands.resume import find_continuation
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.hosts import ranks_of_a_host
 from flowrun.launcher.recipe.schema import Recipe
@@ -26,7 +26,7 @@ _PORTS = range(20_000, 30_000)  # where hosts meet; the job's number chooses
 
 @dataclass(frozen=True)
 class Agent:
-    """What each task of the job runs: the launcher of one host.  Picklable."""
+    """An agent runs in each task of the job: it is the launcher of one host.  Picklable."""
 
     recipe: Recipe
     folder: Path
@@ -37,11 +37,14 @@ class Agent:
 
         where = JobEnvironment()
         recipe = self.on_host(where.global_rank, where.hostnames[0], where.job_id)
-        recipe, start = continued(recipe, self.folder)
+        recipe, start = find_continuation(recipe, self.folder)
         run(recipe, self.folder, start=start)
 
     def on_host(self, host: int, first: str, job_id: str) -> Recipe:
-        """The recipe as host number `host` runs it.  first: name of host 0."""
+        """Return the recipe as host number `host` runs it.
+
+        first: name of host 0.  job_id: of Slurm.
+        """
         launch = self.recipe.launch
         number = int("".join(filter(str.isdigit, job_id)) or 0)
         endpoint = f"{first}:{_PORTS[number % len(_PORTS)]}" if launch.nnodes > 1 else ""

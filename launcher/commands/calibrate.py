@@ -48,7 +48,7 @@ from flowrun.engine.runtime.transport.links import Links
 
 SHARED, GLOO = "shared memory", "gloo"
 GROUPS = (2, 4)
-QUIET = 0.97  # of their cores, what processes get that compute beside no others
+QUIET = 0.97  # share of their cores that processes get if no others compute
 THOROUGH = ProbeSizes(
     products=(
         (128, 64, 64),
@@ -105,9 +105,11 @@ class Calibration:
 def calibrate(
     shipped: Hardware, name: str, sizes: ProbeSizes, groups: Sequence[int]
 ) -> Calibration:
-    """Measure.  shipped: for what is not measured.  groups: numbers of ranks; links are fitted to
-    the first, whose ranks should have a core each, and their latency in a crowd to others that
-    have not.
+    """Measure this machine.
+
+    shipped: the profile for what is not measured.  name: of the new profile.  sizes: of what is
+    timed.  groups: numbers of ranks; links are fitted to the first, whose ranks should have a core
+    each, and their latency with fewer cores than ranks to the others.
     """
     transports = (SHARED, GLOO) if host_peers.AVAILABLE else (GLOO,)
     hardware = replace(shipped, name=name, source=f"flowrun calibrate, torch {torch.__version__}")
@@ -121,7 +123,7 @@ def calibrate(
         for transport in transports
         for ranks in groups
     ]
-    rounds = [[_measured(session, sizes) for session in sessions] for _ in range(sizes.rounds)]
+    rounds = [[_measure_ranks(session, sizes) for session in sessions] for _ in range(sizes.rounds)]
     links: list[tuple[str, Moved]] = []
     levels = {name: Level(taken=1.0, shared_memory=name == SHARED) for name in transports}
     had, crowded = 1.0, 1.0
@@ -150,7 +152,7 @@ def calibrate(
 
 
 def _typical(rounds: Sequence[OfRank]) -> OfRank:
-    """What one rank measured in all rounds."""
+    """Take medians of what one rank measured in all rounds."""
     return OfRank(
         typical([each.device for each in rounds]),
         typical([each.links for each in rounds]),
@@ -164,14 +166,16 @@ def _share_of_core(ranks: int) -> float:
 
 
 def write(hardware: Hardware, file: Path) -> None:
-    """As a file of the group `hardware`."""
+    """Write a profile as a file of the group `hardware`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(dict(as_yaml(hardware)), sort_keys=False, default_flow_style=None)
     file.write_text(f"# Written by flowrun calibrate.\n{text}", encoding="utf-8")
 
 
 def show(found: Calibration, shipped: Hardware, console: Console) -> None:
-    """Measured beside the shipped profile, and each collective beside what the profile foresees."""
+    """Print what was found to the console: measured next to the shipped profile, and each
+    collective next to what the profile foresees.
+    """
     table = Table("what", found.hardware.name, shipped.name, box=None)
     for label, one, other in _rows(found.hardware, shipped):
         table.add_row(label, one, other)
@@ -196,7 +200,7 @@ def say_if_busy(found: Calibration, console: Console) -> None:
     """A note where others had some of the cores."""
     if found.had < QUIET:
         console.print(
-            f"note: other programs took {1 - found.had:.0%} of the cores meanwhile, so that this "
+            f"note: other programs took {1 - found.had:.0%} of the cores, so that this "
             "profile foresees too long. Measure again when the machine is quiet.",
             style="yellow",
             highlight=False,
@@ -245,7 +249,7 @@ def _gflops(hardware: Hardware, dtype: str, flop: float) -> float:
 
 
 def _link_rows(measured: Sequence[Level], shipped: Sequence[Level]) -> list[ProfileRow]:
-    """From the outermost on, which there always is."""
+    """Make rows of links, from the outermost level on, which always exists."""
     rows: list[ProfileRow] = []
     for one, other in zip(measured[::-1], shipped[::-1], strict=False):
         via = _transport(one)
@@ -270,7 +274,7 @@ def _transport(level: Level) -> str:
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def _measured(session: Session, sizes: ProbeSizes) -> list[OfRank]:
+def _measure_ranks(session: Session, sizes: ProbeSizes) -> list[OfRank]:
     from torch.multiprocessing.spawn import start_processes
 
     with tempfile.TemporaryDirectory() as folder:

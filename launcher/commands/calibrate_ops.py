@@ -21,7 +21,7 @@ from flowrun.engine.runtime.process import heap
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.schema import Recipe
 
-_BESIDE = 2  # processes that measure at once, as ranks compute beside each other
+_BESIDE = 2  # processes that measure at once, as ranks compute at the same time
 STEPS = 8
 ROUNDS = 3  # of all recipes in turn: what others share is slower in one minute than another
 
@@ -29,8 +29,9 @@ ROUNDS = 3  # of all recipes in turn: what others share is slower in one minute 
 def with_ops(
     hardware: Hardware, recipes: Sequence[Recipe], steps: int = STEPS, rounds: int = ROUNDS
 ) -> Hardware:
-    """The profile with the ops of some recipes, which train for some steps in each round; what it
-    had of other shapes stays.
+    """Add to the profile `hardware` the times of the ops of some recipes.
+
+    recipes: each trains for `steps` steps in each of `rounds` rounds.  Times of other shapes stay.
     """
     times = OpTimes(hardware, [Job(recipe) for recipe in recipes], steps)
     for _ in range(rounds):
@@ -39,9 +40,7 @@ def with_ops(
 
 
 class OpTimes:
-    """What the ops of some jobs take, as often as it was measured: all ranks of each in one
-    process.
-    """
+    """Times of the ops of some jobs, from each round: all ranks of a job run in one process."""
 
     def __init__(self, base: Hardware, jobs: Sequence[Job], steps: int = STEPS) -> None:
         """steps: of each job, in each round."""
@@ -51,10 +50,10 @@ class OpTimes:
         self.found: TimeRatios = defaultdict(list)
 
     def measure(self) -> None:
-        """One more round."""
+        """Measure one more round."""
         plain = replace(self.base, ops={})
         for job in self.jobs:
-            for key, factors in _measured(job, plain, self.steps).items():
+            for key, factors in _measure_job(job, plain, self.steps).items():
                 self.found[key] += factors
 
     @property
@@ -66,8 +65,8 @@ class OpTimes:
         return replace(self.base, ops=known)
 
 
-def _measured(job: Job, hardware: Hardware, steps: int) -> TimeRatios:
-    """Of all processes."""
+def _measure_job(job: Job, hardware: Hardware, steps: int) -> TimeRatios:
+    """Measure the ops of a job in all processes."""
     from torch.multiprocessing.spawn import start_processes
 
     assert job.training  # planned before the processes fork

@@ -16,10 +16,10 @@ from flowrun.launcher.store.tensor_file import Contents, write_whole
 
 
 def export(run_folder: Path, step: int | None = None, to: Path | None = None) -> Path:
-    """Write what a checkpoint holds, or what the run ended with; the file.
+    """Write what a checkpoint holds, or what the run ended with; return the file.
 
-    step: of a checkpoint; None: the newest that there is.  to: None is a file in the run's folder.
-    Raises RecipeError if there is nothing.
+    run_folder: of the run.  step: of a checkpoint; None: the newest weights.  to: the file; None: a
+    file in the run's folder.  Raises RecipeError if there are no weights.
     """
     ended = run_folder / weights.FILE
     found = find_all(run_folder)
@@ -43,7 +43,7 @@ def export(run_folder: Path, step: int | None = None, to: Path | None = None) ->
 
 
 def _why_nothing(run_folder: Path) -> tuple[str, str]:
-    """What is wrong with a folder that has no weights, and what to do."""
+    """Say what is wrong with a folder that has no weights, and what to do."""
     if not run_folder.is_dir():
         return "there is no such folder.", "A run says at its end where everything of it is."
     if weights.shards_in(run_folder):
@@ -59,6 +59,6 @@ def _why_nothing(run_folder: Path) -> tuple[str, str]:
 
 
 def _values(folder: Path, contents: Contents) -> Iterator[Shard]:
-    """One tensor after another."""
+    """Yield one tensor after another."""
     for name in contents:
         yield whole(name, disk.read_whole(folder, [name])[name])

@@ -1,5 +1,5 @@
 """A recipe trained by plain torch: autograd, torch.optim and torch.amp on one device, and nothing
-of flowrun's engine.  It is what `flowrun verify` holds the layouts beside.
+of flowrun's engine.  `flowrun verify` compares the layouts with it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _PlainUpdate:
 
 
 def _optimizer(asked: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """With a group for each parameter, since each may have settings of its own."""
+    """Make an optimizer with a group for each parameter: each may have settings of its own."""
     groups = []
     for name, p in model.named_parameters():
         if p.requires_grad:

@@ -74,7 +74,7 @@ def _check_whole(run_folder: Path, wanted: Checkpoint, before: list[Checkpoint])
 
 
 def damage_of(checkpoint: Checkpoint) -> str:
-    """What is wrong with its files; "" if all are as they were written."""
+    """Say what is wrong with the files of a checkpoint; "" if all are as they were written."""
     try:
         check(checkpoint.folder)
     except RunError as error:
@@ -90,8 +90,13 @@ def damage_of(checkpoint: Checkpoint) -> str:
     return "" if step == checkpoint.step else f"{ABOUT}: it is of step {step}."
 
 
-def resumed(start: Checkpoint, overrides: list[str], config_dir: str | None = None) -> Recipe:
-    """The recipe of the run, with overrides.  Raises RecipeError for what cannot change."""
+def compose_resumed(
+    start: Checkpoint, overrides: list[str], config_dir: str | None = None
+) -> Recipe:
+    """Compose the recipe of the run that wrote the checkpoint `start`, with overrides.
+
+    config_dir: the user's own groups.  Raises RecipeError for a key that must not change.
+    """
     _check_recipe(start)
     file = f"recipe={start.folder.parents[1] / RECIPE}"
     before, after = load([file]), load([file, *overrides], config_dir)
@@ -130,9 +135,9 @@ def _check_recipe(start: Checkpoint) -> None:
     raise PlacedError(show_path(file), "", why, f"cp {copy} {file} brings it back.")
 
 
-def continued(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpoint | None]:
-    """What a run does that was put back into the queue: go on from its newest checkpoint that is
-    whole and has steps left, or begin.
+def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpoint | None]:
+    """Find where a run goes on that was put back into the queue: at its newest checkpoint that is
+    whole and has steps left, or at the beginning (None).
     """
     left = (c for c in reversed(find_all(run_folder)) if c.step < recipe.train.steps)
     start = next((c for c in left if not damage_of(c)), None)
@@ -164,7 +169,7 @@ def restore(job: Job, start: Checkpoint) -> None:
 
 
 def notes(job: Job, start: Checkpoint) -> Iterator[str]:
-    """What a person should know who goes on: from where, and what is not as it was."""
+    """Yield notes for a person who resumes: the step to go on from, and what has changed."""
     old = dict(_leaves(start.recipe()))
     new = dict(_leaves(yaml.safe_load(job.recipe.to_yaml())))
     changed = [
@@ -207,7 +212,7 @@ def _paths(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _key_of(variable: Variable) -> str:
-    """Of the recipe: what a variable comes from.  A state of the step itself is fp16's."""
+    """Return the recipe key that a variable comes from; a state of the step itself is fp16's."""
     if variable.kind == "state":
         return "optim" if variable.of else "precision.dtype"
     return "model"
@@ -220,7 +225,7 @@ def _shown(shape: tuple[int, ...], dtype: Any) -> str:
 def _first_change(before: Recipe, after: Recipe) -> tuple[str, Any] | None:
     """Key and former value of the first thing that may not differ and does."""
     for section, names in FIXED.items():
-        old, new = (_named(getattr(recipe, section)) for recipe in (before, after))
+        old, new = (_keys_of(getattr(recipe, section)) for recipe in (before, after))
         for name in names or {**old, **new}:
             if old.get(name) != new.get(name):
                 return f"{section}.{name}".rstrip("."), old.get(name, "not there")
@@ -231,8 +236,8 @@ def _first_change(before: Recipe, after: Recipe) -> tuple[str, Any] | None:
     return None
 
 
-def _named(section: Any) -> Mapping[str, Any]:
-    """Its keys; a section that is one value has the key ""."""
+def _keys_of(section: Any) -> Mapping[str, Any]:
+    """Return the keys of a section; one that is a single value has the key ""."""
     if isinstance(section, Mapping):
         return section
     return vars(section) if is_dataclass(section) else {"": section}

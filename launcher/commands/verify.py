@@ -1,10 +1,10 @@
 """`flowrun verify`: does a recipe train alike under every layout?
 
-Each layout trains the recipe for a few steps; its losses and final weights are held beside a plain
-torch loop (plain_loop.py), which sees each step's batch in one piece; by micro-batches where the
-recipe asks for their mean, or the model itself depends on its batch.  Where a plain loop would
+Each layout trains the recipe for a few steps; its losses and final weights are compared with a
+plain torch loop (plain_loop.py), which sees each step's batch in one piece; by micro-batches where
+the recipe asks for their mean, or the model itself depends on its batch.  Where a plain loop would
 train something else, since a recipe draws random numbers or updates some rows of a table alone,
-they are held beside flowrun's own run on one rank.
+they are compared with flowrun's own run on one rank.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LayoutComparison:
 
 
 def compare_layouts(recipe: Recipe, run: RunRecipe) -> LayoutComparison:
-    """Train under every layout.  Raises RecipeError if the recipe has nothing to be held beside."""
+    """Train under every layout.  Raises RecipeError if there is nothing to compare with."""
     with tempfile.TemporaryDirectory() as scratch:
         return _RecipeLayouts(recipe, run, Path(scratch)).compare()
 
@@ -132,8 +132,8 @@ class Allowed:
         """True if neither is further off; False of what is no number."""
         return loss <= self.loss and weights <= self.weights
 
-    def loosened(self, factor: int, noise: tuple[float, float], cause: str) -> Allowed:
-        """At least `factor` times the noise of (losses, weights) that `cause` makes."""
+    def loosen(self, factor: int, noise: tuple[float, float], cause: str) -> Allowed:
+        """Allow at least `factor` times the noise of (losses, weights) that `cause` makes."""
         loss, weights = (factor * n for n in noise)
         if self.holds(loss, weights) or not math.isfinite(loss + weights):
             return self
@@ -147,7 +147,7 @@ class Allowed:
 
 
 class _RecipeLayouts:
-    """The layouts of one recipe, and what they are held beside.
+    """The layouts of one recipe, and what they are compared with.
 
     why_single: why that is not plain torch; empty if it is.  whole: the loop sees each step's batch
     in one piece.  before: the weights that all start from.
@@ -162,21 +162,23 @@ class _RecipeLayouts:
         self.always = [f"train.steps={steps}", "eval.batches=0", "train.save=true"]
         self.single = dict(layouts(recipe))[SINGLE]
         self.job = job = Job(self._load([]))
-        self.why_single, self.whole = self._apart(lambda: (_why_single(job), _sees_whole(job)))
+        self.why_single, self.whole = self._run_in_fork(
+            lambda: (_why_single(job), _sees_whole(job))
+        )
         self.by_parts = False  # some layout trained as a loop over micro-batches does
         self.before = {name: job.initial[name] for name, _ in job.model.named_parameters()}
         if self.why_single and recipe.view == MIRRORED:
             raise RecipeError(
                 "view",
-                f"{self.why_single}, in the mirrored view each rank apart: there is nothing that "
-                "layouts of other ranks could be held beside.",
+                f"{self.why_single}, in the mirrored view on each rank differently: layouts of "
+                "other ranks have nothing to be compared with.",
                 "Verify it with view=consistent.",
             )
         self.reference = cache(self._reference)
-        self.allowed = cache(self._allowed)
+        self.allowed = cache(self._find_allowed)
 
-    def _apart(self, make: Callable[[], T]) -> T:
-        """What uses autograd, where ranks are to be forked that use CUDA."""
+    def _run_in_fork(self, make: Callable[[], T]) -> T:
+        """Call what uses autograd in a fork, if ranks that use CUDA are to be forked."""
         return run_in_fork(make) if may_use_gpus(self.recipe) else make()
 
     def compare(self) -> LayoutComparison:
@@ -197,12 +199,12 @@ class _RecipeLayouts:
                 raise  # the recipe itself is wrong
             return Difference(name, 0, 0.0, 0.0, 0, f"skipped: {error.problem.splitlines()[0]}")
         replicas = changed.num_ranks if changed.view == MIRRORED else 1
-        found = _distance(self._trained(folder), self.reference(replicas))
+        found = _distance(self._read_trained(folder), self.reference(replicas))
         if not self.most.holds(*found):
             self.most = self.allowed(replicas)
         verdict = "same" if self.most.holds(*found) else "DIFFERS"
         if verdict != "same" and self.whole and not self.why_single:
-            by_parts = _distance(self._trained(folder), self.reference(replicas, whole=False))
+            by_parts = _distance(self._read_trained(folder), self.reference(replicas, whole=False))
             if self.most.holds(*by_parts):
                 self.by_parts, found, verdict = True, by_parts, "same by micro-batches"
         sent = round(report.measured["sent_bytes"])
@@ -215,11 +217,11 @@ class _RecipeLayouts:
         nudged: bool = False,
         whole: bool = True,
     ) -> Trained:
-        """What the layouts are held beside.
+        """Train what the layouts are compared with.
 
-        whole: a step's batch in one piece, where the recipe allows it.  dtype: another precision
-        than the recipe's, with the updates that the recipe's has.  nudged: from initial weights
-        that are one unit in the last place off.
+        replicas: of the mirrored view.  whole: a step's batch in one piece, if the recipe allows.
+        dtype: another precision than the recipe's, with the updates that the recipe's has.  nudged:
+        from initial weights that are one unit in the last place off.
         """
         changes = [*self.single] if self.why_single else []
         if nudged:
@@ -230,20 +232,20 @@ class _RecipeLayouts:
         if not self.why_single:
             skipped = self.reference(replicas).skipped if dtype else frozenset()
             seen = whole and self.whole
-            return self._apart(lambda: plain_loop(recipe, replicas, skipped, whole=seen))
+            return self._run_in_fork(lambda: plain_loop(recipe, replicas, skipped, whole=seen))
         folder = self.scratch / f"reference_{dtype}_{nudged}"
         self.run(recipe, folder)
-        return self._trained(folder)
+        return self._read_trained(folder)
 
-    def _trained(self, folder: Path) -> Trained:
-        """What a run left in its folder."""
+    def _read_trained(self, folder: Path) -> Trained:
+        """Read what a run left in its folder."""
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         found = (json.loads(line)["loss"] for line in lines)
         losses = tuple(math.nan if loss is None else float(loss) for loss in found)
         return Trained(losses, self.before, weights.load(folder))
 
-    def _allowed(self, replicas: int) -> Allowed:
-        """The tolerance of a recipe that rounding moves further than others, and the reason.
+    def _find_allowed(self, replicas: int) -> Allowed:
+        """Find the tolerance of a recipe that rounding moves further than others, and the reason.
 
         In a narrow dtype two sums in another order are each about as far from fp32 as the reference
         is, so at most twice as far from one another.
@@ -251,10 +253,10 @@ class _RecipeLayouts:
         dtype, reference = self.recipe.precision.dtype, self.reference(replicas)
         if AUTOCAST[dtype] is not None:
             noise = _distance(reference, self.reference(replicas, dtype="fp32"))
-            return Allowed().loosened(2, noise, f"{dtype} makes of the same recipe in fp32")
+            return Allowed().loosen(2, noise, f"{dtype} makes of the same recipe in fp32")
         noise = _distance(reference, self.reference(replicas, nudged=True))
         reason = "one unit in the last place of the initial weights makes of this recipe"
-        return Allowed().loosened(ROUNDING_ALLOWANCE, noise, reason)
+        return Allowed().loosen(ROUNDING_ALLOWANCE, noise, reason)
 
     @cached_property
     def nudged(self) -> Path:
@@ -271,19 +273,19 @@ class _RecipeLayouts:
         return file
 
     def _caption(self) -> str:
-        beside = "a plain torch loop"
+        reference = "a plain torch loop"
         if self.whole:
-            beside += " that sees each step's batch in one piece"
+            reference += " that sees each step's batch in one piece"
         if self.by_parts:
-            beside += (
-                ' ("same by micro-batches": beside one that sees micro-batch after micro-batch, for'
+            reference += (
+                ' ("same by micro-batches": with one that sees micro-batch after micro-batch, for'
                 " the model depends on its batch, or the loss is a sum)"
             )
         if self.recipe.view == MIRRORED:
-            beside += " over as many replicas"
+            reference += " over as many replicas"
         if self.why_single:
-            beside = f"the layout {SINGLE}, not plain torch: {self.why_single}"
-        return f"Beside {beside}. Allowed: {self.most}."
+            reference = f"the layout {SINGLE}, not plain torch: {self.why_single}"
+        return f"Compared with {reference}. Allowed: {self.most}."
 
 
 def _why_single(job: Job) -> str:
@@ -299,8 +301,8 @@ def _why_single(job: Job) -> str:
 
 
 def _sees_whole(job: Job) -> bool:
-    """Whether the loop may see a step's batch in one piece, whatever the number of micro-batches:
-    not where forward changes buffers, as a batch norm does.
+    """Return whether the loop may see a step's batch in one piece, for any number of micro-batches:
+    not if forward changes buffers, as a batch norm does.
     """
     recipe = job.recipe
     of_step = recipe.view != MIRRORED and recipe.train.loss_mean == STEP

@@ -1,8 +1,8 @@
 """launch=local: one process a rank, started by torch.distributed.elastic, on one host or several.
 
 This process has composed, captured and planned; its workers (worker.py) are forked and inherit the
-result.  Each tells it over a pipe of its own what happens: steps, its end, or what went wrong.  The
-same command on each host (launch.nnodes, launch.rdzv_endpoint) makes one run; the hosts find each
+result.  Each reports over a pipe of its own: steps, its end, or what went wrong.  The same command
+on each host (launch.nnodes, launch.rdzv_endpoint) makes one run; the hosts find each
 other by elastic's c10d rendezvous.  When this returns or raises, every worker of this host is gone.
 """
 
@@ -52,10 +52,11 @@ def execute_local(
     record: Record,
     kernels: Kernels,
 ) -> Log:
-    """Start this host's ranks, and stay until all have ended.
+    """Start this host's ranks, and return when all have ended.
 
-    Raises RunError for the rank that failed (not for one that lost it), KeyboardInterrupt on
-    Ctrl-C.
+    job: what to train.  training, evaluation: its plans.  record: takes what happens.  kernels: of
+    training's regions.  Raises RunError for the rank that failed (not for one that lost it),
+    KeyboardInterrupt on Ctrl-C.
     """
     launch, num_ranks = job.recipe.launch, training.plan.num_ranks
     local_ranks = ranks_of_a_host(num_ranks, launch)
@@ -237,7 +238,7 @@ class EventCollector:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def listen(self, readers: Sequence[Connection]) -> None:
-        """Until every pipe has ended, that of a worker killed in mid-message too."""
+        """Read events until every pipe has ended, also that of a worker killed in mid-message."""
         open_pipes = list(readers)
         while open_pipes:
             ready: list[Any] = wait(open_pipes)
@@ -282,7 +283,7 @@ class EventCollector:
 
     @contextmanager
     def may_stop_us(self) -> Iterator[None]:
-        """While elastic is in charge, an event can end the run."""
+        """Let an event end the run while elastic is in charge."""
         self.running = True
         try:
             yield
@@ -296,7 +297,7 @@ class EventCollector:
                 os.kill(os.getpid(), _STOP)  # elastic ends the workers, then itself
 
     def verdict(self, ended: BaseException | None) -> BaseException | None:
-        """What the run ended of, if not well.
+        """Return the error that ended the run; None if it ended well.
 
         A rank that failed by itself comes before one that elastic saw die, and both before those
         that only lost a peer.  ended: Ctrl-C, or what elastic saw first.

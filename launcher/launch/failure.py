@@ -1,4 +1,4 @@
-"""What went wrong on a rank, for a person: rank and actor, the error, and the user's own lines."""
+"""Say to a person what went wrong on a rank: rank and actor, the error, the user's own lines."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ _OURS = tuple(  # flowrun, torch, and what hands on the error of a reader's thre
 _GLOO = re.compile(r"\[/\S+\] | This is typically caused by.*", re.DOTALL)  # paths, guesses
 
 
-def described(error: BaseException, rank: int | None = None) -> tuple[str, str, str]:
-    """(where, problem, story): the facts with the user's own lines, and the whole traceback."""
+def describe(error: BaseException, rank: int | None = None) -> tuple[str, str, str]:
+    """Describe an error: (where, problem with the user's own lines, whole traceback)."""
     story = "".join(traceback.format_exception(error))
     if not isinstance(error, FlowrunError):
-        return f"rank {rank}", "\n".join([_named(error), *user_lines(error.__traceback__)]), story
+        return (
+            f"rank {rank}",
+            "\n".join([_name_error(error), *user_lines(error.__traceback__)]),
+            story,
+        )
     if isinstance(error, LostPeer):
         return error.where, _GLOO.sub("", error.problem), story
     cause = error.__cause__
@@ -49,7 +53,7 @@ def own_fault(error: Exception) -> FlowrunError:
     the system refuses is none.
     """
     if isinstance(error, OSError):
-        return RunError(str(error.filename or "the system"), _named(error))
+        return RunError(str(error.filename or "the system"), _name_error(error))
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     last = traceback.extract_tb(error.__traceback__)[-1]
     ops = [op for frame in frames if isinstance(op := frame.f_locals.get("op"), Op)]
@@ -57,7 +61,7 @@ def own_fault(error: Exception) -> FlowrunError:
     place = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
     return PlanError(
         f"a fault of flowrun's own ({place}{at})",
-        " ".join(_named(error).split()),
+        " ".join(_name_error(error).split()),
         "Please report it with the recipe. FLOWRUN_TRACEBACK=1 shows where it comes from.",
     )
 
@@ -73,12 +77,12 @@ def compiling() -> Iterator[None]:
         raise own_fault(error) from error
 
 
-def _named(error: BaseException) -> str:
+def _name_error(error: BaseException) -> str:
     return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
 def user_lines(trace: TracebackType | None) -> list[str]:
-    """Where in files that are neither ours nor torch's; the last place if there is none."""
+    """Find the lines in files that are neither flowrun's nor torch's; the last line if none is."""
     frames = [
         (frame, line) for frame, line in traceback.walk_tb(trace) if not _is_ours(frame)
     ] or list(traceback.walk_tb(trace))[-1:]

@@ -1,8 +1,8 @@
 """finite: a training whose numbers have left their range ends before it is saved.
 
-The loss of each step is looked at when it is told, the weights where a run evaluates or saves: no
-step waits for either.  A loss that is NaN beside weights that are finite is that of a step without
-a target: torch's mean is 0 / 0 there, its gradients are 0, and the run goes on.
+The loss of each step is checked when it is reported, the weights where a run evaluates or saves: no
+step waits for either.  A loss that is NaN while weights are finite is that of a step without a
+target: torch's mean is 0 / 0 there, its gradients are 0, and the run goes on.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _INSTEAD = (
 
 
 def check_step(job: Job, step: int, results: Results, bodies: Iterable[Rank]) -> None:
-    """Raises RunError if the loss of a step is not finite, and it is not that of a step without a
-    target, unless train.on_nonfinite is ignore.  bodies: the ranks of this process.
+    """Raise RunError if the loss of a step is not finite, and it is not that of a step without a
+    target, unless the job's train.on_nonfinite is ignore.
+
+    results: of the step.  bodies: the ranks of this process.
     """
     loss = results["loss"]
     scaled = "skipped_updates" in results  # loss scaling leaves such an update out
@@ -36,16 +38,21 @@ def check_step(job: Job, step: int, results: Results, bodies: Iterable[Rank]) ->
     broken = [name for body in bodies for name in _broken(body.plan, body.variables)]
     if math.isnan(loss) and not broken:
         return
-    facts = [f"the loss of step {step} is {loss}.", *_of_samples(job, step), *_listed(broken)]
+    facts = [f"the loss of step {step} is {loss}.", *_of_samples(job, step), *_list_broken(broken)]
     raise RunError(f"step {step}", "\n".join(facts), _INSTEAD)
 
 
 def check_weights(job: Job, step: int, body: Rank) -> None:
-    """Raises RunError if a weight that this rank holds is not finite after `step` steps."""
+    """Raise RunError if a weight that a rank (`body`) holds is not finite after `step` steps,
+    unless the job's train.on_nonfinite is ignore.
+    """
     if job.recipe.train.on_nonfinite != STOP:
         return
     if broken := list(_broken(body.plan, body.variables)):
-        facts = [f"after {step} steps there are weights that are not finite.", *_listed(broken)]
+        facts = [
+            f"after {step} steps there are weights that are not finite.",
+            *_list_broken(broken),
+        ]
         raise RunError(f"rank {body.rank}, step {step - 1}", "\n".join(facts), _INSTEAD)
 
 
@@ -57,7 +64,7 @@ def _broken(plan: Plan, variables: Mapping[str, torch.Tensor]) -> Iterator[str]:
             yield v.name
 
 
-def _listed(broken: list[str]) -> Iterator[str]:
+def _list_broken(broken: list[str]) -> Iterator[str]:
     names = list(dict.fromkeys(broken))
     if names:
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""

@@ -2,7 +2,7 @@
 
 A message is a tuple, first a word: meeting, step, evaluated, saved, weights, end, error.  It goes
 through the pipe of the worker; what is about the whole run also goes to the other hosts, through
-queues in the store that elastic opened, so that every host's run folder tells the whole run.
+queues in the store that elastic opened, so that every host's run folder has the whole run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HostStore:
 
     @staticmethod
     def of_worker() -> HostStore:
-        """As elastic describes it to its workers."""
+        """Return the store that elastic describes to its workers."""
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         host, num_hosts = int(os.environ["GROUP_RANK"]), int(os.environ["GROUP_WORLD_SIZE"])
         return HostStore(address, port, host, num_hosts)
@@ -85,7 +85,7 @@ class EventSender:
         self.forwarder: threading.Thread | None = None
 
     def start(self, fingerprint: str, folder: Path) -> None:
-        """Before the ranks meet: all hosts must run the same; one rank of each listens.
+        """Check, before the ranks meet, that all hosts run the same; one rank of each listens.
 
         folder: of this host's run; another host may have the same.
         """
@@ -113,15 +113,15 @@ class EventSender:
             )
 
     def step(self, step: int, results: Results, seconds: float) -> None:
-        """A step has reported; one rank of the run sends this."""
+        """Send the results of a step, and the seconds since the last; one rank of the run does."""
         self._send("step", step, results, seconds, everywhere=True)
 
     def evaluated(self, step: int, results: dict[str, float]) -> None:
-        """Means over the held-out samples, with the weights after `step`."""
+        """Send the means over the held-out samples, with the weights after `step`."""
         self._send("evaluated", step, results, everywhere=True)
 
     def saved(self, folder: Path) -> None:
-        """All ranks have written a checkpoint."""
+        """Say that all ranks have written a checkpoint."""
         self._send("saved", str(folder), everywhere=True)
 
     def weights(self, rank: int, seen: dict[str, Any]) -> None:
@@ -135,7 +135,11 @@ class EventSender:
             self.forwarder.join()
 
     def error(self, where: str, problem: str, story: str, lost_peer: bool) -> None:
-        """A rank ends badly; other hosts get the event only if it is its own fault."""
+        """Say that a rank ends with an error.
+
+        where, problem: the facts.  story: the traceback.  lost_peer: the fault is another rank's;
+        only otherwise do other hosts get the event.
+        """
         self._send("error", where, problem, story, lost_peer, everywhere=not lost_peer)
 
     def _send(self, *message: Any, everywhere: bool = False) -> None:

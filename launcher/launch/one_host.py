@@ -31,7 +31,7 @@ class OneHost(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the ranks connect to the agent's store."""
+        """Return whether the ranks connect to the agent's store."""
         return True
 
     def get_backend(self) -> str:
@@ -48,14 +48,14 @@ class OneHost(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Nobody else would notice."""
+        """Do nothing: there is no other host to notice."""
 
     def num_nodes_waiting(self) -> int:
         """No other host asks to join."""
         return 0
 
     def get_run_id(self) -> str:
-        """Of LaunchConfig."""
+        """Return the run id of LaunchConfig."""
         return self.run_id
 
     def shutdown(self) -> bool:

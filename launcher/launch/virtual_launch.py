@@ -17,7 +17,7 @@ from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.runtime.rank.shards import Shard, to_write, whole
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.launch.failure import described
+from flowrun.launcher.launch.failure import describe
 from flowrun.launcher.launch.finite import check_step, check_weights
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
@@ -33,7 +33,11 @@ def execute_virtual(
     record: Record,
     kernels: Kernels,
 ) -> Log:
-    """Train, with evaluations and checkpoints where they are due, on the virtual cluster."""
+    """Train on the virtual cluster, with evaluations and checkpoints where they are due.
+
+    job: what to train.  training, evaluation: its plans.  record: takes what happens.  kernels: of
+    training's regions.
+    """
     recipe = job.recipe
     torch.set_num_threads(recipe.launch.threads)
     seed = recipe.launch.message_order_seed
@@ -72,7 +76,7 @@ def execute_virtual(
     except BaseException as error:
         record.close()
         if isinstance(error, RunError):
-            where, problem, _ = described(error)
+            where, problem, _ = describe(error)
             raise RunError(where, problem) from error
         raise
     if recipe.train.save:
@@ -82,15 +86,15 @@ def execute_virtual(
         tuple(record.steps),
         record.validation,
         {},
-        _sent(cluster),
+        _sum_sent(cluster),
         {rank: acts_by_name(training, body.acts) for rank, body in cluster.ranks.items()},
-        {rank: most_stashed(training, body.most_live) for rank, body in cluster.ranks.items()},
+        {rank: max_stashed(training, body.most_live) for rank, body in cluster.ranks.items()},
         notes=cluster.recorded() if isinstance(cluster, RecordedCluster) else {},
     )
 
 
-def _sent(cluster: VirtualCluster) -> dict[int, int]:
-    """First rank of each stage that sends -> bytes of all its ranks."""
+def _sum_sent(cluster: VirtualCluster) -> dict[int, int]:
+    """Sum the bytes that the ranks of each stage sent, by the first of these ranks."""
     sent: Counter[int] = Counter()
     for actor, count in cluster.sent_bytes.items():
         sent[cluster.plan.placements[cluster.plan.actors[actor].stage].ranks[0]] += count
@@ -107,7 +111,7 @@ def _evaluator(job: Job, evaluation: Rehearsed, trained: VirtualCluster) -> Virt
 
 
 def _shards(job: Job, cluster: VirtualCluster) -> Iterator[Shard]:
-    """What all ranks write, and what forward does not read."""
+    """Yield what all ranks write, and what forward does not read."""
     for rank, body in cluster.ranks.items():
         yield from to_write(cluster.plan, rank, body.variables)
     for name in job.unused:
@@ -128,7 +132,7 @@ def acts_by_name(rehearsed: Rehearsed, acts: dict[int, int]) -> dict[str, int]:
     return {rehearsed.plan.actors[actor].name: count for actor, count in acts.items()}
 
 
-def most_stashed(rehearsed: Rehearsed, most_live: dict[int, int]) -> int:
-    """Most versions of any stash register that were live at once."""
+def max_stashed(rehearsed: Rehearsed, most_live: dict[int, int]) -> int:
+    """Return the most versions of any stash register that were live at once."""
     registers = rehearsed.plan.registers
     return max((count for r, count in most_live.items() if registers[r].stash), default=0)

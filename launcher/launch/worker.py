@@ -1,8 +1,8 @@
-"""One rank of launch=local: what a forked process does, from its first line to its exit.
+"""The worker of launch=local: a forked process that is one rank, from its first line to its exit.
 
-It inherits job and plans from the launcher (elastic.py), and tells it over a pipe what happens.  A
-worker that fails leaves at once, without a regular exit that would wait for its peers; one that
-merely lost a peer lingers, so that the peer is blamed.
+It inherits job and plans from the launcher (elastic.py), and reports over a pipe.  A worker that
+fails leaves at once, without a regular exit that would wait for its peers; one that merely lost a
+peer lingers, so that the peer is blamed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from flowrun.engine.runtime.rank.shards import Shard, to_write, whole
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.open_files import reopen_files
-from flowrun.launcher.launch.failure import described
+from flowrun.launcher.launch.failure import describe
 from flowrun.launcher.launch.finite import check_step, check_weights
 from flowrun.launcher.launch.hosts import EventSender
 from flowrun.launcher.launch.rank_memory import RankMemory
-from flowrun.launcher.launch.virtual_launch import acts_by_name, most_stashed
+from flowrun.launcher.launch.virtual_launch import acts_by_name, max_stashed
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write
@@ -50,9 +50,9 @@ _SILENCE_S = 1800  # a message that takes longer has no peer any more
 
 @dataclass(frozen=True)
 class Worker:
-    """What each forked process runs.  kernels: of training's regions.  pipes: to the launcher, one
-    for each local rank.  born: where they wait for each other before any of them talks to the
-    launcher's store.
+    """A worker runs in each forked process.  kernels: of training's regions.  pipes: to the
+    launcher, one for each local rank.  born: a barrier for all local ranks, before any of them
+    talks to the launcher's store.
     """
 
     job: Job
@@ -65,7 +65,7 @@ class Worker:
     born: Barrier
 
     def live(self) -> None:
-        """From fork to exit."""
+        """Run from the fork to the exit."""
         _end_with(self.launcher)
         reopen_files()
         heap.keep_pages()
@@ -75,12 +75,12 @@ class Worker:
                 pipe.close()
         events = EventSender(self.pipes[local], self.training.plan.num_ranks)
         try:
-            # The store's thread looks up the name of whoever connects, under a lock of the C
-            # library. A rank that is forked meanwhile would find it locked for ever.
+            # The store's thread looks up the name of a process that connects, under a lock of the C
+            # library. A rank that is forked at that moment would find it locked for ever.
             self.born.wait(_BORN_S)
             self._run(rank, events)
         except BaseException as error:
-            events.error(*described(error, rank), lost_peer=isinstance(error, LostPeer))
+            events.error(*describe(error, rank), lost_peer=isinstance(error, LostPeer))
             if isinstance(error, LostPeer):
                 time.sleep(_LINGER_S)
             sys.stdout.flush()
@@ -140,7 +140,7 @@ class Worker:
                 "process_peak": memory.process_peak + links.message_bytes + body.shared_bytes,
                 "sent": sum(body.sent_bytes.values()),
                 "acts": acts_by_name(self.training, body.body.acts),
-                "stashed": most_stashed(self.training, body.body.most_live),
+                "stashed": max_stashed(self.training, body.body.most_live),
                 "notes": [
                     (note.what, note.actor, note.act, note.begin - zero_ns, note.end - zero_ns)
                     for note in (body.recorded() if isinstance(body, RecordedRank) else ())
@@ -218,9 +218,9 @@ class Worker:
     def _checkpoint(
         self, rank: int, trained: DistributedRank, step: int, events: EventSender
     ) -> None:
-        """Write what this rank has to, to the folder of the first rank's host.
+        """Write this rank's part of a checkpoint to the folder of the first rank's host.
 
-        The rank that tells the steps also tells, after them, that all have written.
+        The rank that reports the steps also reports, after them, that all have written.
         """
         import torch.distributed as dist
 

@@ -11,7 +11,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.launcher.commands import resume
-from flowrun.launcher.commands.resume import continued
+from flowrun.launcher.commands.resume import find_continuation
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.slurm import Agent, submit
@@ -155,10 +155,10 @@ def test_a_requeued_job_goes_on_from_the_last_checkpoint_with_steps_left(
 ) -> None:
     monkeypatch.setattr(resume, "damage_of", lambda checkpoint: "")  # test_damaged_run.py
     recipe = load(["recipe=small", "train.steps=6", "model.weights=given.safetensors"])
-    assert continued(recipe, tmp_path) == (recipe, None)
+    assert find_continuation(recipe, tmp_path) == (recipe, None)
     for name in ("step_00000002", "step_00000004", "step_00000005.partial", "step_00000006"):
         (tmp_path / FOLDER / name).mkdir(parents=True)
-    again, start = continued(recipe, tmp_path)
+    again, start = find_continuation(recipe, tmp_path)
     assert start == Checkpoint(tmp_path / FOLDER / "step_00000004", 4)
     assert again.weights == ""  # the checkpoint has them
 

@@ -16,7 +16,7 @@ import pytest
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.export import export
-from flowrun.launcher.commands.resume import checkpoint_of, continued, resumed
+from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed, find_continuation
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.report.record import METRICS, _lines_before
@@ -137,7 +137,7 @@ def test_where_none_is_whole_nothing_is_offered(folder: Path) -> None:
         gone(checkpoint.folder / SHARD)
     with pytest.raises(RecipeError, match="There is no whole one before it"):
         checkpoint_of(folder)
-    assert continued(resumed_recipe(folder), folder)[1] is None
+    assert find_continuation(resumed_recipe(folder), folder)[1] is None
 
 
 def resumed_recipe(folder: Path, *overrides: str) -> Recipe:
@@ -147,7 +147,7 @@ def resumed_recipe(folder: Path, *overrides: str) -> Recipe:
 
 def test_a_run_that_was_put_back_goes_on_from_the_newest_that_is_whole(folder: Path) -> None:
     cut(folder / FOLDER / "step_00000004" / SHARD)
-    start = continued(resumed_recipe(folder), folder)[1]
+    start = find_continuation(resumed_recipe(folder), folder)[1]
     assert start is not None
     assert start.step == 2
 
@@ -174,11 +174,11 @@ def test_a_recipe_that_lost_keys_is_told_with_the_copy(
 ) -> None:
     damage(folder / "recipe.yaml")
     with pytest.raises(RecipeError) as told:
-        resumed(checkpoint_of(folder), ["train.steps=8"])
+        compose_resumed(checkpoint_of(folder), ["train.steps=8"])
     copy = folder / FOLDER / "step_00000004" / "recipe.yaml"
     assert told.value.instead == f"cp {copy} {folder / 'recipe.yaml'} brings it back."
     shutil.copy(copy, folder / "recipe.yaml")
-    assert resumed(checkpoint_of(folder), ["train.steps=8"]).train.steps == 8
+    assert compose_resumed(checkpoint_of(folder), ["train.steps=8"]).train.steps == 8
 
 
 @pytest.mark.parametrize("text", ["no JSON\n{}\n", "[1]\n{}\n", '{"loss": 1}\n{}\n', "\n{}\n"])
@@ -192,11 +192,11 @@ def test_metrics_that_cannot_be_read_are_told_before_the_start(folder: Path) -> 
     start = checkpoint_of(folder)
     garbage(folder / METRICS)
     with pytest.raises(RecipeError, match="it cannot be read: UnicodeDecodeError"):
-        run(resumed(start, ["train.steps=8"]), folder, start=start)
+        run(compose_resumed(start, ["train.steps=8"]), folder, start=start)
     (folder / METRICS).unlink()
     (folder / METRICS).mkdir()
     with pytest.raises(RecipeError, match="it cannot be read: IsADirectoryError"):
-        run(resumed(start, ["train.steps=8"]), folder, start=start)
+        run(compose_resumed(start, ["train.steps=8"]), folder, start=start)
 
 
 def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_training_goes_on_beside_a_copied_checkpoint(folder: Path) -> None:
     copy = folder / FOLDER / "step_00000004_copy2"
     shutil.copytree(folder / FOLDER / "step_00000004", copy)
     start = checkpoint_of(folder)
-    run(resumed(start, ["train.steps=6"]), folder, start=start)
+    run(compose_resumed(start, ["train.steps=6"]), folder, start=start)
     assert [checkpoint.step for checkpoint in find_all(folder)] == [4, 6]
     assert json.loads((copy / "checkpoint.json").read_text())["step"] == 4
 

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.launcher.commands.resume import checkpoint_of, resumed
+from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.report.progress import Progress
@@ -59,7 +59,7 @@ def stopped(place: Path, tmp_path: Path) -> Path:
 def resume(folder: Path, *overrides: str, step: int | None = None) -> Any:
     """As the command does it."""
     start = checkpoint_of(folder, step)
-    return run(resumed(start, list(overrides)), folder, start=start)
+    return run(compose_resumed(start, list(overrides)), folder, start=start)
 
 
 def numbers(folder: Path) -> list[tuple[Any, ...]]:
@@ -143,7 +143,9 @@ def told(recipe: Recipe, folder: Path, start: Checkpoint | None = None) -> str:
 
 def test_what_is_not_as_it_was(stopped: Path) -> None:
     start = checkpoint_of(stopped)
-    changed = resumed(start, ["optim.lr=0.5", "placement.axes={data: 2}", "train.save_every=0"])
+    changed = compose_resumed(
+        start, ["optim.lr=0.5", "placement.axes={data: 2}", "train.save_every=0"]
+    )
     (line,) = (line for line in told(changed, stopped, start).splitlines() if "step 2;" in line)
     assert line == (
         "note: goes on from step 2; optim.lr 0.002 -> 0.5; train.save_every 2 -> 0; "
@@ -194,13 +196,13 @@ def test_a_checkpoint_that_is_not_there(stopped: Path) -> None:
 )
 def test_another_training_is_refused(stopped: Path, override: str, key: str) -> None:
     with pytest.raises(RecipeError, match=r"resumed as the training that it was") as caught:
-        resumed(checkpoint_of(stopped), [override])
+        compose_resumed(checkpoint_of(stopped), [override])
     assert caught.value.where == key
 
 
 def test_a_run_that_has_its_steps(place: Path, stopped: Path) -> None:
     with pytest.raises(RecipeError, match=r"train\.steps\n  the checkpoint has 6 steps already\."):
-        resumed(checkpoint_of(place / "whole"), [])
+        compose_resumed(checkpoint_of(place / "whole"), [])
 
 
 def test_a_new_run_in_the_folder_of_another(stopped: Path) -> None:

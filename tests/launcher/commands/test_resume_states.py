@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.drivers.logical_checkpoint import contents, read_whole
-from flowrun.launcher.commands.resume import checkpoint_of, resumed
+from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store import weight_files as weights
@@ -110,7 +110,7 @@ def resume(stopped: Path, folder: Path, *overrides: str) -> Path:
     for file in folder.glob("*.safetensors"):
         file.unlink()
     start = checkpoint_of(folder)
-    run(resumed(start, list(overrides)), folder, start=start)
+    run(compose_resumed(start, list(overrides)), folder, start=start)
     return folder
 
 

@@ -92,7 +92,7 @@ CASES = {
 def test_every_layout_of_a_recipe_is_the_same(changes: list[str], beside: str) -> None:
     found = compare_layouts(recipe(*changes), run)
     assert verdicts(found) == ["same"] * 3, found
-    assert found.caption.startswith(f"Beside {beside}")
+    assert found.caption.startswith(f"Compared with {beside}")
 
 
 def test_lazy_tables_are_held_beside_one_rank() -> None:

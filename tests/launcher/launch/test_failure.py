@@ -12,7 +12,7 @@ import pytest
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.distributed import LostPeer
 from flowrun.launcher.launch.elastic import EventCollector
-from flowrun.launcher.launch.failure import described
+from flowrun.launcher.launch.failure import describe
 
 OWN = ("error", "rank 2, actor head", "ValueError: no.", "", False)
 LOST = ("error", "rank 0, actor all_reduce", "lost another rank.", "", True)
@@ -87,5 +87,5 @@ def test_a_message_cut_short_by_a_kill_ends_that_pipe_alone() -> None:
 
 def test_what_gloo_guesses_is_left_out() -> None:
     gloo = "RuntimeError: [/a/pair.cc:537] Read error: Closed. This is typically caused by"
-    where, problem, _ = described(LostPeer("rank 0, actor a", gloo), rank=0)
+    where, problem, _ = describe(LostPeer("rank 0, actor a", gloo), rank=0)
     assert (where, problem) == ("rank 0, actor a", "RuntimeError: Read error: Closed.")
