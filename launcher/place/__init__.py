@@ -4,7 +4,8 @@
 
 place.py               read this first
 space.py bound.py      which candidates there are; the least that each takes
-blocks.py outline.py extrapolate.py short.py   models of many equal blocks, by plans of few
+repeated_blocks.py branch_bounds.py   models of many equal blocks: parts, bounds
+extrapolate.py reduced_depth.py        their candidates, by plans of few blocks
 captures.py planner.py graphs that are captured once; a candidate's plan and rehearsal
 placement_search.py outcome.py   branch and bound; what is known of a candidate
 show_placements.py saved.py   the ten best and why each lost; the winner as a recipe file

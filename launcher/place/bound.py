@@ -29,7 +29,7 @@ from flowrun.launcher.place.space import Branch
 VARIABLES = ("parameter", "buffer", "state")
 
 
-def filled(work_s: float, forward: float, stages: int, micro_batches: int) -> float:
+def fill_pipeline(work_s: float, forward: float, stages: int, micro_batches: int) -> float:
     """Seconds of a step at least, however its stages are cut.  work_s: of all micro-batches on all
     stages; forward: the share of it that is forward.
 
@@ -42,7 +42,7 @@ def filled(work_s: float, forward: float, stages: int, micro_batches: int) -> fl
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeStep:
     """All of a step, as if on one rank.  seconds: of its work, forward_s: of forward; bytes: of its
     variables.  core: see Hardware.core.
     """
@@ -53,7 +53,7 @@ class Whole:
     core: float = 1.0
 
     @staticmethod
-    def of(graph: LogicalGraph, strategy: Strategy) -> Whole:
+    def of(graph: LogicalGraph, strategy: Strategy) -> WholeStep:
         """graph: captured, of all rows of a step.  strategy: of one rank."""
         graph = update_ops(split_stages(graph, strategy), strategy)
         seconds = {FORWARD: 0.0, BACKWARD: 0.0}
@@ -61,14 +61,14 @@ class Whole:
             if op.phase != UPDATE:
                 seconds[op.phase] += whole_seconds(op, graph, strategy.hardware)
         held = sum(graph.tensors[v.tensor].num_bytes for v in graph.variables)
-        return Whole(sum(seconds.values()), seconds[FORWARD], held, strategy.hardware.core)
+        return WholeStep(sum(seconds.values()), seconds[FORWARD], held, strategy.hardware.core)
 
     def bound(self, branch: Branch) -> Bound:
         """Of all candidates of a branch."""
         work = self.seconds / branch.stage_ranks
         forward = self.forward_s / self.seconds if self.seconds else 0.0
         core = self.core
-        least = filled(work, forward, branch.stages, branch.micro_batches)
+        least = fill_pipeline(work, forward, branch.stages, branch.micro_batches)
         least = max(core * least, work / branch.stages)
         fill = (branch.micro_batches + branch.stages - 1) / branch.micro_batches
         expected = max(core * fill, 1.0) * work / branch.stages
@@ -87,7 +87,7 @@ class StageWork:
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class LaidOutBranch:
     """A branch whose layout is decided: what a step takes, and what a rank holds.
 
     graph: laid out (pipeline.advance), perhaps with recomputation.

@@ -12,7 +12,7 @@ from flowrun.engine.compile import capture_rows
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.place.blocks import equal_blocks, with_blocks
+from flowrun.launcher.place.repeated_blocks import find_repeated_blocks, keep_blocks
 
 
 class Captures:
@@ -22,7 +22,7 @@ class Captures:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.blocks = equal_blocks(job.model)
+        self.blocks = find_repeated_blocks(job.model)
         self._known: dict[tuple[int, int], LogicalGraph] = {}
 
     def of(self, rows: int, strategy: Strategy, count: int = 0) -> LogicalGraph:
@@ -34,6 +34,6 @@ class Captures:
         if key not in self._known:
             batch, task = self.job.sampler(0, 0, slice(0, rows)), self.job.task
             if count:
-                task = replace(task, model=with_blocks(task.model, self.blocks, count))
+                task = replace(task, model=keep_blocks(task.model, self.blocks, count))
             self._known[key] = capture_rows(task, batch, strategy)
         return self._known[key]

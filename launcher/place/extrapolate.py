@@ -28,7 +28,7 @@ from flowrun.launcher.place.space import Candidate
 
 
 @dataclass(frozen=True)
-class Short:
+class ReducedDepthPlan:
     """A plan of `each` blocks a stage."""
 
     each: int
@@ -59,7 +59,7 @@ class Short:
         live = [Live(self.found.plan, stage) for stage in self.stages]
         return tuple(sum(map(each.footprint.storage_bytes, each.slots)) for each in live)
 
-    def stretched(self, shares: Sequence[float]) -> Stretched:
+    def stretched(self, shares: Sequence[float]) -> StretchedPlan:
         """With as much work in all, of which each stage has its share."""
         total = sum(self.work_s)
         factor = [share * total / work for share, work in zip(shares, self.work_s, strict=True)]
@@ -69,7 +69,7 @@ class Short:
             return actor.seconds if between else actor.seconds * factor[actor.stage]
 
         plan = replace(self.found.plan, order=())
-        return Stretched(Rehearsed(plan, rehearse(plan, seconds)))
+        return StretchedPlan(Rehearsed(plan, rehearse(plan, seconds)))
 
     @property
     def repeated_s(self) -> float:
@@ -92,7 +92,7 @@ class Short:
 
 
 @dataclass(frozen=True)
-class Stretched:
+class StretchedPlan:
     """A short plan whose stages share the work as those of the whole do."""
 
     found: Rehearsed
@@ -125,11 +125,11 @@ class Stretched:
         return max(0.0, fill_s) + max(0.0, drain_s)
 
 
-def extrapolated(
+def extrapolate(
     candidate: Candidate,
     blocks: int,
     cuts: Sequence[float],
-    plans: tuple[Short, Short],
+    plans: tuple[ReducedDepthPlan, ReducedDepthPlan],
     limit: int,
 ) -> Outcome:
     """blocks: of the whole.  cuts: how many each of its stages has.  plans: of the candidate, with
@@ -200,12 +200,12 @@ def most_in_flight(candidate: Candidate, stages: int, behind: int) -> int:
     """Micro-batches that a stage may hold for backward, of a plan of so many stages;
     behind: those from this one on.
     """
-    in_flight = scaled(candidate.in_flight, candidate.branch.stages, stages)
+    in_flight = scale_in_flight(candidate.in_flight, candidate.branch.stages, stages)
     count = candidate.branch.micro_batches
     return held_micro_batches(in_flight, stages, stages - behind, count)
 
 
-def scaled(in_flight: int | str, stages: int, here: int) -> int | str:
+def scale_in_flight(in_flight: int | str, stages: int, here: int) -> int | str:
     """What stands for an in_flight of so many stages where there are fewer.  A micro-batch is on
     its way for a time that grows with the stages, so that as many of them for each stage keep the
     stages as busy; rounded up.

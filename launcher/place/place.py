@@ -11,12 +11,12 @@ from flowrun.engine.errors import RecipeError
 from flowrun.launcher.place.outcome import Outcome
 from flowrun.launcher.place.placement_search import PlacementResult, search
 from flowrun.launcher.place.planner import Planner
-from flowrun.launcher.place.short import PLANS, ShortPlanner
+from flowrun.launcher.place.reduced_depth import MAX_PLANS, ReducedDepthPlanner
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.terminal.units import size
 
-WHOLE = 3  # candidates that are planned whole, of those that few blocks tell of
-DOUBT = 0.05  # by so much these may be off: one that is slower is not planned whole
+MAX_WHOLE_PLANS = 3  # candidates that are planned whole, of those that few blocks tell of
+EXTRAPOLATION_TOLERANCE = 0.05  # relative error of a step time foreseen by few blocks
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def place(recipe: Recipe) -> Placed:
 
 def placed(planner: Planner) -> Placed:
     """The same, with what the planner knows already."""
-    found = _by_few_blocks(planner) if planner.in_short else _by_all(planner)
+    found = _by_few_blocks(planner) if planner.skip_repeats else _by_all(planner)
     if found.best is None:
         raise _nothing(planner, found)
     best = found.best.candidate
@@ -59,8 +59,8 @@ def _by_few_blocks(planner: Planner) -> PlacementResult:
     """Candidates by plans of few blocks.  Of those that fit the fastest few are then planned whole,
     and more until one fits after all; where nothing fits, what comes closest.
     """
-    short = ShortPlanner(planner)
-    found = search(short, planner.limit, min(PLANS, planner.job.recipe.auto.plans))
+    short = ReducedDepthPlanner(planner)
+    found = search(short, planner.limit, min(MAX_PLANS, planner.job.recipe.auto.plans))
     while (promising := found.next) and _may_be_best(promising, found):
         found = found.instead(promising, planner.plan(promising.candidate))
     if found.best is None and (closest := found.closest) and closest.extrapolated:
@@ -72,7 +72,9 @@ def _may_be_best(told: Outcome, found: PlacementResult) -> bool:
     """If it is no slower, by what few blocks tell, than the best that was planned whole."""
     whole = [outcome for outcome in found.outcomes if outcome.told]
     best = min((o.told.step_s for o in whole if o.fits and o.told), default=math.inf)
-    return told.step_s <= best * (1 + DOUBT) and (len(whole) < WHOLE or math.isinf(best))
+    return told.step_s <= best * (1 + EXTRAPOLATION_TOLERANCE) and (
+        len(whole) < MAX_WHOLE_PLANS or math.isinf(best)
+    )
 
 
 def _nothing(planner: Planner, found: PlacementResult) -> RecipeError:

@@ -23,7 +23,7 @@ from flowrun.engine.strategy import Recompute, Strategy, Zero
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import add_reading, strategy_of
-from flowrun.launcher.place.bound import LaidOut, Whole
+from flowrun.launcher.place.bound import LaidOutBranch, WholeStep
 from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.outcome import Bound, Outcome, outcome_of
 from flowrun.launcher.place.space import Branch, Candidate, Space
@@ -32,13 +32,13 @@ from flowrun.launcher.recipe.hardware_keys import rank_hardware
 from flowrun.launcher.recipe.schema import Recipe, RecipeSchema, change_keys
 
 KEPT_OPS = 200_000  # of layouts that are kept for later candidates: about 1 kB each
-MANY = 12  # equal blocks from which on candidates are planned with few of them (short.py)
+MIN_BLOCKS_TO_EXTRAPOLATE = 12  # from as many on, candidates are planned with few blocks
 
 
 class Planner:
     """A search.Source.  captures: of the recipe's job.  ranks: that are placed.
 
-    in_short: the model repeats so many blocks that few of them shall tell of all.
+    skip_repeats: the model repeats so many blocks that few of them shall tell of all.
     """
 
     def __init__(self, captures: Captures, ranks: int) -> None:
@@ -54,7 +54,11 @@ class Planner:
         kept = {"placement", "placement.chunks"}.intersection(self.tree["auto"]["keep"])
         interleaved = bool(kept) and self.tree["placement"]["chunks"] > 1
         straight = not (listed or interleaved or job.strategy.mirrored)
-        self.in_short = captures.blocks.count >= MANY and straight and self._has_blocks_in_line()
+        self.skip_repeats = (
+            captures.blocks.count >= MIN_BLOCKS_TO_EXTRAPOLATE
+            and straight
+            and self._has_blocks_in_line()
+        )
 
     @staticmethod
     def of(recipe: Recipe) -> Planner:
@@ -75,7 +79,7 @@ class Planner:
     @cached_property
     def space(self) -> Space:
         """Of the recipe."""
-        graph = self._all_rows(2 if self.in_short else 0)
+        graph = self._all_rows(2 if self.skip_repeats else 0)
         return Space.of(self.tree, self.ranks, repeated(graph))
 
     def keys_of(self, candidate: Candidate) -> dict[str, Any]:
@@ -131,7 +135,7 @@ class Planner:
             except FlowrunError as error:
                 self.problems.append(Outcome(candidate, problem=str(error)))
                 return
-            with_zero = LaidOut(laid_out.graph, strategy)
+            with_zero = LaidOutBranch(laid_out.graph, strategy)
             bound = Bound(laid_out.seconds, with_zero.bytes(candidate.zero), laid_out.expected_s)
             self.expected[candidate] = bound.expected_s
             yield candidate, bound
@@ -164,14 +168,14 @@ class Planner:
     # ------------------------------------------------------------------ what is shared
 
     @cached_property
-    def _laid_out(self) -> Callable[[Strategy], LaidOut]:
+    def _laid_out(self) -> Callable[[Strategy], LaidOutBranch]:
         kept = max(4, KEPT_OPS // len(self._all_rows().ops))
         return lru_cache(maxsize=kept)(self._lay_out)
 
     @pause_collection()
-    def _lay_out(self, strategy: Strategy) -> LaidOut:
+    def _lay_out(self, strategy: Strategy) -> LaidOutBranch:
         staged = self._staged(staging_of(strategy))
-        return LaidOut(advance(staged, strategy, LAID_OUT), strategy)
+        return LaidOutBranch(advance(staged, strategy, LAID_OUT), strategy)
 
     @cached_property
     def _staged(self) -> Callable[[Strategy], LogicalGraph]:
@@ -201,15 +205,15 @@ class Planner:
             hardware=rank_hardware(self.job.recipe, self.ranks),
         )
 
-    def all_of(self, count: int = 0) -> Whole:
+    def all_of(self, count: int = 0) -> WholeStep:
         """A step of the whole model, or with so many of its equal blocks."""
-        return Whole.of(self._all_rows(count), self.alone)
+        return WholeStep.of(self._all_rows(count), self.alone)
 
     def _all_rows(self, count: int = 0) -> LogicalGraph:
         return self.captures.of(self.job.recipe.train.batch_size, self.alone, count)
 
     @cached_property
-    def _whole(self) -> Whole:
+    def _whole(self) -> WholeStep:
         return self.all_of()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import strategy_of
-from flowrun.launcher.place.bound import filled
+from flowrun.launcher.place.bound import fill_pipeline
 from flowrun.launcher.place.captures import Captures
 from flowrun.launcher.place.placement_search import search
 from flowrun.launcher.place.planner import Planner
@@ -119,11 +119,11 @@ def test_no_cut_fills_a_pipeline_in_less(
     """Each stage begins when the first micro-batch has come through those before it."""
     begins = itertools.accumulate((forward * each for each in stages), initial=0.0)
     ends = (at + micro_batches * each for at, each in zip(begins, stages, strict=False))
-    least = filled(micro_batches * sum(stages), forward, len(stages), micro_batches)
+    least = fill_pipeline(micro_batches * sum(stages), forward, len(stages), micro_batches)
     assert least <= max(ends) * (1 + 1e-9)
     assert least >= micro_batches * sum(stages) / len(stages) * (1 - 1e-9)
 
 
 def test_a_pipeline_is_filled_in_least_time_by_stages_that_grow_shorter() -> None:
     stages = [1.0, 0.75, 0.5625]  # 2 micro-batches, half of the work in forward
-    assert filled(2 * sum(stages), 0.5, 3, 2) == pytest.approx(2.0)
+    assert fill_pipeline(2 * sum(stages), 0.5, 3, 2) == pytest.approx(2.0)

@@ -18,7 +18,7 @@ from flowrun.engine.passes.stages.split_stages import line_to_cut
 from flowrun.engine.pipeline import advance
 from flowrun.engine.rehearsal.clock import computes
 from flowrun.engine.strategy import Strategy
-from flowrun.launcher.place.blocks import Blocks, cut
+from flowrun.launcher.place.repeated_blocks import RepeatedBlocks, cut_after_blocks
 from support.small_recipes import RECIPES, small_job
 
 DEPTH = 6
@@ -71,6 +71,8 @@ def test_a_cut_is_no_slower_than_one_between_blocks(stages: int) -> None:
     (docs/how_to/placement_search.md).
     """
     graph, strategy = task(stages)
-    between = replace(strategy, decided=cut(graph, Blocks("blocks", DEPTH), DEPTH // stages))
+    between = replace(
+        strategy, decided=cut_after_blocks(graph, RepeatedBlocks("blocks", DEPTH), DEPTH // stages)
+    )
     found, even = (rehearsed(graph, each).rehearsal.step_s for each in (strategy, between))
     assert found <= even

@@ -1,7 +1,7 @@
-"""blocks: the same model with fewer of its equal blocks, and where to cut it into stages.
+"""repeated_blocks: the same model with fewer of its equal blocks, and where to cut it into stages.
 
 What a model of many equal blocks takes is linear in their number, so that few of them tell all
-(short.py).
+(reduced_depth.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flowrun.engine.strategy import Decided
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class RepeatedBlocks:
     """The equal blocks of a model.  path: of the list that holds them, "" = the model itself."""
 
     path: str
@@ -32,15 +32,15 @@ class Blocks:
         return block_of(module, self.path)
 
 
-def equal_blocks(model: nn.Module) -> Blocks:
+def find_repeated_blocks(model: nn.Module) -> RepeatedBlocks:
     """The longest list of modules that are alike; of none, if there is no such list."""
     found = [
-        Blocks(path, len(part))
+        RepeatedBlocks(path, len(part))
         for path, part in model.named_modules()
         if isinstance(part, nn.ModuleList | nn.Sequential)
         and len({_described(block) for block in part}) == 1
     ]
-    return max(found, key=lambda blocks: blocks.count, default=Blocks("", 0))
+    return max(found, key=lambda blocks: blocks.count, default=RepeatedBlocks("", 0))
 
 
 def _described(block: nn.Module) -> Hashable:
@@ -49,7 +49,7 @@ def _described(block: nn.Module) -> Hashable:
     return str(block), tuple((name, tensor.shape, tensor.dtype) for name, tensor in held)
 
 
-def with_blocks(model: nn.Module, blocks: Blocks, count: int) -> nn.Module:
+def keep_blocks(model: nn.Module, blocks: RepeatedBlocks, count: int) -> nn.Module:
     """The model with the first `count` of its blocks; it shares all that it keeps."""
     shorter = part = _twin(model)
     for name in blocks.path.split(".") if blocks.path else ():
@@ -65,7 +65,7 @@ def _twin(module: nn.Module) -> nn.Module:
     return twin
 
 
-def cut(graph: LogicalGraph, blocks: Blocks, each: int) -> Decided:
+def cut_after_blocks(graph: LogicalGraph, blocks: RepeatedBlocks, each: int) -> Decided:
     """Stages of `each` blocks: the first with all before the blocks, the last with all behind.
 
     graph: captured; a whole number of stages.
@@ -81,7 +81,7 @@ def cut(graph: LogicalGraph, blocks: Blocks, each: int) -> Decided:
 
 
 def cut_evenly(
-    pieces: Sequence[Op], line: ForwardSequence, blocks: Blocks, ranks: Sequence[int]
+    pieces: Sequence[Op], line: ForwardSequence, blocks: RepeatedBlocks, ranks: Sequence[int]
 ) -> tuple[float, ...]:
     """How many blocks each stage of the whole model has, where it is cut as the compiler cuts it;
     parts of a block count by their work.  Not counted: on the first stage what lies before the

@@ -1,6 +1,6 @@
-"""short: candidates of a model of many equal blocks, by plans of few of them (extrapolate.py).
+"""reduced_depth: plan candidates of a model of many equal blocks with few of them (extrapolate.py).
 
-A Source as the planner of the whole model is; only what it finds best is planned whole.
+It is a PlanSource, as the planner of the whole model is; only what it finds best is planned whole.
 """
 
 from __future__ import annotations
@@ -13,34 +13,37 @@ from functools import cached_property, lru_cache
 from flowrun.engine.compile import plan_laid_out
 from flowrun.engine.errors import FlowrunError
 from flowrun.engine.ir.graph import LAID_OUT, LogicalGraph
+from flowrun.engine.passes.recompute import recompute
 from flowrun.engine.passes.stages.split_stages import line_to_cut
 from flowrun.engine.pipeline import advance
-from flowrun.engine.strategy import Strategy
+from flowrun.engine.strategy import Recompute, Strategy
 from flowrun.launcher.job.garbage import pause_collection
-from flowrun.launcher.place.blocks import cut, cut_evenly
-from flowrun.launcher.place.bound import Whole
-from flowrun.launcher.place.extrapolate import Short, extrapolated, scaled
+from flowrun.launcher.place.bound import LaidOutBranch, WholeStep
+from flowrun.launcher.place.branch_bounds import DepthBound
+from flowrun.launcher.place.extrapolate import ReducedDepthPlan, extrapolate, scale_in_flight
 from flowrun.launcher.place.outcome import Bound, Outcome
-from flowrun.launcher.place.outline import Outlines
 from flowrun.launcher.place.planner import Planner, layout_of
+from flowrun.launcher.place.repeated_blocks import cut_after_blocks, cut_evenly
 from flowrun.launcher.place.space import Branch, Candidate, Space
 
-PLANS = 24  # of candidates, at most; auto.plans may say fewer
-STAGES = 3  # of a plan: a first, one between, a last
-# Stages of a plan -> blocks of a stage, in two plans; of one that stands for stages of DEEP blocks
-# or more, DEEPER: what is gathered ahead of a block is there as a whole only where others follow.
-DEPTHS = {1: (3, 6), 2: (3, 4), STAGES: (1, 2)}
-DEEP, DEEPER = 3, (2, 3)
+MAX_PLANS = 24  # of candidates; auto.plans may say fewer
+MAX_STAGES = 3  # of a plan: the first, one between, the last
+# stages of a plan -> blocks of each stage, in two plans
+BLOCKS_PER_STAGE = {1: (3, 6), 2: (3, 4), MAX_STAGES: (1, 2)}
+# Of three stages that stand for ones of at least 3 blocks: what is gathered ahead of a block is
+# there as a whole only where another block follows.
+MIN_DEEP_BLOCKS, BLOCKS_PER_DEEP_STAGE = 3, (2, 3)
 
 
-class ShortPlanner:
-    """A search.Source.  planner: of the whole model.  skipped: branches that are not looked at."""
+class ReducedDepthPlanner:
+    """A PlanSource.  planner: of the whole model.  skipped: how many branches it left out."""
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
         self.blocks = planner.captures.blocks
         self.skipped = 0
         self._laid_out = lru_cache(maxsize=64)(self._lay_out)
+        self._depth_bound = lru_cache(maxsize=8)(self._bound_branch)
 
     @cached_property
     def space(self) -> Space:
@@ -53,7 +56,7 @@ class ShortPlanner:
         """Those that make sense."""
         one, two = (self.planner.all_of(count) for count in (1, 2))
         more = self.blocks.count - 1
-        whole = Whole(
+        whole = WholeStep(
             one.seconds + more * (two.seconds - one.seconds),
             one.forward_s + more * (two.forward_s - one.forward_s),
             one.bytes + more * (two.bytes - one.bytes),
@@ -81,12 +84,11 @@ class ShortPlanner:
         """
         least: dict[int | str, tuple[bool, int]] = {}
         try:
-            outlines = self.outlines(branch)
             for leaf in self._leaves(branch):
                 options = (leaf, *self.space.smaller(leaf))
-                fit = (each for each in options if self._may_fit(outlines.bound(each)))
+                fit = (each for each in options if self._may_fit(self.bound(each)))
                 found = next(fit, options[-1])
-                bound = outlines.bound(found)
+                bound = self.bound(found)
                 rank = not self._may_fit(bound), _repeats(found)
                 if leaf.in_flight not in least or rank < least[leaf.in_flight]:
                     least[leaf.in_flight] = rank
@@ -125,30 +127,40 @@ class ShortPlanner:
             elif leaf.in_flight != "gpipe" or stays:
                 yield leaf
 
-    def outlines(self, branch: Branch) -> Outlines:
-        """Bounds of its candidates, by the layouts of one block and of two."""
+    def bound(self, candidate: Candidate) -> Bound:
+        """Return the bound of a candidate before there is a plan of it."""
+        recomputed = Recompute(candidate.recompute, candidate.keep)
+        return self._depth_bound(candidate.branch, recomputed).bound(candidate)
+
+    def _bound_branch(self, branch: Branch, recomputed: Recompute) -> DepthBound:
+        """By the layouts of one block and of two."""
         whole = self.planner.strategy_of(Candidate(branch))
         strategy = replace(
             whole,
             placements=whole.placements[:1],
             in_flight="1f1b",
             zero=replace(whole.zero, axis=self.space.zero_axis),
+            recompute=recomputed,
         )
-        return Outlines(branch, self.blocks.count, strategy, self._on_one_stage)
+        graphs = (self._laid_out(layout_of(strategy), count, 0) for count in (1, 2))
+        one, two = (LaidOutBranch(recompute(graph, strategy), strategy) for graph in graphs)
+        return DepthBound(one, two, self.blocks.count, branch)
 
     @pause_collection()
     def plan(self, candidate: Candidate) -> Outcome:
         """Plan it with few blocks and with more, and tell what the whole will take."""
-        stages = min(STAGES, candidate.branch.stages)
-        deep = stages == STAGES and self.blocks.count >= DEEP * candidate.branch.stages
-        depths = DEEPER if deep else DEPTHS[stages]
+        stages = min(MAX_STAGES, candidate.branch.stages)
+        deep = stages == MAX_STAGES and self.blocks.count >= MIN_DEEP_BLOCKS * (
+            candidate.branch.stages
+        )
+        depths = BLOCKS_PER_DEEP_STAGE if deep else BLOCKS_PER_STAGE[stages]
         try:
             whole = self.planner.strategy_of(candidate)
             few, more = (self._short(whole, stages, each) for each in depths)
             cuts = self._cuts(candidate.branch, whole)
         except FlowrunError as error:
             return Outcome(candidate, problem=str(error))
-        told = extrapolated(candidate, self.blocks.count, cuts, (few, more), self.planner.limit)
+        told = extrapolate(candidate, self.blocks.count, cuts, (few, more), self.planner.limit)
         return replace(told, expected_s=self.planner.expected.get(candidate, 0.0))
 
     def _cuts(self, branch: Branch, whole: Strategy) -> tuple[float, ...]:
@@ -162,27 +174,24 @@ class ShortPlanner:
 
     # ------------------------------------------------------------------ short plans
 
-    def _short(self, whole: Strategy, stages: int, each: int) -> Short:
+    def _short(self, whole: Strategy, stages: int, each: int) -> ReducedDepthPlan:
         """The first stage of the whole, one between and the last, with so many blocks each."""
         last = len(whole.placements) - 1
-        kept = sorted({0, last} if stages < STAGES else {0, last // 2, last})
+        kept = sorted({0, last} if stages < MAX_STAGES else {0, last // 2, last})
         strategy = replace(
             whole,
             placements=tuple(whole.placements[k] for k in kept),
-            in_flight=scaled(whole.in_flight, len(whole.placements), stages),
+            in_flight=scale_in_flight(whole.in_flight, len(whole.placements), stages),
             hardware=replace(whole.hardware, memory_bytes=0),
         )
         graph = self._laid_out(layout_of(strategy), each * stages, each)
-        return Short(each, plan_laid_out(graph, strategy), strategy)
-
-    def _on_one_stage(self, strategy: Strategy, count: int) -> LogicalGraph:
-        return self._laid_out(layout_of(strategy), count, 0)
+        return ReducedDepthPlan(each, plan_laid_out(graph, strategy), strategy)
 
     def _lay_out(self, strategy: Strategy, count: int, each: int) -> LogicalGraph:
         rows = self.planner.job.recipe.train.batch_size // strategy.micro_batches
         graph = self.planner.captures.of(rows, strategy, count)
         if len(strategy.placements) > 1:
-            strategy = replace(strategy, decided=cut(graph, self.blocks, each))
+            strategy = replace(strategy, decided=cut_after_blocks(graph, self.blocks, each))
         return advance(graph, strategy, LAID_OUT)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flowrun.launcher.place.planner import Planner
-from flowrun.launcher.place.short import ShortPlanner
+from flowrun.launcher.place.reduced_depth import ReducedDepthPlanner
 from flowrun.launcher.place.space import Branch, Candidate
 from flowrun.launcher.recipe.compose import load
 
@@ -29,8 +29,8 @@ LONG = [
 
 
 @pytest.fixture(scope="module")
-def short() -> ShortPlanner:
-    return ShortPlanner(Planner.of(load(LONG)))
+def short() -> ReducedDepthPlanner:
+    return ReducedDepthPlanner(Planner.of(load(LONG)))
 
 
 def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
@@ -47,10 +47,10 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
     ],
     ids=str,
 )
-def test_few_blocks_tell_of_all(short: ShortPlanner, candidate: Candidate) -> None:
+def test_few_blocks_tell_of_all(short: ReducedDepthPlanner, candidate: Candidate) -> None:
     """Cuts of the whole are not quite even, and inside a block more tensors cross."""
     told, whole = short.plan(candidate), short.planner.plan(candidate)
-    bound = short.outlines(candidate.branch).bound(candidate)
+    bound = short.bound(candidate)
     assert bound.seconds <= whole.step_s
     assert told.extrapolated and not whole.extrapolated
     assert not told.problem and not whole.problem
@@ -60,7 +60,9 @@ def test_few_blocks_tell_of_all(short: ShortPlanner, candidate: Candidate) -> No
 
 
 @pytest.mark.parametrize("in_flight", [4, 12, 16])
-def test_few_blocks_tell_what_a_number_in_flight_holds(short: ShortPlanner, in_flight: int) -> None:
+def test_few_blocks_tell_what_a_number_in_flight_holds(
+    short: ReducedDepthPlanner, in_flight: int
+) -> None:
     """And the fewer, the slower, as it is of the whole."""
     candidate = Candidate(grid(1, 2, 8, 16), in_flight)
     told, whole = short.plan(candidate), short.planner.plan(candidate)
@@ -69,7 +71,9 @@ def test_few_blocks_tell_what_a_number_in_flight_holds(short: ShortPlanner, in_f
     assert fewer.step_s > told.step_s and fewer.bytes < told.bytes
 
 
-def test_no_more_stages_than_blocks_and_tensor_parallel_within_a_node(short: ShortPlanner) -> None:
+def test_no_more_stages_than_blocks_and_tensor_parallel_within_a_node(
+    short: ReducedDepthPlanner,
+) -> None:
     branches = [branch for branch, _ in short.branches()]
     assert short.skipped and len(branches) == len(set(branches))
     assert {dict(branch.axes)["tensor"] for branch in branches} == {1, 2, 4, 8}
@@ -81,6 +85,6 @@ def test_no_more_stages_than_blocks_and_tensor_parallel_within_a_node(short: Sho
 def test_a_schedule_that_is_to_stay_is_the_only_one(in_flight: str) -> None:
     small = ["model.width=64", "model.heads=4", "hardware=cpu"]
     kept = ["auto.keep=[placement.in_flight]", f"placement.in_flight={in_flight}"]
-    short = ShortPlanner(Planner.of(load([*LONG, *small, *kept])))
+    short = ReducedDepthPlanner(Planner.of(load([*LONG, *small, *kept])))
     found = {str(candidate.in_flight) for candidate, _ in short.open(grid(1, 2, 4, 16))}
     assert found == {in_flight}

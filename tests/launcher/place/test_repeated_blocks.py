@@ -8,7 +8,12 @@ from torch import nn
 
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.passes.stages.balance_stages import ForwardSequence
-from flowrun.launcher.place.blocks import Blocks, cut_evenly, equal_blocks, with_blocks
+from flowrun.launcher.place.repeated_blocks import (
+    RepeatedBlocks,
+    cut_evenly,
+    find_repeated_blocks,
+    keep_blocks,
+)
 
 
 class Tower(nn.Module):
@@ -29,19 +34,21 @@ class Tower(nn.Module):
 
 
 def test_the_longest_list_of_equal_modules_is_found() -> None:
-    assert equal_blocks(Tower([8] * 5)) == Blocks("body.layers", 5)
-    assert equal_blocks(nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))) == Blocks("", 3)
+    assert find_repeated_blocks(Tower([8] * 5)) == RepeatedBlocks("body.layers", 5)
+    assert find_repeated_blocks(
+        nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    ) == RepeatedBlocks("", 3)
 
 
 def test_blocks_that_differ_are_no_equal_blocks() -> None:
-    assert equal_blocks(Tower([8, 8, 6])).path != "body.layers"
-    assert equal_blocks(nn.Linear(2, 2)).count == 0
+    assert find_repeated_blocks(Tower([8, 8, 6])).path != "body.layers"
+    assert find_repeated_blocks(nn.Linear(2, 2)).count == 0
 
 
 def test_a_shorter_model_shares_what_it_keeps_and_leaves_the_whole_alone() -> None:
     model = Tower([8] * 5)
-    blocks = equal_blocks(model)
-    shorter = with_blocks(model, blocks, 2)
+    blocks = find_repeated_blocks(model)
+    shorter = keep_blocks(model, blocks, 2)
     kept = dict(shorter.named_parameters())
     assert {name for name in kept if "layers" in name} == {
         f"body.layers.{k}.{part}" for k in (0, 1) for part in ("weight", "bias")
@@ -69,11 +76,11 @@ def test_stages_have_the_blocks_that_the_compiler_cuts(
     work = [1.0] * len(pieces)
     nothing = (0.0,) * len(pieces)
     line = ForwardSequence(tuple(work), nothing, nothing)
-    found = cut_evenly(pieces, line, Blocks("body.layers", 6), [1] * stages)
+    found = cut_evenly(pieces, line, RepeatedBlocks("body.layers", 6), [1] * stages)
     assert found == pytest.approx(blocks)
     assert sum(found) == pytest.approx(6)
 
 
 def test_blocks_of_the_model_itself() -> None:
-    assert Blocks("", 3).of("2.weight") == 2
-    assert Blocks("", 3).of("loss") is None
+    assert RepeatedBlocks("", 3).of("2.weight") == 2
+    assert RepeatedBlocks("", 3).of("loss") is None
