@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flowrun.engine.compile import capture_rows
 from flowrun.engine.ir.graph import TRAINED
-from flowrun.engine.passes.search.search_sbp import Searched, searched
+from flowrun.engine.passes.search.search_sbp import LayoutSearch, search_layout
 from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Auto
 from flowrun.launcher.job.job import Job
@@ -71,7 +71,7 @@ def rows_of(name: str, keys: Sequence[str]) -> Iterator[str]:
         )
 
 
-def search_of(keys: Sequence[str], pins: bool) -> tuple[Searched, float]:
+def search_of(keys: Sequence[str], pins: bool) -> tuple[LayoutSearch, float]:
     """What is found, and seconds of the search alone."""
     job = Job(load([*keys, "engine.cache=false"]), values=False)
     strategy = replace(job.strategy, auto=Auto(True))
@@ -81,7 +81,7 @@ def search_of(keys: Sequence[str], pins: bool) -> tuple[Searched, float]:
     graph = advance(graph, strategy, TRAINED)
     gc.disable()  # as launcher/job/job.py does while a plan is made
     begin = time.process_time()
-    found = searched(graph, strategy)
+    found = search_layout(graph, strategy)
     seconds = time.process_time() - begin
     gc.enable()
     return found, seconds

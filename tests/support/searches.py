@@ -8,7 +8,7 @@ from functools import cache
 from flowrun.engine.compile import capture_rows
 from flowrun.engine.ir.graph import TRAINED, LogicalGraph
 from flowrun.engine.ir.sbp import NdSbp, format_nd_sbp
-from flowrun.engine.passes.search.search_sbp import Searched, searched
+from flowrun.engine.passes.search.search_sbp import LayoutSearch, search_layout
 from flowrun.engine.pipeline import advance
 from flowrun.engine.strategy import Auto, Strategy
 from support.small_recipes import RECIPES, small_job
@@ -20,19 +20,19 @@ def _captured(recipe: str, *overrides: str) -> tuple[LogicalGraph, Strategy]:
     return capture_rows(job.task, job.example, job.strategy), job.strategy
 
 
-def search_of(recipe: str, *overrides: str, pins: bool, auto: Auto = Auto(True)) -> Searched:  # noqa: B008
+def search_of(recipe: str, *overrides: str, pins: bool, auto: Auto = Auto(True)) -> LayoutSearch:  # noqa: B008
     """Of a recipe made smaller; pins: that it has."""
     graph, strategy = _captured(recipe, *overrides)
     asked = replace(strategy, auto=auto, pins=strategy.pins if pins else ())
     graph = advance(graph, asked, TRAINED)
-    return searched(graph, asked)
+    return search_layout(graph, asked)
 
 
-def homes(found: Searched) -> dict[str, NdSbp]:
+def homes(found: LayoutSearch) -> dict[str, NdSbp]:
     """Of every weight and field that does not live with another, by its tensor."""
     return found.network.options.homes_at(found.found.choice)
 
 
-def words(found: Searched) -> dict[str, str]:
+def words(found: LayoutSearch) -> dict[str, str]:
     """The same as text."""
     return {name: format_nd_sbp(nd_sbp) for name, nd_sbp in homes(found).items()}

@@ -1,5 +1,7 @@
-"""Boxings: what it costs to have one tensor in several forms: each is boxed once, in the best
-order, from where the tensor is made or from a form that is there already.
+"""Boxings: the cost of having one tensor in several forms.
+
+Each form is boxed once, in the best order, from the form in which the tensor is made or from one
+that exists already.
 """
 
 from __future__ import annotations
@@ -12,18 +14,18 @@ import numpy as np
 from flowrun.engine.passes.search.forms import Forms
 from flowrun.engine.passes.search.objective import Array, Form, Objective
 
-MOST_ORDERED = 6  # forms whose boxings are tried in every order
+MAX_ORDERED_FORMS = 6  # boxings to at most so few forms are tried in every order
 
 FormNumbers = tuple[int, ...]  # forms by their number, ascending
 
 
-Held = Mapping[int, Array]  # stage -> bytes that a rank of it holds on to
+Held = Mapping[int, Array]  # stage -> bytes that a rank of it holds
 
 
 class Boxings:
     """Tables of seconds and held bytes; equal ones are one array.
 
-    complete: False where some order was not tried.
+    complete: False if some order of boxings was not tried.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -41,9 +43,11 @@ class Boxings:
         wanted: tuple[Forms, ...],
         ways: Forms = frozenset(),
     ) -> tuple[Array, Held]:
-        """(seconds, bytes) for each form in which a tensor is made and each set that is wanted.
+        """Return (seconds, bytes) for each form in which a tensor is made and each set of wanted
+        forms.
 
-        ways: forms by way of which a boxing may go though none is wanted.
+        name: of the tensor.  made: forms at its maker.  wanted: sets of forms.  ways: forms through
+        which a boxing may go though no reader needs them.
         """
         objective, tensor = self.objective, self.objective.graph.tensors[name]
         keeps = objective.copy_bytes(name, next(iter(made[0]))) > 0
@@ -56,7 +60,7 @@ class Boxings:
         if not hidden:
             return seconds, held
         if (id(seconds), hidden) not in self._shown:
-            self._shown[id(seconds), hidden] = objective.shown(seconds, hidden)
+            self._shown[id(seconds), hidden] = objective.visible_seconds(seconds, hidden)
         return self._shown[id(seconds), hidden], held
 
     def _table(
@@ -77,7 +81,7 @@ class Boxings:
             there = tuple(sorted(place[form] for form in have))
             for j, places in enumerate(asked):
                 missing = tuple(k for k in places if k not in there)
-                self.complete &= len(missing) <= MOST_ORDERED
+                self.complete &= len(missing) <= MAX_ORDERED_FORMS
                 seconds[i, j] = times * _least(into, there, missing, known)
                 for k in missing:
                     held[every[k][0]][i, j] += copies[k]
@@ -85,7 +89,7 @@ class Boxings:
         return seconds[at], {stage: each[at] for stage, each in held.items()}
 
     def _prices(self, name: str, every: Sequence[Form], ways: Sequence[int]) -> Array:
-        """Seconds from each form to each, perhaps by way of others."""
+        """Return the seconds from each form to each, possibly through one of `ways`."""
         tensor = self.objective.graph.tensors[name]
         kind = (tensor.shape, tensor.dtype.itemsize)
         known = self._seconds.setdefault(kind, {})
@@ -107,16 +111,16 @@ def _least(
     missing: FormNumbers,
     known: dict[tuple[FormNumbers, FormNumbers], float],
 ) -> float:
-    """Least seconds of boxing to several forms, in any order: each from any that is there.
+    """Return the least seconds of boxing to several forms in any order, each from any that exists.
 
-    into: to each form, from each.  known: what was found before; it grows.
+    into: seconds to each form, from each.  known: results so far; it grows.
     """
     if not missing:
         return 0.0
     key = (have, missing)
     if key not in known:
         lasts = missing
-        if len(missing) > MOST_ORDERED:
+        if len(missing) > MAX_ORDERED_FORMS:
             lasts = (max(missing, key=lambda f: (min(into[f][h] for h in have), f)),)
         there = have + missing
         known[key] = min(

@@ -1,7 +1,7 @@
 """Network: a layout problem as variables and tables over them (layout/elimination.py).
 
-Every table has seconds and bytes, so that their weights can change without making it anew.
-make_network.py makes one of a graph.
+Every table has seconds and bytes, so that the price of a byte can change without building it again.
+make_network.py builds the network of a graph.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from flowrun.engine.passes.search.forms import Choices
 from flowrun.engine.passes.search.objective import Array
 from flowrun.engine.passes.search.options import Options
 
-BYTES = 1e12  # that count a second where no other seconds do
+BYTES_PER_SECOND = 1e12  # bytes that count as a second if only bytes count
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A table in two currencies.  bytes: that a rank of `stage` holds."""
+    """A table in two currencies.  bytes: held by a rank of `stage`."""
 
     over: tuple[int, ...]
     seconds: Array
@@ -32,11 +32,11 @@ class Term:
 
 @dataclass(frozen=True)
 class Network:
-    """What is chosen and what it costs.
+    """The variables of a layout and the costs of their values.
 
-    sizes: of every variable: ops and sources, as in options, then sets.  sets: of tensors that
-    several ops read, with the readers.
-    complete: False where some tensor's sets, or orders of boxings, are not all there.
+    sizes: number of values of every variable: ops and sources, as in options, then sets.
+    sets: for each tensor that several ops read, the set of its forms, and the readers.
+    complete: False if some tensor's sets, or orders of boxings, are not all there.
     """
 
     options: Options
@@ -46,18 +46,20 @@ class Network:
     complete: bool
 
     def tables(self, byte_s: float = 0.0) -> list[CostTable]:
-        """All terms in seconds; byte_s: of a byte that a rank of any stage holds, infinite: bytes
-        alone count, a second for BYTES.  Equal ones stay one array.
+        """Return all terms in seconds; equal ones stay one array.
+
+        byte_s: price of a byte that a rank of any stage holds; infinite: only bytes count, and
+        BYTES_PER_SECOND of them are a second.
         """
         weighed: dict[tuple[int, int], Array] = {}
         for term in self.terms:
             key = (id(term.seconds), id(term.bytes))
             if key not in weighed:
-                weighed[key] = _weighed(term, byte_s)
+                weighed[key] = _weigh(term, byte_s)
         return [CostTable(t.over, weighed[id(t.seconds), id(t.bytes)]) for t in self.terms]
 
     def cost(self, choice: Sequence[int]) -> tuple[float, float]:
-        """(seconds of all stages, bytes of the rank that holds most) of a choice."""
+        """Return (seconds of all stages, bytes of the rank that holds most) of a choice."""
         seconds: list[float] = []
         held: dict[int, list[float]] = {}
         for term in self.terms:
@@ -67,7 +69,7 @@ class Network:
         return math.fsum(seconds), max(map(math.fsum, held.values()), default=0.0)
 
 
-def _weighed(term: Term, byte_s: float) -> Array:
+def _weigh(term: Term, byte_s: float) -> Array:
     if math.isinf(byte_s):
-        return np.where(np.isinf(term.seconds), math.inf, term.bytes / BYTES)
+        return np.where(np.isinf(term.seconds), math.inf, term.bytes / BYTES_PER_SECOND)
     return term.seconds + byte_s * term.bytes if byte_s else term.seconds

@@ -1,4 +1,6 @@
-"""Forms: in which layouts a tensor is there, by what is chosen; and what its readers ask for."""
+"""Forms: the layouts in which a tensor exists for each choice, and those that its readers ask
+for.
+"""
 
 from __future__ import annotations
 
@@ -12,50 +14,55 @@ from flowrun.engine.ir.sbp import B, NdSbp
 from flowrun.engine.passes.search.objective import Form
 from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs_of
 
-MOST_SETS = 400  # forms of one tensor that are there together: sets that are tried
+MAX_SETS = 400  # sets of forms of one tensor that are tried
 
 Forms = frozenset[Form]
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The forms of one tensor behind each value of a variable (None: there is one value)."""
+    """The forms of one tensor for each value of a variable (None: there is one value)."""
 
     variable: int | None
     forms: tuple[Forms, ...]
 
 
 class FormsOfRows:
-    """The forms behind each row of an op.  Equal answers are one object; rows: kept by Rows."""
+    """The forms for each row of an op.  Equal answers are one object; RowTables keeps the rows."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[Forms, ...]] = {}
         self._several: dict[int, bool] = {}
 
-    def at(self, homes: tuple[NdSbp, ...], stage: int) -> tuple[Forms, ...]:
-        """Of what lives in one of some homes."""
+    def of_homes(self, homes: tuple[NdSbp, ...], stage: int) -> tuple[Forms, ...]:
+        """Return the forms of a source, for each of its possible homes."""
         key = (homes, stage)
         if key not in self._known:
             self._known[key] = tuple(frozenset(((stage, home),)) for home in homes)
         return self._known[key]
 
-    def several(self, forms: tuple[Forms, ...]) -> bool:
-        """Whether there is something to choose.  forms: what this object has answered."""
+    def is_choice(self, forms: tuple[Forms, ...]) -> bool:
+        """Return whether the forms differ.  forms: an answer of this object."""
         if id(forms) not in self._several:
             self._several[id(forms)] = len(set(forms)) > 1
         return self._several[id(forms)]
 
-    def made(self, rows: Sequence[AxisSignatures], stage: int, output: int) -> tuple[Forms, ...]:
-        """Of one output."""
+    def of_output(
+        self, rows: Sequence[AxisSignatures], stage: int, output: int
+    ) -> tuple[Forms, ...]:
+        """Return the forms of output number `output` of an op on a stage, for each of its rows."""
         key = (id(rows), stage, "out", (output,))
         if key not in self._known:
             self._known[key] = tuple(frozenset(((stage, outputs_of(r)[output]),)) for r in rows)
         return self._known[key]
 
-    def read(
+    def of_input(
         self, rows: Sequence[AxisSignatures], stage: int, places: tuple[int, ...]
     ) -> tuple[Forms, ...]:
-        """Of one tensor, which stands at these places among the inputs."""
+        """Return the forms of a tensor that an op on a stage reads, for each of its rows.
+
+        places: the positions of the tensor among the op's inputs.
+        """
         key = (id(rows), stage, "in", places)
         if key not in self._known:
             read = map(inputs_of, rows)
@@ -64,15 +71,17 @@ class FormsOfRows:
 
 
 def unions(certain: Forms, readers: Iterable[Choices]) -> tuple[tuple[Forms, ...], bool]:
-    """Every set of forms that readers may together ask for, beside those that are certain; and
-    whether these are all.  Where they are too many, those of the fewest forms, and B in all.
+    """Return (every set of forms that readers may together ask for, whether these are all).
+
+    certain: forms that are in every set.  If there are too many sets, they are those of the fewest
+    forms, and the one that is B for all.
     """
     options = [tuple(dict.fromkeys(reader.forms)) for reader in readers]
-    if math.prod(map(len, options)) <= 64 * MOST_SETS:
+    if math.prod(map(len, options)) <= 64 * MAX_SETS:
         sets = {certain: None}
         for forms in options:
             sets = dict.fromkeys(s | f for s in sets for f in forms)
-        if len(sets) <= MOST_SETS:
+        if len(sets) <= MAX_SETS:
             return tuple(sets), True
     return _small_unions(certain, options), False
 
@@ -81,7 +90,7 @@ def _small_unions(certain: Forms, options: Sequence[tuple[Forms, ...]]) -> tuple
     every = list(dict.fromkeys(form for forms in options for f in forms for form in f))
     sets: dict[Forms, None] = {}
     for size in (1, 2, 3):
-        if math.comb(len(every), size) + len(sets) > MOST_SETS and sets:
+        if math.comb(len(every), size) + len(sets) > MAX_SETS and sets:
             break
         for some in itertools.combinations(every, size):
             there = certain | frozenset(some)

@@ -1,12 +1,12 @@
 """make_network: a graph -> the variables and tables of its layout.
 
     variables   the row of every op; the home of every weight (its states live with it) and field;
-                for a tensor that several ops read, the set of forms in which it is there
-    tables      what rows and homes cost; for each tensor, to box it from the form in which it is
-                made to all that its readers ask for (boxings.py); and infinite ones: a reader's
-                form is in the set, an update finds its weight at home
+                for a tensor that several ops read, the set of forms in which it exists
+    tables      the costs of rows and homes; for each tensor, of boxing it from the form in which it
+                is made to all that its readers ask for (boxings.py); and infinite ones that require
+                that a reader's form is in the set, and that an update finds its weight at home
 
-Equal tables are one array: what is found of one block is found of all (elimination.py).
+Equal tables are one array, so that repeated blocks are solved once (elimination.py).
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ def make_network(
     starts: Iterable[Choice] = (),
     relaxed: bool = False,
 ) -> Network:
-    """Of all ops of a graph.
+    """Return the network of all ops of a graph.
 
-    starts: rows and homes whose sets are there, where they cannot all be.
-    relaxed: one that costs no more, and has no sets: of a tensor with k readers each pays 1/k of
-    what it would alone, which together is at most what the dearest of them pays.
+    graph: to lay out.  options: rows and homes to choose from.  objective: seconds and bytes.
+    starts: rows and homes whose sets are in the network, even if it cannot have all sets.  relaxed:
+    build a
+    network that costs no more and has no sets: of a tensor with k readers each pays 1/k of what it
+    would pay alone, which together is at most what the most expensive of them pays.
     """
-    return _Maker(graph, options, objective, tuple(starts), relaxed).made()
+    return _Maker(graph, options, objective, tuple(starts), relaxed).make()
 
 
 class _Maker:
@@ -63,12 +65,13 @@ class _Maker:
         self.sets: list[tuple[Choices, tuple[Choices, ...]]] = []
         self.complete = True
         self.forms, self.boxings = FormsOfRows(), Boxings(objective)
-        self.staying = _staying(graph)
+        self.staying = _tensors_on_one_stage(graph)
         self._nothing: dict[tuple[int, ...], Array] = {}
         self._known: dict[Any, Array] = {}
         self._unions: dict[Any, tuple[tuple[Forms, ...], bool]] = {}
 
-    def made(self) -> Network:
+    def make(self) -> Network:
+        """Return the network."""
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             seconds, held = self.objective.row_seconds(op, rows), self.objective.row_bytes(op, rows)
             self.terms.append(Term((v,), seconds, held, op.stage))
@@ -86,7 +89,7 @@ class _Maker:
         )
 
     def _weigh_homes(self) -> None:
-        """A state lives with its weight, and on its stage."""
+        """Add the bytes of homes: a state lives with its weight, and on its stage."""
         living: dict[str, list[Variable]] = {}
         for variable in self.graph.variables:
             home = self.options.tied.get(variable.tensor, variable.tensor)
@@ -96,26 +99,28 @@ class _Maker:
             held = tuple(sum(self.objective.home_bytes(v, home) for v in lives) for home in homes)
             array = self._known.setdefault(("held", held), np.array(held))
             stage = lives[0].stage if lives else 0
-            self.terms.append(Term((self.home_of[name],), self._free(array.shape), array, stage))
+            self.terms.append(Term((self.home_of[name],), self._zeros(array.shape), array, stage))
 
     # ------------------------------------------------------------------ forms
 
     def _makers(self) -> dict[str, Choices]:
-        """The forms in which every tensor is made, or lives."""
+        """Return the forms in which every tensor is made, or lives."""
         out = {}
         for source in self.graph.sources:
             v = self.home_of[self.options.tied.get(source.tensor, source.tensor)]
             homes = self.options.homes[v - len(self.options.ops)]
-            forms = self.forms.at(homes, self._stage(source.tensor, source.stage))
+            forms = self.forms.of_homes(homes, self._stage(source.tensor, source.stage))
             out[source.tensor] = Choices(v, forms)
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             for j, name in enumerate(op.outputs):
                 if name is not None:
-                    out[name] = Choices(v, self.forms.made(rows, self._stage(name, op.stage), j))
+                    out[name] = Choices(
+                        v, self.forms.of_output(rows, self._stage(name, op.stage), j)
+                    )
         return out
 
     def _readers(self) -> dict[str, list[Choices]]:
-        """What every reader of each tensor asks for, by its rows."""
+        """Return the forms that every reader of each tensor asks for, by its rows."""
         out: dict[str, list[Choices]] = {}
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             inputs = op.inputs
@@ -123,16 +128,19 @@ class _Maker:
                 if self._is_changed(op, name):
                     continue
                 places = tuple(i for i, other in enumerate(inputs) if other == name)
-                forms = self.forms.read(rows, self._stage(name, op.stage), places)
+                forms = self.forms.of_input(rows, self._stage(name, op.stage), places)
                 out.setdefault(name, []).append(Choices(v, forms))
         return out
 
     def _stage(self, name: str, stage: int) -> int:
-        """Of a tensor's forms: where it stays on one stage, the first stage that is like it."""
+        """Return the stage of a tensor's forms.
+
+        If the tensor stays on one stage, it is the first stage with the same grid and links.
+        """
         return self.objective.alike[stage] if name in self.staying else stage
 
     def _is_changed(self, op: Op, name: str) -> bool:
-        """True if the op writes the variable: it reads it at home and leaves it there."""
+        """Return whether the op writes the variable: it reads it at home and leaves it there."""
         variable = self.graph.variable_of.get(name)
         return variable is not None and variable.new in op.makes
 
@@ -151,7 +159,9 @@ class _Maker:
                 key = ("home", homes, id(rows), i, j)
                 if key not in self._known:
                     ends = [(inputs_of(row)[i], outputs_of(row)[j]) for row in rows]
-                    self._known[key] = _forbidding([[(h, h) == at for at in ends] for h in homes])
+                    self._known[key] = _forbid_others(
+                        [[(h, h) == at for at in ends] for h in homes]
+                    )
                 self._forbid((home, v), self._known[key])
 
     def _box(self, name: str, maker: Choices, readers: list[Choices]) -> None:
@@ -161,46 +171,46 @@ class _Maker:
             if share > 1:
                 ways = ways.union(*(f for r in readers for f in r.forms))
             for reader in readers:
-                self._paid(name, maker, reader, 1 / share, ways)
+                self._pay(name, maker, reader, 1 / share, ways)
             return
-        choosing = [reader for reader in readers if self.forms.several(reader.forms)]
+        choosing = [reader for reader in readers if self.forms.is_choice(reader.forms)]
         certain: Forms = frozenset().union(
-            *(reader.forms[0] for reader in readers if not self.forms.several(reader.forms))
+            *(reader.forms[0] for reader in readers if not self.forms.is_choice(reader.forms))
         )
         if not choosing:
-            self._paid(name, maker, Choices(None, (certain,)))
+            self._pay(name, maker, Choices(None, (certain,)))
         elif len(choosing) == 1 and not certain:
-            self._paid(name, maker, choosing[0])
+            self._pay(name, maker, choosing[0])
         else:
             key = ("sets", certain, *(id(reader.forms) for reader in choosing))
             if key not in self._unions:
                 self._unions[key] = unions(certain, choosing)
             sets, complete = self._unions[key]
             if not complete:
-                sets = tuple(dict.fromkeys((*sets, *self._started(certain, choosing))))
+                sets = tuple(dict.fromkeys((*sets, *self._sets_of_starts(certain, choosing))))
                 self.complete = False
             there = Choices(len(self.sizes), sets)
             self.sets.append((there, tuple(choosing)))
             self.sizes.append(len(sets))
-            self._paid(name, maker, there)
+            self._pay(name, maker, there)
             for reader in choosing:
                 self._ask(there, reader)
 
-    def _started(self, certain: Forms, choosing: Sequence[Choices]) -> Iterator[Forms]:
-        """The sets that starts ask for."""
+    def _sets_of_starts(self, certain: Forms, choosing: Sequence[Choices]) -> Iterator[Forms]:
+        """Yield the sets that the starts ask for."""
         for choice in self.starts:
             asked = (r.forms[choice[r.variable]] for r in choosing if r.variable is not None)
             yield certain.union(*asked)
 
     def _ask(self, there: Choices, reader: Choices) -> None:
-        """A reader's forms are among those that are there."""
+        """Require that a reader's forms are in the set."""
         key = ("asked", there.forms, reader.forms)
         if key not in self._known:
-            self._known[key] = _forbidding([[f <= e for f in reader.forms] for e in there.forms])
+            self._known[key] = _forbid_others([[f <= e for f in reader.forms] for e in there.forms])
         assert there.variable is not None and reader.variable is not None
         self._forbid((there.variable, reader.variable), self._known[key])
 
-    def _paid(
+    def _pay(
         self,
         name: str,
         maker: Choices,
@@ -208,33 +218,35 @@ class _Maker:
         share: float = 1.0,
         ways: Forms = frozenset(),
     ) -> None:
-        """What it costs to box a tensor to all that is wanted; or a share of that."""
-        if maker.variable == wanted.variable is not None:  # reads what it makes: never
+        """Add the cost, or a share of it, of boxing a tensor to all that is wanted."""
+        if maker.variable == wanted.variable is not None:  # an op never reads its own output
             raise AssertionError(name)
         seconds, held = self.boxings.table(name, maker.forms, wanted.forms, ways)
         over = tuple(c.variable for c in (maker, wanted) if c.variable is not None)
         shape = [len(c.forms) for c in (maker, wanted) if c.variable is not None]
-        paid = self._shared(seconds, share, shape)
+        paid = self._take_share(seconds, share, shape)
         for stage, kept in held.items():
             where = self.staying.get(name, stage)
-            self.terms.append(Term(over, paid, self._shared(kept, share, shape), where))
-            paid = self._free(paid.shape)  # once, wherever the copies are
+            self.terms.append(Term(over, paid, self._take_share(kept, share, shape), where))
+            paid = self._zeros(paid.shape)  # once, wherever the copies are
 
-    def _shared(self, values: Array, share: float, shape: Sequence[int]) -> Array:
+    def _take_share(self, values: Array, share: float, shape: Sequence[int]) -> Array:
         key = ("share", id(values), share, *shape)
         if key not in self._known:
             self._known[key] = (share * values if share != 1 else values).reshape(shape)
         return self._known[key]
 
     def _forbid(self, over: tuple[int, int], values: Array) -> None:
-        self.terms.append(Term(over, values, self._free(values.shape), 0))
+        self.terms.append(Term(over, values, self._zeros(values.shape), 0))
 
-    def _free(self, shape: tuple[int, ...]) -> Array:
+    def _zeros(self, shape: tuple[int, ...]) -> Array:
         return self._nothing.setdefault(shape, np.zeros(shape))
 
 
-def _staying(graph: LogicalGraph) -> dict[str, int]:
-    """Tensors that are made, or live, where all their readers are, with that stage."""
+def _tensors_on_one_stage(graph: LogicalGraph) -> dict[str, int]:
+    """Return the tensors whose maker (or home) and readers are all on one stage, with that
+    stage.
+    """
     stages: dict[str, set[int]] = {}
     for source in graph.sources:
         stages.setdefault(source.tensor, set()).add(source.stage)
@@ -244,5 +256,5 @@ def _staying(graph: LogicalGraph) -> dict[str, int]:
     return {name: min(found) for name, found in stages.items() if len(found) == 1}
 
 
-def _forbidding(legal: Sequence[Sequence[bool]]) -> Array:
+def _forbid_others(legal: Sequence[Sequence[bool]]) -> Array:
     return np.where(np.array(legal), 0.0, math.inf)

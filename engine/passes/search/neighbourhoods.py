@@ -1,11 +1,11 @@
-"""Neighbourhoods of a choice: parts of a network that are small enough to be solved for themselves.
+"""Neighbourhoods of a choice: parts of a network that are small enough to be solved separately.
 
-    one axis    all rows and homes that are as they are on every other axis
-    ops         all their rows, all homes of what they read: of a block (what is repeated), of a
+    one axis    all rows and homes that do not change on any other axis
+    ops         all rows of some ops and all homes of their inputs: of a (repeated) block, of a
                 module, of two modules that follow each other
 
-What is repeated is solved once: a copy follows the first.  Only the first and the last one, which
-have other neighbours, are solved alone too.
+A repeated part is solved once, and its copies follow the first.  Only the first and the last one,
+which have other neighbours, are solved alone as well.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from flowrun.engine.passes.search.cost_network import Network
 from flowrun.engine.passes.search.options import Choice
 
 Ops = tuple[int, ...]
-_DEPTH = 3  # names of a module's path that tell modules apart
+_MODULE_DEPTH = 3  # modules are distinguished by the first names of their path
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """Choices near one.  free: of some variables, the values that they may take; others stay.
-    follows: of some of these, the variable whose value they take.  widest: entries of a table in
-    its elimination.
+    """The choices near one choice.
+
+    free: variable -> the values that it may take; other variables stay.  follows: variable -> the
+    variable whose value it takes.  widest: entries of a table in its elimination.
     """
 
     free: Mapping[int, Sequence[int]]
@@ -34,15 +35,15 @@ class Neighbourhood:
 
 
 def neighbourhoods(network: Network, best: Choice) -> Iterator[Neighbourhood]:
-    """Of one choice; the widest first."""
+    """Yield the neighbourhoods of a choice, the widest first."""
     num_axes = len(network.options.rows[0][0])
     for axis in range(num_axes) if num_axes > 1 else ():
         yield _one_axis(network, best, axis)
     parts = OpGroups(network)
-    for copies in parts.repeated():
-        yield parts.tied(copies, best)
+    for copies in parts.group_copies():
+        yield parts.free_together(copies, best)
         for alone in dict.fromkeys((copies[0], copies[-1])) if len(copies) > 1 else ():
-            yield parts.free(alone, best)
+            yield parts.free_ops(alone, best)
 
 
 def _one_axis(network: Network, best: Choice, axis: int) -> Neighbourhood:
@@ -56,7 +57,7 @@ def _one_axis(network: Network, best: Choice, axis: int) -> Neighbourhood:
 
 
 class OpGroups:
-    """Ops of blocks and modules, and what else belongs to them."""
+    """The ops of blocks and modules, with the variables that belong to them."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -67,9 +68,9 @@ class OpGroups:
                 if reader.variable is not None:
                     self.sets.setdefault(reader.variable, []).append(k)
 
-    def repeated(self) -> Iterator[list[Ops]]:
-        """Every part, together with those that are the same but for a number in their names."""
-        modules = self._by_path(lambda path: path[:_DEPTH])
+    def group_copies(self) -> Iterator[list[Ops]]:
+        """Yield every part together with its copies, whose names differ only by a number."""
+        modules = self._by_path(lambda path: path[:_MODULE_DEPTH])
         pairs = (
             (f"{one}, {other}", (*modules[one], *modules[other]))
             for one, other in zip(modules, list(modules)[1:], strict=False)
@@ -87,8 +88,8 @@ class OpGroups:
             found.setdefault(".".join(part_of(op.module.split("."))), []).append(v)
         return {name: tuple(ops) for name, ops in found.items()}
 
-    def free(self, ops: Ops, best: Choice) -> Neighbourhood:
-        """All rows of some ops, all homes of what they read."""
+    def free_ops(self, ops: Ops, best: Choice) -> Neighbourhood:
+        """Return the neighbourhood of all rows of some ops, and all homes of their inputs."""
         free: dict[int, Sequence[int]] = {}
         for v in ops:
             free[v] = range(self.network.sizes[v])
@@ -99,9 +100,9 @@ class OpGroups:
         touched = dict.fromkeys(k for v in ops for k in self.sets.get(v, ()))
         return Neighbourhood({**free, **_sets(self.network, best, free, touched)})
 
-    def tied(self, copies: Sequence[Ops], best: Choice) -> Neighbourhood:
-        """All of these, each as the first."""
-        every = [self.free(ops, best).free for ops in copies]
+    def free_together(self, copies: Sequence[Ops], best: Choice) -> Neighbourhood:
+        """Return the neighbourhood in which all copies are free and follow the first."""
+        every = [self.free_ops(ops, best).free for ops in copies]
         free: dict[int, Sequence[int]] = dict(every[0])
         follows: dict[int, int] = {}
         for other in every[1:]:
@@ -115,15 +116,15 @@ class OpGroups:
 
 
 def _block(path: list[str]) -> list[str]:
-    """What a list of modules has under one number."""
-    numbers = [k for k, name in enumerate(path[:_DEPTH]) if name.isdigit()]
-    return path[: numbers[-1] + 1] if numbers else path[:_DEPTH]
+    """Return the path up to the number of a module in a list of modules."""
+    numbers = [k for k, name in enumerate(path[:_MODULE_DEPTH]) if name.isdigit()]
+    return path[: numbers[-1] + 1] if numbers else path[:_MODULE_DEPTH]
 
 
 def _sets(
     network: Network, best: Choice, free: Mapping[int, Sequence[int]], some: Iterable[int]
 ) -> dict[int, Sequence[int]]:
-    """The sets that the readers' allowed rows may ask for."""
+    """Return the sets that the readers' allowed rows may ask for."""
     allowed: dict[int, Sequence[int]] = {}
     for at in some:
         there, readers = network.sets[at]

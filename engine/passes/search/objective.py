@@ -1,17 +1,16 @@
-"""Objective: what a layout costs, in seconds of one training step and in bytes that a rank holds.
+"""Objective: the cost of a layout in seconds of one training step and in bytes that a rank holds.
 
     seconds   of every op on the shapes that the busiest rank holds (cost/op_cost.py), and of every
               boxing (boxing.py) with `wait_s` for the acts that it adds; both as often as they
               happen in a step.  With stages: of all stages together.
-    hidden    of a boxing's seconds, those in which compute goes on beside it (trunk.py) count
-              little: they still take a link and some memory bandwidth, and among equals the fewest
-              bytes win.  Where the loop's own thread carries the bytes (shared memory), nothing is
-              hidden
-    bytes     weights with their states, accumulated gradients, what forward stores for backward,
-              and copies of both in other forms
+    hidden    seconds of a boxing that overlap with compute (trunk.py) count little: they still use
+              a link and some memory bandwidth, and among equals the fewest bytes win.  Where the
+              loop's own thread moves the bytes (shared memory), nothing is hidden
+    bytes     weights with their states, accumulated gradients, activations stored for backward,
+              and copies of all of these in other forms
 
-A held byte weighs as much as reading it so many times from memory (weigh.py).  So all is a sum of
-terms that each depend on a few choices: that is what makes it searchable (network.py).
+A held byte costs as much as reading it a number of times from memory (weigh.py).  So the objective
+is a sum of terms that each depend on a few choices, which makes it searchable (cost_network.py).
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from flowrun.engine.strategy import Strategy
 Form = tuple[int, NdSbp]  # (stage, nd-SBP)
 Array = np.ndarray[Any, np.dtype[Any]]
 
-HIDDEN_SHARE = 0.05  # what a hidden second counts
+HIDDEN_SHARE = 0.05  # seconds that a hidden second counts
 
 
 class Objective:
-    """Of one graph of forward, backward and update under one strategy."""
+    """The objective of one graph of forward, backward and update under one strategy."""
 
     def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
         self.graph = graph
@@ -54,7 +53,7 @@ class Objective:
         self.links = tuple(map(hardware.links, strategy.placements))
         kinds = [(p.shape, k) for p, k in zip(strategy.placements, self.links, strict=True)]
         self.alike = tuple(map(kinds.index, kinds))  # of each stage: the first with its grid, links
-        self.stored = _stored(graph)
+        self.stored = _stored_tensors(graph)
         self.hidden: Mapping[str, float] = {}
         self._once = graph.of_weights | {
             name
@@ -67,8 +66,9 @@ class Objective:
         self._boxings: dict[Any, float] = {}
 
     def hide(self, least_s: Mapping[str, float]) -> None:
-        """Let compute hide boxings, unless all axes block.  least_s: seconds of each op by name, at
-        its best.
+        """Let compute hide boxings, unless all axes block.
+
+        least_s: op name -> its seconds in the cheapest row.
         """
         if self.auto.trunk and not {*self.strategy.axes} <= {*self.strategy.blocking}:
             levels = self.strategy.hardware.levels
@@ -79,23 +79,27 @@ class Objective:
             }
             self.hidden = hidden_seconds(self.graph, least_s, carried)
 
-    def shown(self, seconds: Array, hidden: float) -> Array:
-        """What boxings cost of which so many seconds are hidden."""
+    def visible_seconds(self, seconds: Array, hidden: float) -> Array:
+        """Return the cost of boxings in seconds, of which `hidden` seconds overlap with compute."""
         return np.maximum(seconds - hidden, HIDDEN_SHARE * seconds)
 
     # ------------------------------------------------------------------ rows
 
     def times(self, op: Op) -> int:
-        """Runs in a step; what is made of weights alone will be hoisted (hoist_weights.py)."""
+        """Return the runs of an op in a step; ops on weights alone will be hoisted
+        (hoist_weights.py).
+        """
         once = op.per_step or (bool(op.makes) and self.graph.of_weights.issuperset(op.makes))
         return 1 if once else self.strategy.micro_batches
 
     def row_seconds(self, op: Op, rows: Sequence[AxisSignatures]) -> Array:
-        """Of every row, in a step."""
+        """Return the seconds of every row of an op, in a step."""
         return self._of_rows(op, rows)[0] * self.times(op)
 
     def row_bytes(self, op: Op, rows: Sequence[AxisSignatures]) -> Array:
-        """What an op makes and a rank holds on to: gradients, and what backward reads."""
+        """Return the bytes of an op's outputs that a rank holds, for every row: gradients and
+        stored tensors.
+        """
         return self._of_rows(op, rows)[1]
 
     def _of_rows(self, op: Op, rows: Sequence[AxisSignatures]) -> tuple[Array, Array]:
@@ -138,7 +142,7 @@ class Objective:
         return seconds, float(num_bytes * in_flight)
 
     def _held(self, op: Op) -> int:
-        """Micro-batches whose activations a stage stores, where the schedule has its way."""
+        """Return the micro-batches whose activations a stage stores, according to the schedule."""
         strategy = self.strategy
         return held_micro_batches(
             strategy.in_flight,
@@ -152,7 +156,7 @@ class Objective:
     # ------------------------------------------------------------------ homes
 
     def home_bytes(self, variable: Variable, home: NdSbp) -> float:
-        """Of a variable on the rank with the largest shard."""
+        """Return the bytes of a variable on the rank with the largest shard."""
         return self._local_bytes(variable.tensor, (variable.stage, home))
 
     def _local_bytes(self, name: str, form: Form) -> float:
@@ -162,16 +166,19 @@ class Objective:
     # ------------------------------------------------------------------ boxings
 
     def box_times(self, name: str) -> int:
-        """How often a tensor is boxed in a step."""
+        """Return how often a tensor is boxed in a step."""
         return 1 if name in self._once else self.strategy.micro_batches
 
     def copy_bytes(self, name: str, form: Form) -> float:
-        """What a rank holds on to for a tensor's being there in one more form."""
+        """Return the bytes that a rank holds if a tensor exists in one more form."""
         held = name in self.graph.of_weights or name in self.stored
         return self._local_bytes(name, form) if held else 0.0
 
     def box_seconds(self, name: str, have: Form, wanted: Form) -> float:
-        """Of one boxing of a tensor, with its acts; nothing is hidden yet."""
+        """Return the seconds of one boxing of a tensor, with its acts, before any are hidden.
+
+        name: of the tensor.  have, wanted: its forms.
+        """
         if have == wanted:
             return 0.0
         tensor = self.graph.tensors[name]
@@ -214,8 +221,8 @@ class Objective:
         )
 
 
-def _stored(graph: LogicalGraph) -> frozenset[str]:
-    """Tensors of forward whose memory backward reads: views stand for what they are views of."""
+def _stored_tensors(graph: LogicalGraph) -> frozenset[str]:
+    """Return the tensors of forward whose memory backward reads; a view counts as its base."""
     found = set()
     late = (op for op in graph.ops if op.phase not in (FORWARD, UPDATE))
     for name in {name for op in late for name in op.inputs}:

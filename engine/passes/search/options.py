@@ -1,4 +1,4 @@
-"""Options: what is chosen of one graph: the row of every op, the home of all that enters."""
+"""Options: the choices of a layout: the row of every op, and the home of every source."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ Choice = tuple[int, ...]  # a value for each variable: ops, then sources, then w
 
 @dataclass(frozen=True)
 class Options:
-    """rows: of each op.  sources: tensors of weights and fields, with their homes.  tied: states,
-    with the weight that each lives with.
+    """The choices of one graph.
+
+    rows: of each op.  sources: tensors of weights and fields, with their homes.  tied: state -> the
+    weight that it lives with.
     """
 
     ops: tuple[Op, ...]
@@ -26,7 +28,7 @@ class Options:
 
     @staticmethod
     def of(graph: LogicalGraph, rows: RowTables) -> Options:
-        """All that there is for a graph; rows: of its ops."""
+        """Return the options of a graph.  rows: of its ops."""
         by_name = {v.name: v.tensor for v in graph.variables}
         states = (v for v in graph.variables if v.kind == "state" and v.of in by_name)
         tied = {v.tensor: by_name[v.of] for v in states}
@@ -41,7 +43,7 @@ class Options:
 
     @property
     def sizes(self) -> list[int]:
-        """Of the variables."""
+        """The number of values of each variable."""
         return [*map(len, self.rows), *map(len, self.homes)]
 
     @property
@@ -50,6 +52,6 @@ class Options:
         return {name: len(self.ops) + k for k, name in enumerate(self.sources)}
 
     def homes_at(self, choice: Sequence[int]) -> dict[str, NdSbp]:
-        """Where every source lives."""
+        """Return the home of every source for a choice."""
         chosen = zip(self.sources, self.homes, choice[len(self.ops) :], strict=False)
         return {name: homes[k] for name, homes, k in chosen}

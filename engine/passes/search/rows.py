@@ -1,9 +1,8 @@
-"""Rows of an op over all axes of its grid, and homes of what enters: what the search may choose.
+"""Rows of an op over all axes of its grid, and homes of sources: the choices of the search.
 
-A row for several axes is one row an axis, outermost first, each on the shapes that the axes before
-left over (ops/registry.py has the rows).  An axis is what its split makes of it: a batch field may
-be split over any axis, a weight too.  Only names say more: on axes of the batch (BATCH_AXES)
-fields are split along dim 0, as everywhere.
+A row for several axes is one row for each axis, outermost first, each on the shapes that the axes
+before left (ops/registry.py has the rows).  A batch field may be split over any axis, and a weight
+too.  Only names of axes say more: on axes of the batch (BATCH_AXES) fields are split along dim 0.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ AxisSignatures = tuple[Signature, ...]  # one signature an axis
 
 
 def inputs_of(row: AxisSignatures) -> tuple[NdSbp, ...]:
-    """The nd-SBP of every input."""
+    """Return the nd-SBP of every input."""
     return tuple(zip(*(s.inputs for s in row), strict=True)) if row[0].inputs else ()
 
 
 def outputs_of(row: AxisSignatures) -> tuple[NdSbp, ...]:
-    """The nd-SBP of every output."""
+    """Return the nd-SBP of every output."""
     return tuple(zip(*(s.outputs for s in row), strict=True)) if row[0].outputs else ()
 
 
 class RowTables:
-    """Rows of the ops of one graph; equal ops share them."""
+    """The rows of the ops of one graph; equal ops share them."""
 
     def __init__(self, graph: LogicalGraph, strategy: Strategy) -> None:
         self.graph = graph
@@ -44,18 +43,20 @@ class RowTables:
         self._known: dict[Any, tuple[AxisSignatures, ...]] = {}
 
     def of(self, op: Op) -> tuple[AxisSignatures, ...]:
-        """Legal rows on the grid of the op's stage; the first that is legal for all is all B."""
+        """Return the legal rows on the grid of the op's stage; the first that is legal for all
+        is all B.
+        """
         ins = tuple(self.graph.tensors[name].shape for name in op.inputs)
         outs = tuple(None if n is None else self.graph.tensors[n].shape for n in op.outputs)
         grid = self.strategy.placements[op.stage].shape
         key = (op.target, map_refs((op.args, op.kwargs), _nameless), ins, outs, grid)
         if key not in self._known:
             self._known[key] = tuple(
-                row for row in self._lifted(op, ins, outs, 0) if _fit(row, ins, outs, grid)
+                row for row in self._lift(op, ins, outs, 0) if _fit(row, ins, outs, grid)
             )
         return self._known[key]
 
-    def _lifted(
+    def _lift(
         self, op: Op, ins: Iterable[Shape], outs: Iterable[Shape | None], axis: int
     ) -> Iterator[AxisSignatures]:
         grid = self.strategy.placements[op.stage].shape
@@ -71,7 +72,7 @@ class RowTables:
                 None if s is None else left_over(s, (sbp,), (parts,))
                 for s, sbp in zip(outs, first.outputs, strict=True)
             ]
-            for rest in self._lifted(op, left, made, axis + 1):
+            for rest in self._lift(op, left, made, axis + 1):
                 yield (first, *rest)
 
     def _on_axis(
@@ -90,7 +91,7 @@ class RowTables:
     # ------------------------------------------------------------------ what enters
 
     def homes(self, source: Variable | Feed) -> tuple[NdSbp, ...]:
-        """Where a variable or a batch field may live."""
+        """Return the nd-SBPs in which a variable or a batch field may live."""
         shape = self.graph.tensors[source.tensor].shape
         grid = self.strategy.placements[source.stage].shape
         found = self._homes(source, shape, 0)
@@ -110,7 +111,7 @@ class RowTables:
         if isinstance(source, Feed):
             home = feed_home(self.strategy, axis, source, shape)
             yield home
-            free = home == B and not source.per_step and not self._pinned(source, name)
+            free = home == B and not source.per_step and not self._is_pinned(source, name)
             if free and shape and parts > 1 and not shape[0] % parts:
                 yield S(0)
             return
@@ -123,7 +124,7 @@ class RowTables:
         if parts > 1 and not (source.kind == "buffer" and source.new is None):
             yield from (S(i) for i, size in enumerate(shape) if size >= parts)
 
-    def _pinned(self, feed: Feed, axis: str) -> bool:
+    def _is_pinned(self, feed: Feed, axis: str) -> bool:
         return any(p.axis == axis and names_field(p, feed) for p in self.strategy.pins)
 
 

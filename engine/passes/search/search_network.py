@@ -1,9 +1,10 @@
-"""search: the choice of a network that costs least, or nearly, and by how much at most it is off.
+"""search: the choice of a network that costs least, or nearly, and a bound on what it costs too
+much.
 
-Exact elimination first (layout/elimination.py), which answers for any graph on one axis.  Where too
-much hangs together (wide graphs on grids of several axes) the best known choices are improved:
-neighbourhoods of a choice (neighbourhoods.py) are themselves small networks, solved until none
-gives a better choice.  A lower bound tells the gap that is left.
+Exact elimination comes first (layout/elimination.py); it solves any graph on one axis.  For dense
+graphs on grids of several axes it is too large, and the best known choices are improved instead:
+neighbourhoods of a choice (neighbourhoods.py) are small networks, solved until none gives a better
+choice.  A lower bound says how large the remaining gap is.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from flowrun.engine.passes.search.cost_network import Network
 from flowrun.engine.passes.search.neighbourhoods import Neighbourhood, neighbourhoods
 from flowrun.engine.passes.search.options import Choice
 
-EXACT_WIDEST = 1 << 21  # entries of a table, where the whole is tried at once
-BOUND_WIDEST = 1 << 17  # for the bound
-NOTHING = 1e-9  # a gain, relative, that is none
+EXACT_MAX_ENTRIES = 1 << 21  # entries of a table while the whole network is eliminated
+BOUND_MAX_ENTRIES = 1 << 17  # the same for the bound
+MIN_RELATIVE_GAIN = 1e-9  # smaller gains are rounding errors
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """A choice, what it costs (in seconds, held bytes weighed in), and what none is below."""
+    """A choice, its cost (in seconds, with held bytes priced in), and a lower bound of every
+    choice.
+    """
 
     choice: Choice
     cost: float
@@ -34,9 +37,9 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """By how much at most the cost is too high, relative; 0: proved least."""
+        """The share by which the cost may be too high; 0: proved least."""
         gap = 1 - self.bound / self.cost if self.cost else 0.0
-        return gap if gap > NOTHING else 0.0
+        return gap if gap > MIN_RELATIVE_GAIN else 0.0
 
 
 def search(
@@ -45,31 +48,34 @@ def search(
     byte_s: float = 0.0,
     starts: Iterable[Choice] = (),
 ) -> SearchResult:
-    """The least choice that can be found.  starts: choices that it is not above.
+    """Return the cheapest choice that can be found.
 
-    relaxed: another network that costs no more, for the bound.  byte_s: of a held byte.
+    network: to search.  relaxed: makes another network that costs no more, for the bound.  byte_s:
+    price of a held byte.  starts: choices that the result is not above.
     """
     tables = network.tables(byte_s)
-    whole = minimise(network.sizes, tables, EXACT_WIDEST)
+    whole = minimise(network.sizes, tables, EXACT_MAX_ENTRIES)
     if whole.exact and network.complete:
         return SearchResult(whole.choice, whole.cost, whole.cost)
     costs = {choice: _cost(tables, choice) for choice in (*starts, whole.choice)}
     best = min(costs, key=costs.__getitem__)
-    best, cost = improved(network, tables, best, costs[best])
+    best, cost = improve(network, tables, best, costs[best])
     bounds = [0.0]
     if network.complete:
-        bounds.append(lower_bound(network.sizes, tables, BOUND_WIDEST))
+        bounds.append(lower_bound(network.sizes, tables, BOUND_MAX_ENTRIES))
     if relaxed is not None:
         looser = relaxed()
-        bounds.append(lower_bound(looser.sizes, looser.tables(byte_s), BOUND_WIDEST))
+        bounds.append(lower_bound(looser.sizes, looser.tables(byte_s), BOUND_MAX_ENTRIES))
     return SearchResult(best, cost, min(cost, max(bounds)))
 
 
-def improved(
+def improve(
     network: Network, tables: Sequence[CostTable], best: Choice, cost: float
 ) -> tuple[Choice, float]:
-    """A choice and its cost, improved until no neighbourhood has anything better.  tables: those of
-    the network, with held bytes weighed in.
+    """Improve a choice until no neighbourhood has a better one; return it with its cost.
+
+    network: of the choice.  tables: those of the network, with held bytes priced in.  best, cost:
+    the choice to begin with, and its cost.
     """
     touching: list[list[CostTable]] = [[] for _ in network.sizes]
     for table in tables:
@@ -81,7 +87,7 @@ def improved(
         for around in neighbourhoods(network, best):
             choice = _least(network.sizes, touching, best, around)
             found = _cost(tables, choice)
-            if found < cost * (1 - NOTHING):
+            if found < cost * (1 - MIN_RELATIVE_GAIN):
                 best, cost, better = choice, found, True
     return best, cost
 
@@ -96,7 +102,7 @@ def _least(
     best: Choice,
     around: Neighbourhood,
 ) -> Choice:
-    """The least choice of a neighbourhood (nearly, where tables would be wide)."""
+    """Return the cheapest choice of a neighbourhood (nearly, if tables would be too wide)."""
     leads = [v for v, values in around.free.items() if len(values) > 1 and v not in around.follows]
     place = {v: k for k, v in enumerate(leads)}
     place |= {v: place[lead] for v, lead in around.follows.items() if lead in place}
@@ -118,8 +124,8 @@ def _least(
 
 
 def _follow(places: tuple[int, ...], values: Values) -> tuple[tuple[int, ...], Values]:
-    """A table over places: without those that are fixed (-1), one dim for each that is there
-    twice.
+    """Return a table over places, without fixed ones (-1) and with one dim for each repeated
+    place.
     """
     values = values.reshape([n for n, k in zip(values.shape, places, strict=True) if k >= 0])
     over = [k for k in places if k >= 0]

@@ -1,5 +1,6 @@
-"""search_sbp: trained -> signed, where `auto.enabled`.  Every op gets the signature, and every
-weight the home, with which the whole step costs least: forward, backward and update, all axes.
+"""search_sbp: trained -> signed, if `auto.enabled`.  Every op gets the signature, and every weight
+the
+home, for which the whole step costs least: forward, backward and update, all axes.
 
 Under ZeRO the update's signatures wait for shard_optimizer and infer_update, as without the search.
 """
@@ -18,13 +19,13 @@ from flowrun.engine.passes.search.options import Choice, Options
 from flowrun.engine.passes.search.rows import RowTables, inputs_of, outputs_of
 from flowrun.engine.passes.search.search_network import SearchResult, search
 from flowrun.engine.passes.search.starts import choice_of, greedy, with_sets
-from flowrun.engine.passes.search.weigh import weighed
+from flowrun.engine.passes.search.weigh import search_by_memory
 from flowrun.engine.strategy import Strategy
 
 
 @dataclass(frozen=True)
-class Searched:
-    """What a search was about, and what it found.  starts: by name, what it began with."""
+class LayoutSearch:
+    """A search and its result.  starts: name -> a choice that it began with."""
 
     network: Network
     starts: dict[str, Choice]
@@ -33,26 +34,29 @@ class Searched:
 
     @property
     def seconds(self) -> float:
-        """Of the step: compute and boxings that nothing hides, of all stages together."""
+        """Seconds of the step: compute and visible boxings, of all stages together."""
         return self.network.cost(self.found.choice)[0]
 
     @property
     def bytes(self) -> float:
-        """That a rank holds, by the search's own account."""
+        """Bytes that a rank holds, by the search's own account."""
         return self.network.cost(self.found.choice)[1]
 
 
 def assign_sbp(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Signatures of forward and backward ops, homes of variables and feeds: by search where
-    `auto.enabled`, else by inference.
+    """Choose signatures of forward and backward ops, and homes of variables and feeds.
+
+    By search if `auto.enabled`, else by inference.
     """
     if strategy.auto.enabled and strategy.axes:
-        return signed(graph, strategy, searched(graph, strategy))
+        return write_layout(graph, strategy, search_layout(graph, strategy))
     return infer_sbp(graph, strategy)
 
 
-def searched(graph: LogicalGraph, strategy: Strategy) -> Searched:
-    """The search alone.  The inferred layout is one of its starts: it finds none above that."""
+def search_layout(graph: LogicalGraph, strategy: Strategy) -> LayoutSearch:
+    """Search the layout of a graph.  The inferred layout is one of the starts: the result is not
+    above it.
+    """
     rows, objective = RowTables(graph, strategy), Objective(graph, strategy)
     objective.hide(
         {op.name: float(objective.row_seconds(op, rows.of(op)).min()) for op in graph.ops}
@@ -68,11 +72,14 @@ def searched(graph: LogicalGraph, strategy: Strategy) -> Searched:
     def found(byte_s: float, *better: Choice) -> SearchResult:
         return search(net, relaxed, byte_s, (*starts.values(), *better))
 
-    return Searched(net, starts, *weighed(found, net, strategy))
+    return LayoutSearch(net, starts, *search_by_memory(found, net, strategy))
 
 
-def signed(graph: LogicalGraph, strategy: Strategy, result: Searched) -> LogicalGraph:
-    """The graph with what was found written into it, and a note of how good it is."""
+def write_layout(graph: LogicalGraph, strategy: Strategy, result: LayoutSearch) -> LogicalGraph:
+    """Return the graph with the layout of a search, and a note of how good it is.
+
+    graph: that was searched.  strategy: of the search.  result: of the search.
+    """
     net, choice = result.network, result.found.choice
     late = strategy.zero.stage > 0
     ops = tuple(
@@ -92,8 +99,8 @@ def signed(graph: LogicalGraph, strategy: Strategy, result: Searched) -> Logical
     return replace(graph, ops=ops, variables=variables, feeds=feeds, notes=notes)
 
 
-def note(result: Searched) -> str:
-    """One line for a person: what was found, and how good it is."""
+def note(result: LayoutSearch) -> str:
+    """Return one line that says what was found, and how good it is."""
     found = result.found
     proof = "proved least" if found.gap == 0.0 else f"at most {found.gap:.1%} above the least"
     if found.bound <= 0.0:

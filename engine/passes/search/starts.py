@@ -1,4 +1,4 @@
-"""Starts: layouts made in simpler ways, for a search to begin with and never to be above."""
+"""Starts: layouts made in simpler ways, as first choices of a search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs
 
 
 def choice_of(options: Options, signed: LogicalGraph) -> Choice | None:
-    """The choice that a graph with signatures stands for; None where it has rows of its own."""
+    """Return the choice of a graph that has signatures; None if it has rows that are not in
+    `options`.
+    """
     signatures = {op.name: (op.in_sbp, op.out_sbp) for op in signed.ops}
     places: dict[int, dict[object, int]] = {}  # of rows, which equal ops share
     for rows in options.rows:
@@ -36,9 +38,9 @@ def choice_of(options: Options, signed: LogicalGraph) -> Choice | None:
 
 
 def with_sets(network: Network, chosen: Choice) -> Choice:
-    """Rows and homes, with the smallest sets of forms that hold all that is asked for.
+    """Return rows and homes with the smallest sets of forms that hold all that readers ask for.
 
-    chosen: one of those that the network was made with, where it has not all sets.
+    chosen: one of the starts of the network, if the network does not have all sets.
     """
     choice = list(chosen)
     for there, readers in network.sets:
@@ -51,8 +53,10 @@ def with_sets(network: Network, chosen: Choice) -> Choice:
 
 
 def greedy(graph: LogicalGraph, options: Options, objective: Objective) -> Choice:
-    """Op after op, the row that is cheapest with the boxings of its inputs; the first reader of a
-    weight decides where it lives.
+    """Choose, op after op, the row that is cheapest with the boxings of its inputs.
+
+    graph: to lay out.  options: rows and homes to choose from.  objective: seconds.  The first
+    reader of a weight decides its home.
     """
     walk = _Walk(graph, options, objective)
     rows = tuple(map(walk.pass_by, options.ops, options.rows))
@@ -60,9 +64,9 @@ def greedy(graph: LogicalGraph, options: Options, objective: Objective) -> Choic
 
 
 class _Walk:
-    """Along the ops, with what is there so far.
+    """A walk along the ops.
 
-    there: tensor -> its forms.  homes: source -> which of its homes it lives in.
+    there: tensor -> the forms in which it exists so far.  homes: source -> the index of its home.
     """
 
     def __init__(self, graph: LogicalGraph, options: Options, objective: Objective) -> None:
@@ -75,7 +79,7 @@ class _Walk:
         self.homes_of = dict(zip(options.sources, options.homes, strict=True))
 
     def pass_by(self, op: Op, rows: Sequence[AxisSignatures]) -> int:
-        """The cheapest row of an op; what it reads and makes is there from now on."""
+        """Return the cheapest row of an op, and record the forms of its inputs and outputs."""
         costs = self.objective.row_seconds(op, rows).copy()
         written = {name for name in op.inputs if self._writes(op, name)}
         for k, row in enumerate(rows):
@@ -96,7 +100,10 @@ class _Walk:
         return variable is not None and variable.new in op.makes
 
     def _price(self, name: str, form: Form, stays: bool) -> float:
-        """Of a tensor in a form.  stays: it must be there in that, as what is written in place."""
+        """Return the seconds of bringing a tensor into a form.
+
+        stays: the op writes it in place, so it must exist in that form.
+        """
         source = self.options.tied.get(name, name)
         if name not in self.there and source not in self.homes:
             return 0.0 if form[1] in self.homes_of[source] else math.inf
@@ -108,8 +115,8 @@ class _Walk:
         return self.objective.box_times(name) * min(ways)
 
     def _settle(self, name: str, wanted: NdSbp | None) -> None:
-        """A source that is read for the first time lives as wanted, if it can and does not live
-        already.
+        """Give a source that is read for the first time the wanted home, if it has no home and
+        may have this.
         """
         source = self.options.tied.get(name, name)
         homes = self.homes_of[source]

@@ -1,13 +1,13 @@
 """trunk: which compute hides which boxing.
 
 Ops run in the order of the graph.  A boxing can start when its tensor is made and must end before
-the first op that reads it; what runs in between (the *trunk* goes on meanwhile) hides it.  A link
-does one thing at a time, so what could be hidden behind an op shares its seconds, by bytes: of all
-tensors that are under way there.  A tensor of the trunk itself is read by the very next op, and
-nothing hides it; the gradient of a weight is read by the update alone, and all of backward that is
-still to come hides it.
+the first op that reads it.  The ops in between (the *trunk*) hide it.  A link does one thing at a
+time, so the tensors in flight behind an op share its seconds, by bytes.  A tensor of the trunk
+itself is read by the very next op, and nothing hides it; the gradient of a weight is read only by
+the update, and the rest of backward hides it.
 
-OneFlow's trunk takes a constant wait from each boxing; here seconds of the boxing itself are taken.
+OneFlow's trunk subtracts a constant wait from each boxing; here seconds of the boxing itself are
+subtracted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from flowrun.engine.ir.graph import LogicalGraph
 def hidden_seconds(
     graph: LogicalGraph, least_s: Mapping[str, float], but: Collection[int] = ()
 ) -> dict[str, float]:
-    """Tensor -> seconds of a step that hide its boxing.
+    """Return tensor -> seconds of a step that hide its boxing.
 
-    least_s: of each op by name, in a step.  but: stages where nothing is hidden.
+    graph: in order of execution.  least_s: op name -> its seconds in a step.  but: stages where
+    nothing is hidden.
     """
     place = {op.name: k for k, op in enumerate(graph.ops)}
     opens: dict[int, list[str]] = {}
@@ -46,7 +47,7 @@ def hidden_seconds(
             stage, num_bytes = stage_of[name], graph.tensors[name].num_bytes
             under_way[stage] -= num_bytes
             if stage not in but:
-                hidden[name] = _rounded((shares.get(stage, 0.0) - began[name]) * num_bytes)
+                hidden[name] = _round_down((shares.get(stage, 0.0) - began[name]) * num_bytes)
         for name in opens.get(k, ()):
             stage = stage_of[name]
             under_way[stage] = under_way.get(stage, 0) + graph.tensors[name].num_bytes
@@ -57,7 +58,7 @@ def hidden_seconds(
     return hidden
 
 
-def _rounded(seconds: float) -> float:
-    """Down, by an eighth at most, so that blocks that are nearly equal become equal."""
+def _round_down(seconds: float) -> float:
+    """Round down, by an eighth at most, so that blocks that are nearly equal become equal."""
     mantissa, exponent = math.frexp(max(0.0, seconds))
     return math.ldexp(math.floor(16 * mantissa) / 16, exponent)

@@ -1,4 +1,4 @@
-"""weigh: what a held byte costs, by `auto.memory`, and what is found with it."""
+"""weigh: the price of a held byte, by `auto.memory`, and the layout found with it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ from flowrun.engine.passes.search.options import Choice
 from flowrun.engine.passes.search.search_network import SearchResult
 from flowrun.engine.strategy import Strategy
 
-# How often a held byte counts as read from memory, in a step.
+# auto.memory -> how many times a step a held byte counts as read from memory.
 WEIGHTS: Mapping[str, float] = {"off": 0.0, "slight": 1.0, "moderate": 10.0, "heavy": 100.0}
-TRIED = tuple(0.5 * 2**k for k in range(14))  # by adaptive, if 0 does not fit
-ALONE = math.inf  # bytes alone count
+TRIED_WEIGHTS = tuple(0.5 * 2**k for k in range(14))  # tried by adaptive, if 0 does not fit
+BYTES_ALONE = math.inf  # only bytes count
 
 
 class Search(Protocol):
-    """The search for the least, with what a held byte costs; beginning with better, too."""
+    """A search for the cheapest choice at a price of a held byte, with further choices to begin
+    with.
+    """
 
     def __call__(self, byte_s: float, *better: Choice) -> SearchResult: ...
 
 
-def weighed(search: Search, network: Network, strategy: Strategy) -> tuple[SearchResult, float]:
-    """What is found, and with which seconds for a held byte.
+def search_by_memory(
+    search: Search, network: Network, strategy: Strategy
+) -> tuple[SearchResult, float]:
+    """Return (the result, the seconds that a held byte costs in it).
 
-    adaptive: the least weight of TRIED for which the memory suffices, by the search's own account;
-    where none does, the fewest bytes.
+    search: to run.  network: that it searches.  strategy: has `auto.memory` and the memory of a
+    rank.  With adaptive the price is the least of TRIED_WEIGHTS for which the memory suffices, by
+    the search's own account; if none does, only bytes count.
     """
     read_s, limit = 1 / strategy.hardware.memory_bytes_per_s, strategy.hardware.tensor_bytes
     if strategy.auto.memory != "adaptive":
@@ -40,11 +45,11 @@ def weighed(search: Search, network: Network, strategy: Strategy) -> tuple[Searc
     found = search(0.0)
     if fits(found):
         return found, 0.0
-    last, last_s = search(ALONE, found.choice), ALONE  # the lightest weight that is known to fit
-    low, high = 0, len(TRIED) if fits(last) else 0
+    last, last_s = search(BYTES_ALONE, found.choice), BYTES_ALONE  # the least known to fit
+    low, high = 0, len(TRIED_WEIGHTS) if fits(last) else 0
     while low < high:
         middle = (low + high) // 2
-        byte_s = TRIED[middle] * read_s
+        byte_s = TRIED_WEIGHTS[middle] * read_s
         found = search(byte_s, last.choice)
         if fits(found):
             last, last_s, high = found, byte_s, middle

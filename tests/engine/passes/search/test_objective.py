@@ -14,7 +14,7 @@ from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.options import Options
 from flowrun.engine.passes.search.rows import RowTables
 from flowrun.engine.passes.search.search_network import search
-from flowrun.engine.passes.search.weigh import ALONE, weighed
+from flowrun.engine.passes.search.weigh import BYTES_ALONE, search_by_memory
 from flowrun.engine.passes.stages.split_stages import split_stages
 from flowrun.engine.strategy import Auto, Strategy
 from support.graph_text import one_axis, two_layers
@@ -77,10 +77,10 @@ def test_a_rank_holds_what_its_own_stage_holds() -> None:
     def asked(limit: float) -> float:
         hardware = replace(strategy.hardware, memory_bytes=int(limit))
         limited = replace(strategy, hardware=hardware)
-        return weighed(lambda byte_s, *better: search(net, None, byte_s), net, limited)[1]
+        return search_by_memory(lambda byte_s, *better: search(net, None, byte_s), net, limited)[1]
 
     assert asked(max(held)) == 0.0
-    assert asked(max(held) - 1) == ALONE  # there is one layout, so that nothing fits
+    assert asked(max(held) - 1) == BYTES_ALONE  # there is one layout, so that nothing fits
 
 
 def test_compute_counts_as_often_as_the_ratio_says() -> None:

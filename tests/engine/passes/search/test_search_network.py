@@ -34,9 +34,9 @@ from flowrun.engine.passes.search.make_network import make_network
 from flowrun.engine.passes.search.objective import Form, Objective
 from flowrun.engine.passes.search.options import Options
 from flowrun.engine.passes.search.rows import AxisSignatures, RowTables, inputs_of, outputs_of
-from flowrun.engine.passes.search.search_network import improved, search
+from flowrun.engine.passes.search.search_network import improve, search
 from flowrun.engine.passes.search.starts import with_sets
-from flowrun.engine.passes.search.weigh import ALONE, WEIGHTS, weighed
+from flowrun.engine.passes.search.weigh import BYTES_ALONE, WEIGHTS, search_by_memory
 from flowrun.engine.strategy import Auto, Strategy
 
 GRIDS = ((2, 2), (2, 3), (3, 2), (4, 1), (4,))
@@ -191,7 +191,7 @@ def brute_force(graph: LogicalGraph, rows: Few, objective: Objective, byte_s: fl
                     there.add(f)
                 best = min(best, cost)
             kept = sum(objective.copy_bytes(name, f) for f in missing)
-            return float(objective.shown(best, hidden)) + byte_s * kept
+            return float(objective.visible_seconds(best, hidden)) + byte_s * kept
 
         if objective.auto.shared:
             many = len(readers) > 1
@@ -233,7 +233,9 @@ def test_the_search_finds_what_brute_force_finds(
 ) -> None:
     graph, strategy, rows, objective = problem
     net = make_network(graph, Options.of(graph, rows), objective)
-    found, byte_s = weighed(lambda byte_s, *better: search(net, None, byte_s), net, strategy)
+    found, byte_s = search_by_memory(
+        lambda byte_s, *better: search(net, None, byte_s), net, strategy
+    )
     read_s = 1 / strategy.hardware.memory_bytes_per_s
     assert byte_s == WEIGHTS[strategy.auto.memory] * read_s
     least = brute_force(graph, rows, objective, byte_s)
@@ -261,9 +263,10 @@ def test_neighbourhoods_of_a_choice_do_not_lose_to_it(
     ]
     start = with_sets(net, tuple(chosen))
     before = sum(net.cost(start)[:1])
-    best, cost = improved(net, tables, start, before)
+    best, cost = improve(net, tables, start, before)
     assert cost <= before and cost == pytest.approx(net.cost(best)[0])
-    assert cost >= search(net).cost * (1 - 1e-9)
+    rounding_s = len(net.terms) * 2.0**-47  # elimination rounds entries to multiples of 2**-46 s
+    assert cost >= search(net).cost * (1 - 1e-9) - rounding_s
 
 
 @QUICK
@@ -273,11 +276,11 @@ def test_adaptive_fits_the_memory_if_anything_does(
 ) -> None:
     graph, strategy, rows, objective = problem
     net = make_network(graph, Options.of(graph, rows), objective)
-    fastest, leanest = (net.cost(search(net, None, byte_s).choice) for byte_s in (0.0, ALONE))
+    fastest, leanest = (net.cost(search(net, None, byte_s).choice) for byte_s in (0.0, BYTES_ALONE))
     limit = math.ceil(leanest[1] + share * (fastest[1] - leanest[1]))
     hardware = replace(strategy.hardware, memory_bytes=limit)
     asked = replace(strategy, hardware=hardware, auto=replace(strategy.auto, memory="adaptive"))
-    found, byte_s = weighed(lambda byte_s, *better: search(net, None, byte_s), net, asked)
+    found, byte_s = search_by_memory(lambda byte_s, *better: search(net, None, byte_s), net, asked)
     seconds, held = net.cost(found.choice)
     assert held <= limit
     assert fastest[0] <= seconds <= leanest[0] * (1 + 1e-9)
