@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+
+import torch
 
 from flowrun.engine.actors.protocol import Ring
 from flowrun.engine.boxing.boxing import BoxingStep
-from flowrun.engine.ir.graph import Feed, LogicalGraph, Op, Variable
-from flowrun.engine.ir.placement import Placement, largest_shape
-from flowrun.engine.ir.sbp import NdSbp
+from flowrun.engine.boxing.crossing import Send, route
+from flowrun.engine.ir.graph import Feed, LogicalGraph, LogicalTensor, Op, Variable
+from flowrun.engine.ir.location import Location
+from flowrun.engine.ir.placement import Placement, Shape, largest_shape
 
 # levels, each with what it adds (pipeline.py has the passes that lead to each)
 REGIONS = "regions"  # ops that run with no communication between them are one actor
@@ -35,14 +37,12 @@ class PrepareWork:
     whatever the data set makes.
 
     source: what the step before made; None for the first.  feeds: say which samples.
-    nd_sbp: how the samples lie on the ranks, as the field of which most is held.
     """
 
     step: str
     source: str | None
     made: str
     feeds: tuple[Feed, ...]
-    nd_sbp: NdSbp = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class RegionWork:
     accumulates: those made that are summed over the acts of a step.
     updates: (variable's tensor, tensor that it becomes).
     overwrites: (tensor made, tensor read in whose memory it is written): overwrite.py.
+    sent: tensors made that boxings alone read: they may lie in any order of memory.
     """
 
     ops: tuple[Op, ...]
@@ -75,20 +76,40 @@ class RegionWork:
     accumulates: tuple[str, ...] = ()
     updates: tuple[tuple[str, str], ...] = ()
     overwrites: tuple[tuple[str, str], ...] = ()
+    sent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMove:
+    """One tensor that communication moves from one location to another.
+
+    read, made: its names before and after.  shape: logical, in elements.
+    """
+
+    read: str
+    made: str
+    shape: Shape
+    dtype: torch.dtype
+    source: Location
+    target: Location
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the logical tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class BoxWork:
-    """One collective over an axis of the stage's grid, for a bucket of tensors: (tensor read,
-    tensor made) pairs.
+    """One collective over an axis of the stage's grid, for a bucket of tensors.
 
-    steps: one for each pair, of one axis, kind and reduction; the dims that they split may differ.
+    steps: one for each move, of one axis, kind and reduction; the dims that they split may differ.
     one_copy: what is read are pieces of what is made, in memory that the group shares: no byte
         moves (shared_weights.py).
     """
 
     steps: tuple[BoxingStep, ...]
-    pairs: tuple[tuple[str, str], ...]
+    moves: tuple[TensorMove, ...]
     one_copy: bool = False
 
     @property
@@ -99,14 +120,16 @@ class BoxWork:
 
 @dataclass(frozen=True, slots=True)
 class TransferWork:
-    """Tensors that cross from one stage to another: (tensor sent, tensor received) pairs.  channel:
-    names both ends.
+    """Tensors that cross from one stage to another.  channel: names both ends.
+
+    Which rank sends what to which follows from the moves and the placements (Plan.routes): spelt
+    out it would grow with the number of ranks.
     """
 
     channel: int
     source_stage: int
     target_stage: int
-    pairs: tuple[tuple[str, str], ...]
+    moves: tuple[TensorMove, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +176,10 @@ class Actor:
         match self.work:
             case RegionWork(reads=reads):
                 return reads
-            case BoxWork(pairs=pairs):
-                return tuple(read for read, _ in pairs)
-            case TransferWork(pairs=pairs) if self.kind == SEND:
-                return tuple(sent for sent, _ in pairs)
+            case BoxWork(moves=moves):
+                return tuple(move.read for move in moves)
+            case TransferWork(moves=moves) if self.kind == SEND:
+                return tuple(move.read for move in moves)
             case FeedWork(source=str(source)) | PrepareWork(source=str(source)):
                 return (source,)
             case ReportWork(results):
@@ -169,10 +192,10 @@ class Actor:
         match self.work:
             case RegionWork(makes=makes, updates=updates):
                 return (*makes, *(new for _, new in updates))
-            case BoxWork(pairs=pairs):
-                return tuple(made for _, made in pairs)
-            case TransferWork(pairs=pairs) if self.kind == RECEIVE:
-                return tuple(received for _, received in pairs)
+            case BoxWork(moves=moves):
+                return tuple(move.made for move in moves)
+            case TransferWork(moves=moves) if self.kind == RECEIVE:
+                return tuple(move.made for move in moves)
             case FeedWork(feeds=feeds):
                 return tuple(feed.tensor for feed in feeds)
             case PrepareWork(made=made):
@@ -227,7 +250,12 @@ class Register:
 class Plan:
     """Everything that the ranks do in a step.
 
-    graph: the boxed logical graph, for shapes and layouts of tensors.
+    A rank needs nothing else: what it runs, and the shapes and locations of all tensors, stand
+    here.
+
+    graph: the boxed logical graph that it was made of: for passes, costs and reports.
+    tensors: logical shape and dtype of every tensor, by name; locations: where it enters or is
+        made; variables: those that live from step to step.
     chunks: see Strategy.
     order: (stage, axis) -> the order in which collectives of that group are issued within a step,
         as (actor, act of the step); found by the rehearsal, the same on all ranks of the group.
@@ -251,6 +279,9 @@ class Plan:
     own_messages: bool = False
     workspace: Mapping[str, float] = field(default_factory=dict, hash=False)
     blocking: tuple[int, ...] = ()
+    tensors: Mapping[str, LogicalTensor] = field(default_factory=dict, hash=False)
+    variables: Mapping[str, Variable] = field(default_factory=dict, hash=False)
+    locations: Mapping[str, Location] = field(default_factory=dict, hash=False)
 
     @property
     def num_ranks(self) -> int:
@@ -275,29 +306,20 @@ class Plan:
         """1 or the number of micro-batches."""
         return 1 if actor.per_step else self.micro_batches
 
-    @cached_property
-    def locations(self) -> Mapping[str, tuple[int, NdSbp]]:
-        """Tensor -> the stage and nd-SBP in which it enters or is made."""
-        found = {source.tensor: (source.stage, source.nd_sbp) for source in self.graph.sources}
-        for op in self.graph.ops:
-            pairs = zip(op.outputs, op.out_sbp, strict=True)
-            found.update({name: (op.stage, nd_sbp) for name, nd_sbp in pairs if name is not None})
-        for actor in self.actors:
-            if isinstance(actor.work, PrepareWork):
-                found[actor.work.made] = (actor.stage, actor.work.nd_sbp)
-        return found
+    def routes(self, work: TransferWork) -> tuple[tuple[Send, ...], ...]:
+        """For each move of a transfer, the slices that ranks send to ranks."""
+        source, target = (self.placements[s] for s in (work.source_stage, work.target_stage))
+        return tuple(
+            route(source, move.source.nd_sbp, target, move.target.nd_sbp, move.shape)
+            for move in work.moves
+        )
 
     def tensor_bytes(self, name: str) -> int:
         """Bytes of a tensor on the rank with its largest shard."""
         stage, nd_sbp = self.locations[name]
-        tensor = self.graph.tensors[name]
+        tensor = self.tensors[name]
         shape = largest_shape(tensor.shape, nd_sbp, self.placements[stage].shape)
         return math.prod(shape) * tensor.dtype.itemsize
-
-    @cached_property
-    def variables(self) -> Mapping[str, Variable]:
-        """Tensor -> variable."""
-        return self.graph.variable_of
 
     def stage_actors(self, stage: int) -> tuple[Actor, ...]:
         """The actors that every rank of a stage runs."""
@@ -318,9 +340,9 @@ class Plan:
         """The plan as text, one actor or register a line."""
         for stage, placement in enumerate(self.placements):
             yield f"stage {stage}: {placement}"
-            for variable in (v for v in self.graph.variables if v.stage == stage):
+            for variable in (v for v in self.variables.values() if v.stage == stage):
                 sbp = ", ".join(map(str, variable.nd_sbp)) or "whole"
-                shape = self.graph.tensors[variable.tensor].shape
+                shape = self.tensors[variable.tensor].shape
                 own = ", each rank's own" if variable.own else ""
                 yield f"  {variable.kind} {variable.name} {shape} {sbp}{own}"
             for actor in self.stage_actors(stage):
@@ -342,14 +364,14 @@ class Plan:
         match actor.work:
             case RegionWork() as work:
                 yield from (f"      {op}" for op in work.ops)
-            case BoxWork(steps, pairs, one_copy):
+            case BoxWork(steps, moves, one_copy):
                 where = ", in one copy" if one_copy else ""
-                for step, (read, made) in zip(steps, pairs, strict=True):
+                for step, move in zip(steps, moves, strict=True):
                     change = f"{self.axes[step.axis]}: {step.source} -> {step.target}"
-                    yield f"      %{made} = {step.kind}(%{read}) on {change}{where}"
-            case TransferWork(channel, source, target, pairs):
+                    yield f"      %{move.made} = {step.kind}(%{move.read}) on {change}{where}"
+            case TransferWork(channel, source, target, moves):
                 where = f"channel {channel}, stage {source} -> {target}"
-                yield from (f"      {where}: %{sent} -> %{received}" for sent, received in pairs)
+                yield from (f"      {where}: %{move.read} -> %{move.made}" for move in moves)
             case PrepareWork(step, source, made):
                 yield f"      %{made} = {step}({f'%{source}' if source else ''})"
             case FeedWork(feeds):

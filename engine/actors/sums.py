@@ -7,8 +7,9 @@ the addend itself, if that is memory of its own, or else as a copy.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from flowrun.engine.actors.plan import Plan, RegionWork
-from flowrun.engine.ops.flow.structure import BOX
 from flowrun.engine.ops.flow.update import ACCUMULATE
 from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
@@ -28,11 +29,12 @@ def sums_of(plan: Plan, work: RegionWork) -> tuple[str, ...]:
 def taken_over(plan: Plan, work: RegionWork) -> frozenset[str]:
     """The sums whose first addend is memory of its own that nothing else reads or keeps."""
     made = {name: op for op in work.ops for name in op.makes}
+    readers = _count_readers(work)
     written_over = {new for new, _ in work.overwrites}
 
     def is_own(name: str) -> bool:
         op = made.get(name)
-        if op is None or name in work.makes or len(plan.graph.consumers[name]) > 1:
+        if op is None or name in work.makes or readers[name] > 1:
             return False
         fresh = has(op.target, Trait.ALLOCATES) and name not in written_over
         return fresh or (has(op.target, Trait.ALIASES) and is_own(op.inputs[0]))
@@ -46,17 +48,17 @@ def as_they_come(plan: Plan, work: RegionWork) -> frozenset[str]:
     """
     made = {op.makes[0]: op for op in work.ops if len(op.makes) == 1}
     added = sums_of(plan, work)
-    sent = {name for name in made if only_sent(plan, name)}
+    sent = made.keys() & work.sent
     addends = {
         op.inputs[0]
         for name, op in made.items()
         if name in added or (op.target == ACCUMULATE and name in sent)
     }
-    alone = {name for name in addends if len(plan.graph.consumers[name]) == 1}
+    readers = _count_readers(work)
+    alone = {name for name in addends if readers[name] == 1 and name not in work.makes}
     return frozenset(made[name].name for name in (sent | alone) & made.keys())
 
 
-def only_sent(plan: Plan, name: str) -> bool:
-    """True if boxings alone read it: a message is written row by row, however its tensors lie."""
-    readers = plan.graph.consumers.get(name, ())
-    return bool(readers) and all(reader.target == BOX for reader in readers)
+def _count_readers(work: RegionWork) -> Counter[str]:
+    """Ops of the region that read each tensor."""
+    return Counter(name for op in work.ops for name in set(op.inputs))

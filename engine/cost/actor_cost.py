@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flowrun.engine.actors.plan import (
@@ -11,17 +11,19 @@ from flowrun.engine.actors.plan import (
     Actor,
     BoxWork,
     FeedWork,
+    Plan,
     PrepareWork,
     RegionWork,
+    TensorMove,
     TransferWork,
 )
 from flowrun.engine.boxing.boxing import start_seconds, step_bytes, step_seconds
-from flowrun.engine.boxing.crossing import route
+from flowrun.engine.boxing.crossing import Send
 from flowrun.engine.cost.fusion import FUSIONS, FusedKernel, kernels
 from flowrun.engine.cost.op_cost import element_seconds
 from flowrun.engine.cost.seconds import local_seconds
 from flowrun.engine.hardware.hardware import CPU, Hardware
-from flowrun.engine.ir.graph import LogicalGraph, Op
+from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape, largest_shape
 from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.strategy import Strategy
@@ -29,23 +31,15 @@ from flowrun.engine.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class ActorCost:
-    """The cost of acts on the rank with the largest shards.  layout: (stage, nd-SBP) of every
-    tensor.
-    """
+    """The cost of acts of a plan's actors, on the rank with the largest shards."""
 
-    graph: LogicalGraph
+    plan: Plan
     strategy: Strategy
-    layout: Mapping[str, tuple[int, NdSbp]]
 
     def _shape(self, name: str, nd_sbp: NdSbp, stage: int) -> tuple[int, ...]:
         return largest_shape(
-            self.graph.tensors[name].shape, nd_sbp, self.strategy.placements[stage].shape
+            self.plan.tensors[name].shape, nd_sbp, self.strategy.placements[stage].shape
         )
-
-    def tensor_bytes(self, name: str) -> int:
-        """Return the bytes of a tensor on the rank with the largest shard."""
-        stage, nd_sbp = self.layout[name]
-        return math.prod(self._shape(name, nd_sbp, stage)) * self.graph.tensors[name].dtype.itemsize
 
     def _ins(self, op: Op) -> list[Shape]:
         return [self._shape(n, nd, op.stage) for n, nd in zip(op.inputs, op.in_sbp, strict=True)]
@@ -58,7 +52,7 @@ class ActorCost:
 
     def _op_seconds(self, op: Op, hardware: Hardware) -> float:
         grid = self.strategy.placements[op.stage].shape
-        return local_seconds(op, self.graph, grid, hardware)
+        return local_seconds(op, self.plan.tensors, grid, hardware)
 
     def _region_seconds(self, work: RegionWork) -> float:
         """Return the sum over ops, or over kernels if the region is compiled."""
@@ -78,7 +72,7 @@ class ActorCost:
     def _kernel_seconds(self, kernel: FusedKernel, hardware: Hardware) -> float:
         if len(kernel.ops) == 1:
             return self._op_seconds(kernel.ops[0], hardware)
-        moved = sum(map(self.tensor_bytes, (*kernel.reads, *kernel.writes)))
+        moved = sum(map(self.plan.tensor_bytes, (*kernel.reads, *kernel.writes)))
         busy_s = sum(
             element_seconds(op, self._ins(op), self._outs(op), hardware) for op in kernel.ops
         )
@@ -90,20 +84,19 @@ class ActorCost:
         match actor.work:
             case RegionWork() as work:
                 return hardware.act_s + self._region_seconds(work)
-            case BoxWork(steps, pairs, one_copy):
+            case BoxWork(steps, moves, one_copy):
                 placement = self.strategy.placements[actor.stage]
                 links = hardware.links(placement)
                 one_start = start_seconds(steps[0], links[steps[0].axis])  # one message for all
                 total = self._loop_s + one_start
                 if one_copy:
                     return total
-                for step, (read, _) in zip(steps, pairs, strict=True):
-                    tensor, nd_sbp = self.graph.tensors[read], self.layout[read][1]
-                    shape, num_bytes, link = tensor.shape, tensor.num_bytes, links[step.axis]
-                    total += step_seconds(step, nd_sbp, placement.shape, shape, num_bytes, link)
+                for step, move in zip(steps, moves, strict=True):
+                    lies, grid, link = move.source.nd_sbp, placement.shape, links[step.axis]
+                    total += step_seconds(step, lies, grid, move.shape, move.num_bytes, link)
                 return total
             case PrepareWork(step=name, made=made):
-                samples = self._shape(made, self.layout[made][1], actor.stage)[0]
+                samples = self._shape(made, self.plan.locations[made].nd_sbp, actor.stage)[0]
                 each = next(p.seconds for p in self.strategy.preparation if p.name == name)
                 return hardware.act_s + samples * each
             case FeedWork(feeds, None, False):
@@ -112,10 +105,10 @@ class ActorCost:
                     (self._shape(f.tensor, f.nd_sbp, f.stage)[0] for f in fields), default=0
                 )
                 return hardware.act_s + samples * self.strategy.sample_s
-            case TransferWork(_, source, target, pairs):
+            case TransferWork(_, source, target, moves):
                 placements = self.strategy.placements
                 link = hardware.crossing(placements[source], placements[target])
-                num_bytes = sum(self.tensor_bytes(made) for _, made in pairs)
+                num_bytes = sum(self.plan.tensor_bytes(move.made) for move in moves)
                 return self._loop_s + link.message_seconds(num_bytes)
         return hardware.act_s
 
@@ -152,25 +145,18 @@ class ActorCost:
     def sent_bytes(self, actor: Actor) -> float:
         """Return the bytes that all ranks of the stage send in one act: table 2 of the paper."""
         match actor.work:
-            case BoxWork(steps, pairs, False):
+            case BoxWork(steps, moves, False):
                 grid = self.strategy.placements[actor.stage].shape
                 return sum(
-                    step_bytes(step, self.layout[read][1], grid, self.graph.tensors[read].num_bytes)
-                    for step, (read, _) in zip(steps, pairs, strict=True)
+                    step_bytes(step, move.source.nd_sbp, grid, move.num_bytes)
+                    for step, move in zip(steps, moves, strict=True)
                 )
-            case TransferWork(_, source, target, pairs) if actor.kind == SEND:
-                return float(
-                    sum(self._route_bytes(source, target, sent, made) for sent, made in pairs)
-                )
+            case TransferWork(moves=moves) as work if actor.kind == SEND:
+                routes = zip(moves, self.plan.routes(work), strict=True)
+                return float(sum(_crossing_bytes(move, sends) for move, sends in routes))
         return 0.0
 
-    def _route_bytes(self, source: int, target: int, sent: str, made: str) -> int:
-        tensor = self.graph.tensors[sent]
-        sends = route(
-            self.strategy.placements[source],
-            self.layout[sent][1],
-            self.strategy.placements[target],
-            self.layout[made][1],
-            tensor.shape,
-        )
-        return sum(s.num_elements for s in sends if s.source != s.target) * tensor.dtype.itemsize
+
+def _crossing_bytes(move: TensorMove, sends: Sequence[Send]) -> int:
+    """Return the bytes of one tensor of a transfer that cross between ranks."""
+    return sum(s.num_elements for s in sends if s.source != s.target) * move.dtype.itemsize

@@ -95,9 +95,9 @@ class Footprint:
     def _add_message(self, actor: Actor) -> None:
         """Record which tensors are views of one message, or of variables that ranks share."""
         if isinstance(actor.work, BoxWork) and actor.work.one_copy:
-            self.source.update((made, read) for read, made in actor.work.pairs)
+            self.source.update((move.made, move.read) for move in actor.work.moves)
         elif isinstance(actor.work, BoxWork | TransferWork) and actor.kind != "send":
-            made = [made for _, made in actor.work.pairs]
+            made = [move.made for move in actor.work.moves]
             if made and self._staging(actor).shared:
                 self.extra[made[0]] = sum(map(self.tensor_bytes, made))
                 self.source.update(dict.fromkeys(made[1:], made[0]))
@@ -107,12 +107,12 @@ class Footprint:
         work = actor.work
         if not self.plan.own_messages or self.plan.blocks(actor) or not isinstance(work, BoxWork):
             return ()
-        return tuple(made for _, made in work.pairs)
+        return tuple(move.made for move in work.moves)
 
     def tensor_bytes(self, name: str) -> int:
         """Return the bytes of a tensor on the rank with the largest shard."""
         if name not in self._bytes:
-            tensor = self.plan.graph.tensors[name]
+            tensor = self.plan.tensors[name]
             shape = largest_shape(tensor.shape, self.layout[name], self.grid)
             self._bytes[name] = math.prod(shape) * tensor.dtype.itemsize
         return self._bytes[name]
@@ -164,11 +164,11 @@ class Footprint:
             return staging.IN_PLACE
         shared = self.plan.shared_memory
         if actor.kind == "send":
-            return staging.send(sum(self.tensor_bytes(sent) for sent, _ in work.pairs), shared)
-        after = [self.tensor_bytes(made) for _, made in work.pairs]
+            return staging.send(sum(self.tensor_bytes(move.read) for move in work.moves), shared)
+        after = [self.tensor_bytes(move.made) for move in work.moves]
         if isinstance(work, TransferWork):
             return staging.receive(sum(after), shared)
-        before = [self.tensor_bytes(read) for read, _ in work.pairs]
+        before = [self.tensor_bytes(move.read) for move in work.moves]
         parts = self.grid[work.step.axis]
         if shared:
             return staging.shared_collective(work.step.kind, parts, before, after)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.boxing.boxing import path_seconds
 from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.hardware.hardware import Hardware
-from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Op
+from flowrun.engine.ir.graph import UPDATE, LogicalGraph, LogicalTensor, Op
 from flowrun.engine.ir.placement import Placement, Shape, largest_shape
+
+Tensors = Mapping[str, LogicalTensor]
 
 
 def whole_seconds(op: Op, graph: LogicalGraph, hardware: Hardware) -> float:
@@ -19,28 +21,28 @@ def whole_seconds(op: Op, graph: LogicalGraph, hardware: Hardware) -> float:
     return op_seconds(op, ins, outs, graph.tensors, hardware)
 
 
-def local_seconds(op: Op, graph: LogicalGraph, grid: tuple[int, ...], hardware: Hardware) -> float:
-    """Return the seconds of an op of `graph` that has a signature, on one rank of `hardware`.
+def local_seconds(op: Op, tensors: Tensors, grid: tuple[int, ...], hardware: Hardware) -> float:
+    """Return the seconds of an op that has a signature, on one rank of `hardware`.
 
-    grid: sizes of the axes of the op's stage.
+    tensors: those that the op reads and makes, by name.  grid: sizes of the axes of its stage.
     """
-    ins, outs = local_shapes(op, graph, grid)
-    return op_seconds(op, ins, outs, graph.tensors, hardware)
+    ins, outs = local_shapes(op, tensors, grid)
+    return op_seconds(op, ins, outs, tensors, hardware)
 
 
 def local_shapes(
-    op: Op, graph: LogicalGraph, grid: tuple[int, ...]
+    op: Op, tensors: Tensors, grid: tuple[int, ...]
 ) -> tuple[list[Shape], list[Shape | None]]:
     """Return the shapes of the inputs and outputs of an op on the rank with the largest shards.
 
-    The op has a signature.  graph: has its tensors.  grid: sizes of the axes of its stage.
+    The op has a signature.  tensors: by name.  grid: sizes of the axes of its stage.
     """
-    shape = graph.tensors
     ins = [
-        largest_shape(shape[n].shape, nd, grid) for n, nd in zip(op.inputs, op.in_sbp, strict=True)
+        largest_shape(tensors[n].shape, nd, grid)
+        for n, nd in zip(op.inputs, op.in_sbp, strict=True)
     ]
     outs = [
-        None if n is None else largest_shape(shape[n].shape, nd, grid)
+        None if n is None else largest_shape(tensors[n].shape, nd, grid)
         for n, nd in zip(op.outputs, op.out_sbp, strict=True)
     ]
     return ins, outs
@@ -78,5 +80,5 @@ def repeated_seconds(plan: Plan, stage: int, hardware: Hardware) -> float:
         if isinstance(actor.work, RegionWork):
             again = [op for op in actor.work.ops if op.name.endswith("/again")]
             acts = plan.acts_per_step(actor)
-            total += acts * sum(local_seconds(op, plan.graph, grid, hardware) for op in again)
+            total += acts * sum(local_seconds(op, plan.tensors, grid, hardware) for op in again)
     return total

@@ -2,6 +2,7 @@
 
 graph.py        read this first: Op, LogicalTensor, Variable, Feed, LogicalGraph and its levels
 sbp.py          Split, Broadcast, Partial; an nd-SBP is one of them for each axis
+location.py     a stage and an nd-SBP: where a tensor lies
 placement.py    ranks in a grid with named axes, and the slice of a tensor that each holds
 names.py        names of tensors that never meet those of a user's model
 module_path.py  dotted paths of modules, and the repeated block that one is a part of

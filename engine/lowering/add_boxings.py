@@ -7,9 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.actors.plan import (
+    BOX,
+    RECEIVE,
+    SEND,
+    Actor,
+    BoxWork,
+    Plan,
+    TensorMove,
+    TransferWork,
+)
 from flowrun.engine.boxing.boxing import BoxingStep, exchange_if_small
 from flowrun.engine.ir.graph import Op
+from flowrun.engine.ir.location import Location
 from flowrun.engine.lowering.form_regions import moves
 from flowrun.engine.lowering.lower import with_actors
 from flowrun.engine.ops.flow.structure import TRANSFER
@@ -23,7 +33,7 @@ def add_boxings(plan: Plan, strategy: Strategy) -> Plan:
     boxings: list[Actor] = []
     for channel, ops in enumerate(_buckets(plan).values()):
         far = ops[0].target == TRANSFER
-        boxings += _transfer(ops, channel) if far else [_collective(plan, strategy, ops)]
+        boxings += _transfer(plan, ops, channel) if far else [_collective(plan, strategy, ops)]
     return with_actors(plan, (*plan.actors, *boxings))
 
 
@@ -31,7 +41,7 @@ def _buckets(plan: Plan) -> dict[Bucket, list[Op]]:
     buckets: dict[Bucket, list[Op]] = {}
     maker = {name: actor.id for actor in plan.actors for name in actor.makes}
     start: dict[str, object] = dict(maker)  # tensor -> the actor, or the bucket, that it comes from
-    for v in plan.graph.variables:
+    for v in plan.variables.values():
         # variables that one region updates travel together; constants by themselves
         start[v.tensor] = ("constant", v.tensor) if v.new is None else maker[v.new]
     for op in (op for op in plan.graph.ops if moves(op)):
@@ -40,17 +50,17 @@ def _buckets(plan: Plan) -> dict[Bucket, list[Op]]:
         if op.target == TRANSFER:
             key = ("transfer", op.args[1], *key)
         else:
-            step, dtype = op.args[1], plan.graph.tensors[source].dtype
+            step, dtype = op.args[1], plan.tensors[source].dtype
             key = ("box", step.axis, step.kind, step.reduce, dtype, *key)
         buckets.setdefault(key, []).append(op)
         start[op.makes[0]] = key
     return buckets
 
 
-def _transfer(ops: Sequence[Op], channel: int) -> Iterator[Actor]:
+def _transfer(plan: Plan, ops: Sequence[Op], channel: int) -> Iterator[Actor]:
     """The two ends of a message from one stage to another."""
     first, source = ops[0], ops[0].args[1]
-    work = TransferWork(channel, source, first.stage, _pairs(ops))
+    work = TransferWork(channel, source, first.stage, _moves(plan, ops))
     title = f"{first.module or 'step'}.{source}to{first.stage}.{first.phase}"
     for kind, stage in ((SEND, source), (RECEIVE, first.stage)):
         yield Actor(0, f"{kind}.{title}", kind, stage, first.phase, first.per_step, work)
@@ -60,15 +70,26 @@ def _collective(plan: Plan, strategy: Strategy, ops: Sequence[Op]) -> Actor:
     """One message.  Its bytes are those of the rank with the largest shards: all ranks have to go
     the same way.
     """
-    first, pairs = ops[0], _pairs(ops)
+    first, moves = ops[0], _moves(plan, ops)
     steps: list[BoxingStep] = [op.args[1] for op in ops]
     link = strategy.hardware.links(strategy.placements[first.stage])[steps[0].axis]
-    num_bytes = sum(plan.tensor_bytes(read) for read, _ in pairs)
-    work = BoxWork(tuple(exchange_if_small(step, num_bytes, link) for step in steps), pairs)
+    num_bytes = sum(plan.tensor_bytes(move.read) for move in moves)
+    work = BoxWork(tuple(exchange_if_small(step, num_bytes, link) for step in steps), moves)
     axis = strategy.axes[work.step.axis]
     title = f"{work.step.kind}.{axis}.{first.module or 'step'}.{first.phase}"
     return Actor(0, title, BOX, first.stage, first.phase, first.per_step, work)
 
 
-def _pairs(ops: Sequence[Op]) -> tuple[tuple[str, str], ...]:
-    return tuple((op.inputs[0], op.makes[0]) for op in ops)
+def _moves(plan: Plan, ops: Sequence[Op]) -> tuple[TensorMove, ...]:
+    """What boxings or transfers do, each to its one tensor."""
+    return tuple(
+        TensorMove(
+            read=op.inputs[0],
+            made=op.makes[0],
+            shape=plan.tensors[op.inputs[0]].shape,
+            dtype=plan.tensors[op.inputs[0]].dtype,
+            source=Location(op.args[1] if op.target == TRANSFER else op.stage, op.in_sbp[0]),
+            target=Location(op.stage, op.out_sbp[0]),
+        )
+        for op in ops
+    )

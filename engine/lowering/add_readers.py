@@ -13,6 +13,7 @@ import torch
 
 from flowrun.engine.actors.plan import READER, Actor, FeedWork, Plan, PrepareWork
 from flowrun.engine.ir.graph import COUNT, FORWARD, UPDATE, Feed, LogicalTensor
+from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.lowering.lower import with_actors
 from flowrun.engine.strategy import Strategy
@@ -20,19 +21,19 @@ from flowrun.engine.strategy import Strategy
 
 def add_readers(plan: Plan, strategy: Strategy) -> Plan:
     """A pass: readers of every stage, before all other actors."""
-    tensors = dict(plan.graph.tensors)
+    tensors, locations = dict(plan.tensors), dict(plan.locations)
     readers: list[Actor] = []
     for stage in range(strategy.num_stages):
         for per_step in (False, True):
             found = [f for f in plan.graph.feeds if f.stage == stage and f.per_step == per_step]
             for feeds in _together(plan, strategy, tuple(found)):
                 chain = list(_prepared(plan, strategy, feeds))
-                for made, actor in chain:
-                    tensors[made.name] = made
+                for made, lies, actor in chain:
+                    tensors[made.name], locations[made.name] = made, lies
                     readers.append(actor)
                 source = chain[-1][0].name if chain else None
                 readers.append(_reader(strategy, feeds, source))
-    plan = replace(plan, graph=replace(plan.graph, tensors=tensors))
+    plan = replace(plan, tensors=tensors, locations=locations)
     return with_actors(plan, (*readers, *plan.actors))
 
 
@@ -68,21 +69,22 @@ def _together(
 
 def _prepared(
     plan: Plan, strategy: Strategy, feeds: tuple[Feed, ...]
-) -> Iterator[tuple[LogicalTensor, Actor]]:
-    """A chain of actors, one for each step that makes a sample, and what each makes.
+) -> Iterator[tuple[LogicalTensor, Location, Actor]]:
+    """A chain of actors, one for each step that makes a sample, with what each makes, and where.
 
     Samples are described as a tensor of bytes that lies as the field of which most is held.
     """
     fields = [feed for feed in feeds if not feed.is_own]
     if not fields or _are_unprepared(strategy, feeds):
         return
-    stage, tensors = fields[0].stage, plan.graph.tensors
+    stage, tensors = fields[0].stage, plan.tensors
     grid = strategy.placements[stage].shape
     widest = max(fields, key=lambda f: largest_shape(tensors[f.tensor].shape, f.nd_sbp, grid)[0])
     samples = tensors[widest.tensor].shape[0]
     source: str | None = None
     for step in strategy.preparation:
         made = LogicalTensor(f"batch.{step.name}@{stage}", (samples, step.num_bytes), torch.uint8)
-        work = PrepareWork(step.name, source, made.name, feeds, widest.nd_sbp)
-        yield made, Actor(0, f"batch.{step.name}", READER, stage, FORWARD, False, work)
+        work = PrepareWork(step.name, source, made.name, feeds)
+        actor = Actor(0, f"batch.{step.name}", READER, stage, FORWARD, False, work)
+        yield made, Location(stage, widest.nd_sbp), actor
         source = made.name

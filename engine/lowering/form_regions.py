@@ -77,11 +77,18 @@ def with_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
             makes=tuple(n for n in made if n in wanted and n not in new_of),
             accumulates=tuple(sums),
             updates=tuple((new_of[n], n) for n in made if n in new_of),
+            sent=tuple(n for n in made if _is_only_sent(graph, n)),
         )
         stage, phase, *_ = region.key
         return Actor(k, region.name, REGION, stage, PHASES[phase], ops[0].per_step, work)
 
     return with_actors(plan, (actor(k, region) for k, region in enumerate(regions)))
+
+
+def _is_only_sent(graph: LogicalGraph, name: str) -> bool:
+    """True if boxings alone read it: a message is written row by row, however its tensors lie."""
+    readers = graph.consumers.get(name, ())
+    return bool(readers) and all(reader.target == BOX for reader in readers)
 
 
 def moves(op: Op) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from flowrun.engine.actors.plan import REPORT, Actor, Plan, ReportWork
 from flowrun.engine.cost.actor_cost import ActorCost
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
+from flowrun.engine.ir.location import Location
 from flowrun.engine.strategy import Strategy
 
 
@@ -32,7 +33,19 @@ def start_plan(graph: LogicalGraph, strategy: Strategy) -> Plan:
         own_messages=hardware.own_messages,
         workspace=hardware.workspace,
         blocking=tuple(map(strategy.axes.index, strategy.blocking)),
+        tensors=graph.tensors,
+        variables=graph.variable_of,
+        locations=_locations(graph),
     )
+
+
+def _locations(graph: LogicalGraph) -> dict[str, Location]:
+    """Where every tensor enters or is made."""
+    found = {source.tensor: Location(source.stage, source.nd_sbp) for source in graph.sources}
+    for op in graph.ops:
+        made = zip(op.outputs, op.out_sbp, strict=True)
+        found |= {name: Location(op.stage, nd_sbp) for name, nd_sbp in made if name is not None}
+    return found
 
 
 def with_actors(plan: Plan, actors: Iterable[Actor]) -> Plan:
@@ -44,7 +57,7 @@ def add_reports(plan: Plan, strategy: Strategy) -> Plan:
     """A pass: one actor a stage reports the scalars that are made there."""
     by_stage: dict[int, list[tuple[str, str]]] = {}
     for name, tensor in plan.graph.results:
-        by_stage.setdefault(plan.locations[tensor][0], []).append((name, tensor))
+        by_stage.setdefault(plan.locations[tensor].stage, []).append((name, tensor))
     reports = (
         Actor(0, "report", REPORT, stage, UPDATE, True, ReportWork(tuple(results)))
         for stage, results in by_stage.items()
@@ -54,7 +67,7 @@ def add_reports(plan: Plan, strategy: Strategy) -> Plan:
 
 def add_costs(plan: Plan, strategy: Strategy) -> Plan:
     """A pass: seconds and bytes of one act of every actor, and the network that carries it."""
-    cost = ActorCost(plan.graph, strategy, plan.locations)
+    cost = ActorCost(plan, strategy)
 
     def costed(actor: Actor) -> Actor:
         level, taken, crowding_s = cost.carrier(actor)

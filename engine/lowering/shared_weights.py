@@ -56,20 +56,21 @@ def one_copy(
     }
     axes: dict[str, set[int]] = {}  # variable -> those that it is gathered over
     for work in gathers.values():
-        for read, _ in work.pairs:
-            axes.setdefault(read, set()).add(work.step.axis)
+        for move in work.moves:
+            axes.setdefault(move.read, set()).add(work.step.axis)
     homes = {v.tensor: v.nd_sbp for v in graph.variables}
 
     def lies_once(k: int, work: BoxWork) -> bool:
         grid = grids[actors[k].stage]
         return all(
-            read in homes
-            and len(axes[read]) == 1
-            and _side_by_side(graph.tensors[read].shape, homes[read], step.axis, grid)
+            move.read in homes
+            and len(axes[move.read]) == 1
+            and _side_by_side(move.shape, homes[move.read], step.axis, grid)
             and (
-                read not in updates or order.are_read_before(k, _shown(graph, made), updates[read])
+                move.read not in updates
+                or order.are_read_before(k, _shown(graph, move.made), updates[move.read])
             )
-            for step, (read, made) in zip(work.steps, work.pairs, strict=True)
+            for step, move in zip(work.steps, work.moves, strict=True)
         )
 
     found = {k for k, work in gathers.items() if lies_once(k, work)}

@@ -29,14 +29,13 @@ from flowrun.engine.ir.graph import (
     Ref,
     map_refs,
 )
+from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.sbp import B, NdSbp, format_nd_sbp
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow.structure import BOX, TRANSFER
 from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
-
-Place = tuple[int, NdSbp]  # (stage, nd-SBP)
 
 
 def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
@@ -50,7 +49,7 @@ def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     results = []
     for name, tensor in graph.results:
         stage = graph.producer[tensor].stage
-        whole = (stage, (B,) * len(strategy.axes))
+        whole = Location(stage, (B,) * len(strategy.axes))
         results.append((name, boxer.box(tensor, whole, _BoxReader(UPDATE))))
     ops = _advance_to_first_reader(boxer.ops)
     return replace(graph, ops=ops, tensors=boxer.tensors, results=tuple(results))
@@ -90,12 +89,12 @@ class _Boxer:
         self.weights: set[str] = set(graph.variable_of) - graph.running
         self.written = {v.tensor: v.new for v in graph.variables if v.new is not None}
         self.ops: list[Op] = []
-        # original tensor -> ((stage, nd-SBP), scope) -> name; scope: the phase that may read it,
+        # original tensor -> (location, scope) -> name; scope: the phase that may read it,
         # or "" for all
-        self.forms: dict[str, dict[tuple[Place, str], str]] = {}
+        self.forms: dict[str, dict[tuple[Location, str], str]] = {}
         self.per_step: set[str] = set(self.weights)
         for source in graph.sources:
-            self.forms[source.tensor] = {((source.stage, source.nd_sbp), ""): source.tensor}
+            self.forms[source.tensor] = {(Location(source.stage, source.nd_sbp), ""): source.tensor}
 
     def expand(self, op: Op) -> Iterator[Op]:
         """Yield the op, or the ordinary ops that its signature stands for (split softmax)."""
@@ -110,7 +109,7 @@ class _Boxer:
         """Append an op, with its inputs boxed to what its signature reads."""
         reader = _BoxReader(op.phase, op.module, op.chunk)
         read = [
-            self.box(name, (op.stage, nd_sbp), reader)
+            self.box(name, Location(op.stage, nd_sbp), reader)
             for name, nd_sbp in zip(op.inputs, op.in_sbp, strict=True)
         ]
         for given, boxed in zip(op.inputs, read, strict=True):
@@ -121,13 +120,13 @@ class _Boxer:
         self.ops.append(replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap)))
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:
-                self.forms[name] = {((op.stage, nd_sbp), ""): name}
+                self.forms[name] = {(Location(op.stage, nd_sbp), ""): name}
                 if op.phase == UPDATE or has(op.target, Trait.SUM):
                     self.per_step.add(name)
                 if op.phase == WEIGHTS:
                     self.weights.add(name)
 
-    def box(self, name: str, wanted: Place, reader: _BoxReader) -> str:
+    def box(self, name: str, wanted: Location, reader: _BoxReader) -> str:
         """Return the name of the tensor in the wanted layout; append the boxing if there is none.
 
         name: of the tensor as it was made.  wanted: (stage, nd-SBP).  reader: who reads it.
@@ -154,7 +153,7 @@ class _Boxer:
         return made
 
     def _once_a_step(
-        self, name: str, steps: list[tuple[BoxingStep | None, Place]], phase: str
+        self, name: str, steps: list[tuple[BoxingStep | None, Location]], phase: str
     ) -> int:
         """Return how many of the first steps of a weight's path run once a step.
 
@@ -173,20 +172,20 @@ class _Boxer:
             default=0,
         )
 
-    def _seconds(self, name: str, have: Place, wanted: Place) -> float:
+    def _seconds(self, name: str, have: Location, wanted: Location) -> float:
         tensor = self.tensors[name]
         hardware, placements = self.strategy.hardware, self.strategy.placements
-        if have[0] != wanted[0]:
-            link = hardware.crossing(placements[have[0]], placements[wanted[0]])
+        if have.stage != wanted.stage:
+            link = hardware.crossing(placements[have.stage], placements[wanted.stage])
             return 1e3 + tensor.num_bytes / link.bytes_per_s * (
-                1 + (format_nd_sbp(have[1]) != format_nd_sbp(wanted[1]))
+                1 + (format_nd_sbp(have.nd_sbp) != format_nd_sbp(wanted.nd_sbp))
             )
-        grid, links = placements[have[0]].shape, hardware.links(placements[have[0]])
-        return path_seconds(have[1], wanted[1], grid, tensor.shape, tensor.num_bytes, links)
+        grid, links = placements[have.stage].shape, hardware.links(placements[have.stage])
+        return path_seconds(have.nd_sbp, wanted.nd_sbp, grid, tensor.shape, tensor.num_bytes, links)
 
     def _steps(
-        self, name: str, have: Place, wanted: Place
-    ) -> Iterator[tuple[BoxingStep | None, Place]]:
+        self, name: str, have: Location, wanted: Location
+    ) -> Iterator[tuple[BoxingStep | None, Location]]:
         """Yield each step with the layout that it leads to; None is the crossing between stages."""
         shape = self.tensors[name].shape
         (stage, nd_sbp), (target_stage, target) = have, wanted
@@ -200,7 +199,7 @@ class _Boxer:
                 source_placement, nd_sbp, target_placement, target, shape, far
             )
             yield from _path_places(stage, nd_sbp, leaves, source_placement.shape, shape)
-            yield None, (target_stage, enters)
+            yield None, Location(target_stage, enters)
             nd_sbp = enters
         yield from _path_places(target_stage, nd_sbp, target, target_placement.shape, shape)
 
@@ -209,7 +208,7 @@ class _Boxer:
         name: str,
         made: str,
         step: BoxingStep | None,
-        place: Place,
+        place: Location,
         reader: _BoxReader,
         hoisted: bool,
     ) -> str:
@@ -226,7 +225,7 @@ class _Boxer:
             new += "'"
         before = next(p for (p, _), n in forms.items() if n == made)
         self.tensors[new] = replace(self.tensors[name], name=new)
-        target, argument = (TRANSFER, before[0]) if step is None else (BOX, step)
+        target, argument = (TRANSFER, before.stage) if step is None else (BOX, step)
         self.ops.append(
             Op(
                 new,
@@ -237,7 +236,7 @@ class _Boxer:
                 reader.module,
                 op_phase,
                 stage,
-                (before[1],),
+                (before.nd_sbp,),
                 (nd_sbp,),
                 reader.chunk,
             )
@@ -266,8 +265,8 @@ def _scope(phase: str) -> str:
 
 def _path_places(
     stage: int, source: NdSbp, target: NdSbp, grid: tuple[int, ...], shape: tuple[int, ...]
-) -> Iterator[tuple[BoxingStep, Place]]:
+) -> Iterator[tuple[BoxingStep, Location]]:
     nd_sbp = source
     for step in path(source, target, grid, shape):
         nd_sbp = (*nd_sbp[: step.axis], step.target, *nd_sbp[step.axis + 1 :])
-        yield step, (stage, nd_sbp)
+        yield step, Location(stage, nd_sbp)

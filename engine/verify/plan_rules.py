@@ -54,7 +54,7 @@ def _does(actor: Actor) -> Iterator[str]:
     if isinstance(work, RegionWork):
         yield from (op.name for op in work.ops)
     if isinstance(work, BoxWork) or (isinstance(work, TransferWork) and actor.kind == RECEIVE):
-        yield from (made for _, made in work.pairs)
+        yield from (move.made for move in work.moves)
 
 
 def _mixed_regions(plan: Plan) -> Iterator[Fault]:
@@ -104,9 +104,9 @@ def _mixed_boxings(plan: Plan) -> Iterator[Fault]:
     for actor in plan.actors:
         if not isinstance(actor.work, BoxWork):
             continue
-        steps, pairs = actor.work.steps, actor.work.pairs
-        if len(steps) != len(pairs):
-            yield Fault(name_of(actor), f"it has {len(steps)} steps for {len(pairs)} tensors.")
+        steps, moves = actor.work.steps, actor.work.moves
+        if len(steps) != len(moves):
+            yield Fault(name_of(actor), f"it has {len(steps)} steps for {len(moves)} tensors.")
         kinds = {(step.axis, step.kind, step.reduce) for step in steps}
         if len(kinds) != 1:
             yield Fault(name_of(actor), f"its steps are {', '.join(map(str, steps))}.")
@@ -117,14 +117,14 @@ def _mixed_boxings(plan: Plan) -> Iterator[Fault]:
 def _changed_shapes(plan: Plan) -> Iterator[Fault]:
     for actor in plan.actors:
         if isinstance(actor.work, BoxWork | TransferWork):
-            for read, made in actor.work.pairs:
-                before, after = plan.graph.tensors[read], plan.graph.tensors[made]
+            for move in actor.work.moves:
+                before, after = plan.tensors[move.read], plan.tensors[move.made]
                 if (before.shape, before.dtype) != (after.shape, after.dtype):
                     yield Fault(name_of(actor), f"{before} becomes {after}.")
 
 
 def _bad_overwrites(plan: Plan) -> Iterator[Fault]:
-    tensors = plan.graph.tensors
+    tensors = plan.tensors
     for actor, work in _regions(plan):
         maker = {name: (k, op) for k, op in enumerate(work.ops) for name in op.makes}
         for made, over in work.overwrites:

@@ -148,9 +148,9 @@ def restore(job: Job, start: Checkpoint) -> None:
     """Check that the checkpoint has all that the plan needs; what forward does not read is read
     here, the rest is each rank's to read.
     """
-    graph, there = job.training.plan.graph, contents(start.folder)
-    for v in graph.variables:
-        tensor = graph.tensors[v.tensor]
+    plan, there = job.training.plan, contents(start.folder)
+    for v in plan.variables.values():
+        tensor = plan.tensors[v.tensor]
         found = there.get(v.name)
         if found is None:
             raise RecipeError(
@@ -184,7 +184,7 @@ def notes(job: Job, start: Checkpoint) -> Iterator[str]:
             why = f"it is not whole: {damage}" if damage else "the next checkpoint replaces it"
             yield f"{later.folder.name} is left out: {why}"
     plan, there = job.training.plan, contents(start.folder)
-    alone = [v for v in plan.graph.variables if v.own]
+    alone = [v for v in plan.variables.values() if v.own]
     ranks = [
         r for r in range(plan.num_ranks) if any(name_of(plan, v, r) not in there for v in alone)
     ]

@@ -362,14 +362,14 @@ class Job:
     @property
     def unused(self) -> list[str]:
         """Parameters and buffers that forward does not read: they stay as they are."""
-        used = {v.name for v in self.training.plan.graph.variables}
+        used = {v.name for v in self.training.plan.variables.values()}
         return [name for name in self.initial if name not in used]
 
     @cached_property
     def saved(self) -> dict[str, tuple[Shape, torch.dtype]]:
         """Shape and type of every tensor that is written at the end, what is not trained too."""
         plan = self.training.plan
-        found = {v.name: plan.graph.tensors[v.tensor] for v in weights.saved_variables(plan)}
+        found = {v.name: plan.tensors[v.tensor] for v in weights.saved_variables(plan)}
         trained = {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()}
         given = self.initial
         return trained | {name: (given.shape(name), given.dtype(name)) for name in self.unused}
@@ -381,5 +381,6 @@ class Job:
 
     def parameters(self) -> dict[str, LogicalTensor]:
         """Logical tensors of the parameters."""
-        graph = self.training.plan.graph
-        return {v.name: graph.tensors[v.tensor] for v in graph.variables if v.kind == "parameter"}
+        plan = self.training.plan
+        parameters = (v for v in plan.variables.values() if v.kind == "parameter")
+        return {v.name: plan.tensors[v.tensor] for v in parameters}

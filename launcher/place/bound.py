@@ -103,7 +103,7 @@ class LaidOutBranch:
         each, forward, once = ([0.0] * len(grids) for _ in range(3))
         of_weights = self.graph.of_weights
         for op in (op for op in self.graph.ops if op.phase != UPDATE):
-            seconds = local_seconds(op, self.graph, grids[op.stage], self.strategy.hardware)
+            seconds = local_seconds(op, self.graph.tensors, grids[op.stage], self.strategy.hardware)
             if of_weights.issuperset(op.makes):
                 once[op.stage] += seconds
                 continue

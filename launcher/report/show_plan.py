@@ -157,8 +157,8 @@ def _boxing_row(plan: Plan, actor: Actor) -> tuple[str, ...]:
     """Phase, where, what, change; where is "stages" if there are many."""
     work, many = actor.work, len(plan.placements) > FEW
     if isinstance(work, TransferWork):
-        first = plan.graph.producer[work.pairs[0][1]]
-        change = f"{layout(first.in_sbp[0])} -> {layout(first.out_sbp[0])}"
+        first = work.moves[0]
+        change = f"{layout(first.source.nd_sbp)} -> {layout(first.target.nd_sbp)}"
         ahead = work.target_stage - work.source_stage
         if many and abs(ahead) == 1:
             return (

@@ -85,12 +85,12 @@ def steps_of(file: Path) -> int:
 
 def saved_variables(plan: Plan) -> list[Variable]:
     """Return the variables that are written: parameters, buffers and moving averages."""
-    return [v for v in plan.graph.variables if v.kind != "state" or v.name.startswith(_EMA)]
+    return [v for v in plan.variables.values() if v.kind != "state" or v.name.startswith(_EMA)]
 
 
 def averages(plan: Plan) -> dict[str, str]:
     """Parameter -> its moving average, for those that have one."""
-    return {v.of: v.name for v in plan.graph.variables if v.of and v.name.startswith(_EMA)}
+    return {v.of: v.name for v in plan.variables.values() if v.of and v.name.startswith(_EMA)}
 
 
 def load(folder: Path) -> dict[str, torch.Tensor]:

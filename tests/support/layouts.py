@@ -192,11 +192,11 @@ Shards = Mapping[int, Mapping[str, Tensor]]  # rank -> tensor of the graph -> wh
 def logical_weights(plan: Plan, shards: Shards) -> dict[str, Tensor]:
     """Parameters by name, from what the ranks hold; fails where copies differ in a bit."""
     out = {}
-    for v in plan.graph.variables:
+    for v in plan.variables.values():
         if v.kind != "state":
             placement = plan.placements[v.stage]
             pieces = {rank: shards[rank][v.tensor] for rank in placement.ranks}
-            shape = plan.graph.tensors[v.tensor].shape
+            shape = plan.tensors[v.tensor].shape
             out[v.name] = put_together(pieces, v.nd_sbp, placement, shape)
     return out
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from flowrun.engine.passes.search.forms import Forms
-from flowrun.engine.passes.search.objective import Array, Form, Objective
+from flowrun.engine.ir.location import Location
+from flowrun.engine.passes.search.locations import Locations
+from flowrun.engine.passes.search.objective import Array, Objective
 
 MAX_ORDERED_FORMS = 6  # boxings to at most so few forms are tried in every order
 
-FormNumbers = tuple[int, ...]  # forms by their number, ascending
+LocationNumbers = tuple[int, ...]  # forms by their number, ascending
 
 
 Held = Mapping[int, Array]  # stage -> bytes that a rank of it holds
@@ -31,7 +32,7 @@ class Boxings:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         self.complete = True
-        self._number: dict[Form, int] = {}
+        self._number: dict[Location, int] = {}
         self._seconds: dict[object, dict[tuple[int, int], float]] = {}
         self._tables: dict[Any, tuple[Array, Held]] = {}
         self._shown: dict[Any, Array] = {}
@@ -39,9 +40,9 @@ class Boxings:
     def table(
         self,
         name: str,
-        made: tuple[Forms, ...],
-        wanted: tuple[Forms, ...],
-        ways: Forms = frozenset(),
+        made: tuple[Locations, ...],
+        wanted: tuple[Locations, ...],
+        ways: Locations = frozenset(),
     ) -> tuple[Array, Held]:
         """Return (seconds, bytes) for each form in which a tensor is made and each set of wanted
         forms.
@@ -64,7 +65,7 @@ class Boxings:
         return self._shown[id(seconds), hidden], held
 
     def _table(
-        self, name: str, made: Sequence[Forms], wanted: Sequence[Forms], ways: Forms
+        self, name: str, made: Sequence[Locations], wanted: Sequence[Locations], ways: Locations
     ) -> tuple[Array, Held]:
         have_at = {forms: k for k, forms in enumerate(dict.fromkeys(made))}
         want_at = {forms: k for k, forms in enumerate(dict.fromkeys(wanted))}
@@ -74,8 +75,8 @@ class Boxings:
         copies = [self.objective.copy_bytes(name, form) for form in every]
         times = self.objective.box_times(name)
         seconds = np.zeros((len(have_at), len(want_at)))
-        held = {stage: np.zeros_like(seconds) for stage in dict.fromkeys(f[0] for f in every)}
-        known: dict[tuple[FormNumbers, FormNumbers], float] = {}
+        held = {stage: np.zeros_like(seconds) for stage in dict.fromkeys(f.stage for f in every)}
+        known: dict[tuple[LocationNumbers, LocationNumbers], float] = {}
         asked = [sorted(place[form] for form in forms) for forms in want_at]
         for have, i in have_at.items():
             there = tuple(sorted(place[form] for form in have))
@@ -84,11 +85,11 @@ class Boxings:
                 self.complete &= len(missing) <= MAX_ORDERED_FORMS
                 seconds[i, j] = times * _least(into, there, missing, known)
                 for k in missing:
-                    held[every[k][0]][i, j] += copies[k]
+                    held[every[k].stage][i, j] += copies[k]
         at = np.ix_([have_at[f] for f in made], [want_at[f] for f in wanted])
         return seconds[at], {stage: each[at] for stage, each in held.items()}
 
-    def _prices(self, name: str, every: Sequence[Form], ways: Sequence[int]) -> Array:
+    def _prices(self, name: str, every: Sequence[Location], ways: Sequence[int]) -> Array:
         """Return the seconds from each form to each, possibly through one of `ways`."""
         tensor = self.objective.graph.tensors[name]
         kind = (tensor.shape, tensor.dtype.itemsize)
@@ -107,9 +108,9 @@ class Boxings:
 
 def _least(
     into: Sequence[Sequence[float]],
-    have: FormNumbers,
-    missing: FormNumbers,
-    known: dict[tuple[FormNumbers, FormNumbers], float],
+    have: LocationNumbers,
+    missing: LocationNumbers,
+    known: dict[tuple[LocationNumbers, LocationNumbers], float],
 ) -> float:
     """Return the least seconds of boxing to several forms in any order, each from any that exists.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flowrun.engine.passes.layout.elimination import CostTable
-from flowrun.engine.passes.search.forms import Choices
+from flowrun.engine.passes.search.locations import Choices
 from flowrun.engine.passes.search.objective import Array
 from flowrun.engine.passes.search.options import Options
 

@@ -21,7 +21,7 @@ from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Op, Variable
 from flowrun.engine.ops.flow.update import ASSIGN
 from flowrun.engine.passes.search.boxings import Boxings
 from flowrun.engine.passes.search.cost_network import Network, Term
-from flowrun.engine.passes.search.forms import Choices, Forms, FormsOfRows, unions
+from flowrun.engine.passes.search.locations import Choices, Locations, LocationsOfRows, unions
 from flowrun.engine.passes.search.objective import Array, Objective
 from flowrun.engine.passes.search.options import Choice, Options
 from flowrun.engine.passes.search.rows import inputs_of, outputs_of
@@ -64,11 +64,11 @@ class _Maker:
         self.terms: list[Term] = []
         self.sets: list[tuple[Choices, tuple[Choices, ...]]] = []
         self.complete = True
-        self.forms, self.boxings = FormsOfRows(), Boxings(objective)
+        self.forms, self.boxings = LocationsOfRows(), Boxings(objective)
         self.staying = _tensors_on_one_stage(graph)
         self._nothing: dict[tuple[int, ...], Array] = {}
         self._known: dict[Any, Array] = {}
-        self._unions: dict[Any, tuple[tuple[Forms, ...], bool]] = {}
+        self._unions: dict[Any, tuple[tuple[Locations, ...], bool]] = {}
 
     def make(self) -> Network:
         """Return the network."""
@@ -167,14 +167,14 @@ class _Maker:
     def _box(self, name: str, maker: Choices, readers: list[Choices]) -> None:
         if self.relaxed or not self.objective.auto.shared:
             share = len(readers) if self.objective.auto.shared else 1
-            ways: Forms = frozenset()
+            ways: Locations = frozenset()
             if share > 1:
                 ways = ways.union(*(f for r in readers for f in r.forms))
             for reader in readers:
                 self._pay(name, maker, reader, 1 / share, ways)
             return
         choosing = [reader for reader in readers if self.forms.is_choice(reader.forms)]
-        certain: Forms = frozenset().union(
+        certain: Locations = frozenset().union(
             *(reader.forms[0] for reader in readers if not self.forms.is_choice(reader.forms))
         )
         if not choosing:
@@ -196,7 +196,9 @@ class _Maker:
             for reader in choosing:
                 self._ask(there, reader)
 
-    def _sets_of_starts(self, certain: Forms, choosing: Sequence[Choices]) -> Iterator[Forms]:
+    def _sets_of_starts(
+        self, certain: Locations, choosing: Sequence[Choices]
+    ) -> Iterator[Locations]:
         """Yield the sets that the starts ask for."""
         for choice in self.starts:
             asked = (r.forms[choice[r.variable]] for r in choosing if r.variable is not None)
@@ -216,7 +218,7 @@ class _Maker:
         maker: Choices,
         wanted: Choices,
         share: float = 1.0,
-        ways: Forms = frozenset(),
+        ways: Locations = frozenset(),
     ) -> None:
         """Add the cost, or a share of it, of boxing a tensor to all that is wanted."""
         if maker.variable == wanted.variable is not None:  # an op never reads its own output

@@ -27,6 +27,7 @@ from flowrun.engine.boxing.crossing import transfer_sbps
 from flowrun.engine.cost.op_cost import op_seconds
 from flowrun.engine.errors import SbpError
 from flowrun.engine.ir.graph import FORWARD, UPDATE, LogicalGraph, Op, Variable
+from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import Shape, largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, P
 from flowrun.engine.ops.op_info import Trait
@@ -35,7 +36,6 @@ from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs
 from flowrun.engine.passes.search.trunk import hidden_seconds
 from flowrun.engine.strategy import Strategy
 
-Form = tuple[int, NdSbp]  # (stage, nd-SBP)
 Array = np.ndarray[Any, np.dtype[Any]]
 
 HIDDEN_SHARE = 0.05  # seconds that a hidden second counts
@@ -157,11 +157,11 @@ class Objective:
 
     def home_bytes(self, variable: Variable, home: NdSbp) -> float:
         """Return the bytes of a variable on the rank with the largest shard."""
-        return self._local_bytes(variable.tensor, (variable.stage, home))
+        return self._local_bytes(variable.tensor, Location(variable.stage, home))
 
-    def _local_bytes(self, name: str, form: Form) -> float:
-        tensor, grid = self.graph.tensors[name], self.strategy.placements[form[0]].shape
-        return math.prod(largest_shape(tensor.shape, form[1], grid)) * tensor.dtype.itemsize
+    def _local_bytes(self, name: str, form: Location) -> float:
+        tensor, grid = self.graph.tensors[name], self.strategy.placements[form.stage].shape
+        return math.prod(largest_shape(tensor.shape, form.nd_sbp, grid)) * tensor.dtype.itemsize
 
     # ------------------------------------------------------------------ boxings
 
@@ -169,12 +169,12 @@ class Objective:
         """Return how often a tensor is boxed in a step."""
         return 1 if name in self._once else self.strategy.micro_batches
 
-    def copy_bytes(self, name: str, form: Form) -> float:
+    def copy_bytes(self, name: str, form: Location) -> float:
         """Return the bytes that a rank holds if a tensor exists in one more form."""
         held = name in self.graph.of_weights or name in self.stored
         return self._local_bytes(name, form) if held else 0.0
 
-    def box_seconds(self, name: str, have: Form, wanted: Form) -> float:
+    def box_seconds(self, name: str, have: Location, wanted: Location) -> float:
         """Return the seconds of one boxing of a tensor, with its acts, before any are hidden.
 
         name: of the tensor.  have, wanted: its forms.
@@ -191,7 +191,7 @@ class Objective:
             self._boxings[key] = found
         return self._boxings[key]
 
-    def _box_seconds(self, shape: Shape, itemsize: int, have: Form, wanted: Form) -> float:
+    def _box_seconds(self, shape: Shape, itemsize: int, have: Location, wanted: Location) -> float:
         (stage, source), (to_stage, target) = have, wanted
         num_bytes = itemsize * math.prod(shape)
         if stage == to_stage:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from flowrun.engine.ir.graph import LogicalGraph, Op
+from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.passes.search.cost_network import Network
-from flowrun.engine.passes.search.forms import Forms
-from flowrun.engine.passes.search.objective import Form, Objective
+from flowrun.engine.passes.search.locations import Locations
+from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.options import Choice, Options
 from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs_of
 
@@ -73,7 +74,7 @@ class _Walk:
         self.graph = graph
         self.options = options
         self.objective = objective
-        self.there: dict[str, Forms] = {}
+        self.there: dict[str, Locations] = {}
         self.homes: dict[str, int] = {}
         self.stages = {source.tensor: source.stage for source in graph.sources}
         self.homes_of = dict(zip(options.sources, options.homes, strict=True))
@@ -84,29 +85,29 @@ class _Walk:
         written = {name for name in op.inputs if self._writes(op, name)}
         for k, row in enumerate(rows):
             for name, nd_sbp in zip(op.inputs, inputs_of(row), strict=True):
-                costs[k] += self._price(name, (op.stage, nd_sbp), stays=name in written)
+                costs[k] += self._price(name, Location(op.stage, nd_sbp), stays=name in written)
         chosen = int(costs.argmin())
         for name, nd_sbp in zip(op.inputs, inputs_of(rows[chosen]), strict=True):
             if name not in self.there:
                 self._settle(name, nd_sbp)
-            self.there[name] |= {(op.stage, nd_sbp)}
+            self.there[name] |= {Location(op.stage, nd_sbp)}
         for made, made_as in zip(op.outputs, outputs_of(rows[chosen]), strict=True):
             if made is not None:
-                self.there[made] = frozenset(((op.stage, made_as),))
+                self.there[made] = frozenset((Location(op.stage, made_as),))
         return chosen
 
     def _writes(self, op: Op, name: str) -> bool:
         variable = self.graph.variable_of.get(name)
         return variable is not None and variable.new in op.makes
 
-    def _price(self, name: str, form: Form, stays: bool) -> float:
+    def _price(self, name: str, form: Location, stays: bool) -> float:
         """Return the seconds of bringing a tensor into a form.
 
         stays: the op writes it in place, so it must exist in that form.
         """
         source = self.options.tied.get(name, name)
         if name not in self.there and source not in self.homes:
-            return 0.0 if form[1] in self.homes_of[source] else math.inf
+            return 0.0 if form.nd_sbp in self.homes_of[source] else math.inf
         if name not in self.there:
             self._settle(name, None)
         if stays:

@@ -47,7 +47,7 @@ def weigh_line(
         behind = (made[name] for name in op.inputs if name in made)
         at = places[op.name] if op.name in places else next(behind, 0)
         made.update(dict.fromkeys(op.makes, at))
-        each = local_seconds(op, graph, strategy.placements[0].shape, hardware)
+        each = local_seconds(op, graph.tensors, strategy.placements[0].shape, hardware)
         once = graph.of_weights.issuperset(op.makes)
         seconds[at] += each / micro_batches if once else each
     for maker, each in boxing_seconds(graph, strategy.placements, hardware):

@@ -80,11 +80,11 @@ def op_times(
     found: TimeRatios = defaultdict(list)
     for one in timed:
         grid = plan.placements[one.stage].shape
-        foreseen = local_seconds(one.op, plan.graph, grid, hardware)
+        foreseen = local_seconds(one.op, plan.tensors, grid, hardware)
         if not foreseen or not one.seconds:
             continue  # a view; another step's
-        ins, outs = local_shapes(one.op, plan.graph, grid)
-        dtype = dtype_name(one.op, plan.graph.tensors)
+        ins, outs = local_shapes(one.op, plan.tensors, grid)
+        dtype = dtype_name(one.op, plan.tensors)
         key = one.op.target, text_of(dtype, measured_shapes(ins, outs))
         found[key].append(mean(one.seconds) / foreseen)
     return dict(found)

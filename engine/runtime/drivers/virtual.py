@@ -18,7 +18,7 @@ from flowrun.engine.actors.deadlock import deadlock
 from flowrun.engine.actors.plan import Actor, BoxWork, Plan, TransferWork
 from flowrun.engine.actors.protocol import LaunchAct, violations
 from flowrun.engine.actors.scheduler import Scheduler
-from flowrun.engine.boxing.crossing import route, slices_of_ranks
+from flowrun.engine.boxing.crossing import slices_of_ranks
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.engine.ir.placement import local_slices
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
@@ -100,8 +100,8 @@ class VirtualCluster:
 
     def value(self, name: str) -> torch.Tensor:
         """The logical value of a variable, joined from the shards; of copies the first rank's."""
-        variable = next(v for v in self.plan.graph.variables if v.name == name)
-        tensor = self.plan.graph.tensors[variable.tensor]
+        variable = next(v for v in self.plan.variables.values() if v.name == name)
+        tensor = self.plan.tensors[variable.tensor]
         out = torch.empty(tensor.shape, dtype=tensor.dtype)
         placement = self.plan.placements[variable.stage]
         for rank in reversed(placement.ranks):
@@ -220,16 +220,13 @@ class VirtualCluster:
         source, target = (self.plan.placements[s] for s in (work.source_stage, work.target_stage))
         inputs = {rank: self.ranks[rank].inputs(actor, act) for rank, actor in senders.items()}
         made: dict[int, list[torch.Tensor]] = {rank: [] for rank in receivers}
-        for k, (sent, received) in enumerate(work.pairs):
-            op = self.plan.graph.producer[received]
-            shape = self.plan.graph.tensors[sent].shape
-            sends = route(source, op.in_sbp[0], target, op.out_sbp[0], shape)
+        for k, (move, sends) in enumerate(zip(work.moves, self.plan.routes(work), strict=True)):
             pieces = {rank: values[k] for rank, values in inputs.items()}
             out, counts = run_route(
                 sends,
                 pieces,
-                slices_of_ranks(source, op.in_sbp[0], shape),
-                slices_of_ranks(target, op.out_sbp[0], shape),
+                slices_of_ranks(source, move.source.nd_sbp, move.shape),
+                slices_of_ranks(target, move.target.nd_sbp, move.shape),
             )
             self._count(next(iter(senders.values())).id, sum(counts.values()))
             for rank, value in out.items():

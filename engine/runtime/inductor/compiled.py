@@ -17,7 +17,6 @@ from flowrun.engine.actors.plan import Plan, RegionWork
 from flowrun.engine.actors.sums import sums_of
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import local_shape
-from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.runtime.inductor.graph_breaks import GraphPiece, split
 from flowrun.engine.runtime.inductor.inductor import Boxed, Code, Spec, compiled, made_specs
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
@@ -59,7 +58,6 @@ class CompiledRegions:
         self.device = device
         self.threads = threads
         self.code: dict[str, Boxed] = {}
-        self._layout = _layouts(plan)
         self._made: dict[tuple[str, tuple[Spec, ...]], tuple[Spec, ...]] = {}
         self._regions: dict[tuple[int, Coordinate], Mapping[int, CompiledRegion]] = {}
 
@@ -140,8 +138,8 @@ class CompiledRegions:
         return regions
 
     def _row_major(self, name: str, stage: int, coordinate: Coordinate) -> Spec:
-        tensor, grid = self.plan.graph.tensors[name], self.plan.placements[stage].shape
-        shape = local_shape(tensor.shape, self._layout[name], grid, coordinate)
+        tensor, grid = self.plan.tensors[name], self.plan.placements[stage].shape
+        shape = local_shape(tensor.shape, self.plan.locations[name].nd_sbp, grid, coordinate)
         return Spec.row_major(shape, tensor.dtype)
 
     def _region(
@@ -173,17 +171,6 @@ class CompiledRegions:
         code = self.kernel(part)
         assert isinstance(code, Code)
         return tuple(replace(m, stride=s) for m, s in zip(made, code.strides, strict=True))
-
-
-def _layouts(plan: Plan) -> dict[str, NdSbp]:
-    """Tensor -> nd-SBP."""
-    graph = plan.graph
-    layouts = {source.tensor: source.nd_sbp for source in graph.sources}
-    for op in graph.ops:
-        for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
-            if name is not None:
-                layouts[name] = nd_sbp
-    return layouts
 
 
 def _strides(part: CompiledPiece) -> Strides:

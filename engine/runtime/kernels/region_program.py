@@ -126,7 +126,7 @@ def _local(
     plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> LocalCall | None:
     """What this rank runs in place of the op; None if it is the identity."""
-    tensors = plan.graph.tensors
+    tensors = plan.tensors
     if has(op.target, Trait.IDENTITY) or op.target == ACCUMULATE:
         return None
     if op.target == BOX:
@@ -168,4 +168,4 @@ def _boxing(
 def _slices(
     plan: Plan, name: str, nd_sbp: Any, grid: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> Slices:
-    return local_slices(plan.graph.tensors[name].shape, nd_sbp, grid, coordinate)
+    return local_slices(plan.tensors[name].shape, nd_sbp, grid, coordinate)

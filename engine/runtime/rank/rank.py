@@ -5,7 +5,7 @@ Runs acts; knows no protocol, no clock, no other rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +19,10 @@ from flowrun.engine.actors.plan import (
     RegionWork,
     ReportWork,
 )
-from flowrun.engine.actors.sums import only_sent
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.graph import Variable
 from flowrun.engine.ir.placement import Slices, local_slices
 from flowrun.engine.ops.flow.ranges import OutOfRange
-from flowrun.engine.ops.flow.sparse import COLLECT
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.readback import HostReadback
 from flowrun.engine.runtime.rank.readers import BatchSource, Readers, cut
@@ -33,12 +31,11 @@ from flowrun.engine.runtime.rank.register_versions import (
     RegisterVersions,
     Source,
     ports,
-    reads_of,
     sources,
     summed,
 )
 from flowrun.engine.runtime.transport.shared_weight_memory import Weight
-from flowrun.engine.runtime.transport.transport import BucketLayout, GroupLayout, layout_of
+from flowrun.engine.runtime.transport.transport import BucketLayout, bucket_layout
 
 _OUT_OF_RANGE = (
     "As in plain torch. Give the data set labels and ids that the model has; a label that shall"
@@ -111,7 +108,7 @@ class Rank:
         """What has an initial value comes first: that is made whole, and what it took is free again
         when the states of the optimizer are.
         """
-        own = [v for v in self.plan.graph.variables if v.stage == self.stage]
+        own = [v for v in self.plan.variables.values() if v.stage == self.stage]
         self.variables |= {v.tensor: there[v.tensor] for v in own if v.tensor in there}
         new = [v for v in own if v.tensor not in there]
         states = [v for v in new if v.kind == "state" and v.start is not None]
@@ -129,7 +126,7 @@ class Rank:
 
     def _empty(self, variable: Variable) -> tuple[torch.Tensor, Slices]:
         """This rank's own of a variable, and which part of it that is."""
-        tensor = self.plan.graph.tensors[variable.tensor]
+        tensor = self.plan.tensors[variable.tensor]
         slices = local_slices(tensor.shape, variable.nd_sbp, self.grid, self.coordinate)
         lies = self.side_by_side.get(variable.tensor)
         value = self.variables[variable.tensor] = (
@@ -181,7 +178,7 @@ class Rank:
     def report(self, actor: Actor, act: int) -> Callable[[], None]:
         """Begin to read back a step's results; what is returned waits for them, in any thread."""
         assert isinstance(actor.work, ReportWork)
-        values = dict(zip(reads_of(actor), self.inputs(actor, act), strict=True))
+        values = dict(zip(actor.reads, self.inputs(actor, act), strict=True))
         names, tensors = zip(*actor.work.results, strict=True)
         readback = HostReadback(values[tensor] for tensor in tensors)
 
@@ -219,39 +216,25 @@ class Rank:
 
     def store(self, actor: Actor, act: int, made: Sequence[torch.Tensor]) -> None:
         """Put what an act made, in the order of its work, into the slots of its registers."""
-        for ring, every, num_readers, tensors, positions in self.filled[actor.id]:
-            values = [made[k] for k in positions]
+        for binding in self.filled[actor.id]:
+            versions, every = binding.ring.versions, binding.every
+            values = [made[k] for k in binding.positions]
             version, part = divmod(act, every)
             if every > 1:
-                before = ring.versions.get(version, [None] * len(values))
+                before = versions.get(version, [None] * len(values))
                 values = [
-                    self._so_far(name, value, old, part, every)
-                    for name, value, old in zip(tensors, values, before, strict=True)
+                    _join_rows(old, value, part, every)
+                    if name in binding.collected
+                    # products that are only added up lie as they come; who reads the sum wants rows
+                    else value.contiguous()
+                    if part == every - 1 and name not in binding.any_order
+                    else value
+                    for name, value, old in zip(binding.tensors, values, before, strict=True)
                 ]
-            ring.versions[version] = values
+            versions[version] = values
             if not part:
-                ring.left[version] = num_readers
-                ring.most = max(ring.most, len(ring.versions))
-
-    def _so_far(
-        self,
-        name: str,
-        value: torch.Tensor,
-        before: torch.Tensor | None,
-        part: int,
-        parts: int,
-    ) -> torch.Tensor:
-        """What a step has of a tensor: a sum, to which the region has added, or rows of all
-        micro-batches, one behind the other (flow.collect).
-        """
-        if self.plan.graph.producer[name].target != COLLECT:
-            # products that are only added up lie as they come; who reads the sum wants rows
-            done = part == parts - 1 and not only_sent(self.plan, name)
-            return value.contiguous() if done else value
-        if before is None:
-            before = value.new_empty((parts * len(value), *value.shape[1:]))
-        before.narrow(0, part * len(value), len(value)).copy_(value)
-        return before
+                binding.ring.left[version] = binding.num_readers
+                binding.ring.most = max(binding.ring.most, len(versions))
 
     def release(self, actor: Actor, act: int) -> None:
         """An act has ended: drop the versions that it was the last to read."""
@@ -266,15 +249,20 @@ class Rank:
         """How the tensors of a collective lie on this rank's group."""
         found = self._layouts.get(actor.id)
         if found is None:
-            found = self._layouts[actor.id] = BucketLayout(tuple(self._layouts_of(actor)))
+            assert isinstance(actor.work, BoxWork)
+            found = bucket_layout(actor.work, self.grid, self.coordinate)
+            self._layouts[actor.id] = found
         return found
 
-    def _layouts_of(self, actor: Actor) -> Iterator[GroupLayout]:
-        assert isinstance(actor.work, BoxWork)
-        for step, (read, made) in zip(actor.work.steps, actor.work.pairs, strict=True):
-            op = self.plan.graph.producer[made]
-            shape = self.plan.graph.tensors[read].shape
-            yield layout_of(step, shape, op.in_sbp[0], self.grid, self.coordinate)
+
+def _join_rows(
+    before: torch.Tensor | None, value: torch.Tensor, part: int, parts: int
+) -> torch.Tensor:
+    """Put the rows of micro-batch `part` behind those before it (flow.collect)."""
+    if before is None:
+        before = value.new_empty((parts * len(value), *value.shape[1:]))
+    before.narrow(0, part * len(value), len(value)).copy_(value)
+    return before
 
 
 def _fill(own: Sequence[tuple[torch.Tensor, Slices]], value: torch.Tensor) -> None:

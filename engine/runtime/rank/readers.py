@@ -5,7 +5,7 @@ Knows no buffers and no variables: an act of a reader may run in a thread of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -71,8 +71,8 @@ class Readers:
         no field has such a value.
         """
         step, micro_batch = divmod(act, self.plan.micro_batches)
-        for feed in self.plan.graph.feeds:
-            if feed.field not in error.fields or feed.stage != self.stage or feed.per_step:
+        for feed in self._feeds_of_stage():
+            if feed.field not in error.fields or feed.per_step:
                 continue
             rows = self._rows([feed])
             value = self.batches(step, micro_batch, rows)[feed.field]
@@ -91,6 +91,11 @@ class Readers:
                 )
                 return f"{sample}: {error.describe((feed.field,))}"
         return ""
+
+    def _feeds_of_stage(self) -> Iterator[Feed]:
+        for actor in self.plan.stage_actors(self.stage):
+            if isinstance(actor.work, FeedWork):
+                yield from actor.work.feeds
 
     @property
     def _samples(self) -> StepwiseSamples:
@@ -112,10 +117,10 @@ class Readers:
         return number(value, self._dtype(feed), self.device)
 
     def _dtype(self, feed: Feed) -> torch.dtype:
-        return self.plan.graph.tensors[feed.tensor].dtype
+        return self.plan.tensors[feed.tensor].dtype
 
     def _held(self, feed: Feed) -> Slices:
-        shape = self.plan.graph.tensors[feed.tensor].shape
+        shape = self.plan.tensors[feed.tensor].shape
         grid = self.plan.placements[self.stage].shape
         return local_slices(shape, feed.nd_sbp, grid, self.coordinate)
 

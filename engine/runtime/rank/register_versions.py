@@ -8,18 +8,12 @@ from typing import NamedTuple
 import torch
 
 from flowrun.engine.actors.plan import (
-    RECEIVE,
-    SEND,
     Actor,
-    BoxWork,
-    FeedWork,
     Plan,
-    PrepareWork,
     RegionWork,
-    ReportWork,
-    TransferWork,
 )
 from flowrun.engine.actors.sums import sums_of
+from flowrun.engine.ops.flow.sparse import COLLECT
 
 
 class RegisterVersions:
@@ -54,6 +48,8 @@ class RegisterBinding(NamedTuple):
 
     every: see Source.  tensors, positions: what it holds, and where the producer has it among what
     it makes.
+    collected: of its tensors, those of which a version is the rows of all micro-batches; the others
+    are sums.  any_order: sums that may lie in any order of memory.
     """
 
     ring: RegisterVersions
@@ -61,6 +57,8 @@ class RegisterBinding(NamedTuple):
     num_readers: int
     tensors: tuple[str, ...]
     positions: tuple[int, ...]
+    collected: frozenset[str] = frozenset()
+    any_order: frozenset[str] = frozenset()
 
 
 def sources(
@@ -73,9 +71,7 @@ def sources(
         for position, name in enumerate(register.tensors):
             every = acts if register.per_step else 1
             places[name] = Source(name, rings[register.id], position, every)
-    return tuple(
-        Source(name, None) if name in variables else places[name] for name in reads_of(actor)
-    )
+    return tuple(Source(name, None) if name in variables else places[name] for name in actor.reads)
 
 
 def ports(
@@ -83,7 +79,11 @@ def ports(
 ) -> tuple[RegisterBinding, ...]:
     """Those registers of an actor whose versions come and go: variables are updated in place."""
     acts = plan.acts_per_step(actor)
-    at = {name: k for k, name in enumerate(makes_of(actor))}
+    at = {name: k for k, name in enumerate(actor.makes)}
+    ops, any_order = (), frozenset[str]()
+    if isinstance(actor.work, RegionWork):
+        ops, any_order = actor.work.ops, frozenset(actor.work.sent)
+    collected = frozenset(name for op in ops if op.target == COLLECT for name in op.makes)
     return tuple(
         RegisterBinding(
             rings[r.id],
@@ -91,6 +91,8 @@ def ports(
             len(r.readers),
             r.tensors,
             tuple(at[name] for name in r.tensors) if r.producer == actor.id else (),
+            collected,
+            any_order,
         )
         for r in (plan.registers[k] for k in registers)
         if not r.initial
@@ -107,35 +109,3 @@ def summed(plan: Plan, actor: Actor, filled: Sequence[RegisterBinding]) -> tuple
         for position, name in enumerate(port.tensors)
     }
     return tuple(places[name] for name in sums_of(plan, actor.work))
-
-
-def reads_of(actor: Actor) -> tuple[str, ...]:
-    """What an act reads, in order."""
-    match actor.work:
-        case PrepareWork(source=str(source)) | FeedWork(source=str(source)):
-            return (source,)
-        case RegionWork(reads=reads):
-            return reads
-        case BoxWork(pairs=pairs):
-            return tuple(read for read, _ in pairs)
-        case TransferWork(pairs=pairs) if actor.kind == SEND:
-            return tuple(sent for sent, _ in pairs)
-        case ReportWork(results):
-            return tuple(dict.fromkeys(tensor for _, tensor in results))
-    return ()
-
-
-def makes_of(actor: Actor) -> tuple[str, ...]:
-    """What an act makes, in order."""
-    match actor.work:
-        case PrepareWork(made=made):
-            return (made,)
-        case FeedWork(feeds=feeds):
-            return tuple(feed.tensor for feed in feeds)
-        case RegionWork(makes=makes, updates=updates):
-            return (*makes, *(new for _, new in updates))
-        case BoxWork(pairs=pairs):
-            return tuple(made for _, made in pairs)
-        case TransferWork(pairs=pairs) if actor.kind == RECEIVE:
-            return tuple(made for _, made in pairs)
-    return ()

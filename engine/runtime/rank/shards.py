@@ -44,9 +44,9 @@ def held(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> dict[V
     placement = plan.placements[stage]
     grid, coordinate = placement.shape, placement.coordinate(rank)
     out = {}
-    for v in plan.graph.variables:
+    for v in plan.variables.values():
         if v.stage == stage:
-            shape = plan.graph.tensors[v.tensor].shape
+            shape = plan.tensors[v.tensor].shape
             slices = local_slices(shape, v.nd_sbp, grid, coordinate)
             out[v] = Shard(name_of(plan, v, rank), shape, slices, variables[v.tensor])
     return out
@@ -62,7 +62,7 @@ def name_of(plan: Plan, variable: Variable, rank: int) -> str:
 
 def to_write(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> list[Shard]:
     """What a rank writes of what it holds: of ranks that hold a region alike, one has its turn."""
-    names = list(dict.fromkeys(v.name for v in plan.graph.variables))
+    names = list(dict.fromkeys(v.name for v in plan.variables.values()))
     out = []
     for v, shard in held(plan, rank, variables).items():
         alike = [rank] if v.own else _holders(plan, v, shard)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from flowrun.engine.actors.plan import SEND, BoxWork, Plan, TransferWork
 from flowrun.engine.boxing.boxing import BoxingStep
-from flowrun.engine.boxing.crossing import route
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.transport import collectives, host_peers, shared_memory
 from flowrun.engine.runtime.transport.host_peers import HostPeers
@@ -32,12 +31,8 @@ def channels_of(plan: Plan) -> set[tuple[int, Ranks]]:
     found: set[tuple[int, Ranks]] = set()
     for actor in plan.actors:
         if isinstance(actor.work, TransferWork) and actor.kind == SEND:
-            work = actor.work
-            ends = plan.placements[work.source_stage], plan.placements[work.target_stage]
-            for sent, received in work.pairs:
-                op, shape = plan.graph.producer[received], plan.graph.tensors[sent].shape
-                for one in route(ends[0], op.in_sbp[0], ends[1], op.out_sbp[0], shape):
-                    found.add((work.channel, (one.source, one.target)))
+            for sends in plan.routes(actor.work):
+                found.update((actor.work.channel, (one.source, one.target)) for one in sends)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from flowrun.engine.actors.plan import BoxWork, Plan
-from flowrun.engine.runtime.transport.transport import GroupLayout, layout_of
+from flowrun.engine.runtime.transport.transport import GroupLayout, bucket_layout
 
 
 class SharedMemory(Protocol):
@@ -50,7 +50,7 @@ def side_by_side(plan: Plan, rank: int, share: Share) -> dict[str, Weight]:
     held: Counter[tuple[tuple[int, ...], int]] = Counter()  # (group, member) -> bytes
     found: dict[str, Weight] = {}
     for name in sorted(lying, key=lambda name: -sizes[name]):
-        (layout, axis), dtype = lying[name], plan.graph.tensors[name].dtype
+        (layout, axis), dtype = lying[name], plan.tensors[name].dtype
         group = placement.group(rank, axis)
         owner = min((held[group, member], member) for member in group)[1]
         held[group, owner] += sizes[name] * dtype.itemsize
@@ -69,12 +69,12 @@ def side_by_side(plan: Plan, rank: int, share: Share) -> dict[str, Weight]:
 def wholes(plan: Plan, there: Mapping[str, Weight]) -> dict[int, list[torch.Tensor]]:
     """Of each gather whose variables lie so, what it makes."""
     return {
-        actor.id: [there[read].whole for read, _ in actor.work.pairs]
+        actor.id: [there[move.read].whole for move in actor.work.moves]
         for actor in plan.actors
         if isinstance(actor.work, BoxWork) and actor.work.one_copy
         if all(
-            read in there and there[read].axis == actor.work.step.axis
-            for read, _ in actor.work.pairs
+            move.read in there and there[move.read].axis == actor.work.step.axis
+            for move in actor.work.moves
         )
     }
 
@@ -86,10 +86,9 @@ def _lying(plan: Plan, rank: int) -> dict[str, tuple[GroupLayout, int]]:
     found: dict[str, tuple[GroupLayout, int]] = {}
     for actor in plan.stage_actors(stage):
         if isinstance(actor.work, BoxWork) and actor.work.one_copy:
-            for step, (read, made) in zip(actor.work.steps, actor.work.pairs, strict=True):
-                shape, op = plan.graph.tensors[read].shape, plan.graph.producer[made]
-                layout = layout_of(step, shape, op.in_sbp[0], placement.shape, coordinate)
-                found[read] = layout, step.axis
+            layouts = bucket_layout(actor.work, placement.shape, coordinate).each
+            for step, move, layout in zip(actor.work.steps, actor.work.moves, layouts, strict=True):
+                found[move.read] = layout, step.axis
     return found
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from flowrun.engine.actors.plan import BoxWork
 from flowrun.engine.boxing.boxing import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -138,6 +139,18 @@ def layout_of(
     """The layout for the group of the rank at `coordinate`; `nd_sbp`: before the step."""
     shared = local_shape(shape, replace_axis(nd_sbp, step.axis, B), grid, coordinate)
     return GroupLayout(shared, grid[step.axis], step.source, step.target)
+
+
+def bucket_layout(
+    work: BoxWork, grid: tuple[int, ...], coordinate: tuple[int, ...]
+) -> BucketLayout:
+    """How the tensors of a collective lie on the group of the rank at `coordinate` of a grid."""
+    return BucketLayout(
+        tuple(
+            layout_of(step, move.shape, move.source.nd_sbp, grid, coordinate)
+            for step, move in zip(work.steps, work.moves, strict=True)
+        )
+    )
 
 
 # ---- local steps --------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ def pairs(plan: Plan) -> Iterator[Pair]:
     """Every tensor that moves: (actor that sends it, tensor before, tensor after)."""
     for actor in plan.actors:
         if isinstance(actor.work, BoxWork | TransferWork) and actor.kind != "receive":
-            for read, made in actor.work.pairs:
-                yield actor, read, made
+            for move in actor.work.moves:
+                yield actor, move.read, move.made
 
 
 def sent(run: Run, steps: int, phase: str, unit: str | None = None) -> float:
@@ -80,9 +80,9 @@ def test_all_reduces_of_small_messages_are_exchanged(most: int) -> None:
     base = strategy(TINY_GPT, layout)
     hardware = replace(base.hardware, levels=(level,))
     planned = compile_training(task(TINY_GPT), example(TINY_GPT), replace(base, hardware=hardware))
-    graph, found = planned.plan.graph, {}
+    found = {}
     for actor in (actor for actor in planned.plan.actors if isinstance(actor.work, BoxWork)):
-        message = sum(graph.tensors[made].num_bytes for _, made in actor.work.pairs)
+        message = sum(move.num_bytes for move in actor.work.moves)
         kind = actor.work.step.kind
         if kind not in (ALL_REDUCE, EXCHANGE):
             continue

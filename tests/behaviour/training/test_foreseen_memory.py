@@ -164,7 +164,7 @@ def test_what_a_kernel_takes_for_itself_is_counted_while_it_runs() -> None:
 def test_messages_with_memory_of_their_own_are_there_all_the_time() -> None:
     layout = Layout(data=2)
     plan = compiled(GPT, layout).plan
-    messages = {m for a in plan.actors if isinstance(a.work, BoxWork) for _, m in a.work.pairs}
+    messages = {m.made for a in plan.actors if isinstance(a.work, BoxWork) for m in a.work.moves}
     num_bytes = sum(plan.graph.tensors[name].num_bytes for name in messages)
     shared, own = peak(Hardware(), layout), peak(Hardware(own_messages=True), layout)
     assert shared < own <= shared + num_bytes

@@ -113,7 +113,7 @@ def test_statistics_of_a_rank_are_not_those_of_the_whole_batch() -> None:
 def test_only_gradients_and_results_travel() -> None:
     plan = mirrored(Layout(data=2)).plan
     works = [actor.work for actor in plan.actors if isinstance(actor.work, BoxWork)]
-    moved = {name for work in works for name, _ in work.pairs}
+    moved = {move.read for work in works for move in work.moves}
     assert moved
     assert all(name.startswith(("grad/", "loss")) for name in moved), moved
 

@@ -116,12 +116,11 @@ def test_without_autocast_nothing_is_narrow() -> None:
 def reduced(training: Training, layout: Layout) -> set[torch.dtype]:
     """Dtypes in which the data ranks sum gradients."""
     plan = compiled(training, layout).plan
-    graph = plan.graph
     return {
-        graph.tensors[read].dtype
+        move.dtype
         for actor in plan.actors
         if isinstance(actor.work, BoxWork) and actor.phase != FORWARD
-        for step, (read, _) in zip(actor.work.steps, actor.work.pairs, strict=True)
+        for step, move in zip(actor.work.steps, actor.work.moves, strict=True)
         if step.axis == 0 and step.kind in ("all_reduce", "exchange", "reduce_scatter")
     }
 
@@ -210,7 +209,7 @@ def gathered_bytes(training: Training, layout: Layout) -> int:
         count
         for actor, count in run.sent_bytes.items()
         if isinstance(work := run.plan.actors[actor].work, BoxWork)
-        and all(read in names | casts for read, _ in work.pairs)
+        and all(move.read in names | casts for move in work.moves)
     )
 
 

@@ -81,10 +81,10 @@ def test_classes_split_over_ranks_equal_the_whole_softmax(ranks: int) -> None:
 def test_features_and_labels_are_gathered_and_of_the_classes_only_statistics_travel() -> None:
     plan = classes_split(4).plan
     moved = {
-        (step.kind, plan.graph.tensors[made].shape)
+        (step.kind, move.shape)
         for actor in plan.actors
         if isinstance(actor.work, BoxWork) and actor.phase != "update"
-        for step, (_, made) in zip(actor.work.steps, actor.work.pairs, strict=True)
+        for step, move in zip(actor.work.steps, actor.work.moves, strict=True)
     }
     batch = SAMPLES // TRAINING.micro_batches
     assert moved == {

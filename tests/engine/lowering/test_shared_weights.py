@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrun.engine.actors.plan import BOX, REGION, Actor, BoxWork, Plan, RegionWork
+from flowrun.engine.actors.plan import BOX, REGION, Actor, BoxWork, Plan, RegionWork, TensorMove
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref, Variable
+from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.ir.sbp import B, P, S
+from flowrun.engine.ir.sbp import B, NdSbp, P, S
 from flowrun.engine.lowering.shared_weights import one_copy
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.shared_weight_memory import (
@@ -44,9 +45,21 @@ def region(name: str, reads: Sequence[str], makes: Sequence[str]) -> Actor:
     return Actor(0, name, REGION, 0, "backward", True, work)
 
 
+def move(read: str, made: str, shape: tuple[int, ...], source: NdSbp, target: NdSbp) -> TensorMove:
+    """On stage 0."""
+    return TensorMove(
+        read=read,
+        made=made,
+        shape=shape,
+        dtype=torch.float32,
+        source=Location(0, source),
+        target=Location(0, target),
+    )
+
+
 def collective(step: BoxingStep, read: str, made: str) -> Actor:
     """Over the one axis, once a step."""
-    work = BoxWork((step,), ((read, made),))
+    work = BoxWork((step,), (move(read, made, (4, 6), (step.source,), (step.target,)),))
     return Actor(0, made, BOX, 0, "update", True, work)
 
 
@@ -97,7 +110,7 @@ def gathers(plan: Plan) -> list[BoxWork]:
         for actor in plan.actors
         if isinstance(actor.work, BoxWork)
         and actor.work.step.kind == "all_gather"
-        and all(read in plan.variables for read, _ in actor.work.pairs)
+        and all(move.read in plan.variables for move in actor.work.moves)
     ]
 
 
@@ -161,28 +174,21 @@ def test_a_variable_that_lies_there_begins_as_elsewhere() -> None:
 def two_axes() -> Plan:
     """On data 2 x tensor 2, gathers a larger weight over tensor and two over data."""
     homes = {"v": (8, (B, S(0))), "u": (6, (S(0), B)), "w": (4, (S(0), B))}
-    variables, ops, actors, tensors = [], [], [], {}
+    variables, actors, tensors = [], [], {}
     for k, (name, (rows, home)) in enumerate(homes.items()):
         axis = home.index(S(0))
         step = BoxingStep(axis, S(0), B)
         tensors |= {n: LogicalTensor(n, (rows, 2), torch.float32) for n in (name, f"{name}*")}
         variables.append(Variable(name, name, "parameter", nd_sbp=home))
-        made = (f"{name}*",)
-        ops.append(
-            Op(
-                f"box{k}",
-                "flow.box",
-                (Ref(name), step),
-                outputs=made,
-                in_sbp=(home,),
-                out_sbp=((B, B),),
-            )
-        )
-        work = BoxWork((step,), ((name, f"{name}*"),), one_copy=True)
+        moves = (move(name, f"{name}*", (rows, 2), home, (B, B)),)
+        work = BoxWork((step,), moves, one_copy=True)
         actors.append(Actor(k, f"gather{k}", BOX, 0, "weights", True, work))
-    graph = LogicalGraph(tuple(ops), tensors, tuple(variables))
+    graph = LogicalGraph((), tensors, tuple(variables))
     placement = Placement((("data", 2), ("tensor", 2)), (0, 1, 2, 3))
-    return Plan((placement,), ("data", "tensor"), graph, tuple(actors), (), 1)
+    axes, of_variable = ("data", "tensor"), graph.variable_of
+    return Plan(
+        (placement,), axes, graph, tuple(actors), (), 1, tensors=tensors, variables=of_variable
+    )
 
 
 class _Asked:

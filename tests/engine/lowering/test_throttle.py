@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from flowrun.engine.actors.plan import (
     BOX,
     RECEIVE,
@@ -13,18 +15,25 @@ from flowrun.engine.actors.plan import (
     Actor,
     BoxWork,
     RegionWork,
+    TensorMove,
     TransferWork,
     Work,
 )
 from flowrun.engine.ir.graph import BACKWARD
+from flowrun.engine.ir.location import Location
 from flowrun.engine.lowering.throttle import Throttle
 
 
+def moved(read: str, made: str) -> TensorMove:
+    here = Location(0, ())
+    return TensorMove(read=read, made=made, shape=(), dtype=torch.float32, source=here, target=here)
+
+
 def actor(name: str, kind: str, reads: str, makes: str, sums: tuple[str, ...] = ()) -> Actor:
-    pairs = tuple(zip(reads.split() or [""], makes.split(), strict=False))
+    moves = tuple(map(moved, reads.split() or [""], makes.split()))
     work: Work = RegionWork((), (*reads.split(),), (*makes.split(),), sums)
     if kind != REGION:
-        work = BoxWork((), pairs) if kind == BOX else TransferWork(0, 1, 0, pairs)
+        work = BoxWork((), moves) if kind == BOX else TransferWork(0, 1, 0, moves)
     return Actor(0, name, kind, 0, BACKWARD, False, work)
 
 

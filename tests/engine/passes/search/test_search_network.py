@@ -29,9 +29,10 @@ from flowrun.engine.ir.graph import (
     Ref,
     Variable,
 )
+from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.passes.search.make_network import make_network
-from flowrun.engine.passes.search.objective import Form, Objective
+from flowrun.engine.passes.search.objective import Objective
 from flowrun.engine.passes.search.options import Options
 from flowrun.engine.passes.search.rows import AxisSignatures, RowTables, inputs_of, outputs_of
 from flowrun.engine.passes.search.search_network import improve, search
@@ -142,7 +143,7 @@ def brute_force(graph: LogicalGraph, rows: Few, objective: Objective, byte_s: fl
         dims = [shape[v] if v in over else 1 for v in range(len(shape))]
         total = total + found.transpose(order).reshape(dims)
 
-    def form(name: str, k: int) -> Form:
+    def form(name: str, k: int) -> Location:
         """In which a tensor is made, by option k of its maker."""
         maker = graph.producer.get(name)
         if maker is None:
@@ -181,7 +182,7 @@ def brute_force(graph: LogicalGraph, rows: Few, objective: Objective, byte_s: fl
 
         @cache
         def price(
-            have: Form, wanted: frozenset[Form], name: str = name, hidden: float = hidden
+            have: Location, wanted: frozenset[Location], name: str = name, hidden: float = hidden
         ) -> float:
             missing, best = wanted - {have}, math.inf
             for order in itertools.permutations(missing):

@@ -1,4 +1,4 @@
-"""Forms: the layouts in which a tensor exists for each choice, and those that its readers ask
+"""Locations at which a tensor exists for each choice, and those that its readers ask
 for.
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.sbp import B, NdSbp
-from flowrun.engine.passes.search.objective import Form
 from flowrun.engine.passes.search.rows import AxisSignatures, inputs_of, outputs_of
 
 MAX_SETS = 400  # sets of forms of one tensor that are tried
 
-Forms = frozenset[Form]
+Locations = frozenset[Location]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +24,24 @@ class Choices:
     """The forms of one tensor for each value of a variable (None: there is one value)."""
 
     variable: int | None
-    forms: tuple[Forms, ...]
+    forms: tuple[Locations, ...]
 
 
-class FormsOfRows:
+class LocationsOfRows:
     """The forms for each row of an op.  Equal answers are one object; RowTables keeps the rows."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[Forms, ...]] = {}
+        self._known: dict[Any, tuple[Locations, ...]] = {}
         self._several: dict[int, bool] = {}
 
-    def of_homes(self, homes: tuple[NdSbp, ...], stage: int) -> tuple[Forms, ...]:
+    def of_homes(self, homes: tuple[NdSbp, ...], stage: int) -> tuple[Locations, ...]:
         """Return the forms of a source, for each of its possible homes."""
         key = (homes, stage)
         if key not in self._known:
-            self._known[key] = tuple(frozenset(((stage, home),)) for home in homes)
+            self._known[key] = tuple(frozenset((Location(stage, home),)) for home in homes)
         return self._known[key]
 
-    def is_choice(self, forms: tuple[Forms, ...]) -> bool:
+    def is_choice(self, forms: tuple[Locations, ...]) -> bool:
         """Return whether the forms differ.  forms: an answer of this object."""
         if id(forms) not in self._several:
             self._several[id(forms)] = len(set(forms)) > 1
@@ -49,16 +49,18 @@ class FormsOfRows:
 
     def of_output(
         self, rows: Sequence[AxisSignatures], stage: int, output: int
-    ) -> tuple[Forms, ...]:
+    ) -> tuple[Locations, ...]:
         """Return the forms of output number `output` of an op on a stage, for each of its rows."""
         key = (id(rows), stage, "out", (output,))
         if key not in self._known:
-            self._known[key] = tuple(frozenset(((stage, outputs_of(r)[output]),)) for r in rows)
+            self._known[key] = tuple(
+                frozenset((Location(stage, outputs_of(r)[output]),)) for r in rows
+            )
         return self._known[key]
 
     def of_input(
         self, rows: Sequence[AxisSignatures], stage: int, places: tuple[int, ...]
-    ) -> tuple[Forms, ...]:
+    ) -> tuple[Locations, ...]:
         """Return the forms of a tensor that an op on a stage reads, for each of its rows.
 
         places: the positions of the tensor among the op's inputs.
@@ -66,11 +68,13 @@ class FormsOfRows:
         key = (id(rows), stage, "in", places)
         if key not in self._known:
             read = map(inputs_of, rows)
-            self._known[key] = tuple(frozenset((stage, nd[i]) for i in places) for nd in read)
+            self._known[key] = tuple(
+                frozenset(Location(stage, nd[i]) for i in places) for nd in read
+            )
         return self._known[key]
 
 
-def unions(certain: Forms, readers: Iterable[Choices]) -> tuple[tuple[Forms, ...], bool]:
+def unions(certain: Locations, readers: Iterable[Choices]) -> tuple[tuple[Locations, ...], bool]:
     """Return (every set of forms that readers may together ask for, whether these are all).
 
     certain: forms that are in every set.  If there are too many sets, they are those of the fewest
@@ -86,9 +90,11 @@ def unions(certain: Forms, readers: Iterable[Choices]) -> tuple[tuple[Forms, ...
     return _small_unions(certain, options), False
 
 
-def _small_unions(certain: Forms, options: Sequence[tuple[Forms, ...]]) -> tuple[Forms, ...]:
+def _small_unions(
+    certain: Locations, options: Sequence[tuple[Locations, ...]]
+) -> tuple[Locations, ...]:
     every = list(dict.fromkeys(form for forms in options for f in forms for form in f))
-    sets: dict[Forms, None] = {}
+    sets: dict[Locations, None] = {}
     for size in (1, 2, 3):
         if math.comb(len(every), size) + len(sets) > MAX_SETS and sets:
             break
@@ -96,6 +102,6 @@ def _small_unions(certain: Forms, options: Sequence[tuple[Forms, ...]]) -> tuple
             there = certain | frozenset(some)
             if all(any(f <= there for f in forms) for forms in options):
                 sets[there] = None
-    whole = {(form[0], (B,) * len(form[1])) for form in every}
+    whole = {Location(at.stage, (B,) * len(at.nd_sbp)) for at in every}
     sets[certain | frozenset(whole)] = None
     return tuple(sets)

@@ -1,0 +1,170 @@
+"""Communication: the collectives and transfers that one rank of a plan takes part in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flowrun.engine.actors.plan import SEND, Actor, BoxWork, Plan, TransferWork
+from flowrun.engine.boxing.crossing import slices_of_ranks
+from flowrun.engine.ir.placement import Slices
+from flowrun.engine.runtime.rank.rank import Rank
+from flowrun.engine.runtime.transport.links import Links
+from flowrun.engine.runtime.transport.pending import Pending
+from flowrun.engine.runtime.transport.shared_weight_memory import wholes
+from flowrun.engine.runtime.transport.transport import cut, join
+
+
+class InFlightAct:
+    """One act whose messages are under way; done when all of them are."""
+
+    def __init__(
+        self, pendings: Sequence[Pending], finish: Callable[[], list[torch.Tensor]]
+    ) -> None:
+        """finish: makes the act's tensors, once all messages are done."""
+        self.pendings = pendings
+        self._finish = finish
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank puts on the wire."""
+        return sum(pending.sent_bytes for pending in self.pendings)
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        """Call back once, when every message is done.
+
+        Messages end in any order, from several threads.
+        """
+        countdown = itertools.count(1)  # one next() is atomic
+        last = len(self.pendings)
+
+        def count_one() -> None:
+            if next(countdown) == last:
+                callback()
+
+        if not self.pendings:
+            callback()
+        for pending in self.pendings:
+            pending.on_done(count_one)
+
+    def finish(self) -> list[torch.Tensor]:
+        """Return the tensors; raises what a message failed with."""
+        for pending in self.pendings:
+            pending.wait()
+        return self._finish()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMessage:
+    """All that goes between this rank and one other in a transfer, as one message.
+
+    pieces: (index of the move, slices that this rank holds, region that goes), in order.
+    """
+
+    other: int
+    pieces: tuple[tuple[int, Slices, Slices], ...]
+
+
+class Communication:
+    """Starts the collectives and transfers of one rank.
+
+    sent_bytes: bytes that this rank has sent, by actor.
+    """
+
+    def __init__(self, plan: Plan, body: Rank, links: Links) -> None:
+        self.plan = plan
+        self.body = body
+        self.links = links
+        self.sent_bytes: dict[int, int] = {}
+        self._wholes = wholes(plan, body.side_by_side)
+        axes = range(len(body.placement.axes))
+        self._members = [body.placement.group(body.rank, axis) for axis in axes]
+        self._messages: dict[int, list[PeerMessage]] = {}
+
+    def start(self, actor: Actor, act: int) -> InFlightAct:
+        """Issue one act of a collective or a transfer; raises PeerGone if a peer has ended."""
+        match actor.work:
+            case BoxWork() as work:
+                started = self._start_collective(actor, work, act)
+            case TransferWork() as work if actor.kind == SEND:
+                started = self._send(actor, work, act)
+            case TransferWork() as work:
+                started = self._receive(actor, work)
+            case other:
+                raise AssertionError(other)
+        self.sent_bytes[actor.id] = self.sent_bytes.get(actor.id, 0) + started.sent_bytes
+        return started
+
+    def _start_collective(self, actor: Actor, work: BoxWork, act: int) -> InFlightAct:
+        axis = work.step.axis
+        ranks = self._members[axis]
+        if actor.id in self._wholes:
+            return InFlightAct([self.links.meet(ranks)], lambda: self._wholes[actor.id])
+        inputs, layouts = self.body.inputs(actor, act), self.body.layouts(actor)
+        index = self.body.coordinate[axis]
+        pending = self.links.start(work.step, inputs, layouts, ranks, index)
+        return InFlightAct([pending], pending.wait)
+
+    def _send(self, actor: Actor, work: TransferWork, act: int) -> InFlightAct:
+        values = self.body.inputs(actor, act)
+        sends = [
+            self.links.send(
+                [cut(values[k], held, region) for k, held, region in message.pieces],
+                message.other,
+                work.channel,
+            )
+            for message in self._messages_of(actor, work)
+        ]
+        return InFlightAct(sends, list)
+
+    def _receive(self, actor: Actor, work: TransferWork) -> InFlightAct:
+        messages = self._messages_of(actor, work)
+        received = [
+            self.links.receive(
+                [tuple(length for _, length in region) for _, _, region in message.pieces],
+                [work.moves[k].dtype for k, _, _ in message.pieces],
+                message.other,
+                work.channel,
+            )
+            for message in messages
+        ]
+        return InFlightAct(received, lambda: _join_messages(messages, received))
+
+    def _messages_of(self, actor: Actor, work: TransferWork) -> list[PeerMessage]:
+        """One message for each rank at the other end, found with the first act."""
+        if actor.id not in self._messages:
+            self._messages[actor.id] = self._find_messages(actor, work)
+        return self._messages[actor.id]
+
+    def _find_messages(self, actor: Actor, work: TransferWork) -> list[PeerMessage]:
+        rank, sends_it = self.body.rank, actor.kind == SEND
+        pieces: dict[int, list[tuple[int, Slices, Slices]]] = {}
+        for k, (move, sends) in enumerate(zip(work.moves, self.plan.routes(work), strict=True)):
+            nd_sbp = (move.source if sends_it else move.target).nd_sbp
+            held = slices_of_ranks(self.body.placement, nd_sbp, move.shape)[rank]
+            for send in sends:
+                here, other = send.source, send.target
+                if not sends_it:
+                    here, other = other, here
+                if here == rank:
+                    assert other != rank, (
+                        "a rank belongs to one stage (launcher/recipe/placement_keys.py sees to it)"
+                    )
+                    pieces.setdefault(other, []).append((k, held, send.region))
+        return [PeerMessage(other, tuple(parts)) for other, parts in sorted(pieces.items())]
+
+
+def _join_messages(
+    messages: Sequence[PeerMessage], received: Sequence[Pending]
+) -> list[torch.Tensor]:
+    """What the messages of a transfer make, tensor by tensor."""
+    parts: dict[int, list[tuple[Slices, torch.Tensor]]] = {}
+    held: dict[int, Slices] = {}
+    for message, pending in zip(messages, received, strict=True):
+        for (k, mine, region), value in zip(message.pieces, pending.wait(), strict=True):
+            parts.setdefault(k, []).append((region, value))
+            held[k] = mine
+    return [join(parts[k], held[k]) for k in sorted(parts)]
