@@ -1,5 +1,8 @@
 """Strategy: what the recipe asks of the compiler.  The passes read it; they know nothing of files,
 Hydra or processes.
+
+Zero, Recompute and Auto are sections of the recipe too (launcher/recipe/schema.py), as they stand:
+their docstrings are its reference, and OmegaConf, which reads classes for defaults, bears no slots.
 """
 
 from __future__ import annotations
@@ -98,19 +101,29 @@ class Optimizer:
         return values[min(step, len(values) - 1)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Zero:
-    """axis: name, or "" for off.  stage: 0 to 3.  min_elements: smaller ones are not sharded."""
+    """ZeRO shards tensors beyond the layout.
 
-    axis: str = ""
+    axis: name of an axis; null: the one named data, dp or batch.
+    stage: 0: off; 1: the optimizer's state; 2: also accumulated gradients; 3: also the weights.
+    min_size: smaller parameters stay whole.
+    """
+
+    axis: str | None = None
     stage: int = 0
-    min_elements: int = 1024
+    min_size: int = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recompute:
-    """Activation checkpointing.  modules: patterns of module paths; keep: classes of ops whose
-    outputs are stored; whole: also what nobody reads runs again (passes/recompute.py).
+    """Activation checkpointing: what backward computes again in place of reading it.
+
+    modules: patterns of module paths; a pattern covers everything inside a module that it names.
+    keep: classes of ops whose outputs are stored all the same: matmul (products, convolutions,
+        attention), boxing (what communication makes); empty: only inputs of the modules are stored.
+    whole: true: everything that is not stored is computed again, as torch.utils.checkpoint does;
+        false: only what backward reads.
     """
 
     modules: tuple[str, ...] = ()
@@ -118,22 +131,40 @@ class Recompute:
     whole: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Auto:
-    """The search for a layout (search/search_sbp.py); else infer_sbp infers one.
+    """Flowrun decides these itself (docs/how_to/auto.md); `parallel=auto` enables it.
 
-    compute_ratio: compute seconds count so many times.  wait_s: what a boxing adds beside its own
-    seconds; None: two acts.  trunk: compute hides boxings that run beside it.  shared: readers that
-    ask for the same share a boxing.  memory: what a held byte costs: off, slight, moderate, heavy,
-    adaptive.
+    enabled: search the layout of every op by its seconds, over all axes together; pins of `sbp`
+        stay, unless ignore_user_sbp.
+    ignore_user_sbp: ignore the pins of `sbp`.
+    computation_cost_ratio: factor on compute seconds.
+    wait_time: time that each boxing costs in addition to its own; null: two acts
+        (hardware.act_s).
+    trunk: count only the part of a boxing that simultaneous compute does not hide.
+    sbp_collector: readers that ask for the same layout share one boxing.
+    memory: what a held byte costs: off, slight, moderate, heavy, or adaptive (as little as
+        hardware.memory_bytes allows).
+    placement: search the sizes of the axes, stages, micro-batches, in_flight, ZeRO and
+        recomputation together, for the fastest that memory allows
+        (docs/how_to/placement_search.md).
+    ranks: number of ranks to place; null: as many as `placement` has.
+    keep: keys that keep the recipe's value: placement.axes, placement.stages, placement.chunks,
+        placement.in_flight, train.micro_batches, zero.stage, recompute.modules, or a section.
+    plans: largest number of candidates that are compiled.
     """
 
     enabled: bool = False
-    compute_ratio: float = 1.0
-    wait_s: float | None = None
+    ignore_user_sbp: bool = False
+    computation_cost_ratio: float = 1.0
+    wait_time: float | None = None
     trunk: bool = True
-    shared: bool = True
+    sbp_collector: bool = True
     memory: str = "adaptive"
+    placement: bool = False
+    ranks: int | None = None
+    keep: tuple[str, ...] = ()
+    plans: int = 200
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,6 @@ MOST_FILES = 14
 MODEL = "a file of models/ is read alone, as a user's own model is"
 # type names that several modules define, and why
 SHARED_TYPE_NAMES = dict.fromkeys(("Attention", "Block", "Embed", "FeedForward", "Head"), MODEL)
-SHARED_TYPE_NAMES |= dict.fromkeys(("Auto", "Recompute", "Task", "Zero"), "not yet renamed")
 FILES = sorted(file for top in ("engine", "launcher") for file in (ROOT / top).rglob("*.py"))
 
 

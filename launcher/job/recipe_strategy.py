@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.strategy import Auto, LossScale, Preparation, Recompute, Strategy, Zero
+from flowrun.engine.strategy import LossScale, Preparation, Strategy, Zero
 from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.job.plan_cache import found_rows_file
 from flowrun.launcher.model.signatures import tables_of
@@ -21,27 +21,16 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def strategy_of(recipe: Recipe) -> Strategy:
     """Turn a recipe into a Strategy."""
-    zero, auto = recipe.zero, recipe.auto
+    auto = recipe.auto
     return Strategy(
         axes=recipe.axes,
         placements=recipe.placements,
         chunks=recipe.chunks,
         stage_modules=recipe.stage_modules,
         pins=() if auto.enabled and auto.ignore_user_sbp else recipe.pins,
-        zero=Zero(zero.axis or "", zero.stage, zero.min_size)
-        if zero.axis in recipe.axes
-        else Zero(),
-        recompute=Recompute(
-            tuple(recipe.recompute.modules), tuple(recipe.recompute.keep), recipe.recompute.whole
-        ),
-        auto=Auto(
-            auto.enabled,
-            auto.computation_cost_ratio,
-            auto.wait_time,
-            auto.trunk,
-            auto.sbp_collector,
-            auto.memory,
-        ),
+        zero=recipe.zero if recipe.zero.axis in recipe.axes else Zero(),
+        recompute=recipe.recompute,
+        auto=auto,
         optimizer=optimizer_of(recipe),
         loss_scale=loss_scale_of(recipe),
         reduces_wide=recipe.precision.reduce_dtype == "fp32",

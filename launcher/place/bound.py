@@ -174,7 +174,7 @@ class LaidOutBranch:
         # a host may have the pieces of a weight side by side, once (lowering/shared_weights.py)
         soon = v.kind == "state" or self.strategy.shared_memory
         sharded = zero >= (1 if soon else 3) and v.kind != "buffer"
-        if sharded and tensor.num_elements >= self.strategy.zero.min_elements:
+        if sharded and tensor.num_elements >= self.strategy.zero.min_size:
             sizes = dict(self.strategy.placements[v.stage].axes)
-            held //= sizes.get(self.strategy.zero.axis, 1)
+            held //= sizes.get(self.strategy.zero.axis or "", 1)
         return held * tensor.dtype.itemsize

@@ -239,7 +239,7 @@ def staging_of(strategy: Strategy) -> Strategy:
 
 def layout_of(strategy: Strategy) -> Strategy:
     """What the layout depends on: equal for candidates that share one (pipeline.advance)."""
-    axis = "" if strategy.zero.axis in BATCH_AXES else strategy.zero.axis
+    axis = None if strategy.zero.axis in BATCH_AXES else strategy.zero.axis
     return replace(boxing_of(strategy), zero=Zero(axis), recompute=Recompute())
 
 

@@ -122,7 +122,14 @@ def freeze(tree: RecipeSchema, text: str = "") -> Recipe:
         groups=plain(tree.optim.groups),
         update=plain(tree.optim.update),
     )
-    recipe = replace(tree, optim=optim, launch=replace(tree.launch, slurm=slurm))
+    again = tree.recompute
+    recipe = replace(
+        tree,
+        optim=optim,
+        launch=replace(tree.launch, slurm=slurm),
+        recompute=replace(again, modules=tuple(again.modules), keep=tuple(again.keep)),
+        auto=replace(tree.auto, keep=tuple(tree.auto.keep)),
+    )
     for check in CHECKS:
         check(recipe)
     axes, stages = parse_stages(recipe.placement)

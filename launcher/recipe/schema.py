@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.ir.placement import Placement
-from flowrun.engine.strategy import Pin
+from flowrun.engine.strategy import Auto, Pin, Recompute, Zero
 
 Keys = TypeVar("Keys", bound=Any)
 Target = dict[str, Any]  # `_target_`: dotted path of a class or function, and its arguments
@@ -53,8 +53,10 @@ KEEPABLE = (
 )
 
 
+# The engine's Task (capture.py) holds what is made of these: a module, tensors and functions, which
+# OmegaConf cannot hold.
 @dataclass(frozen=True)
-class Task:
+class TaskKeys:
     """A task says how the batch enters the model, and what is computed from its output.
 
     inputs: model argument -> batch field; empty: forward takes the fields by their own names.
@@ -147,36 +149,6 @@ class PlacementSchema:
 
 
 @dataclass(frozen=True)
-class Zero:
-    """ZeRO shards tensors beyond the layout.
-
-    axis: name of an axis; null: the one named data, dp or batch.
-    stage: 0: off; 1: the optimizer's state; 2: also accumulated gradients; 3: also the weights.
-    min_size: smaller parameters stay whole.
-    """
-
-    axis: str | None = None
-    stage: int = 0
-    min_size: int = 1024
-
-
-@dataclass(frozen=True)
-class Recompute:
-    """Activation checkpointing: what backward computes again in place of reading it.
-
-    modules: patterns of module paths; a pattern covers everything inside a module that it names.
-    keep: classes of ops whose outputs are stored all the same: matmul (products, convolutions,
-        attention), boxing (what communication makes); empty: only inputs of the modules are stored.
-    whole: true: everything that is not stored is computed again, as torch.utils.checkpoint does;
-        false: only what backward reads.
-    """
-
-    modules: list[str] = field(default_factory=list)
-    keep: list[str] = field(default_factory=list)
-    whole: bool = False
-
-
-@dataclass(frozen=True)
 class Precision:
     """The dtype that the model computes in; weights and optimizer state stay fp32.
 
@@ -193,42 +165,6 @@ class Precision:
     loss_scale: int | float | str | None = None
     reduce_dtype: str | None = None
     accumulate_dtype: str | None = "fp32"
-
-
-@dataclass(frozen=True)
-class Auto:
-    """Flowrun decides these itself (docs/how_to/auto.md); `parallel=auto` enables it.
-
-    enabled: search the layout of every op by its seconds, over all axes together; pins of `sbp`
-        stay, unless ignore_user_sbp.
-    ignore_user_sbp: ignore the pins of `sbp`.
-    computation_cost_ratio: factor on compute seconds.
-    wait_time: time that each boxing costs in addition to its own; null: two acts
-        (hardware.act_s).
-    trunk: count only the part of a boxing that simultaneous compute does not hide.
-    sbp_collector: readers that ask for the same layout share one boxing.
-    memory: what a held byte costs: off, slight, moderate, heavy, or adaptive (as little as
-        hardware.memory_bytes allows).
-    placement: search the sizes of the axes, stages, micro-batches, in_flight, ZeRO and
-        recomputation together, for the fastest that memory allows
-        (docs/how_to/placement_search.md).
-    ranks: number of ranks to place; null: as many as `placement` has.
-    keep: keys that keep the recipe's value: placement.axes, placement.stages, placement.chunks,
-        placement.in_flight, train.micro_batches, zero.stage, recompute.modules, or a section.
-    plans: largest number of candidates that are compiled.
-    """
-
-    enabled: bool = False
-    ignore_user_sbp: bool = False
-    computation_cost_ratio: float = 1.0
-    wait_time: float | None = None
-    trunk: bool = True
-    sbp_collector: bool = True
-    memory: str = "adaptive"
-    placement: bool = False
-    ranks: int | None = None
-    keep: list[str] = field(default_factory=list)
-    plans: int = 200
 
 
 @dataclass(frozen=True)
@@ -390,7 +326,7 @@ class RecipeSchema:
 
     name: str = ""
     model: dict[str, Any] = field(default_factory=dict)
-    task: Task = field(default_factory=Task)
+    task: TaskKeys = field(default_factory=TaskKeys)
     data: dict[str, Any] = field(default_factory=dict)
     eval: Eval = field(default_factory=Eval)
     optim: Optim = field(default_factory=Optim)
@@ -449,7 +385,7 @@ class Recipe:
     name: str
     model: Target
     weights: str
-    task: Task
+    task: TaskKeys
     data: Target
     eval: Eval
     optim: Optim

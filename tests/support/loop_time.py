@@ -21,7 +21,6 @@ from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.kernels.kernels import Kernel
 from flowrun.engine.runtime.rank.readers import Readers
-from flowrun.engine.runtime.rank.register_versions import makes_of
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
@@ -78,7 +77,7 @@ class _EmptyReaders:
 
     def supply(self, actor: Actor, act: int, inputs: Sequence[Any]) -> list[Any]:
         """As many as there are fields."""
-        return [_Nothing() for _ in makes_of(actor)]
+        return [_Nothing() for _ in actor.makes]
 
 
 class _NoLinks(Links):
@@ -96,7 +95,7 @@ class EmptyRank(DistributedRank):
         super().__init__(plan, rank, job.sampler, job.initial, cpu, _NoLinks(rank, cpu))
         self.body.readers = cast(Readers, _EmptyReaders())
         self.body.kernels = {k: self._kernel(plan.actors[k]) for k in self.body.kernels}
-        self.arrived = {a.id: _Arrived([_Nothing() for _ in makes_of(a)]) for a in plan.actors}
+        self.arrived = {a.id: _Arrived([_Nothing() for _ in a.makes]) for a in plan.actors}
 
     def _kernel(self, actor: Actor) -> Kernel:
         assert isinstance(actor.work, RegionWork)

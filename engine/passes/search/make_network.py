@@ -165,8 +165,8 @@ class _Maker:
                 self._forbid((home, v), self._known[key])
 
     def _box(self, name: str, maker: Choices, readers: list[Choices]) -> None:
-        if self.relaxed or not self.objective.auto.shared:
-            share = len(readers) if self.objective.auto.shared else 1
+        if self.relaxed or not self.objective.auto.sbp_collector:
+            share = len(readers) if self.objective.auto.sbp_collector else 1
             ways: Locations = frozenset()
             if share > 1:
                 ways = ways.union(*(f for r in readers for f in r.forms))

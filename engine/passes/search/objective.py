@@ -49,7 +49,7 @@ class Objective:
         self.strategy = strategy
         self.auto = strategy.auto
         hardware = strategy.hardware
-        self.wait_s = 2 * hardware.act_s if self.auto.wait_s is None else self.auto.wait_s
+        self.wait_s = 2 * hardware.act_s if self.auto.wait_time is None else self.auto.wait_time
         self.links = tuple(map(hardware.links, strategy.placements))
         kinds = [(p.shape, k) for p, k in zip(strategy.placements, self.links, strict=True)]
         self.alike = tuple(map(kinds.index, kinds))  # of each stage: the first with its grid, links
@@ -124,7 +124,7 @@ class Objective:
             for name, nd in zip(op.outputs, outputs_of(row), strict=True)
         ]
         hardware = self.strategy.hardware
-        seconds = self.auto.compute_ratio * op_seconds(op, ins, outs, tensors, hardware)
+        seconds = self.auto.computation_cost_ratio * op_seconds(op, ins, outs, tensors, hardware)
         whole: NdSbp = (B,) * len(grid)
         for axis, signature in enumerate(row):
             if signature.reduced and grid[axis] > 1:

@@ -66,7 +66,7 @@ def _shard(
     grid = strategy.placements[variable.stage].shape
     if grid[axis] == 1 or not isinstance(variable.nd_sbp[axis], Broadcast):
         return None
-    if tensor.num_elements < strategy.zero.min_elements:
+    if tensor.num_elements < strategy.zero.min_size:
         return None
     taken = {sbp.dim for sbp in variable.nd_sbp if isinstance(sbp, Split)}
     for dim, size in enumerate(tensor.shape):

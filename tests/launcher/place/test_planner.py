@@ -84,7 +84,7 @@ def test_recomputation_that_stays_stays_whole() -> None:
     planner = Planner.of(load([*SMALL, *keys]))
     branch = next(planner.space.branches())
     for candidate in planner.space.leaves(branch):
-        assert planner.recipe_of(candidate).recompute.keep == ["matmul"]
+        assert planner.recipe_of(candidate).recompute.keep == ("matmul",)
 
 
 def test_what_candidates_share_is_what_each_would_have_alone() -> None:

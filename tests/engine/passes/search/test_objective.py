@@ -88,7 +88,7 @@ def test_compute_counts_as_often_as_the_ratio_says() -> None:
     op = graph.producer["h"]
 
     def seconds(ratio: float) -> list[float]:
-        strategy = one_axis("x", auto=Auto(True, compute_ratio=ratio))
+        strategy = one_axis("x", auto=Auto(True, computation_cost_ratio=ratio))
         return list(Objective(graph, strategy).row_seconds(op, RowTables(graph, strategy).of(op)))
 
     assert min(seconds(1.0)) > 0

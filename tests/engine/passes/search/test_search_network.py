@@ -107,10 +107,10 @@ def problems(draw: st.DrawFn) -> tuple[LogicalGraph, Strategy, Few, Objective]:
     )
     auto = Auto(
         True,
-        compute_ratio=draw(st.sampled_from((0.0, 0.3, 1.0))),
-        wait_s=draw(st.sampled_from((None, 0.0, 1e-5))),
+        computation_cost_ratio=draw(st.sampled_from((0.0, 0.3, 1.0))),
+        wait_time=draw(st.sampled_from((None, 0.0, 1e-5))),
         trunk=draw(st.booleans()),
-        shared=draw(st.booleans()),
+        sbp_collector=draw(st.booleans()),
         memory=draw(st.sampled_from(tuple(WEIGHTS))),
     )
     hardware = replace(Hardware(), levels=(Level(0, 1e-6, 1.5e9),))
@@ -194,7 +194,7 @@ def brute_force(graph: LogicalGraph, rows: Few, objective: Objective, byte_s: fl
             kept = sum(objective.copy_bytes(name, f) for f in missing)
             return float(objective.visible_seconds(best, hidden)) + byte_s * kept
 
-        if objective.auto.shared:
+        if objective.auto.sbp_collector:
             many = len(readers) > 1
 
             def paid(  # type: ignore[no-untyped-def]
