@@ -208,6 +208,11 @@ class Actor:
         return self.work.accumulates if isinstance(self.work, RegionWork) else ()
 
     @property
+    def computes(self) -> bool:
+        """True if acts take turns on the rank's compute: not of communication, nor in a thread."""
+        return self.kind not in (BOX, SEND, RECEIVE) and not self.runs_in_thread
+
+    @property
     def runs_in_thread(self) -> bool:
         """True if acts run beside the rank's compute, in a thread: what makes batches ready.
 

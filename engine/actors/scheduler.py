@@ -58,9 +58,7 @@ class Scheduler:
         self._blocking = {k for k, actor in self.actors.items() if plan.blocks(actor)}
         self._blocked: set[int] = set()  # under way: acts of compute and what takes turns with it
         self._priority = {
-            k: PRIORITY[actor.phase]
-            for k, actor in self.actors.items()
-            if actor.kind not in COMMUNICATION and not actor.runs_in_thread
+            k: PRIORITY[actor.phase] for k, actor in self.actors.items() if actor.computes
         }
         self._turns: dict[int, Callable[[int], int]] = {}
         if plan.chunks > 1:

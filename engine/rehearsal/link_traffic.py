@@ -36,7 +36,7 @@ class LinkTraffic:
 
     out, into, around: the time in seconds at which each link is free.
     under_way: the transmissions of each stage that may slow the act that computes there.
-    quantum: every time is a multiple of it (clock.exact_seconds).
+    quantum: every time is a multiple of it (clock_state.ActTable).
     """
 
     def __init__(self, plan: Plan, quantum: float) -> None:

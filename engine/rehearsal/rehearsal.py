@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from flowrun.engine.actors.plan import Actor, Plan
-from flowrun.engine.rehearsal.clock import Clock, Event, computes
+from flowrun.engine.rehearsal.clock import Clock
+from flowrun.engine.rehearsal.clock_state import Event
 
 STEPS = 4  # at most: from cold to steady, and one behind it
 
@@ -44,36 +45,38 @@ class Rehearsal:
 
 
 def rehearse(
-    plan: Plan, seconds: Callable[[Actor], float] | None = None, *, shortly: bool = True
+    plan: Plan, seconds: Callable[[Actor], float] | None = None, *, skip_repeats: bool = True
 ) -> Rehearsal:
     """Run a cold step or two, fix the order of collectives, then run again to see a steady step.
 
-    seconds: cost of one act, if not the foreseen one (unit times in tests).  shortly: what repeats
-    is run once.  Raises PlanError if the plan cannot end.
+    seconds: cost of one act, if not the foreseen one (unit times in tests).
+    skip_repeats: what repeats is run once.  Raises PlanError if the plan cannot end.
     """
     cost = seconds or (lambda actor: actor.seconds)
-    cold = Clock(plan, cost, steps=1, shortly=shortly)
+    cold = Clock(plan, cost, steps=1, skip_repeats=skip_repeats)
     cold.run()
     order = cold.order()
     if plan.chunks > 1 and plan.blocking:  # the turns of a cold step would hold up all others
-        second = Clock(plan, cost, steps=2, shortly=shortly)
+        second = Clock(plan, cost, steps=2, skip_repeats=skip_repeats)
         second.run()
         order = second.order()
-    warm = Clock(replace(plan, order=order), cost, steps=STEPS, shortly=shortly, observed=True)
+    warm = Clock(
+        replace(plan, order=order), cost, steps=STEPS, skip_repeats=skip_repeats, count_memory=True
+    )
     warm.run()
     busy = [0.0] * len(plan.placements)
-    first = tuple(e for e in cold.events if e.act < plan.acts_per_step(plan.actors[e.actor]))
+    first = tuple(e for e in cold.state.events if e.act < plan.acts_per_step(plan.actors[e.actor]))
     for event in first:
-        if computes(plan.actors[event.actor]):
+        if plan.actors[event.actor].computes:
             busy[event.stage] += event.end - event.start
     sent = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
     step_s = warm.step_s
     return Rehearsal(
         step_s,
-        cold.now,
+        cold.state.now,
         tuple(max(0.0, 1 - b / step_s) if step_s else 0.0 for b in busy),
-        tuple(memory.peak for memory in warm.memory),
-        tuple(memory.bound for memory in warm.memory),
+        tuple(memory.peak for memory in warm.state.memory),
+        tuple(memory.bound for memory in warm.state.memory),
         sent,
         first,
         order,

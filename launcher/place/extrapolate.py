@@ -20,7 +20,6 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.cost.live import Live
 from flowrun.engine.cost.seconds import repeated_seconds
 from flowrun.engine.ir.graph import BACKWARD, FORWARD
-from flowrun.engine.rehearsal.clock import computes
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.place.outcome import Outcome, Spent, moving_share
@@ -44,7 +43,7 @@ class ReducedDepthPlan:
     def work_s(self) -> tuple[float, ...]:
         """Seconds that a rank computes in a step, by stage."""
         plan, work = self.found.plan, [0.0 for _ in self.stages]
-        for actor in filter(computes, plan.actors):
+        for actor in (actor for actor in plan.actors if actor.computes):
             work[actor.stage] += actor.seconds * plan.acts_per_step(actor)
         return tuple(work)
 

@@ -47,7 +47,7 @@ def plan_of(*changes: str) -> Plan:
 )
 def test_the_rehearsal_is_that_of_the_whole_run(changes: tuple[str, ...]) -> None:
     plan = plan_of(*changes)
-    assert rehearse(plan) == rehearse(plan, shortly=False)
+    assert rehearse(plan) == rehearse(plan, skip_repeats=False)
 
 
 def test_so_it_is_where_micro_batches_hold_views_of_what_a_step_makes_once() -> None:
@@ -55,29 +55,29 @@ def test_so_it_is_where_micro_batches_hold_views_of_what_a_step_makes_once() -> 
     given = ("placement={axes: {data: 1}, stages: 4, in_flight: 1f1b}", "train.micro_batches=32")
     job = Job(load(["recipe=insightface_hybrid", "engine.cache=false", *given]), values=False)
     plan = replace(job.training.plan, order=())
-    assert rehearse(plan) == rehearse(plan, shortly=False)
+    assert rehearse(plan) == rehearse(plan, skip_repeats=False)
 
 
 def test_the_middle_of_a_step_of_many_micro_batches_is_not_run() -> None:
     plan = plan_of("placement.stages=2", "train.micro_batches=32", "train.batch_size=32")
     acts = sum(map(plan.acts_per_step, plan.actors))
-    clocks = [Clock(plan, lambda a: a.seconds, steps=1, shortly=s) for s in (True, False)]
+    clocks = [Clock(plan, lambda a: a.seconds, steps=1, skip_repeats=s) for s in (True, False)]
     for clock in clocks:
         clock.run()
-    shortly, whole = clocks
-    assert shortly.begun < whole.begun / 2
+    short, whole = (clock.state for clock in clocks)
+    assert short.num_begun < whole.num_begun / 2
     for clock in clocks:  # batches are read a step ahead: targets are counted
-        first = [e for e in clock.events if e.act < plan.acts_per_step(plan.actors[e.actor])]
+        first = [e for e in clock.state.events if e.act < plan.acts_per_step(plan.actors[e.actor])]
         assert len(first) == acts
-    assert len(whole.events) == len(shortly.events)
+    assert len(whole.events) == len(short.events)
 
 
 def test_an_endless_training_is_watched_until_two_steps_are_alike() -> None:
     plan = plan_of("placement.stages=2", "train.micro_batches=4")
     plan = replace(plan, order=rehearse(plan).order)
-    clock = Clock(plan, lambda a: a.seconds, steps=4, shortly=True, observed=True)
+    clock = Clock(plan, lambda a: a.seconds, steps=4, skip_repeats=True, count_memory=True)
     clock.run()
-    assert sum(not left for left in clock.left) < 4
+    assert sum(not left for left in clock.state.left) < 4
 
 
 @pytest.mark.parametrize("micro_batches", [8, 64])

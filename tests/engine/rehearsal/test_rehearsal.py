@@ -13,7 +13,6 @@ from flowrun.engine.actors.protocol import LaunchAct
 from flowrun.engine.actors.scheduler import Scheduler
 from flowrun.engine.errors import PlanError
 from flowrun.engine.ir.graph import COUNT, UPDATE, WEIGHTS
-from flowrun.engine.rehearsal.clock import computes
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.runtime.drivers import virtual
 from support.layouts import LAYOUTS, Layout, cluster, compiled, run_plan
@@ -250,7 +249,7 @@ def test_nothing_computes_beside_a_blocking_collective(blocking: tuple[int, ...]
     plan = replace(compiled(TINY_GPT, BLOCKED).plan, order=(), blocking=blocking)
     timeline = rehearse(plan).first_step
     stands = [e for e in timeline if plan.blocks(plan.actors[e.actor])]
-    acts = [e for e in timeline if computes(plan.actors[e.actor])]
+    acts = [e for e in timeline if plan.actors[e.actor].computes]
     assert stands
     for stage, own in itertools.groupby(sorted(stands), key=lambda event: event.stage):
         alone = [*own]
@@ -275,7 +274,7 @@ def test_a_step_s_reductions_wait_for_all_that_can_be_computed() -> None:
     timeline = rehearse(plan).first_step
     actor = lambda event: plan.actors[event.actor]  # noqa: E731
     reductions = [e.start for e in timeline if plan.blocks(actor(e)) and actor(e).phase == UPDATE]
-    backward = [e.end for e in timeline if computes(actor(e)) and not actor(e).per_step]
+    backward = [e.end for e in timeline if actor(e).computes and not actor(e).per_step]
     assert min(reductions) >= max(backward)
 
 

@@ -14,7 +14,6 @@ from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, P
-from flowrun.engine.rehearsal.clock import computes
 from flowrun.engine.rehearsal.rehearsal import rehearse
 from flowrun.engine.rehearsal.shared_cores import SharedCores
 from flowrun.launcher.job.job import Job
@@ -121,7 +120,7 @@ def test_what_repeats_is_run_once_there_too(
     changes: tuple[str, ...], core: float, waits: float
 ) -> None:
     plan = crowded(replace(plan_of(*changes), core=core), waits, 1e-3)
-    assert rehearse(plan) == rehearse(plan, shortly=False)
+    assert rehearse(plan) == rehearse(plan, skip_repeats=False)
 
 
 def reading(seconds: float, cores: float, *changes: str) -> Plan:
@@ -136,7 +135,7 @@ def busy_of(plan: Plan) -> float:
     return sum(
         actor.seconds * plan.acts_per_step(actor) * len(plan.placements[actor.stage].ranks)
         for actor in plan.actors
-        if computes(actor) or actor.runs_in_thread
+        if actor.computes or actor.runs_in_thread
     )
 
 
@@ -159,4 +158,4 @@ def test_cores_are_not_more_than_there_are(changes: tuple[str, ...], cores: floa
     plan = reading(5e-3, cores, *changes)
     found = rehearse(plan)
     assert found.step_s >= busy_of(plan) / (cores * plan.num_ranks) * (1 - 1e-9)
-    assert found == rehearse(plan, shortly=False)
+    assert found == rehearse(plan, skip_repeats=False)

@@ -16,7 +16,6 @@ from flowrun.engine.ir.graph import LAID_OUT, LogicalGraph
 from flowrun.engine.passes.stages.balance_stages import balance_cuts
 from flowrun.engine.passes.stages.split_stages import line_to_cut
 from flowrun.engine.pipeline import advance
-from flowrun.engine.rehearsal.clock import computes
 from flowrun.engine.strategy import Strategy
 from flowrun.launcher.place.repeated_blocks import RepeatedBlocks, cut_after_blocks
 from support.small_recipes import RECIPES, small_job
@@ -49,7 +48,7 @@ def busy_s(plan: Plan, stage: int) -> float:
     return sum(
         actor.seconds * plan.acts_per_step(actor)
         for actor in plan.stage_actors(stage)
-        if (computes(actor) or actor.kind == BOX) and actor.phase not in ("weights", "update")
+        if (actor.computes or actor.kind == BOX) and actor.phase not in ("weights", "update")
     )
 
 

@@ -1,0 +1,213 @@
+"""ClockState: all that changes while a rehearsal runs, and the one jump over what repeats."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from flowrun.engine.actors.plan import BOX, RECEIVE, SEND, Actor, Plan
+from flowrun.engine.actors.scheduler import Scheduler
+from flowrun.engine.cost.live import Live
+from flowrun.engine.rehearsal.link_traffic import LinkTraffic
+from flowrun.engine.rehearsal.shared_cores import SharedCores
+
+_DIGITS = 48  # binary, of the sum of all acts of a step: every time is exact, and no sum rounds
+
+
+class Event(NamedTuple):
+    """One act on the timeline; seconds on the virtual clock."""
+
+    stage: int
+    actor: int
+    act: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActTable:
+    """What a clock knows of every actor beforehand, by actor id.
+
+    seconds: of one act; crowding_s: what of it is waited only while others have the cores.
+    quantum: all times are multiples of it, so that sums of a few steps are exact and what happens
+        again happens at the same distance, to the last bit.
+    stage, acts: stage, and acts in a step.  computes: acts take turns on the rank's compute.
+    needs_core: acts run on a core of the host.
+    """
+
+    seconds: tuple[float, ...]
+    crowding_s: tuple[float, ...]
+    quantum: float
+    stage: tuple[int, ...]
+    acts: tuple[int, ...]
+    computes: tuple[bool, ...]
+    needs_core: tuple[bool, ...]
+
+    @staticmethod
+    def of(plan: Plan, cost: Callable[[Actor], float]) -> ActTable:
+        """cost: seconds of one act, before they are rounded to quanta."""
+        actors = plan.actors
+        seconds = [cost(actor) for actor in actors]
+        acts = tuple(map(plan.acts_per_step, actors))
+        total = sum(each * n for each, n in zip(seconds, acts, strict=True))
+        quantum = math.ldexp(1.0, math.frexp(total)[1] - _DIGITS)
+
+        def rounded(value: float) -> float:
+            return round(value / quantum) * quantum
+
+        exact = tuple(map(rounded, seconds))
+        return ActTable(
+            seconds=exact,
+            crowding_s=tuple(map(min, exact, (rounded(actor.crowding_s) for actor in actors))),
+            quantum=quantum,
+            stage=tuple(actor.stage for actor in actors),
+            acts=acts,
+            computes=tuple(actor.computes for actor in actors),
+            needs_core=tuple(actor.kind not in (BOX, SEND, RECEIVE) for actor in actors),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state at one moment.
+
+    key: all that decides what follows; equal keys have equal futures.
+    act: of the anchor (period.py).  now: in seconds.
+    events, collectives, turns: how many were written down so far, and taken on each rank.
+    """
+
+    key: tuple[Any, ...]
+    act: int
+    now: float
+    events: int
+    collectives: dict[tuple[int, int], int]
+    turns: list[dict[int, int]]
+
+
+class ClockState:
+    """Where every rank of a plan is at one moment of the virtual time.
+
+    ranks: one scheduler a stage.  began: actor -> when its act under way began.
+    posted: (channel, act) -> the actor that waits for the other end of a transfer.
+    heap: (end, number, actors) of what is under way.
+    left, step_ends: acts that each step still has, and when its last one so far ended.
+    memory: bytes that are live, where they are counted; else events and collectives are recorded.
+    """
+
+    def __init__(self, plan: Plan, table: ActTable, steps: int, count_memory: bool) -> None:
+        self.plan = plan
+        self.table = table
+        self.ranks = [Scheduler(plan, stage, steps) for stage in range(len(plan.placements))]
+        self.now = 0.0
+        self.computing = [False] * len(self.ranks)
+        self.began: dict[int, float] = {}
+        self.traffic = LinkTraffic(plan, table.quantum)
+        self.cores = SharedCores(plan, table.quantum) if SharedCores.are_needed(plan) else None
+        self.posted: dict[tuple[int, int], int] = {}
+        self.heap: list[tuple[float, int, tuple[int, ...]]] = []
+        self.num_begun = 0  # acts and transfers: what ends at once, ends in this order
+        self.events: list[Event] = []
+        self.collectives: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.step_ends = [0.0] * steps
+        self.left = [sum(table.acts)] * steps
+        stages = range(len(self.ranks)) if count_memory else ()
+        self.memory = [Live(plan, stage) for stage in stages]
+
+    def push(self, end: float, actors: tuple[int, ...]) -> None:
+        """Let acts that are under way end at a time."""
+        self.num_begun += 1
+        heapq.heappush(self.heap, (end, self.num_begun, actors))
+
+    def key(self, act: int, step: int) -> tuple[Any, ...]:
+        """All that decides what follows, seen from now and from micro-batch `act` of `step`."""
+        now = self.now
+        since = [act if n > 1 else step for n in self.table.acts]
+        return (
+            act % self.round,
+            tuple((end - now, actors) for end, _, actors in sorted(self.heap)),
+            self.traffic.moment(now),
+            self.cores.moment(now) if self.cores else (),
+            tuple(self.computing),
+            frozenset((c, a - since[actor], actor) for (c, a), actor in self.posted.items()),
+            tuple(rank.moment(since) for rank in self.ranks),
+            tuple(memory.moment() for memory in self.memory),
+        )
+
+    def key_of_step(self) -> tuple[Any, ...]:
+        """The key when a step is whole, seen from that step."""
+        step = max(k for k, left in enumerate(self.left) if not left)
+        turns = tuple(
+            count - step * len(rank.order[axis])
+            for rank in self.ranks
+            for axis, count in rank.issued.items()
+        )
+        return (*self.key(step * self.plan.micro_batches, step), turns)
+
+    @property
+    def round(self) -> int:
+        """Micro-batches after which the turns of chunks repeat (schedules.Turns)."""
+        return len(self.plan.placements) if self.plan.chunks > 1 else 1
+
+    @property
+    def often(self) -> list[int]:
+        """The actors that act with every micro-batch."""
+        return [k for k, n in enumerate(self.table.acts) if n > 1]
+
+    def acts_of(self, actor: int) -> int:
+        """Acts that an actor has finished."""
+        return self.ranks[self.table.stage[actor]].acts[actor]
+
+    def snapshot(self, act: int) -> Snapshot:
+        """Describe this moment, at which the anchor has ended act number `act`."""
+        return Snapshot(
+            key=self.key(act, 0),
+            act=act,
+            now=self.now,
+            events=len(self.events),
+            collectives={group: len(acts) for group, acts in self.collectives.items()},
+            turns=[dict(rank.issued) for rank in self.ranks],
+        )
+
+    def advance(self, earlier: Snapshot, later: Snapshot, times: int) -> None:
+        """Go on as if the period between two snapshots had happened `times` more.
+
+        later: of now.  The queues do not change: the keys of both snapshots are equal.
+        """
+        acts, period_s = later.act - earlier.act, later.now - earlier.now
+        self._repeat_records(earlier, later, times)
+        more, wait = times * acts, times * period_s
+        often = self.often
+        for actor in often:
+            self.left[self.acts_of(actor) // self.plan.micro_batches] -= more
+        self.now += wait
+        self.heap = [(end + wait, n, actors) for end, n, actors in self.heap]
+        self.traffic.forward(wait)
+        if self.cores:
+            self.cores.forward(wait)
+        self.began = {actor: began + wait for actor, began in self.began.items()}
+        self.posted = {
+            (channel, act + (more if self.table.acts[actor] > 1 else 0)): actor
+            for (channel, act), actor in self.posted.items()
+        }
+        for rank, before, now in zip(self.ranks, earlier.turns, later.turns, strict=True):
+            rank.forward(more, {axis: times * (now[axis] - before[axis]) for axis in now})
+        for memory in self.memory:
+            memory.forward(more)
+
+    def _repeat_records(self, earlier: Snapshot, later: Snapshot, times: int) -> None:
+        """Write down the period's events and collectives `times` more."""
+        acts, period_s = later.act - earlier.act, later.now - earlier.now
+        again = self.events[earlier.events : later.events]
+        for k in range(1, times + 1):
+            wait = k * period_s
+            self.events += [
+                Event(e.stage, e.actor, e.act + k * acts, e.start + wait, e.end + wait)
+                for e in again
+            ]
+        for group, issued in self.collectives.items():
+            repeated = issued[earlier.collectives.get(group, 0) : later.collectives[group]]
+            for k in range(1, times + 1):
+                issued += [(actor, act + k * acts) for actor, act in repeated]
