@@ -22,7 +22,7 @@ from rich.console import Console
 
 from flowrun.launcher.bench.plot_results import draw
 from flowrun.launcher.bench.process import execute
-from flowrun.launcher.bench.results import FinishedRun, ResultLine, key_of, lines, settled
+from flowrun.launcher.bench.results import FinishedRun, ResultLine, key_of, lines, step_seconds
 from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.show_results import table
 from flowrun.launcher.bench.suite import Suite
@@ -36,8 +36,9 @@ FILE, PLOT = "bench.json", "bench.svg"
 def bench(
     suite: Suite, folder: Path, console: Console, config_dir: str | None = None
 ) -> tuple[ResultLine, ...]:
-    """Run the suite, print its table, fill `folder`.
+    """Run the suite, print its table to `console`, and fill `folder`.
 
+    config_dir: the user's own groups.
     Raises RecipeError if a recipe cannot be composed (nothing was started), KeyboardInterrupt after
     the table of what is done.
     """
@@ -78,7 +79,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 def _rounds(
     suite: Suite, folder: Path, console: Console, config_dir: str | None, records: list[FinishedRun]
 ) -> None:
-    """What failed once is not tried again."""
+    """Run all rounds; a run that failed once is not tried again."""
     runs = list(round_of(suite))
     failed: set[Any] = set()
     for number in range(suite.rounds):
@@ -106,7 +107,7 @@ def _rounds(
             later += (suite.rounds - 1 - number) * (len(runs) - len(failed))
             left = later * statistics.mean(record.wall_s for record in records)
             console.print(
-                f"{seconds(statistics.median(settled(suite, sample)))} a step; "
+                f"{seconds(statistics.median(step_seconds(suite, sample)))} a step; "
                 f"{f'{left:.0f} s' if left < 90 else f'{left / 60:.0f} min'} left",
                 highlight=False,
             )
@@ -124,7 +125,7 @@ def _write(suite: Suite, records: Sequence[FinishedRun], file: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where it was measured."""
+    """Describe the machine that measured."""
     return {
         "cores": os.cpu_count(),
         "architecture": platform.machine(),

@@ -1,4 +1,4 @@
-"""What a rank of a peer is told, as a file.  It imports no torch: the bench itself stays small."""
+"""The order of a peer's rank, as a file.  It imports no torch: the bench itself stays small."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class PeerOrder:
     config_dir: str | None = None
 
     def to_json(self) -> str:
-        """As from_json reads it."""
+        """Return the text that from_json reads."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> PeerOrder:
-        """What to_json wrote."""
+        """Read what to_json wrote."""
         tree = json.loads(text)
         peer: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value

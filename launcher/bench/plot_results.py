@@ -1,4 +1,4 @@
-"""Lines -> bars: step time and memory of flowrun beside its peers."""
+"""Lines -> bars: step time and memory of flowrun and its peers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ OURS, THEIRS, BOUND = "#3b6ea5", "#b9bec6", "#c0392b"
 
 
 def draw(suite: Suite, found: Sequence[ResultLine], file: Path) -> bool:
-    """A bar a line; a mark on the bar of flowrun where the bounds want it to end.
+    """Draw a bar for each line of `found` to `file`, and a mark on flowrun's bar where the bounds
+    of the suite want it to end.
 
-    False: nothing ran, or matplotlib (extra `plot`) is not there.
+    Return False if nothing ran, or if matplotlib (extra `plot`) is not installed.
     """
     drawn = [line for line in found if line.median_s is not None]
     try:
@@ -59,7 +60,7 @@ def wanted_s(ours: ResultLine, found: Sequence[ResultLine]) -> float | None:
 
 
 def _places(found: Sequence[ResultLine]) -> list[float]:
-    """Of the bars: a gap before each experiment but the first."""
+    """Place the bars, with a gap before each experiment but the first."""
     places, gap = [], 0.0
     for k, line in enumerate(found):
         before = found[k - 1] if k else line

@@ -1,4 +1,4 @@
-"""One run in processes of its own -> Sample: what was measured, or why there is nothing.
+"""Run in processes of its own -> Sample: what was measured, or the reason why there is nothing.
 
 A run that fails is a Sample with its reason.  Its processes are gone when `execute` returns or
 raises, after Ctrl-C too.
@@ -32,10 +32,10 @@ _ERROR = re.compile(r"\s*[\w.]+(Error|Exception): ")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one run measured.
+    """A sample: what one run measured.
 
     step_s: of every step.  losses: of every step, over all samples of it.  peak_bytes: of the
-    process that took most, beside what it had before training began.  sent_bytes: of all ranks, a
+    process that took most, without what it had before training began.  sent_bytes: of all ranks, a
     step; None where nothing counts them.  work: units of a step, such as "tokens".
     at_peak_s: what the model's products take at the peak of all ranks' devices, if that is known;
     both of flowrun alone.
@@ -53,7 +53,10 @@ class Sample:
 
 
 def execute(run: Run, folder: Path, timeout_s: float, config_dir: str | None = None) -> Sample:
-    """Train in `folder`, which keeps what the processes print."""
+    """Train a run in `folder`, which keeps what the processes print.
+
+    timeout_s: seconds after which the run has failed.  config_dir: the user's own groups.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if run.peer is None:
@@ -73,7 +76,7 @@ def _flowrun(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -
     command = [*_module("flowrun.launcher.cli"), "run", *run.overrides, *given]
     folders = [folder] if run.copies == 1 else [folder / f"copy{k}" for k in range(run.copies)]
     _run([([*command, f"hydra.run.dir={each}"], {}) for each in folders], run, folder, timeout_s)
-    found = [_trained(each) for each in folders]
+    found = [_read_sample(each) for each in folders]
     return replace(
         found[0],
         step_s=tuple(map(mean, zip(*(each.step_s for each in found), strict=True))),
@@ -82,8 +85,8 @@ def _flowrun(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -
     )
 
 
-def _trained(folder: Path) -> Sample:
-    """What a run of flowrun wrote."""
+def _read_sample(folder: Path) -> Sample:
+    """Read what a run of flowrun wrote."""
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     report = json.loads((folder / "report.json").read_text())
     measured = report["measured"]
@@ -168,8 +171,8 @@ def _run(
 
 
 def _start(command: list[str], variables: Mapping[str, str], log: Any) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that Ctrl-C on the terminal is ours, and that all of it can be
-    ended at once.
+    """Start a process in a session of its own, so that Ctrl-C on the terminal comes to us alone,
+    and all of the session can be ended at once.
     """
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
     return subprocess.Popen(
@@ -184,7 +187,7 @@ def _start(command: list[str], variables: Mapping[str, str], log: Any) -> subpro
 
 
 def _begin() -> None:
-    """Of the process: it hears signals, and if we are killed ourselves, so is it (Linux)."""
+    """Let the new process receive signals, and be killed if we are killed (Linux)."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

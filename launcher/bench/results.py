@@ -27,7 +27,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True)
 class ResultLine:
-    """One side of an experiment, over all rounds.
+    """A line: one side of an experiment, over all rounds.
 
     median_s, min_s: of a step; None if no run ended well, problem then says why.
     ratio: flowrun's time over the peer's, round by round, then the median; at_most: its bound.
@@ -63,7 +63,7 @@ class ResultLine:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the bound of this line holds; None where there is none, or nothing measured."""
+        """Return whether the bound of this line holds; None without a bound or a measurement."""
         if self.ratio is not None and self.at_most is not None:
             return self.ratio <= self.at_most
         if self.efficiency is not None and self.at_least is not None:
@@ -72,7 +72,7 @@ class ResultLine:
 
 
 def key_of(run: Run) -> LineKey:
-    """What the runs of all rounds have in common."""
+    """Return what a run has in common with those of other rounds."""
     return run.experiment, run.side, run.mode, run.setting
 
 
@@ -92,7 +92,7 @@ def _lines(suite: Suite, records: Sequence[FinishedRun]) -> Iterator[ResultLine]
         ours = by_key.get((run.experiment, FLOWRUN, run.mode, ""), {})
         alone = by_key.get((suite.efficiency_of, FLOWRUN, run.mode, ""), {})
         of_one = experiment.efficiency is not None
-        compared = _compared(suite, experiment, run, ours, well, alone if of_one else {})
+        compared = _compare(suite, experiment, run, ours, well, alone if of_one else {})
         yield ResultLine(
             run.experiment,
             experiment.title or run.experiment,
@@ -110,7 +110,7 @@ def _times(suite: Suite, samples: Sequence[Sample]) -> dict[str, Any]:
     """Over the steps of all rounds but for the first of each."""
     if not samples:
         return {}
-    steps = [seconds for sample in samples for seconds in settled(suite, sample)]
+    steps = [seconds for sample in samples for seconds in step_seconds(suite, sample)]
     sent = [sample.sent_bytes for sample in samples if sample.sent_bytes is not None]
     median_s, last = statistics.median(steps), samples[-1]
     return {
@@ -124,7 +124,7 @@ def _times(suite: Suite, samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def _compared(
+def _compare(
     suite: Suite,
     experiment: Experiment,
     run: Run,
@@ -132,7 +132,7 @@ def _compared(
     theirs: dict[int, Sample],
     alone: dict[int, Sample],
 ) -> dict[str, Any]:
-    """Efficiency of flowrun, or a peer's ratio and how far its losses are off."""
+    """Compute the efficiency of flowrun, or a peer's ratio and how far its losses are off."""
     if run.side == FLOWRUN:
         each = pairs(suite, alone, theirs)
         return {
@@ -153,16 +153,20 @@ def _compared(
 
 
 def pairs(suite: Suite, over: dict[int, Sample], under: dict[int, Sample]) -> list[float]:
-    """Time over time, of each round that both have."""
+    """Divide the step time of `over` by that of `under`, in each round that both have.
+
+    suite: says which steps count.
+    """
     both = [k for k in over if k in under and not over[k].problem and not under[k].problem]
     return [
-        statistics.median(settled(suite, over[k])) / statistics.median(settled(suite, under[k]))
+        statistics.median(step_seconds(suite, over[k]))
+        / statistics.median(step_seconds(suite, under[k]))
         for k in both
     ]
 
 
-def settled(suite: Suite, sample: Sample) -> tuple[float, ...]:
-    """Seconds of the steps that count."""
+def step_seconds(suite: Suite, sample: Sample) -> tuple[float, ...]:
+    """Return the seconds of the steps that count."""
     return sample.step_s[suite.warmup :]
 
 

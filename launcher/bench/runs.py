@@ -12,7 +12,7 @@ FLOWRUN = "flowrun"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training in processes of its own.
+    """A run: one training in processes of its own.
 
     side: flowrun, or the name of another layout of it, or the peer's.  setting: of the allocator,
     by its name in the suite; empty: flowrun, which has its own.  overrides: of the recipe.

@@ -41,7 +41,7 @@ def table(suite: Suite, found: Sequence[ResultLine]) -> RenderableType:
 
 
 def legend(suite: Suite) -> str:
-    """How to read the table."""
+    """Say how to read the table."""
     runs = f"{suite.rounds} run{'s' * (suite.rounds != 1)}"
     return (
         f"ms: of a step, the median of {runs}, each without its first {suite.warmup}; "
@@ -53,7 +53,7 @@ def legend(suite: Suite) -> str:
 
 
 def _title(ours: ResultLine) -> Text:
-    """Of a block, which begins with flowrun's line."""
+    """Make the title of a block, which begins with flowrun's line."""
     title = f"{ours.title}, {ours.mode}" if ours.mode != MODES[0] else ours.title
     speed = f"   {ours.per_s:,.0f} {ours.unit}/s" if ours.per_s is not None else ""
     share = ours.utilisation
@@ -62,7 +62,7 @@ def _title(ours: ResultLine) -> Text:
 
 
 def _grid(names: int) -> Table:
-    """One row of the table: all have the same widths."""
+    """Make the grid of one row of the table: all have the same widths."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=names)
     for _, width in (*COLUMNS, APART):

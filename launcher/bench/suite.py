@@ -39,7 +39,7 @@ _OURS = re.compile(r"[+~]*(suite|hydra)[.=/]")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How torch alone trains the recipe.
+    """A peer: the way in which torch alone trains the recipe.
 
     kind: one of KINDS.  units: patterns of modules in order, which fsdp2 wraps and pipeline cuts
     between.  columns, rows: patterns of linear layers that tensor splits so; classes: the layer
@@ -67,7 +67,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One layout of flowrun beside what torch has for it.
+    """An experiment: one layout of flowrun, compared with what torch has for it.
 
     recipe: empty: the suite's.  overrides: of both sides.  flowrun: of flowrun alone, its layout.
     others: more layouts of flowrun, overrides by the name that the table shows.
@@ -95,8 +95,8 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Layouts that are measured beside the one that auto.placement picks (sweep.py): all grids of
-    so many ranks, with these numbers of micro-batches and stages of ZeRO.
+    """Layouts that are measured next to the one that auto.placement picks (sweep.py): all grids of
+    these numbers of ranks, with these numbers of micro-batches and stages of ZeRO.
 
     calibrate: first measure the machine, and the ops of each model before its runs, and foresee
     with that; a --config-dir or a profile that the command names stays.
@@ -138,7 +138,7 @@ class Suite:
     sweep: Sweep | None = None
 
     def recipe_of(self, experiment: Experiment) -> list[str]:
-        """What both sides train, as overrides."""
+        """Return the overrides of what both sides train."""
         steps = experiment.steps or self.steps
         always = [f"train.steps={steps}", "train.save=false", "eval.batches=0"]
         name = experiment.recipe or self.recipe
@@ -153,7 +153,7 @@ def load_suite(
     A suite of `kind: foreseen` runs nothing (foreseen/).  config_dir: a folder of the user's own
     groups (suite/, published/), searched first.  Raises RecipeError.
     """
-    ours = [_spelled(text) for text in arguments if _OURS.match(text)]
+    ours = [_spell(text) for text in arguments if _OURS.match(text)]
     of_recipes = [text for text in arguments if not _OURS.match(text)]
     if config_dir is not None:
         ours.append(f"hydra.searchpath=['file://{Path(config_dir).absolute()}']")
@@ -192,24 +192,26 @@ def parse(tree: dict[str, Any], overrides: list[str] | None = None) -> Suite:
     given = {
         **tree,
         "experiments": experiments,
-        "sweep": _made(Sweep, tree["sweep"], "suite.sweep") if tree.get("sweep") else None,
+        "sweep": _make(Sweep, tree["sweep"], "suite.sweep") if tree.get("sweep") else None,
         "settings": settings,
         "mode_overrides": modes,
         "overrides": [*(tree.get("overrides") or []), *(overrides or [])],
         "rows": [*(tree.get("rows") or experiments)],
     }
-    suite: Suite = _made(Suite, given, "suite")
+    suite: Suite = _make(Suite, given, "suite")
     _check(suite)
     return suite
 
 
-def _spelled(text: str) -> str:
-    """Keys that the file leaves open (`suite.experiments.mine.ranks`) need no `+`."""
+def _spell(text: str) -> str:
+    """Add the `+` that Hydra wants for keys that the file leaves open
+    (`suite.experiments.mine.ranks`).
+    """
     return f"++{text}" if text.startswith("suite.") else text
 
 
 def _folder(cfg: DictConfig) -> Path:
-    """Where Hydra would run: the pattern of hydra.run.dir, filled in."""
+    """Return the folder where Hydra would run: the pattern of hydra.run.dir, filled in."""
     HydraConfig.instance().set_config(cfg)
     with open_dict(cfg):
         return Path(str(cfg.hydra.run.dir))
@@ -218,12 +220,12 @@ def _folder(cfg: DictConfig) -> Path:
 def _experiment(name: str, node: dict[str, Any]) -> Experiment:
     where = f"suite.experiments.{name}"
     peers = {
-        str(title): _made(Peer, given or {}, f"{where}.peers.{title}")
+        str(title): _make(Peer, given or {}, f"{where}.peers.{title}")
         for title, given in (node.get("peers") or {}).items()
     }
     others = {str(title): tuple(given) for title, given in (node.get("others") or {}).items()}
     given = {**node, "name": name, "peers": peers, "others": others}
-    made: Experiment = _made(Experiment, given, where)
+    made: Experiment = _make(Experiment, given, where)
     for title, peer in peers.items():
         _check_peer(peer, f"{where}.peers.{title}")
     return made
@@ -245,8 +247,8 @@ def _check_peer(peer: Peer, where: str) -> None:
             )
 
 
-def _made(kind: Any, given: Mapping[str, Any], where: str) -> Any:
-    """The dataclass of these keys; lists become tuples, null its default or nothing."""
+def _make(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+    """Make the dataclass of these keys; lists become tuples, null its default or nothing."""
     known = {f.name: f for f in fields(kind)}
     values = {}
     for key, value in given.items():

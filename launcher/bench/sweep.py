@@ -1,5 +1,5 @@
 """A suite that sweeps: every layout of a modest set and the one that auto.placement picks, each
-foreseen beside measured.
+foreseen and measured.
 
     suite -> trials (model, ranks, candidate) -> rounds of runs, the picks in the last of them
           -> finals -> rows -> table, sweep.json
@@ -22,7 +22,7 @@ from rich.console import Console
 from flowrun.engine.errors import FlowrunError
 from flowrun.launcher.bench.bench import machine, sigterm_as_ctrl_c
 from flowrun.launcher.bench.process import Sample, execute
-from flowrun.launcher.bench.results import settled
+from flowrun.launcher.bench.results import step_seconds
 from flowrun.launcher.bench.runs import FLOWRUN, Run
 from flowrun.launcher.bench.suite import Suite, Sweep
 from flowrun.launcher.job.job import Job
@@ -40,7 +40,7 @@ RunResult = tuple[Sample, Mapping[str, Any]]  # of one run, and its report.json
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One layout of a model.  picked: it is auto.placement's."""
+    """A trial: one layout of a model.  picked: auto.placement chose it."""
 
     experiment: str
     ranks: int
@@ -50,7 +50,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What a trial came to: of a step, and of the rank that takes most (live tensors).
+    """The result of a trial: time of a step, and memory of the rank that takes most (live tensors).
 
     place: by measured time among the trials of the model and ranks, 1 = the fastest.
     problem: why nothing was measured.
@@ -68,7 +68,7 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What all rows say together.
+    """A summary of all rows.
 
     time_off, memory_off: median of how far foreseen is from measured, relative.  worst: how far the
     worst pick is behind the fastest layout measured.
@@ -82,10 +82,12 @@ class Sums:
 def sweep(
     suite: Suite, folder: Path, console: Console, config_dir: str | None = None
 ) -> tuple[TrialResult, ...]:
-    """Run the suite, print its table, fill `folder`; what is done is written after every run.
+    """Run the suite, print its table to `console`, fill `folder`; results are written after each
+    run.
 
-    Model by model, from its ops to its last run: a machine that others share is slower in one hour
-    than in another, and what was foreseen with the figures of one is not what the other measures.
+    Models come one after another, each from its ops to its last run: a machine that others share is
+    slower in one hour than in another, and what was foreseen with the figures of one hour is not
+    what another measures.  config_dir: the user's own groups.
     Raises RecipeError if a recipe cannot be composed; nothing was started then.
     """
     from flowrun.launcher.bench.sweep_profile import Profile, measured_machine
@@ -125,9 +127,11 @@ def _rounds(
     heard: dict[Trial, list[RunResult]],
     measure: Callable[[Console], None],
 ) -> None:
-    """Of one row.  measure: what is to foresee it, before every round but the finals.  Picked is
-    before the last of these rounds, by all that was measured, as all that the table foresees is.
-    What failed once is not tried again.
+    """Run the rounds of one row.
+
+    measure: measures what foresees the row, before every round but the finals.  The pick is made
+    before the last of these rounds, by all that was measured, as all that the table foresees is.  A
+    trial that failed once is not tried again.
     """
     assert suite.sweep is not None
     measure(console)
@@ -138,7 +142,7 @@ def _rounds(
         if 0 < number < suite.rounds:
             measure(console)
         if number == suite.rounds - 1:
-            turn = joined(turn, picks(suite, name, console, config_dir), heard)
+            turn = join_picks(turn, picks(suite, name, console, config_dir), heard)
         elif number == suite.rounds:
             turn = finalists(suite, turn, rows(suite, heard))
         for k, trial in enumerate(turn):
@@ -161,7 +165,7 @@ def _rounds(
             report = json.loads(file.read_text()) if file.exists() else {}
             heard[trial] = [*before, (sample, report)]
             write(suite, rows(suite, heard), folder / FILE)
-            steps, done = settled(suite, sample), done + 1
+            steps, done = step_seconds(suite, sample), done + 1
             told = seconds(statistics.median(steps)) if steps else sample.problem
             end = suite.rounds if number < suite.rounds else last
             runs = (end - number) * len(turn) - k - 1
@@ -177,8 +181,8 @@ def _nothing(console: Console) -> None:
 def finalists(
     suite: Suite, found: Sequence[Trial], measured: Sequence[TrialResult]
 ) -> tuple[Trial, ...]:
-    """Of the trials found, those that may be the fastest, and the picks; all that took part in a
-    comparison that is close have as many rounds.
+    """Choose among the trials found those that may be the fastest by what was measured, and the
+    picks; all trials of a close comparison have equally many rounds.  suite: says what is close.
     """
     assert suite.sweep is not None
     near = {
@@ -190,7 +194,10 @@ def finalists(
 
 
 def trials(suite: Suite, name: str, config_dir: str | None = None) -> Iterator[Trial]:
-    """Of one row and every number of ranks: the modest set."""
+    """Yield the modest set of row `name` of the suite, for every number of ranks.
+
+    config_dir: the user's own groups.
+    """
     assert suite.sweep is not None
     recipe = _placed_by_auto(suite, name, config_dir)
     for ranks in suite.sweep.ranks:
@@ -201,7 +208,11 @@ def trials(suite: Suite, name: str, config_dir: str | None = None) -> Iterator[T
 def picks(
     suite: Suite, name: str, console: Console, config_dir: str | None = None
 ) -> Iterator[Trial]:
-    """Of one row and every number of ranks: what auto.placement picks, if anything."""
+    """Yield what auto.placement picks, if anything, for row `name` of the suite and every number of
+    ranks.
+
+    console: takes a line for each search.  config_dir: the user's own groups.
+    """
     assert suite.sweep is not None
     captures = Captures(Job(_placed_by_auto(suite, name, config_dir), values=False))
     for ranks in suite.sweep.ranks:
@@ -219,10 +230,10 @@ def _placed_by_auto(suite: Suite, name: str, config_dir: str | None) -> Recipe:
     return load([*suite.recipe_of(suite.experiments[name]), "auto.placement=true"], config_dir)
 
 
-def joined(
+def join_picks(
     modest: Sequence[Trial], found: Iterable[Trial], heard: dict[Trial, list[RunResult]]
 ) -> list[Trial]:
-    """The modest set and the picks; a pick takes what was heard of its layout before."""
+    """Join the modest set and the picks `found`; a pick takes over results of its layout."""
     by_layout = {replace(trial, picked=False): trial for trial in modest}
     for pick in found:
         plain = replace(pick, picked=False)
@@ -233,7 +244,9 @@ def joined(
 
 
 def candidates(recipe: Recipe, ranks: int, wanted: Sweep) -> Iterator[Candidate]:
-    """All grids of so many ranks; no more stages than micro-batches; the default schedule alone."""
+    """Yield all grids of `ranks` ranks for a recipe, as the sweep `wanted` asks: no more stages
+    than micro-batches, and the default schedule alone.
+    """
     tree: Any = OmegaConf.to_container(OmegaConf.create(recipe.text))
     space = Space.of(tree, ranks)
     for branch in space.branches():
@@ -244,7 +257,10 @@ def candidates(recipe: Recipe, ranks: int, wanted: Sweep) -> Iterator[Candidate]
 
 
 def final_steps(suite: Suite, trial: Trial, heard: Sequence[RunResult]) -> int:
-    """Of a run of the finals, by what it was in the runs before."""
+    """Return the number of steps of a trial's run in the finals, by its runs before (`heard`).
+
+    suite: says how many seconds a run takes.
+    """
     assert suite.sweep is not None
     row = _row(suite, trial, heard)
     if row.problem:
@@ -253,7 +269,7 @@ def final_steps(suite: Suite, trial: Trial, heard: Sequence[RunResult]) -> int:
 
 
 def run_of(suite: Suite, trial: Trial, steps: int) -> Run:
-    """flowrun alone."""
+    """Make the run of a trial of the suite with a number of steps: flowrun alone."""
     overrides = (
         *replace(suite, steps=steps).recipe_of(suite.experiments[trial.experiment]),
         *trial.candidate.overrides,
@@ -287,7 +303,7 @@ def _row(suite: Suite, trial: Trial, each: Sequence[RunResult]) -> TrialResult:
     if not well:
         return TrialResult(trial, problem=each[-1][0].problem)
     foreseen, measured = well[-1][1]["foreseen"], well[-1][1]["measured"]
-    steps = [step for sample, _ in well for step in settled(suite, sample)]
+    steps = [step for sample, _ in well for step in step_seconds(suite, sample)]
     return TrialResult(
         trial,
         foreseen["step_s"],
@@ -298,7 +314,7 @@ def _row(suite: Suite, trial: Trial, each: Sequence[RunResult]) -> TrialResult:
 
 
 def sums(measured: Sequence[TrialResult]) -> Sums:
-    """Of all that was measured."""
+    """Summarise all that was measured."""
     well = [row for row in measured if not row.problem]
     picks = [row.behind for row in well if row.trial.picked]
     return Sums(
@@ -309,6 +325,6 @@ def sums(measured: Sequence[TrialResult]) -> Sums:
 
 
 def write(suite: Suite, measured: Sequence[TrialResult], file: Path) -> None:
-    """All that was measured so far."""
+    """Write all that was measured so far in the suite to `file`."""
     text = {"suite": asdict(suite), "machine": machine(), "rows": [asdict(r) for r in measured]}
     file.write_text(json.dumps(text, indent=1) + "\n")

@@ -20,7 +20,7 @@ from flowrun.launcher.recipe.schema import Recipe
 
 NAME = "measured"
 _TIMES = 2  # that ops are measured before each round
-_STEPS = 4  # each time: more turns tell more of a machine that others share than more steps do
+_STEPS = 4  # each time: more turns say more about a machine that others share than more steps do
 
 
 def measured_machine(console: Console) -> Hardware:
@@ -32,9 +32,9 @@ def measured_machine(console: Console) -> Hardware:
 
 
 class Profile:
-    """What foresees one row: this machine, and the ops of the model, which are measured again
-    before every round, in turn with what they are to foresee: a machine that others share is slower
-    in one minute than in the next.  No step is timed: ops are, one by one.
+    """A profile that foresees one row: this machine, and the ops of the model.  Ops are measured
+    again before every round, in turn with what they foresee: a machine that others share is slower
+    in one minute than in the next.  No step is timed, only single ops.
     """
 
     def __init__(self, machine: Hardware, suite: Suite, name: str, folder: Path) -> None:
@@ -42,7 +42,7 @@ class Profile:
         self.groups = folder / "profiles" / name
         self.suite = replace(suite, overrides=(*suite.overrides, f"hardware={NAME}"))
         self._times = OpTimes(
-            machine, [Job(recipe) for recipe in recipes_timed(suite, name)], _STEPS
+            machine, [Job(recipe) for recipe in recipes_to_time(suite, name)], _STEPS
         )
 
     def measure(self, console: Console) -> None:
@@ -55,8 +55,8 @@ class Profile:
         calibrate.write(self._times.hardware, self.groups / "hardware" / f"{NAME}.yaml")
 
 
-def recipes_timed(suite: Suite, name: str) -> Iterator[Recipe]:
-    """Layouts without stages and ZeRO: these change no shapes."""
+def recipes_to_time(suite: Suite, name: str) -> Iterator[Recipe]:
+    """Yield layouts without stages and ZeRO, which change no shapes."""
     assert suite.sweep is not None
     wanted = replace(suite.sweep, zero=(0,))
     given = suite.recipe_of(suite.experiments[name])

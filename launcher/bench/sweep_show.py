@@ -31,7 +31,7 @@ def table(suite: Suite, measured: Sequence[TrialResult]) -> RenderableType:
             rows.add_row(*_cells(row), style="bold" if row.trial.picked else "")
         parts.append(rows)
     if any(not row.problem for row in measured):
-        parts.append(Text(_said(suite, measured), "dim"))
+        parts.append(Text(_write_verdict(suite, measured), "dim"))
     return Group(*parts)
 
 
@@ -52,7 +52,7 @@ def _cells(row: TrialResult) -> list[str]:
     ]
 
 
-def _said(suite: Suite, measured: Sequence[TrialResult]) -> str:
+def _write_verdict(suite: Suite, measured: Sequence[TrialResult]) -> str:
     found = sums(measured)
     more = ""
     if (sweep := suite.sweep) and sweep.finals:

@@ -1,4 +1,4 @@
-"""What a rehearsal comes to, in the units of published tables.  Pure arithmetic."""
+"""Turn a rehearsal into figures in the units of published tables.  Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ def tflops_per_gpu(recipe: Recipe, rehearsal: Rehearsal) -> float:
 
 
 def gpt_flop(samples: int, length: int, depth: int, width: int, vocabulary: int) -> float:
-    """Operations of one step of a GPT whose blocks run forward twice (arXiv 2104.04473, eq. 3)."""
+    """Count the operations of one step of a GPT whose blocks run forward twice (arXiv 2104.04473,
+    eq. 3).
+
+    samples: of a step.  length: tokens of a sample.  depth, width, vocabulary: of the model.
+    """
     more = 1 + length / (6 * width) + vocabulary / (16 * depth * width)
     return 96.0 * samples * length * depth * width**2 * more
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from flowrun.engine.errors import FlowrunError
 from flowrun.launcher.bench.foreseen.figures import UNITS
-from flowrun.launcher.bench.foreseen.planning import planned
+from flowrun.launcher.bench.foreseen.planning import plan_row
 from flowrun.launcher.bench.foreseen.plot_tables import draw
 from flowrun.launcher.bench.foreseen.published import Foreseen, PublishedRow, PublishedTable
 from flowrun.launcher.bench.foreseen.score import Score, ScoredFigure, score
@@ -28,8 +28,9 @@ FILE, PLOT = "bench.json", "bench.svg"
 def foresee(
     suite: Foreseen, folder: Path, console: Console, config_dir: str | None = None
 ) -> tuple[ScoredFigure, ...]:
-    """Plan every row, print each table as it is done, fill `folder`.
+    """Plan every row of the suite, print each table to `console` as it is done, and fill `folder`.
 
+    config_dir: the user's own groups.
     Raises RecipeError if a row does not compose (nothing was planned).  A row that cannot be
     planned is a line with a problem.
     """
@@ -64,7 +65,7 @@ def _foreseen(
     """A line for each published figure of the row."""
     try:
         recipe = load(list(row.overrides), config_dir)
-        rehearsal = planned(recipe).rehearsal
+        rehearsal = plan_row(recipe).rehearsal
     except (FlowrunError, MemoryError, RuntimeError) as error:
         if not isinstance(error, FlowrunError) and not _lacks_memory(error):
             raise

@@ -19,8 +19,8 @@ from flowrun.launcher.model import build
 from flowrun.launcher.recipe.schema import Recipe
 
 
-def planned(recipe: Recipe) -> Rehearsed:
-    """The training plan, from disk where it was made before.  Raises FlowrunError."""
+def plan_row(recipe: Recipe) -> Rehearsed:
+    """Plan the training of a recipe, or read the plan that is on disk.  Raises FlowrunError."""
     model = build.describe_model(recipe, draws=False).model
     item = build.instantiate_data(recipe)[0]
     task = Task(
@@ -41,8 +41,8 @@ def planned(recipe: Recipe) -> Rehearsed:
 
 
 def batch_like(item: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
-    """A batch of so many samples like one.  Nothing is written, so that it takes no page of memory:
-    capture looks at shapes alone.
+    """Make a batch of `samples` samples like `item`.  Nothing is written, so that it takes no page
+    of memory: capture looks at shapes alone.
     """
     return {
         name: torch.empty((samples, *value.shape), dtype=value.dtype)

@@ -14,9 +14,10 @@ POINT, EXACT = "#3b6ea5", "#b9bec6"
 
 
 def draw(suite: Foreseen, lines: Sequence[ScoredFigure], file: Path) -> bool:
-    """The line is where both are the same, the band the suite's bound on the median error.
+    """Draw published against foreseen figures (`lines`) to `file`.  The diagonal is where both are
+    the same, the band the suite's bound on the median error.
 
-    False: nothing was foreseen, or matplotlib (extra `plot`) is not there.
+    Return False if nothing was foreseen, or if matplotlib (extra `plot`) is not installed.
     """
     panels = [
         (table, unit, mine)

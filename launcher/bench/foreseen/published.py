@@ -20,7 +20,7 @@ KIND = "foreseen"
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """One line of a published table.
+    """A line of a published table.
 
     name: "table/row".  overrides: of the recipe, as on flowrun's command line.  figures: unit ->
     what was published.
@@ -42,7 +42,7 @@ class PublishedTable:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Of its figures, in order of the first row that has them."""
+        """The units of its figures, in order of the first row that has them."""
         return tuple(dict.fromkeys(unit for row in self.rows for unit, _ in row.figures))
 
 
@@ -90,16 +90,16 @@ def _table(name: str, node: Mapping[str, Any], always: list[str]) -> PublishedTa
                 f"Give one for each of {', '.join(columns)}; null where there is none.",
             )
         pairs = [(k, v) for k, v in zip(columns, values, strict=True) if v is not None]
-        told = tuple(f"{key}={_spelled(value)}" for key, value in pairs if key not in UNITS)
+        told = tuple(f"{key}={_spell(value)}" for key, value in pairs if key not in UNITS)
         figures = tuple((key, float(value)) for key, value in pairs if key in UNITS)
         rows.append(PublishedRow(f"{name}/{title}", (*common, *told, *always), figures))
     return PublishedTable(name, str(node["title"]), str(node["source"]), tuple(rows))
 
 
-def _spelled(value: Any) -> str:
-    """A value as Hydra reads it."""
+def _spell(value: Any) -> str:
+    """Write a value as Hydra reads it."""
     if isinstance(value, list):
-        return f"[{','.join(map(_spelled, value))}]"
+        return f"[{','.join(map(_spell, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -115,12 +115,12 @@ def _chosen(tables: list[PublishedTable], patterns: list[str] | None) -> tuple[P
             )
     kept = (
         PublishedTable(
-            t.name, t.title, t.source, tuple(r for r in t.rows if _wanted(t, r, patterns))
+            t.name, t.title, t.source, tuple(r for r in t.rows if _is_wanted(t, r, patterns))
         )
         for t in tables
     )
     return tuple(table for table in kept if table.rows)
 
 
-def _wanted(table: PublishedTable, row: PublishedRow, patterns: list[str]) -> bool:
+def _is_wanted(table: PublishedTable, row: PublishedRow, patterns: list[str]) -> bool:
     return any(fnmatchcase(name, p) for p in patterns for name in (table.name, row.name))

@@ -11,7 +11,7 @@ from flowrun.launcher.bench.foreseen.published import Foreseen, PublishedTable
 
 @dataclass(frozen=True, slots=True)
 class ScoredFigure:
-    """One published figure beside the foreseen one.
+    """A published figure and the foreseen one.
 
     row: "table/row".  foreseen: None if the row could not be planned; problem says why.
     """
@@ -31,7 +31,7 @@ class ScoredFigure:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How well one unit of one table was foreseen.
+    """The score of one unit of one table: how well it was foreseen.
 
     rank: Spearman's correlation; None below 3 rows, or where all are alike.  error: the median of
     the errors without their signs.  ranks_hold, errors_hold: whether the suite's bounds are met.
@@ -49,7 +49,9 @@ class Score:
 def score(
     suite: Foreseen, table: PublishedTable, unit: str, lines: Sequence[ScoredFigure]
 ) -> Score | None:
-    """Of the lines of one table and unit; None if no row of them could be planned."""
+    """Score the lines of one table and unit, by the bounds of the suite; None if no row could be
+    planned.
+    """
     mine = [line for line in lines if (line.table, line.unit) == (table.name, unit)]
     pairs = [(line.published, line.foreseen) for line in mine if line.foreseen is not None]
     if not pairs:

@@ -17,7 +17,9 @@ from flowrun.launcher.bench.foreseen.score import Score, ScoredFigure
 def result(
     suite: Foreseen, table: PublishedTable, lines: Sequence[ScoredFigure], scores: Sequence[Score]
 ) -> RenderableType:
-    """A row a line: published, foreseen and how far off, for each unit; then what it comes to."""
+    """Show a table of the suite: for each of its lines and units the published and the foreseen
+    figure and the error; then the scores.
+    """
     grid = Grid(box=None, pad_edge=False)
     grid.add_column("", no_wrap=True)
     for unit in table.units:
@@ -63,7 +65,7 @@ def _verdict(suite: Foreseen, found: Score) -> RenderableType:
 
 
 def _bound(text: str, holds: bool | None) -> tuple[str, str]:
-    """In words, for those who see no colours too."""
+    """Say in words whether a bound holds, also for those who see no colours."""
     said = {True: " yes)", False: " no)", None: ")"}[holds]
     return text + said, {True: "green", False: "red", None: "dim"}[holds]
 

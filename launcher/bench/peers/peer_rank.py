@@ -59,18 +59,18 @@ def main(file: Path) -> None:
     make = layout(order.peer.kind)
     before = taken()  # weights are training's
     step = make(Setting(job, order.peer, rank, world, device, order.compiled))
-    losses, seconds = _measured(step, job.recipe.train.steps)
+    losses, seconds = _measure(step, job.recipe.train.steps)
     readbacks: dict[str, Any] = {"losses": losses, "step_s": seconds}
     readbacks["peak_bytes"] = most_taken() - before
     if device.type == "cuda":
         readbacks["peak_bytes"] = torch.cuda.max_memory_reserved(device)
     file.with_name(f"rank{rank}.json").write_text(json.dumps(readbacks))
     if world > 1:
-        dist.barrier()  # or a rank that has gone is an error of one that still hears it
+        dist.barrier()  # otherwise a rank that has gone is an error of one that still listens
 
 
-def _measured(step: TrainStep, steps: int) -> tuple[list[float | None], list[float]]:
-    """Losses, and seconds from the end of one step to the end of the next.
+def _measure(step: TrainStep, steps: int) -> tuple[list[float | None], list[float]]:
+    """Measure losses, and seconds from the end of one step to the end of the next.
 
     On CUDA a step ends, as flowrun's do, when its loss is on the host, which has enqueued the next
     by then.

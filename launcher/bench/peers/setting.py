@@ -1,4 +1,4 @@
-"""What every layout starts from: the recipe made concrete, and where this rank stands."""
+"""The setting that every layout starts from: the recipe made concrete, and this rank's place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Setting:
 
     @property
     def micro_batches(self) -> int:
-        """Of a step."""
+        """The micro-batches of a step."""
         return self.job.recipe.train.micro_batches
 
     def model(self) -> nn.Module:
@@ -47,9 +47,9 @@ class Setting:
         return instantiate_model(self.job.recipe)
 
     def batches(self, parts: int = 1, part: int = 0) -> Iterator[PeerBatch]:
-        """Micro-batches, one after the other; of each, one of so many equal parts.
+        """Yield micro-batches; of each, number `part` of `parts` equal parts.
 
-        Raises ValueError if it cannot be divided so.
+        Raises ValueError if a micro-batch cannot be divided so.
         """
         size = self.job.recipe.micro_batch_size
         if size % parts:
@@ -60,7 +60,7 @@ class Setting:
             yield {name: on_device(value, self.device) for name, value in batch.items()}
 
     def output(self, model: nn.Module, batch: PeerBatch) -> Any:
-        """What the model makes of a batch."""
+        """Call the model on a batch."""
         return model(**{argument: batch[name] for argument, name in self.job.task.inputs.items()})
 
     def loss(self, output: Any, batch: PeerBatch) -> Tensor:

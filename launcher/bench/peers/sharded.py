@@ -10,13 +10,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flowrun.launcher.bench.peers.setting import Setting, TrainStep, chosen
 from flowrun.launcher.bench.peers.torch_optimizer import KINDS, arguments
-from flowrun.launcher.bench.peers.training_loop import loop, prepared
+from flowrun.launcher.bench.peers.training_loop import loop, prepare
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
 
 
 def zero1(setting: Setting) -> TrainStep:
     """DistributedDataParallel, the optimizer's state sharded."""
-    model = DistributedDataParallel(prepared(setting), gradient_as_bucket_view=True)
+    model = DistributedDataParallel(prepare(setting), gradient_as_bucket_view=True)
     optim = setting.job.recipe.optim
     sharded = ZeroRedundancyOptimizer(
         model.parameters(), KINDS[optim.name], parameters_as_bucket_view=True, **arguments(optim)
@@ -26,7 +26,7 @@ def zero1(setting: Setting) -> TrainStep:
 
 def fsdp2(setting: Setting) -> TrainStep:
     """fully_shard: of every unit, then of what is left."""
-    model = prepared(setting)
+    model = prepare(setting)
     mesh = init_device_mesh(setting.device.type, (setting.world,))
     dtype = AUTOCAST[setting.job.recipe.precision.dtype]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)

@@ -18,10 +18,10 @@ KINDS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def arguments(optim: Optim, sparse: bool = False) -> dict[str, Any]:
-    """Of the class KINDS[optim.name].
+    """Return the arguments of the class KINDS[optim.name].
 
-    sparse: some gradients are, which fused kernels do not take.  Raises ValueError for what a peer
-    does not do, so that both sides do the same.
+    sparse: some gradients are sparse, which fused kernels do not take.  Raises ValueError for what
+    a peer does not do, so that both sides do the same.
     """
     asked = ("clip_norm", "clip_value", "schedule", "warmup_steps", "groups", "ema", "update")
     for key in asked:
@@ -42,7 +42,11 @@ def arguments(optim: Optim, sparse: bool = False) -> dict[str, Any]:
 def optimizer(
     optim: Optim, parameters: Iterable[nn.Parameter], sparse: bool = False
 ) -> torch.optim.Optimizer:
-    """Fused kernels take DTensors (which have a mesh) and plain tensors in groups of their own."""
+    """Make the recipe's optimizer for these parameters.
+
+    optim: of the recipe.  sparse: some gradients are sparse.  Fused kernels take DTensors (which
+    have a mesh) and plain tensors in groups of their own.
+    """
     kept = [p for p in parameters if p.requires_grad]
     split = [p for p in kept if hasattr(p, "device_mesh")]
     whole = [p for p in kept if not hasattr(p, "device_mesh")]

@@ -43,7 +43,7 @@ def pipeline(setting: Setting) -> TrainStep:
 
     def step() -> Tensor | None:
         update.zero_grad(set_to_none=True)
-        batch = _joined([next(batches) for _ in range(setting.micro_batches)])
+        batch = _join([next(batches) for _ in range(setting.micro_batches)])
         inputs = [batch[name] for name in job.task.inputs.values()] if first else []
         losses: list[Tensor] = []
         given: dict[str, Any] = {"target": batch[_target(setting)], "losses": losses}
@@ -110,5 +110,5 @@ def _target(setting: Setting) -> str:
     return str((setting.job.recipe.task.loss or {}).get("target", "targets"))
 
 
-def _joined(batches: Sequence[PeerBatch]) -> PeerBatch:
+def _join(batches: Sequence[PeerBatch]) -> PeerBatch:
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}

@@ -14,21 +14,21 @@ from flowrun.launcher.bench.peers.setting import PeerBatch, Setting, TrainStep, 
 from flowrun.launcher.bench.peers.torch_optimizer import optimizer
 
 
-def prepared(setting: Setting) -> nn.Module:
-    """The model as the peer wants it, before it is wrapped."""
+def prepare(setting: Setting) -> nn.Module:
+    """Make the model as the peer wants it, before it is wrapped."""
     model = setting.model().to(setting.device).train()
     for module in model.modules():
         if isinstance(module, nn.Embedding) and setting.peer.sparse:
             module.sparse = True
     for module in chosen(model, setting.peer.recompute).values():
-        _checkpointed(module)
+        _checkpoint(module)
     if setting.compiled and not setting.peer.whole:
         model.compile()
     return model
 
 
-def _checkpointed(module: nn.Module) -> None:
-    """Activations of this module are computed again in backward."""
+def _checkpoint(module: nn.Module) -> None:
+    """Compute the activations of this module again in backward."""
     forward = module.forward
 
     def again(*inputs: Any, **named: Any) -> Any:
@@ -38,9 +38,10 @@ def _checkpointed(module: nn.Module) -> None:
 
 
 def loop(setting: Setting, model: Any, update: torch.optim.Optimizer | None = None) -> TrainStep:
-    """Forward and backward of every micro-batch, gradients summed over ranks with the last.
+    """Return a step: forward and backward of every micro-batch of the setting, with gradients
+    summed over ranks in the last.
 
-    update: None: the recipe's optimizer over all that the model has.
+    update: the optimizer; None: the recipe's, over all parameters of the model.
     """
     update = update or optimizer(setting.job.recipe.optim, model.parameters(), setting.peer.sparse)
     batches, count = setting.batches(setting.world, setting.rank), setting.micro_batches

@@ -18,13 +18,13 @@ from flowrun.launcher.bench.sweep import (
     candidates,
     final_steps,
     finalists,
-    joined,
+    join_picks,
     rows,
     run_of,
     sums,
     sweep,
 )
-from flowrun.launcher.bench.sweep_profile import recipes_timed
+from flowrun.launcher.bench.sweep_profile import recipes_to_time
 from flowrun.launcher.bench.sweep_show import table
 from flowrun.launcher.place.space import Branch, Candidate
 from flowrun.launcher.recipe.compose import load
@@ -76,8 +76,8 @@ def test_a_pick_takes_over_what_was_heard_of_its_layout_or_joins() -> None:
     trials = [Trial("gpt_small", ranks, PLAIN) for ranks in (2, 4)]
     heard_of = {trial: [heard(1.0 * trial.ranks, 1.0, 90)] for trial in trials}
     known, late = (Trial("gpt_small", 2, each, picked=True) for each in (PLAIN, SHARDED))
-    assert joined(trials, [late], heard_of) == [trials[0], late, trials[1]]
-    assert joined(trials, [known], heard_of) == [known, trials[1]]
+    assert join_picks(trials, [late], heard_of) == [trials[0], late, trials[1]]
+    assert join_picks(trials, [known], heard_of) == [known, trials[1]]
     assert heard_of[known] == [heard(2.0, 1.0, 90)] and trials[0] not in heard_of
 
 
@@ -158,7 +158,7 @@ def test_a_wrong_recipe_is_told_before_anything_is_measured(tmp_path: Path) -> N
 def test_ops_are_timed_on_one_rank_and_on_all_grids_of_most_of_them() -> None:
     found = {
         (*sorted(dict(recipe.placements[0].axes).items()), recipe.train.micro_batches)
-        for recipe in recipes_timed(SUITE, "gpt_small")
+        for recipe in recipes_to_time(SUITE, "gpt_small")
         if recipe.zero.stage == 0 and len(recipe.placements) == 1
     }
     data, tensor, both = (("data", 4),), (("tensor", 4),), (("data", 2), ("tensor", 2))

@@ -12,7 +12,7 @@ from rich.console import Console
 from flowrun.engine.compile import Rehearsed
 from flowrun.launcher.bench.foreseen import foresee as story
 from flowrun.launcher.bench.foreseen.foresee import FILE, foresee
-from flowrun.launcher.bench.foreseen.planning import planned
+from flowrun.launcher.bench.foreseen.planning import plan_row
 from flowrun.launcher.bench.foreseen.published import Foreseen, parse
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
@@ -71,4 +71,4 @@ def test_a_row_too_large_for_this_machine_is_a_line_with_a_problem(
 
 def test_a_plan_without_weights_or_samples_is_that_of_the_job() -> None:
     recipe = load(["recipe=mlp_hybrid", "engine.cache=false"])
-    assert str(planned(recipe).plan) == str(Job(recipe).training.plan)
+    assert str(plan_row(recipe).plan) == str(Job(recipe).training.plan)
