@@ -65,6 +65,11 @@ With auto.placement=true the best placements of its ranks come first; --save-rec
 recipe of the best one.
 
   flowrun plan recipe=gpt_hybrid auto.placement=true --save-recipe recipes/placed.yaml
+
+--level prints one level of the compiler: recipe, captured, staged, trained, laid_out, signed,
+boxed, regions, actors, registers, buffers or order.
+
+  flowrun plan recipe=mlp_hybrid --level boxed
 """
 _VERIFY_HELP = """Check that a recipe trains alike under every layout.
 
@@ -248,6 +253,10 @@ def plan(
         Path | None,
         typer.Option("--save-recipe", help="With auto.placement: the file of the best recipe."),
     ] = None,
+    level: Annotated[
+        str | None,
+        typer.Option("--level", metavar="NAME", help="Print this level of the compiler instead."),
+    ] = None,
 ) -> None:
     """Show the plan (see _PLAN_HELP)."""
     given = overrides or []
@@ -260,8 +269,9 @@ def plan(
                 "Add auto.placement=true.",
             )
         from flowrun.launcher.run import plan as make_plan
+        from flowrun.launcher.run import plan_level
 
-        text = str(make_plan(recipe, given, save_recipe))
+        text = plan_level(recipe, level) if level else str(make_plan(recipe, given, save_recipe))
         doing.clear()
         typer.echo(text)
 

@@ -144,6 +144,18 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
     return Planned(recipe=recipe, training=job.training, text=shown)
 
 
+def plan_level(recipe: Recipe, level: str) -> str:
+    """One level of the compiler as text (report/show_level.py).  Starts nothing.
+
+    Raises RecipeError for an unknown level, and as `plan` does.
+    """
+    from flowrun.launcher.report.show_level import check_level, level_report
+
+    check_level(level)
+    recipe, planned = settled(recipe)
+    return level_report(Job(recipe, values=False, planned=planned), level)
+
+
 def verify(recipe: Recipe) -> LayoutComparison:
     """A few steps of the recipe under every layout, each beside plain torch."""
     from flowrun.launcher.commands.verify import compare_layouts

@@ -243,11 +243,16 @@ class LogicalGraph:
 
     def __str__(self) -> str:
         lines = [f"logical graph ({self.level})"]
-        lines += [f"  {v.kind} {v.name} = {self.tensors[v.tensor]}" for v in self.variables]
-        lines += [f"  feed {f.field} = {self.tensors[f.tensor]}" for f in self.feeds]
+        lines += [f"  {v.kind} {v.name} = {self._entering(v)}" for v in self.variables]
+        lines += [f"  feed {f.field} = {self._entering(f)}" for f in self.feeds]
         lines += [f"  {op}" for op in self.ops]
         lines += [f"  result {name} = %{tensor}" for name, tensor in self.results]
         return "\n".join(lines)
+
+    def _entering(self, source: Variable | Feed) -> str:
+        """The tensor of a source; from level laid_out on with where it lives."""
+        tensor = str(self.tensors[source.tensor])
+        return f"{tensor}  {format_nd_sbp(source.nd_sbp)}" if source.nd_sbp else tensor
 
 
 def refs(value: Any) -> Iterator[Ref]:

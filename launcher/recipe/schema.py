@@ -275,8 +275,9 @@ class Engine:
     check_capture: before the first step, compare the captured graph with the model itself on two
         micro-batches; a large model is not compared.
     trace: write trace.json with every rank's last 10 steps, or a number of steps; false: none.
-    check: run the model's own asserts on tensors with every micro-batch, those of F.one_hot and
-        torch.linalg included; false: they are left out, and a note of the plan names them.
+    check: verify the graph and the plan after every pass of the compiler (engine/verify), and run
+        the model's own asserts on tensors with every micro-batch, those of F.one_hot and
+        torch.linalg included; false: asserts are left out, and a note of the plan names them.
     """
 
     register_slots: int = 2
