@@ -63,7 +63,7 @@ def level_report(job: Job, level: str) -> str:
     passes = [rewrite.__name__ for rewrite in (TRAINING | PLAN_PASSES).get(level, ())]
     lines = [f"{level}: {EXPLAINED[level]}"]
     lines += [f"passes: {', '.join(passes)}"] if passes else []
-    return "\n".join((*lines, "", *_lines(job, level))).rstrip()
+    return "\n".join((*lines, "", *(list(_lines(job, level)) or ["(none)"]))).rstrip()
 
 
 def check_level(level: str) -> None:
