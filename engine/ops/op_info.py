@@ -85,6 +85,28 @@ class OutVariant:
     along_rows: bool = False
 
 
+LABELS, IDS, INDICES = ("label", "classes"), ("id", "rows of a table"), ("index", "elements")
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """An op reads or writes a tensor at positions that another one says, which must be in range.
+
+    table, ids: names of the two arguments.
+    dim: of the table, or the name of the argument that says it.
+    words: what the positions are, and what they are out of, for an error.
+    ignored: name of the argument with an id that counts for nothing; empty: there is none.
+    by_mask: a split table is looked up by a mask, so that an id out of range would pass unseen.
+    """
+
+    table: str
+    ids: str
+    dim: int | str
+    words: tuple[str, str]
+    ignored: str = ""
+    by_mask: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Expands:
     """An op that reduces statistics inside is written as ordinary ops (expansion.py).
@@ -109,6 +131,7 @@ class OpInfo:
     arguments: of the engine's own ops, names of the arguments, where something asks for them.
     traits: properties that it has.
     out: how it writes over an argument; None: it does not.
+    looks_up: the positions that are checked first (capture/rewrites/check_ranges.py).
     expands: None: no row of it reduces inside.
     relabels: of the ops that lead into and out of the mirrored view, how the pieces are read
         differently; no row of theirs holds as a function of a logical tensor.
@@ -121,6 +144,7 @@ class OpInfo:
     arguments: tuple[str, ...] = ()
     traits: tuple[Trait, ...] = ()
     out: OutVariant | None = None
+    looks_up: LookUp | None = None
     cost: OpCost = OpCost()
     expands: Expands | None = None
     relabels: Signature | None = None

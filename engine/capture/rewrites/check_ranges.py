@@ -9,43 +9,11 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flowrun.engine.ir.graph import FORWARD, LogicalGraph, Op, Ref
 from flowrun.engine.ops.flow.ranges import CHECK
-from flowrun.engine.ops.nn import cross_entropy
-from flowrun.engine.ops.registry import arguments_of
-
-LABELS, IDS, INDICES = ("label", "classes"), ("id", "rows of a table"), ("index", "elements")
-
-
-@dataclass(frozen=True, slots=True)
-class _LookUp:
-    """Arguments of an op, by name.  dim: of the table, or the name of the argument that says it."""
-
-    table: str
-    ids: str
-    dim: int | str
-    what: tuple[str, str]
-    ignored: str = ""
-    always: bool = False
-
-
-_NLL = _LookUp("self", "target", 1, LABELS, "ignore_index", always=True)
-_LOOK_UPS: Mapping[str, _LookUp] = {
-    cross_entropy.FORWARD: _LookUp("x", "target", 1, LABELS, "ignored", always=True),
-    "aten.nll_loss_forward.default": _NLL,
-    "aten.nll_loss2d_forward.default": _NLL,
-    "aten.embedding.default": _LookUp("weight", "indices", 0, IDS, always=True),
-    "aten._embedding_bag.default": _LookUp("weight", "indices", 0, IDS),
-    "aten._embedding_bag_forward_only.default": _LookUp("weight", "indices", 0, IDS),
-    "aten.gather.default": _LookUp("self", "index", "dim", INDICES),
-    "aten.index_select.default": _LookUp("self", "index", "dim", INDICES),
-    "aten.scatter.src": _LookUp("self", "index", "dim", INDICES),
-    "aten.scatter.value": _LookUp("self", "index", "dim", INDICES),
-    "aten.scatter_add.default": _LookUp("self", "index", "dim", INDICES),
-    "aten.index_add.default": _LookUp("self", "index", "dim", INDICES),
-}
+from flowrun.engine.ops.registry import arguments_of, info
 
 
 def check_ranges(graph: LogicalGraph) -> LogicalGraph:
@@ -82,20 +50,20 @@ def _asked(
     graph: LogicalGraph, op: Op, fields: Mapping[str, frozenset[str]]
 ) -> Iterator[tuple[int, str, tuple[object, ...]]]:
     """(place among the arguments, ids, the other arguments of a check)."""
-    look_up = _LOOK_UPS.get(op.target)
+    look_up = info(op.target).looks_up
     if look_up is None or op.phase != FORWARD:
         return
     given = arguments_of(op)
     ids, table = given[look_up.ids], given[look_up.table]
     at = list(given).index(look_up.ids)
     of = fields.get(ids.name)
-    if at >= len(op.args) or not (of or (look_up.always and of is None)):
+    if at >= len(op.args) or not (of or (look_up.by_mask and of is None)):
         return  # constants are in range, as capture has run them
     shape, dim = graph.tensors[table.name].shape, look_up.dim
     at_dim = given[dim] if isinstance(dim, str) else min(dim, len(shape) - 1)
     if shape:
         ignored = given[look_up.ignored] if look_up.ignored else None
-        yield at, ids.name, (shape[at_dim], ignored, False, look_up.what, tuple(sorted(of or ())))
+        yield at, ids.name, (shape[at_dim], ignored, False, look_up.words, tuple(sorted(of or ())))
 
 
 def _fields(graph: LogicalGraph) -> dict[str, frozenset[str]]:

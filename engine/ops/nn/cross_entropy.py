@@ -26,7 +26,7 @@ from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops.math.reduce import LOG2_E
 from flowrun.engine.ops.nn.loss import NONE, SUM, divisor, of_mine, reduced_loss, weights_of
-from flowrun.engine.ops.op_info import OpInfo, OutVariant, Trait
+from flowrun.engine.ops.op_info import LABELS, LookUp, OpInfo, OutVariant, Trait
 from flowrun.engine.ops.signature import LocalCall, LocalView, OpView, Signature
 
 Tensor = torch.Tensor
@@ -159,6 +159,7 @@ OPS: Mapping[str, OpInfo] = {
         local=local_forward,
         function=loss_of_logits,
         arguments=_GIVEN,
+        looks_up=LookUp("x", "target", 1, LABELS, ignored="ignored", by_mask=True),
         traits=(Trait.ALLOCATES,),
     ),
     BACKWARD: OpInfo(

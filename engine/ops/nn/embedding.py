@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ops.op_info import OpCost, OpInfo, Trait
+from flowrun.engine.ops.op_info import IDS, LookUp, OpCost, OpInfo, Trait
 from flowrun.engine.ops.signature import (
     Labels,
     LocalCall,
@@ -108,13 +108,18 @@ def local_embedding_backward(view: LocalView) -> LocalCall:
     )
 
 
+_BAG = LookUp("weight", "indices", 0, IDS)
+
 OPS: Mapping[str, OpInfo] = {
     "aten.embedding.default": OpInfo(
         embedding,
         local=local_embedding,
+        looks_up=LookUp("weight", "indices", 0, IDS, by_mask=True),
         cost=OpCost(moved_bytes=lambda op, read, made: sum(read[1:]) + sum(made)),  # no whole table
     ),
     "aten.embedding_dense_backward.default": OpInfo(
         embedding_backward, local=local_embedding_backward, traits=(Trait.PLAIN,)
     ),
+    "aten._embedding_bag.default": OpInfo(looks_up=_BAG),
+    "aten._embedding_bag_forward_only.default": OpInfo(looks_up=_BAG),
 }

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from flowrun.engine.ir.sbp import B, P, S
-from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ops.op_info import LABELS, LookUp, OpInfo, Trait
 from flowrun.engine.ops.signature import (
     LocalCall,
     LocalView,
@@ -280,12 +280,16 @@ def local_mse_backward(view: LocalView) -> LocalCall:
     return LocalCall(part_of_mse_gradient, (*op.args[:3], math.prod(view.in_shapes[1])))
 
 
+_LABELS = LookUp("self", "target", 1, LABELS, ignored="ignore_index", by_mask=True)
+
 OPS: Mapping[str, OpInfo] = {
-    "aten.nll_loss_forward.default": OpInfo(nll, local=local_nll, traits=(Trait.ALLOCATES,)),
+    "aten.nll_loss_forward.default": OpInfo(
+        nll, local=local_nll, traits=(Trait.ALLOCATES,), looks_up=_LABELS
+    ),
     "aten.nll_loss_backward.default": OpInfo(
         nll_backward, local=local_nll_backward, traits=(Trait.ALLOCATES,)
     ),
-    "aten.nll_loss2d_forward.default": OpInfo(nll_2d),
+    "aten.nll_loss2d_forward.default": OpInfo(nll_2d, looks_up=_LABELS),
     "aten.nll_loss2d_backward.default": OpInfo(nll_2d_backward),
     COUNT: OpInfo(target_weight, function=weight_of_targets),
     "aten.mse_loss.default": OpInfo(mse, local=local_mse),

@@ -13,7 +13,7 @@ import torch
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S, Split
-from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ops.op_info import INDICES, LookUp, OpInfo, Trait
 from flowrun.engine.ops.signature import (
     Labels,
     OpView,
@@ -168,13 +168,16 @@ def put_under_mask(view: OpView) -> tuple[Signature, ...]:
 
 PUT_UNDER_MASK = "flow.put_under_mask"
 
+_ALONG_DIM = LookUp("self", "index", "dim", INDICES)
+
 OPS: Mapping[str, OpInfo] = {
-    "aten.gather.default": OpInfo(gather),
-    "aten.scatter_add.default": OpInfo(scatter_add, traits=(Trait.PLAIN,)),
-    "aten.index_add.default": OpInfo(index_add),
-    "aten.index_select.default": OpInfo(index_select),
+    "aten.gather.default": OpInfo(gather, looks_up=_ALONG_DIM),
+    "aten.scatter_add.default": OpInfo(scatter_add, traits=(Trait.PLAIN,), looks_up=_ALONG_DIM),
+    "aten.index_add.default": OpInfo(index_add, looks_up=_ALONG_DIM),
+    "aten.index_select.default": OpInfo(index_select, looks_up=_ALONG_DIM),
     "aten.index.Tensor": OpInfo(index),
     "aten.index_put.default": OpInfo(index_put),
-    "aten.scatter.src": OpInfo(scatter_src),
+    "aten.scatter.src": OpInfo(scatter_src, looks_up=_ALONG_DIM),
+    "aten.scatter.value": OpInfo(looks_up=_ALONG_DIM),
     PUT_UNDER_MASK: OpInfo(put_under_mask, function=torch.ops.aten.index_put.default),
 }

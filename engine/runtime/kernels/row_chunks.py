@@ -22,7 +22,7 @@ CHUNK_BYTES = 1 << 21  # of one tensor and thread
 
 
 def log_sum_exp(x: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """ops.reduce.log_sum_exp; in chunks where each row of a matrix is reduced."""
+    """ops.math.reduce.log_sum_exp; in chunks where each row of a matrix is reduced."""
     count = _num_chunks(x) if x.dim() == 2 and dims in ((1,), (-1,)) else 1
     made = [reduce.log_sum_exp(rows, dims, keepdim) for rows in x.tensor_split(count)]
     return torch.cat(made) if count > 1 else made[0]
@@ -38,7 +38,7 @@ def gradient_of_logits(
     *given: Any,
     out: Tensor | None = None,
 ) -> Tensor:
-    """ops.cross_entropy.gradient_of_logits; in chunks where the loss was reduced."""
+    """ops.nn.cross_entropy.gradient_of_logits; in chunks where the loss was reduced."""
     count = _num_chunks(x) if reduction != NONE else 1
     if count == 1:
         return cross_entropy.gradient_of_logits(
@@ -46,8 +46,10 @@ def gradient_of_logits(
         )
     made = torch.empty_like(x, dtype=lse.dtype) if out is None else out
     chunks = zip(*(t.tensor_split(count) for t in (x, lse, target, made)), strict=True)
-    for rows, *others, part in chunks:
-        cross_entropy.gradient_of_logits(grad, rows, *others, weight, reduction, *given, out=part)
+    for rows, row_lse, classes, part in chunks:
+        cross_entropy.gradient_of_logits(
+            grad, rows, row_lse, classes, weight, reduction, *given, out=part
+        )
     return made
 
 
