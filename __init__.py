@@ -94,10 +94,12 @@ def run(
             outputs/DATE/TIME_NAME, as of the command.
 
     Returns:
-        The report: losses, and what was foreseen beside what was measured, in seconds and bytes.
+        The report: losses, and what was foreseen and what was measured, in seconds and bytes.
 
     Raises:
-        RecipeError, SbpError, PlanError: nothing was started.
+        RecipeError: the recipe is wrong; nothing was started.
+        SbpError: a layout is impossible; nothing was started.
+        PlanError: the plan does not fit, or would wait for itself; nothing was started.
         RunError: a rank failed or was lost; the error names it.
     """
     from flowrun.launcher.run import run as train
@@ -112,7 +114,7 @@ def verify(
     *,
     config_dir: str | Path | None = None,
 ) -> LayoutComparison:
-    """Train a few steps of a recipe under every layout, each beside a plain torch loop.
+    """Train a few steps of a recipe in every layout, and compare with a plain torch loop.
 
     All ranks of a layout run in this process, unless the recipe names a launch of its own.
 

@@ -22,6 +22,7 @@ import command_help  # noqa: E402
 import pictures  # noqa: E402
 import recipe_keys  # noqa: E402
 import screens  # noqa: E402
+from field_docs import with_attributes  # noqa: E402
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
@@ -86,3 +87,12 @@ def test_every_recipe_key_has_a_meaning_and_a_type() -> None:
 def test_every_command_has_its_help_on_the_page() -> None:
     page = command_help.page()
     assert all(f"## flowrun {name}\n" in page for name in COMMANDS)
+
+
+def test_fields_that_a_docstring_explains_become_a_table() -> None:
+    text = "A link.\n\nlatency_s: seconds.  hops, size: numbers,\n    each.\n\nRaises nothing."
+    assert with_attributes(text, ["latency_s", "hops", "size"]).split("\n\n") == [
+        "A link.",
+        "Raises nothing.",
+        "Attributes:\n    latency_s: seconds.\n    hops: numbers, each.\n    size: numbers, each.",
+    ]

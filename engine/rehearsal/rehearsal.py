@@ -23,14 +23,15 @@ STEPS = 4  # at most: from cold to steady, and one behind it
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What is foreseen.
+    """What a plan is foreseen to do, in seconds and bytes.
 
-    step_s: of a step in the steady state.  first_step_s: of a cold one.
+    step_s: seconds of a step in the steady state.
+    first_step_s: seconds of the first step, before the pipeline is full.
     bubble: share of a step in which a rank of the stage does not compute, by stage.
-    peak_bytes: of one rank, by stage.  bound_bytes: the same with every stash full, which messages
-        that come early or late may bring about.
-    sent_bytes: of all ranks in a step.
-    first_step: the timeline of a cold step.
+    peak_bytes: largest memory of one rank, by stage.
+    bound_bytes: the same with every stash full, which early or late messages may cause.
+    sent_bytes: bytes that all ranks send in a step.
+    first_step: the timeline of the first step.
     order: see Plan.order.
     """
 
