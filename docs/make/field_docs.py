@@ -1,7 +1,7 @@
 """An extension of griffe: shows the fields that a class's docstring explains as a table.
 
-Docstrings of the tree explain fields in lines such as "step_s: seconds of a step."; mkdocstrings makes
-a table of a section "Attributes:".
+Docstrings of the tree explain fields in lines such as "step_s: seconds of a step."; mkdocstrings
+makes a table of a section "Attributes:".
 """
 
 from __future__ import annotations
