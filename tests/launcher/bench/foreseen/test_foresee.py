@@ -56,7 +56,7 @@ def test_a_row_too_large_for_this_machine_is_a_line_with_a_problem(
     def refused(recipe: Recipe) -> Rehearsed:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 419430400000 bytes.\nMore.")
 
-    monkeypatch.setattr(story, "planned", refused)
+    monkeypatch.setattr(story, "plan_row", refused)
     lines = foresee(suite(), tmp_path, Console(file=io.StringIO()))
     assert all(line.foreseen is None for line in lines)
     assert "can't allocate memory: 419430400000 bytes." in {line.problem for line in lines}.pop()
@@ -64,7 +64,7 @@ def test_a_row_too_large_for_this_machine_is_a_line_with_a_problem(
     def broken(recipe: Recipe) -> Rehearsed:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(story, "planned", broken)
+    monkeypatch.setattr(story, "plan_row", broken)
     with pytest.raises(RuntimeError, match="a defect"):
         foresee(suite(), tmp_path, Console(file=io.StringIO()))
 
