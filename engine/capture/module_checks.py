@@ -99,12 +99,12 @@ def _overlapping(tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
     for names in by_storage.values():
         for one, other in itertools.combinations(names, 2):
             pair = tensors[one], tensors[other]
-            if any(t.requires_grad for t in pair) and _overlap(*pair):
+            if any(t.requires_grad for t in pair) and overlap(*pair):
                 return one, other
     return None
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one storage have an element in common; of two dtypes, whether their
     spans have.
     """
