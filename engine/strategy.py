@@ -8,7 +8,7 @@ their docstrings are its reference, and OmegaConf, which reads classes for defau
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,7 @@ class Optimizer:
     arguments: Settings = ()
     clip_norm: float = 0.0
     clip_value: float = 0.0
+    _: KW_ONLY
     groups: tuple[ParameterGroup, ...] = ()
     rates: tuple[tuple[float, tuple[float, ...]], ...] = ()
     ema: float = 0.0
@@ -131,7 +132,7 @@ class Recompute:
     whole: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Auto:
     """Flowrun decides these itself (docs/how_to/auto.md); `parallel=auto` enables it.
 
@@ -242,6 +243,7 @@ class Strategy:
     placements: tuple[Placement, ...]
     chunks: int = 1
     stage_modules: tuple[tuple[str, ...], ...] = ()
+    _: KW_ONLY
     decided: Decided | None = None
     pins: tuple[Pin, ...] = ()
     zero: Zero = Zero()

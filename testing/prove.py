@@ -48,7 +48,9 @@ def prove(
     target = _target(op)
     if torch_callable(target)._schema.is_mutable:
         raise ValueError(f"{target} writes into its arguments; rows describe pure ops only.")
-    table = GivenTable(rows if callable(rows) else lambda view: rows, local, name=f"of {target}")
+    table = GivenTable(
+        rule=rows if callable(rows) else lambda view: rows, local=local, name=f"of {target}"
+    )
     tried: dict[Signature, bool] = {}
     given = [_sample(target, each, table) for each in samples]
     for each in given:

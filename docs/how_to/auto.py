@@ -74,7 +74,7 @@ def rows_of(name: str, keys: Sequence[str]) -> Iterator[str]:
 def search_of(keys: Sequence[str], pins: bool) -> tuple[LayoutSearch, float]:
     """What is found, and seconds of the search alone."""
     job = Job(load([*keys, "engine.cache=false"]), values=False)
-    strategy = replace(job.strategy, auto=Auto(True))
+    strategy = replace(job.strategy, auto=Auto(enabled=True))
     if not pins:
         strategy = replace(strategy, pins=())
     graph = capture_rows(job.task, job.example, strategy)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 
@@ -59,7 +59,7 @@ class FeedWork:
     unprepared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionWork:
     """Ops that run with no communication between them: one program.
 
@@ -159,6 +159,7 @@ class Actor:
     name: str
     kind: str
     stage: int
+    _: KW_ONLY
     phase: str
     per_step: bool
     work: Work
@@ -226,7 +227,7 @@ class Actor:
         return False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
     """A ring of `slots` buffers that one actor fills and others read.
 
@@ -251,7 +252,7 @@ class Register:
     stash: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything that the ranks do in a step.
 
@@ -333,7 +334,7 @@ class Plan:
     def rings(self, stage: int) -> tuple[Ring, ...]:
         """What the protocol needs to know of a stage's registers; constants can always be read."""
         return tuple(
-            Ring(r.id, r.producer, r.readers, r.slots, r.per_step, r.initial)
+            Ring(r.id, r.producer, r.readers, r.slots, per_step=r.per_step, initial=r.initial)
             for r in self.registers
             if r.stage == stage and r.producer is not None
         )

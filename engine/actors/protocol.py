@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ class Ring:
     producer: int
     readers: tuple[int, ...]
     slots: int
+    _: KW_ONLY
     per_step: bool = False
     initial: int = 0
 

@@ -47,9 +47,9 @@ def assign_buffers(graph: LogicalGraph) -> LogicalGraph:
         copy, new = before[old.tensor], f"{old.tensor}'"
         tensors |= {n: replace(tensors[old.tensor], name=n) for n in (copy, new)}
         read = (Ref(old.tensor),)
-        copies.append(Op(copy, SNAPSHOT, read, (), (copy,), module, FORWARD))
+        copies.append(Op(copy, SNAPSHOT, read, (), outputs=(copy,), module=module, phase=FORWARD))
         args = (read, (Ref(before.get(made, made)),))
-        write = Op(new, ASSIGN, args, (), (new,), module, FORWARD)
+        write = Op(new, ASSIGN, args, (), outputs=(new,), module=module, phase=FORWARD)
         assigns.setdefault(made if made in graph.producer else None, []).append(write)
         variables[name] = replace(old, new=new)
     ops = [*copies, *assigns.get(None, ())]

@@ -17,7 +17,7 @@ import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
@@ -73,6 +73,7 @@ class Task:
     inputs: Mapping[str, str]
     loss: LossFn | None = None
     metrics: Mapping[str, LossFn] = ()  # type: ignore[assignment]
+    _: KW_ONLY
     autocast: torch.dtype | None = None
     writes_attention: bool = False
     narrows_attention: bool = False

@@ -147,7 +147,9 @@ class _Hooked:
         self._add(node, name, value)
         args = (numbers, self.tensors[name].shape)
         kwargs = (("dtype", value.dtype),)
-        self.ops.append(Op(name, CONSTANT, args, kwargs, (name,), self.module, BACKWARD))
+        self.ops.append(
+            Op(name, CONSTANT, args, kwargs, outputs=(name,), module=self.module, phase=BACKWARD)
+        )
 
     def _variable(self, name: str) -> str:
         """The tensor of a variable, which forward may not read."""
@@ -180,7 +182,17 @@ class _Hooked:
         kwargs = tuple((k, self._argument(v)) for k, v in node.kwargs.items() if k not in _AS)
         args = tuple(map(self._argument, node.args))
         target = str(node.target)
-        self.ops.append(Op(self._name(node), target, args, kwargs, outputs, self.module, BACKWARD))
+        self.ops.append(
+            Op(
+                self._name(node),
+                target,
+                args,
+                kwargs,
+                outputs=outputs,
+                module=self.module,
+                phase=BACKWARD,
+            )
+        )
 
     def _name(self, node: torch.fx.Node) -> str:
         return f"{tensor_of_variable(self.parameter)}/hook/{node.name}"

@@ -100,7 +100,7 @@ class JointGraph:
             self.tensors,
             tuple(self.variables),
             tuple(self.feeds),
-            tuple(self.results),
+            results=tuple(self.results),
             notes=tuple(_left_out(*each) for each in self.left_out),
         )
 
@@ -152,7 +152,17 @@ class JointGraph:
         alike = len(set(numbers)) == 1
         target = "aten.full.default" if alike else CONSTANT
         args = (shape, numbers[0]) if alike else (numbers, shape)
-        self.ops.append(Op(name, target, args, dtype, (name,), module_of(node), self._phase(node)))
+        self.ops.append(
+            Op(
+                name,
+                target,
+                args,
+                dtype,
+                outputs=(name,),
+                module=module_of(node),
+                phase=self._phase(node),
+            )
+        )
 
     def _call(self, node: torch.fx.Node) -> None:
         if is_getitem(node):
@@ -191,8 +201,8 @@ class JointGraph:
         self.tensors[name] = LogicalTensor(name, (), torch.bool)
         args = (self._argument(node.args), str(node.target), user_line(node))
         kwargs = tuple((key, self._argument(arg)) for key, arg in node.kwargs.items())
-        where = (module_of(node), self._phase(node))
-        self.ops.append(Op(name, ASSERT, args, kwargs, (name,), *where))
+        module, phase = module_of(node), self._phase(node)
+        self.ops.append(Op(name, ASSERT, args, kwargs, outputs=(name,), module=module, phase=phase))
         self.checks.append(name)
 
     def _run_checks(self) -> None:
@@ -202,7 +212,9 @@ class JointGraph:
             name = "loss/checked"
             self.tensors[name] = replace(self.tensors[loss], name=name)
             refs = tuple(map(Ref, (loss, *self.checks)))
-            self.ops.append(Op(name, AFTER, refs, (), (name,), "loss", FORWARD))
+            self.ops.append(
+                Op(name, AFTER, refs, (), outputs=(name,), module="loss", phase=FORWARD)
+            )
             self.results = [(k, name if k == "loss" else made) for k, made in self.results]
 
     def _phase(self, node: torch.fx.Node) -> str:

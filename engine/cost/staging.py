@@ -11,7 +11,7 @@ counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from flowrun.engine.boxing.boxing import ALL_GATHER, ALL_REDUCE, EXCHANGE, REDUCE_SCATTER
 
@@ -30,6 +30,7 @@ class Staging:
     held: int
     end: int
     shared: bool
+    _: KW_ONLY
     keeps: bool = False
     written: int = 0
 

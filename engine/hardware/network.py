@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache
 
 from flowrun.engine.ir.placement import Placement
@@ -53,6 +53,7 @@ class Level:
     latency_s: float = 0.0
     bytes_per_s: float = math.inf
     hop_s: float = 0.0
+    _: KW_ONLY
     alone_bytes_per_s: float = 0.0
     taken: float = 0.0
     mesh: tuple[str, ...] = ()
@@ -108,6 +109,7 @@ class Link:
     bytes_per_s: float = math.inf
     ring_s: float = 0.0
     tree_s: float = 0.0
+    _: KW_ONLY
     spread_bytes_per_s: float = math.inf
     level: int = -1
     peers_s: float = 0.0
@@ -148,12 +150,12 @@ def group_link(levels: Sequence[Level], group: Sequence[int], busy: Sequence[int
                 min(link.bytes_per_s, ring),
                 link.ring_s + level.hop_s * sum(units - 1 for units in joined.values()),
                 link.tree_s + level.hop_s * math.ceil(math.log2(max(joined.values()))),
-                min(link.spread_bytes_per_s, spread),
-                at,
-                link.peers_s + level.peer_s * _peers(members, below, size),
-                level.max_exchange_bytes(len(group)),
-                level.busy_s,
-                level.crowding_s,
+                spread_bytes_per_s=min(link.spread_bytes_per_s, spread),
+                level=at,
+                peers_s=link.peers_s + level.peer_s * _peers(members, below, size),
+                exchange_bytes=level.max_exchange_bytes(len(group)),
+                busy_s=level.busy_s,
+                crowding_s=level.crowding_s,
             )
     return link
 
@@ -252,10 +254,10 @@ def worst(links: Iterable[Link]) -> Link:
         min((link.bytes_per_s for link in found), default=math.inf),
         max((link.ring_s for link in found), default=0.0),
         max((link.tree_s for link in found), default=0.0),
-        min((link.spread_bytes_per_s for link in found), default=math.inf),
-        max((link.level for link in found), default=-1),
-        max((link.peers_s for link in found), default=0.0),
-        min((link.exchange_bytes for link in found), default=0),
-        max((link.busy_s for link in found), default=0.0),
-        min((link.crowding_s for link in found), default=0.0),
+        spread_bytes_per_s=min((link.spread_bytes_per_s for link in found), default=math.inf),
+        level=max((link.level for link in found), default=-1),
+        peers_s=max((link.peers_s for link in found), default=0.0),
+        exchange_bytes=min((link.exchange_bytes for link in found), default=0),
+        busy_s=max((link.busy_s for link in found), default=0.0),
+        crowding_s=min((link.crowding_s for link in found), default=0.0),
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,7 @@ class Op:
     target: str
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
+    _: KW_ONLY
     outputs: tuple[str | None, ...] = ()
     module: str = ""
     phase: str = FORWARD
@@ -153,6 +154,7 @@ class Variable:
     tensor: str
     kind: str
     new: str | None = None
+    _: KW_ONLY
     of: str = ""
     stage: int = 0
     nd_sbp: NdSbp = ()
@@ -175,6 +177,7 @@ class Feed:
     tensor: str
     stage: int = 0
     nd_sbp: NdSbp = ()
+    _: KW_ONLY
     per_step: bool = False
     values: tuple[float, ...] = ()
 
@@ -196,6 +199,7 @@ class LogicalGraph:
     tensors: Mapping[str, LogicalTensor]
     variables: tuple[Variable, ...] = ()
     feeds: tuple[Feed, ...] = ()
+    _: KW_ONLY
     results: tuple[tuple[str, str], ...] = ()
     level: str = CAPTURED
     notes: tuple[str, ...] = field(default=(), compare=False)

@@ -63,7 +63,9 @@ def _transfer(plan: Plan, ops: Sequence[Op], channel: int) -> Iterator[Actor]:
     work = TransferWork(channel, source, first.stage, _moves(plan, ops))
     title = f"{first.module or 'step'}.{source}to{first.stage}.{first.phase}"
     for kind, stage in ((SEND, source), (RECEIVE, first.stage)):
-        yield Actor(0, f"{kind}.{title}", kind, stage, first.phase, first.per_step, work)
+        yield Actor(
+            0, f"{kind}.{title}", kind, stage, phase=first.phase, per_step=first.per_step, work=work
+        )
 
 
 def _collective(plan: Plan, strategy: Strategy, ops: Sequence[Op]) -> Actor:
@@ -77,7 +79,7 @@ def _collective(plan: Plan, strategy: Strategy, ops: Sequence[Op]) -> Actor:
     work = BoxWork(tuple(exchange_if_small(step, num_bytes, link) for step in steps), moves)
     axis = strategy.axes[work.step.axis]
     title = f"{work.step.kind}.{axis}.{first.module or 'step'}.{first.phase}"
-    return Actor(0, title, BOX, first.stage, first.phase, first.per_step, work)
+    return Actor(0, title, BOX, first.stage, phase=first.phase, per_step=first.per_step, work=work)
 
 
 def _moves(plan: Plan, ops: Sequence[Op]) -> tuple[TensorMove, ...]:

@@ -41,7 +41,7 @@ def _reader(strategy: Strategy, feeds: tuple[Feed, ...], source: str | None) -> 
     work = FeedWork(feeds, source, _are_unprepared(strategy, feeds))
     stage, per_step = feeds[0].stage, feeds[0].per_step
     name, phase = ("step", UPDATE) if per_step else ("batch", FORWARD)
-    return Actor(0, name, READER, stage, phase, per_step, work)
+    return Actor(0, name, READER, stage, phase=phase, per_step=per_step, work=work)
 
 
 def _are_unprepared(strategy: Strategy, feeds: tuple[Feed, ...]) -> bool:
@@ -85,6 +85,8 @@ def _prepared(
     for step in strategy.preparation:
         made = LogicalTensor(f"batch.{step.name}@{stage}", (samples, step.num_bytes), torch.uint8)
         work = PrepareWork(step.name, source, made.name, feeds)
-        actor = Actor(0, f"batch.{step.name}", READER, stage, FORWARD, False, work)
+        actor = Actor(
+            0, f"batch.{step.name}", READER, stage, phase=FORWARD, per_step=False, work=work
+        )
         yield made, Location(stage, widest.nd_sbp), actor
         source = made.name

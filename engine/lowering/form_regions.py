@@ -72,7 +72,7 @@ def with_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
         reads = dict.fromkeys(n for op in ops for n in op.inputs if maker.get(n) != k)
         sums = (name for op in ops if has(op.target, Trait.SUM) for name in op.makes)
         work = RegionWork(
-            ops,
+            ops=ops,
             reads=tuple(reads),
             makes=tuple(n for n in made if n in wanted and n not in new_of),
             accumulates=tuple(sums),
@@ -80,7 +80,9 @@ def with_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
             sent=tuple(n for n in made if _is_only_sent(graph, n)),
         )
         stage, phase, *_ = region.key
-        return Actor(k, region.name, REGION, stage, PHASES[phase], ops[0].per_step, work)
+        return Actor(
+            k, region.name, REGION, stage, phase=PHASES[phase], per_step=ops[0].per_step, work=work
+        )
 
     return with_actors(plan, (actor(k, region) for k, region in enumerate(regions)))
 

@@ -19,9 +19,9 @@ def start_plan(graph: LogicalGraph, strategy: Strategy) -> Plan:
     """Return the plan of a boxed graph before any pass: it has no actors."""
     hardware = strategy.hardware
     return Plan(
-        strategy.placements,
-        strategy.axes,
-        graph,
+        placements=strategy.placements,
+        axes=strategy.axes,
+        graph=graph,
         actors=(),
         registers=(),
         micro_batches=strategy.micro_batches,
@@ -59,7 +59,9 @@ def add_reports(plan: Plan, strategy: Strategy) -> Plan:
     for name, tensor in plan.graph.results:
         by_stage.setdefault(plan.locations[tensor].stage, []).append((name, tensor))
     reports = (
-        Actor(0, "report", REPORT, stage, UPDATE, True, ReportWork(tuple(results)))
+        Actor(
+            0, "report", REPORT, stage, phase=UPDATE, per_step=True, work=ReportWork(tuple(results))
+        )
         for stage, results in by_stage.items()
     )
     return with_actors(plan, (*plan.actors, *reports))

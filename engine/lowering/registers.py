@@ -55,7 +55,16 @@ class _Connector:
                 outputs[producer].append(register.id)
         for before, behind in self.throttle.pairs(self.strategy.register_slots):
             name, stage = f"after {self.actors[before].name}", self.actors[before].stage
-            empty = Register(len(registers), name, stage, (), before, (behind,), 1, per_step=False)
+            empty = Register(
+                id=len(registers),
+                name=name,
+                stage=stage,
+                tensors=(),
+                producer=before,
+                readers=(behind,),
+                slots=1,
+                per_step=False,
+            )
             registers.append(empty)
             outputs[before].append(empty.id)
             inputs[behind].append(empty.id)
@@ -125,17 +134,17 @@ class _Connector:
         label = self.actors[producer].name if producer is not None else "constant"
         self._check_rates(label, per_step, readers, names)
         return Register(
-            id,
-            label,
-            stage,
-            names,
-            producer,
-            readers,
-            slots,
-            per_step,
-            int(variable),
-            sum(map(self.plan.tensor_bytes, names)),
-            stash,
+            id=id,
+            name=label,
+            stage=stage,
+            tensors=names,
+            producer=producer,
+            readers=readers,
+            slots=slots,
+            per_step=per_step,
+            initial=int(variable),
+            num_bytes=sum(map(self.plan.tensor_bytes, names)),
+            stash=stash,
         )
 
     def _check_rates(

@@ -25,7 +25,7 @@ class LaidOutValue:
     nd_sbp: NdSbp
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Expansion:
     """The ops written so far.  dims: those that the op reduces."""
 

@@ -88,7 +88,7 @@ class OutVariant:
 LABELS, IDS, INDICES = ("label", "classes"), ("id", "rows of a table"), ("index", "elements")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LookUp:
     """An op reads or writes a tensor at positions that another one says, which must be in range.
 

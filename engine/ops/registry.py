@@ -231,6 +231,6 @@ def expand(
     """
     known = info(op.target).expands
     assert known is not None, f"{op.target} has no expansion"
-    written = Expansion(op, tensors, known.dims(op, tensors))
+    written = Expansion(op=op, tensors=tensors, dims=known.dims(op, tensors))
     known.write(written)
     return written.done()

@@ -63,7 +63,7 @@ class OpView:
     parts: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalView:
     """A local program sees an op and which slices of its tensors this rank holds.
 

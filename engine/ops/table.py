@@ -200,7 +200,7 @@ Measure = Callable[[Sequence[Shape], Sequence["Shape | None"]], float]
 RowsOf = Callable[[OpView], "Sequence[Signature | str]"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GivenTable:
     """Rows that a user gives for an op of his own.
 

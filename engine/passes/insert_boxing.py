@@ -232,13 +232,13 @@ class _Boxer:
                 target,
                 (Ref(made), argument),
                 (),
-                (new,),
-                reader.module,
-                op_phase,
-                stage,
-                (before.nd_sbp,),
-                (nd_sbp,),
-                reader.chunk,
+                outputs=(new,),
+                module=reader.module,
+                phase=op_phase,
+                stage=stage,
+                in_sbp=(before.nd_sbp,),
+                out_sbp=(nd_sbp,),
+                chunk=reader.chunk,
             )
         )
         forms[place, scope] = new

@@ -140,7 +140,7 @@ class _Mirror:
     ) -> Op:
         like = self.tensors[read]
         self.tensors[made] = LogicalTensor(made, like.shape if shape is None else shape, like.dtype)
-        return Op(made, target, (Ref(read), *rest), (), (made,), module, phase)
+        return Op(made, target, (Ref(read), *rest), (), outputs=(made,), module=module, phase=phase)
 
     def _enter(self, field: str, tensor: str) -> list[Op]:
         made = self.entered[tensor] = f"{tensor}/own"
@@ -163,7 +163,7 @@ class _Mirror:
         counted = f"{tensor}/ranks"
         self.tensors[counted] = LogicalTensor(counted, (self.ranks,), torch.int64)
         kind = (("dtype", torch.int64),)
-        count = Op(counted, "aten.arange.default", (self.ranks,), kind, (counted,))
+        count = Op(counted, "aten.arange.default", (self.ranks,), kind, outputs=(counted,))
         index = self._op(f"{tensor}/rank", OWN, counted, "", FORWARD, shape=(1,))
         flat = self._op(
             f"{tensor}/index", "aten.view.default", index.name, "", FORWARD, (), shape=()

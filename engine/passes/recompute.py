@@ -220,13 +220,13 @@ class _Again:
             AFTER,
             (Ref(name), Ref(gradient)),
             (),
-            (made,),
-            op.module,
-            BACKWARD,
-            op.stage,
-            (nd_sbp, read_as),
-            (nd_sbp,),
-            op.chunk,
+            outputs=(made,),
+            module=op.module,
+            phase=BACKWARD,
+            stage=op.stage,
+            in_sbp=(nd_sbp, read_as),
+            out_sbp=(nd_sbp,),
+            chunk=op.chunk,
         )
 
 

@@ -36,7 +36,7 @@ class Letter:
 FormDims = tuple["Letter | int", ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
     """A form says how an op is called, with letters in the place of sizes.
 
@@ -84,7 +84,7 @@ class CallForm:
         args = map_refs(fill(self.args, sizes), _input)
         kwargs = map_refs(fill(self.kwargs, sizes), _input)
         names = tuple(f"y{k}" if used else None for k, used in enumerate(self.used))
-        return Op("op", self.target, args, kwargs, names)
+        return Op("op", self.target, args, kwargs, outputs=names)
 
     def shapes_at(self, sizes: Mapping[str, int]) -> list[Shape]:
         """Shapes of the inputs."""
@@ -127,7 +127,15 @@ def parse_form(text: str, sizes: Mapping[str, int]) -> CallForm:
     target = ast.unparse(call.func)
     used = tuple(mark == "x" for mark in unused) if unused else (True,) * num_returns(target)
     shapes, dtypes = zip(*reader.tensors, strict=True)
-    return CallForm(target, args, kwargs, shapes, dtypes, used, tuple(sizes.items()))
+    return CallForm(
+        target=target,
+        args=args,
+        kwargs=kwargs,
+        shapes=shapes,
+        dtypes=dtypes,
+        used=used,
+        sizes=tuple(sizes.items()),
+    )
 
 
 class _FormParser:
@@ -211,13 +219,13 @@ class _Reading:
         )
         kwargs = tuple((name, self._value(value, name)) for name, value in self.op.kwargs)
         return CallForm(
-            self.op.target,
-            args,
-            kwargs,
-            tuple(self.shapes),
-            tuple(self.dtypes),
-            tuple(name is not None for name in self.op.outputs),
-            tuple((letter.name, size) for size, letter in self.letters.items()),
+            target=self.op.target,
+            args=args,
+            kwargs=kwargs,
+            shapes=tuple(self.shapes),
+            dtypes=tuple(self.dtypes),
+            used=tuple(name is not None for name in self.op.outputs),
+            sizes=tuple((letter.name, size) for size, letter in self.letters.items()),
         )
 
     def _value(self, value: Any, name: str) -> Any:

@@ -176,11 +176,13 @@ def _trials(form: CallForm) -> Iterator[OpTrial]:
     """
     for k, sizes in enumerate(_assignments(form)):
         least = min(sizes.values(), default=2)
-        draws = [Draw(floats, least) for floats in (FLOATS if k == 0 else ("mixed", "ties"))]
-        draws.insert(0, Draw("mixed", max(1, least // max(PARTS))))
+        draws = [
+            Draw(floats=floats, below=least) for floats in (FLOATS if k == 0 else ("mixed", "ties"))
+        ]
+        draws.insert(0, Draw(floats="mixed", below=max(1, least // max(PARTS))))
         if form.has_positions:
-            draws.append(Draw("mixed", least, ordered=True))
-        draws += [Draw("mixed", least, mark=mark) for mark in _marks(form, sizes)]
+            draws.append(Draw(floats="mixed", below=least, ordered=True))
+        draws += [Draw(floats="mixed", below=least, mark=mark) for mark in _marks(form, sizes)]
         yield from _telling(form, sizes, draws)
 
 
@@ -203,7 +205,7 @@ def _telling(form: CallForm, sizes: Sizes, draws: Sequence[Draw]) -> list[OpTria
         trials = [OpTrial(form, sizes, replace(draw, wide=wide)) for draw in draws]
         if found := [trial for trial in trials if trial.tells]:
             return found
-    definite = OpTrial(form, sizes, Draw("definite", draws[0].below))
+    definite = OpTrial(form, sizes, Draw(floats="definite", below=draws[0].below))
     return [definite] if definite.tells else []
 
 
@@ -242,7 +244,11 @@ def _runs(form: CallForm, sizes: Sizes) -> bool:
     (torch is slower at that).
     """
     if _is_small(form, sizes):
-        draws = (Draw("positive", 1), Draw("positive", 1, wide=False), Draw("definite", 1))
+        draws = (
+            Draw(floats="positive", below=1),
+            Draw(floats="positive", below=1, wide=False),
+            Draw(floats="definite", below=1),
+        )
         return any(OpTrial(form, sizes, draw).runs for draw in draws)
     op, shapes = form.op(sizes), form.shapes_at(sizes)
     try:

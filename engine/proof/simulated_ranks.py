@@ -27,7 +27,7 @@ Pieces = dict[tuple[int, ...], torch.Tensor]  # coordinate -> what the rank ther
 FAILURES = (RuntimeError, IndexError, ValueError, TypeError, AssertionError, NotImplementedError)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OpSample:
     """An op with values for its inputs and what it makes of them whole.
 
@@ -89,8 +89,10 @@ def sample(
     label = (
         f"{target}({shapes}{''.join(f', {a}' for a in rest if not isinstance(a, torch.Tensor))})"
     )
-    op = Op("op", target, op.args, op.kwargs, names)
-    return OpSample(label, op, values, made, sound or (lambda shapes: True))
+    op = Op("op", target, op.args, op.kwargs, outputs=names)
+    return OpSample(
+        label=label, op=op, values=values, made=made, sound=sound or (lambda shapes: True)
+    )
 
 
 def run(call: LocalCall, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
@@ -293,11 +295,11 @@ def local_view(
     """Return what localize sees of an op at a coordinate of the grid; tensors: shapes by name."""
     slices = lambda name, nd: local_slices(tensors[name].shape, nd, grid, coordinate)  # noqa: E731
     return LocalView(
-        op,
-        tuple(tensors[n].shape for n in op.inputs),
-        tuple(None if n is None else tensors[n].shape for n in op.outputs),
-        tuple(slices(n, nd) for n, nd in zip(op.inputs, op.in_sbp, strict=True)),
-        tuple(
+        op=op,
+        in_shapes=tuple(tensors[n].shape for n in op.inputs),
+        out_shapes=tuple(None if n is None else tensors[n].shape for n in op.outputs),
+        in_slices=tuple(slices(n, nd) for n, nd in zip(op.inputs, op.in_sbp, strict=True)),
+        out_slices=tuple(
             None if n is None else slices(n, nd)
             for n, nd in zip(op.outputs, op.out_sbp, strict=True)
         ),

@@ -70,7 +70,7 @@ FLOATS: Mapping[str, Floats] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
     """Values of all inputs of an op.
 

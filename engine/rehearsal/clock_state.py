@@ -27,7 +27,7 @@ class Event(NamedTuple):
     end: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActTable:
     """What a clock knows of every actor beforehand, by actor id.
 
@@ -70,7 +70,7 @@ class ActTable:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The state at one moment.
 

@@ -21,7 +21,7 @@ from flowrun.engine.rehearsal.clock_state import Event
 STEPS = 4  # at most: from cold to steady, and one behind it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
     """What a plan is foreseen to do, in seconds and bytes.
 
@@ -73,12 +73,12 @@ def rehearse(
     sent = sum(actor.sent_bytes * plan.acts_per_step(actor) for actor in plan.actors)
     step_s = warm.step_s
     return Rehearsal(
-        step_s,
-        cold.state.now,
-        tuple(max(0.0, 1 - b / step_s) if step_s else 0.0 for b in busy),
-        tuple(memory.peak for memory in warm.state.memory),
-        tuple(memory.bound for memory in warm.state.memory),
-        sent,
-        first,
-        order,
+        step_s=step_s,
+        first_step_s=cold.state.now,
+        bubble=tuple(max(0.0, 1 - b / step_s) if step_s else 0.0 for b in busy),
+        peak_bytes=tuple(memory.peak for memory in warm.state.memory),
+        bound_bytes=tuple(memory.bound for memory in warm.state.memory),
+        sent_bytes=sent,
+        first_step=first,
+        order=order,
     )

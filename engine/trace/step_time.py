@@ -29,7 +29,7 @@ from flowrun.engine.trace.trace import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """Seconds of one rank's step by cause, means over `steps` steps; they add up to `step_s`.
 
@@ -130,16 +130,16 @@ class _RankTrace:
         total = sum(max(0, run.end - max(run.begin, start)) for run in self.runs)
         each = 1e-9 / steps
         return StepTime(
-            self.rank,
-            steps,
-            total * each,
-            spent[COMPUTE] * each,
-            (spent[ISSUE] + spent[TAKE]) * each,
-            spent["communication"] * each,
-            spent["ranks"] * each,
-            spent["data"] * each,
-            (total - sum(spent.values())) * each,
-            {name: length * each for name, length in reasons.most_common()},
+            rank=self.rank,
+            steps=steps,
+            step_s=total * each,
+            compute_s=spent[COMPUTE] * each,
+            handling_s=(spent[ISSUE] + spent[TAKE]) * each,
+            communication_s=spent["communication"] * each,
+            ranks_s=spent["ranks"] * each,
+            data_s=spent["data"] * each,
+            engine_s=(total - sum(spent.values())) * each,
+            reasons={name: length * each for name, length in reasons.most_common()},
         )
 
     def _split_sleep(self, sleep: TraceEvent) -> Iterator[tuple[str, str, int]]:

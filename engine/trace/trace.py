@@ -55,7 +55,7 @@ class Need:
     of: ActKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
     """A recorded act; times are ns on the clock that all ranks share.
 
@@ -200,7 +200,18 @@ def build_slices(plan: Plan, rank: int, events: Iterable[TraceEvent]) -> tuple[S
             end = ended[actor, act]
             ready, need = _find_last_need(needs.of(actor, act), begun, ended, done)
             handled = done.get((actor, act), end)
-            found.append(Slice(rank, actor, act, begin, end, handled, need, ready))
+            found.append(
+                Slice(
+                    rank=rank,
+                    actor=actor,
+                    act=act,
+                    begin=begin,
+                    end=end,
+                    done=handled,
+                    waited_for=need,
+                    ready=ready,
+                )
+            )
     return tuple(found)
 
 

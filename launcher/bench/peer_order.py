@@ -9,7 +9,7 @@ from typing import Any
 from flowrun.launcher.bench.suite import Peer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerOrder:
     """overrides, config_dir: of the recipe.  compiled: torch.compile is to be used.  meet: a file
     that does not exist yet, by which the ranks meet.

@@ -30,7 +30,7 @@ _RANK = re.compile(r"^\[rank\d+\]: ?")  # what torch puts before the lines of a 
 _ERROR = re.compile(r"\s*[\w.]+(Error|Exception): ")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """A sample: what one run measured.
 
@@ -92,13 +92,13 @@ def _read_sample(folder: Path) -> Sample:
     measured = report["measured"]
     share = measured.get("utilisation")
     return Sample(
-        tuple(step["step_s"] for step in steps),
-        tuple(_mean(step["loss"]) for step in steps),
-        max(measured["process_bytes"].values()),
-        measured["sent_bytes"],
-        round(steps[-1]["tokens_per_s"] * steps[-1]["step_s"]),
-        report["unit"],
-        None if share is None else share * measured["step_s"],
+        step_s=tuple(step["step_s"] for step in steps),
+        losses=tuple(_mean(step["loss"]) for step in steps),
+        peak_bytes=max(measured["process_bytes"].values()),
+        sent_bytes=measured["sent_bytes"],
+        work=round(steps[-1]["tokens_per_s"] * steps[-1]["step_s"]),
+        unit=report["unit"],
+        at_peak_s=None if share is None else share * measured["step_s"],
     )
 
 
@@ -110,7 +110,13 @@ def _peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> S
     order, meet = folder / "order.json", folder / "meet"
     meet.unlink(missing_ok=True)
     compiled = run.mode == "compiled"
-    told = PeerOrder(run.overrides, run.peer, compiled, str(meet.absolute()), config_dir)
+    told = PeerOrder(
+        overrides=run.overrides,
+        peer=run.peer,
+        compiled=compiled,
+        meet=str(meet.absolute()),
+        config_dir=config_dir,
+    )
     order.write_text(told.to_json())
     command = [*_module("flowrun.launcher.bench.peers.peer_rank"), str(order)]
     ranks = range(run.ranks)
@@ -121,9 +127,9 @@ def _peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> S
     with_loss = [each for each in heard if each["losses"][0] is not None]
     losses = [each["losses"] for each in with_loss]
     return Sample(
-        tuple(with_loss[-1]["step_s"]),  # on CUDA the others' host runs ahead
-        tuple(sum(step) / len(step) for step in zip(*losses, strict=True)),
-        max(each["peak_bytes"] for each in heard),
+        step_s=tuple(with_loss[-1]["step_s"]),  # on CUDA the others' host runs ahead
+        losses=tuple(sum(step) / len(step) for step in zip(*losses, strict=True)),
+        peak_bytes=max(each["peak_bytes"] for each in heard),
     )
 
 

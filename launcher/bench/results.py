@@ -25,7 +25,7 @@ class FinishedRun:
     wall_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResultLine:
     """A line: one side of an experiment, over all rounds.
 
@@ -94,11 +94,11 @@ def _lines(suite: Suite, records: Sequence[FinishedRun]) -> Iterator[ResultLine]
         of_one = experiment.efficiency is not None
         compared = _compare(suite, experiment, run, ours, well, alone if of_one else {})
         yield ResultLine(
-            run.experiment,
-            experiment.title or run.experiment,
-            run.side,
-            run.mode,
-            run.setting,
+            experiment=run.experiment,
+            title=experiment.title or run.experiment,
+            side=run.side,
+            mode=run.mode,
+            setting=run.setting,
             rounds=len(well),
             **_times(suite, list(well.values())),
             **compared,

@@ -10,7 +10,7 @@ from flowrun.launcher.bench.suite import MODES, Experiment, Peer, Suite
 FLOWRUN = "flowrun"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run: one training in processes of its own.
 
@@ -63,7 +63,16 @@ def _of_flowrun(suite: Suite, experiment: Experiment, mode: str, side: str = FLO
     overrides = suite.recipe_of(experiment)
     overrides += [*experiment.flowrun, *suite.mode_overrides.get(mode, ())]
     name, ranks, copies = experiment.name, experiment.ranks, experiment.copies
-    return Run(name, side, mode, "", tuple(overrides), {}, ranks, copies=copies)
+    return Run(
+        experiment=name,
+        side=side,
+        mode=mode,
+        setting="",
+        overrides=tuple(overrides),
+        environment={},
+        ranks=ranks,
+        copies=copies,
+    )
 
 
 def _of_peers(suite: Suite, experiment: Experiment, mode: str) -> Iterator[Run]:
@@ -71,12 +80,12 @@ def _of_peers(suite: Suite, experiment: Experiment, mode: str) -> Iterator[Run]:
     for title, peer in experiment.peers.items():
         for setting, environment in suite.settings.items():
             yield Run(
-                experiment.name,
-                title,
-                mode,
-                setting,
-                overrides,
-                environment,
-                experiment.ranks,
-                peer,
+                experiment=experiment.name,
+                side=title,
+                mode=mode,
+                setting=setting,
+                overrides=overrides,
+                environment=environment,
+                ranks=experiment.ranks,
+                peer=peer,
             )

@@ -48,7 +48,7 @@ class Trial:
     picked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
     """The result of a trial: time of a step, and memory of the rank that takes most (live tensors).
 
@@ -274,7 +274,15 @@ def run_of(suite: Suite, trial: Trial, steps: int) -> Run:
         *replace(suite, steps=steps).recipe_of(suite.experiments[trial.experiment]),
         *trial.candidate.overrides,
     )
-    return Run(trial.experiment, FLOWRUN, suite.modes[0], "", overrides, {}, trial.ranks)
+    return Run(
+        experiment=trial.experiment,
+        side=FLOWRUN,
+        mode=suite.modes[0],
+        setting="",
+        overrides=overrides,
+        environment={},
+        ranks=trial.ranks,
+    )
 
 
 def rows(suite: Suite, heard: Mapping[Trial, Sequence[RunResult]]) -> tuple[TrialResult, ...]:
@@ -301,15 +309,15 @@ def _row(suite: Suite, trial: Trial, each: Sequence[RunResult]) -> TrialResult:
     """Over all rounds; foreseen is by what had been measured before the last."""
     well = [(sample, report) for sample, report in each if not sample.problem]
     if not well:
-        return TrialResult(trial, problem=each[-1][0].problem)
+        return TrialResult(trial=trial, problem=each[-1][0].problem)
     foreseen, measured = well[-1][1]["foreseen"], well[-1][1]["measured"]
     steps = [step for sample, _ in well for step in step_seconds(suite, sample)]
     return TrialResult(
-        trial,
-        foreseen["step_s"],
-        statistics.median(steps),
-        max(foreseen["peak_bytes"].values()),
-        max(measured["peak_bytes"].values()),
+        trial=trial,
+        foreseen_s=foreseen["step_s"],
+        measured_s=statistics.median(steps),
+        foreseen_bytes=max(foreseen["peak_bytes"].values()),
+        measured_bytes=max(measured["peak_bytes"].values()),
     )
 
 

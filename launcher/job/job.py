@@ -99,10 +99,19 @@ class Job:
         train = recipe.train
         check_batch(recipe, length(self.data) - held_out)
         self.sampler = Sampler(
-            self.data, train.seed, train.batch_size, train.micro_batches, held_out
+            data=self.data,
+            seed=train.seed,
+            batch_size=train.batch_size,
+            micro_batches=train.micro_batches,
+            held_out=held_out,
         )
         self.evaluation_sampler = Sampler(
-            self.data, train.seed, train.batch_size, train.micro_batches, held_out, True
+            data=self.data,
+            seed=train.seed,
+            batch_size=train.batch_size,
+            micro_batches=train.micro_batches,
+            held_out=held_out,
+            evaluation=True,
         )
         self.strategy = add_reading(strategy_of(recipe), self.data)
         with data_errors():

@@ -49,11 +49,11 @@ def optimizer_of(recipe: Recipe) -> Optimizer:
         (("lr", optim.lr), *numbers.items()),
         optim.clip_norm,
         optim.clip_value,
-        groups,
-        rates(optim, lrs, recipe.train.steps),
-        optim.ema,
-        optim.sparse,
-        function,
+        groups=groups,
+        rates=rates(optim, lrs, recipe.train.steps),
+        ema=optim.ema,
+        sparse=optim.sparse,
+        function=function,
     )
 
 

@@ -20,7 +20,7 @@ FieldType = tuple[tuple[int, ...], torch.dtype]
 FieldTypes = Mapping[str, FieldType]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sampler:
     """The sampler chooses the samples of a step and makes a batch of them.
 

@@ -62,9 +62,18 @@ def execute_local(
     local_ranks = ranks_of_a_host(num_ranks, launch)
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
     readers, writers = zip(*pipes, strict=True)
-    events = EventCollector(record)
+    events = EventCollector(record=record)
     born = multiprocessing.get_context("fork").Barrier(local_ranks)
-    worker = Worker(job, training, evaluation, kernels, record.folder, os.getpid(), writers, born)
+    worker = Worker(
+        job=job,
+        training=training,
+        evaluation=evaluation,
+        kernels=kernels,
+        folder=record.folder,
+        launcher=os.getpid(),
+        pipes=writers,
+        born=born,
+    )
     listener = threading.Thread(target=events.listen, args=(readers,), daemon=True)
     listener.start()
     ended: BaseException | None
@@ -220,7 +229,7 @@ def _what_elastic_saw(error: Any) -> RunError:
 # ---- what the launcher collects ------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EventCollector:
     """Collects the events of workers, in a thread of the launcher.
 

@@ -48,7 +48,7 @@ _BORN_S = 300  # until all ranks of a host are forked; elastic ends all if one h
 _SILENCE_S = 1800  # a message that takes longer has no peer any more
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Worker:
     """A worker runs in each forked process.  kernels: of training's regions.  pipes: to the
     launcher, one for each local rank.  born: a barrier for all local ranks, before any of them

@@ -35,7 +35,7 @@ from flowrun.launcher.recipe.schema import Recipe, Target
 LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]  # (output, batch) -> scalar mean
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecipeParts:
     """Everything that a recipe names.  inputs: model argument -> batch field, never empty."""
 
@@ -63,7 +63,13 @@ def build(recipe: Recipe) -> RecipeParts:
     data = instantiate_data(recipe)
     model = instantiate_model(recipe)
     inputs = task_inputs(recipe, model, data[0])
-    return RecipeParts(model, data, inputs, instantiate_loss(recipe), instantiate_metrics(recipe))
+    return RecipeParts(
+        model=model,
+        data=data,
+        inputs=inputs,
+        loss=instantiate_loss(recipe),
+        metrics=instantiate_metrics(recipe),
+    )
 
 
 def instantiate_model(recipe: Recipe) -> nn.Module:

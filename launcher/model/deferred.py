@@ -295,7 +295,13 @@ class _Recorder(TorchDispatchMode):
             if whole and all(x.value is not before for x in kept[1:] if isinstance(x, View)):
                 kept[0] = View(StorageValue(before.num_bytes), kept[0].geometry)
         return RecordedCall(
-            func, tuple(kept), spec, written, tuple(results), state, torch.get_default_dtype()
+            op=func,
+            leaves=tuple(kept),
+            spec=spec,
+            written=written,
+            results=tuple(results),
+            state=state,
+            dtype=torch.get_default_dtype(),
         )
 
 

@@ -73,7 +73,7 @@ class Geometry:
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class RecordedCall:
     """An op as it was called.
 

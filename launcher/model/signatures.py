@@ -49,7 +49,7 @@ def _brought(entry: EntryPoint) -> GivenTable:
             f"the {name} of {package} is a {type(found).__name__}.",
             "Name a function of an OpView that returns rows, or a GivenTable.",
         )
-    return GivenTable(found, name=name)
+    return GivenTable(rule=found, name=name)
 
 
 def _table(name: str, given: Any) -> GivenTable:

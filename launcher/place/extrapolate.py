@@ -173,11 +173,11 @@ def extrapolate(
         step_s,
         needed[fullest],
         max(0, needed[fullest] - limit) if limit else 0,
-        stage * candidate.branch.stage_ranks,
-        stage,
-        whole(few.boxed_bytes, more.boxed_bytes) + more.crossing_bytes * (stages - 1),
-        1 - work_s / step_s,
-        Spent(work_s - repeated_s, repeated_s, moving_s, step_s - work_s - moving_s),
+        rank=stage * candidate.branch.stage_ranks,
+        stage=stage,
+        sent_bytes=whole(few.boxed_bytes, more.boxed_bytes) + more.crossing_bytes * (stages - 1),
+        bubble=1 - work_s / step_s,
+        spent=Spent(work_s - repeated_s, repeated_s, moving_s, step_s - work_s - moving_s),
         extrapolated=True,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
 from flowrun.engine.compile import Rehearsed, missing_bytes
@@ -52,6 +52,7 @@ class Outcome:
     step_s: float = 0.0
     bytes: int = 0
     missing: int = 0
+    _: KW_ONLY
     rank: int = 0
     stage: int = 0
     sent_bytes: float = 0.0
@@ -82,12 +83,12 @@ def outcome_of(
         rehearsal.step_s,
         needed[stage],
         missing_bytes(found, strategy),
-        placements[stage].ranks[0],
-        stage,
-        rehearsal.sent_bytes,
-        idle,
-        _spent(found, strategy, ranks, idle),
-        expected_s,
+        rank=placements[stage].ranks[0],
+        stage=stage,
+        sent_bytes=rehearsal.sent_bytes,
+        bubble=idle,
+        spent=_spent(found, strategy, ranks, idle),
+        expected_s=expected_s,
     )
 
 

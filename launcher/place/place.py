@@ -19,7 +19,7 @@ MAX_WHOLE_PLANS = 3  # candidates that are planned whole, of those that few bloc
 EXTRAPOLATION_TOLERANCE = 0.05  # relative error of a step time foreseen by few blocks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Placed:
     """recipe: the recipe with the keys of the best candidate, and training: its plan.  best: what
     was foreseen of it.
@@ -48,7 +48,9 @@ def placed(planner: Planner) -> Placed:
         raise _nothing(planner, found)
     best = found.best.candidate
     recipe, keys = planner.recipe_of(best), planner.keys_of(best)
-    return Placed(recipe, keys, found.best, planner.plans[best], found)
+    return Placed(
+        recipe=recipe, keys=keys, best=found.best, training=planner.plans[best], found=found
+    )
 
 
 def _by_all(planner: Planner) -> PlacementResult:

@@ -35,7 +35,7 @@ class PlanSource(Protocol):
         """Compile and rehearse."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementResult:
     """outcomes: of all that was planned, best first.  left: candidates and branches that were not
     planned because their bound is too slow or too large; unseen: because auto.plans was reached,
@@ -106,7 +106,11 @@ def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> Pla
         waiting.add((each.what, each.bound) for each in kept)
     best_first = tuple(sorted(outcomes, key=order))
     return PlacementResult(
-        best_first, left, len(waiting), waiting.least_s(), waiting.expected_s(outcomes)
+        outcomes=best_first,
+        left=left,
+        unseen=len(waiting),
+        unseen_s=waiting.least_s(),
+        expected_s=waiting.expected_s(outcomes),
     )
 
 

@@ -7,7 +7,7 @@ decided once), and ZeRO, recomputation and in_flight (a leaf of it).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from flowrun.engine.ir.placement import BATCH_AXES
@@ -58,6 +58,7 @@ class Candidate:
     in_flight: int | str = "auto"
     zero: int = 0
     recompute: tuple[str, ...] = ()
+    _: KW_ONLY
     keep: tuple[str, ...] = ()
 
     @property
@@ -93,7 +94,7 @@ class Candidate:
         return ", ".join(words)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """What may be chosen.
 
@@ -125,14 +126,14 @@ class Space:
         kept = tuple(f"{key}." for key in auto["keep"])
         fixed = {key: _at(tree, key) for key in KEEPABLE if kept and f"{key}.".startswith(kept)}
         return Space(
-            ranks,
-            tree["train"]["batch_size"],
-            tuple(names),
-            frozenset(batch),
-            tree["zero"]["axis"] or batch[0],
-            1 if mirrored else 1 << 30,
-            tuple(blocks),
-            fixed,
+            ranks=ranks,
+            batch_size=tree["train"]["batch_size"],
+            axes=tuple(names),
+            batch_axes=frozenset(batch),
+            zero_axis=tree["zero"]["axis"] or batch[0],
+            most_stages=1 if mirrored else 1 << 30,
+            blocks=tuple(blocks),
+            fixed=fixed,
         )
 
     def branches(self) -> Iterator[Branch]:
@@ -184,7 +185,7 @@ class Space:
         if self.blocks and not candidate.recompute and "recompute.modules" not in self.fixed:
             for keep in (("matmul",), ()):
                 yield Candidate(
-                    candidate.branch, candidate.in_flight, candidate.zero, self.blocks, keep
+                    candidate.branch, candidate.in_flight, candidate.zero, self.blocks, keep=keep
                 )
 
 

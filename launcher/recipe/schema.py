@@ -85,7 +85,7 @@ class Eval:
     every: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Optim:
     """The update of the weights (docs/how_to/training.md).
 
@@ -167,7 +167,7 @@ class Precision:
     accumulate_dtype: str | None = "fp32"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Train:
     """The training: its length and its amount of data.
 
@@ -196,7 +196,7 @@ class Train:
     on_nonfinite: str = "stop"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slurm:
     """A batch job with one task a node (launch=slurm).
 
@@ -229,7 +229,7 @@ class Slurm:
     wait: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """The launcher that runs the ranks.
 
@@ -256,7 +256,7 @@ class Launch:
     slurm: Slurm = field(default_factory=Slurm)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     """The engine makes and runs the plan.
 
@@ -297,7 +297,7 @@ class Engine:
         return 10 if self.trace is True else int(self.trace)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecipeSchema:
     """The keys of a recipe file.
 
@@ -372,7 +372,7 @@ class Stage:
     placement: Placement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A recipe, composed, checked and resolved.  Picklable; equal by value.
 

@@ -72,7 +72,9 @@ class Record:
         work = self.job.work
         speed = work.speed(seconds)
         skipped = int(results.get("skipped_updates", 0))
-        record = StepRecord(step, results["loss"], seconds, speed, skipped)
+        record = StepRecord(
+            step=step, loss=results["loss"], step_s=seconds, speed=speed, skipped_updates=skipped
+        )
         self.steps.append(record)
         if math.isnan(record.loss) and not self.no_target and self.stops:
             self.no_target = True

@@ -38,7 +38,7 @@ def numbers(validation: Results) -> dict[str, float]:
     return {name: value for name, value in validation.items() if not isinstance(value, list)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """The figures of a step: loss (mean over its samples), seconds since the step before ended,
     units of work a second (Job.work), updates skipped so far (loss scaling).
@@ -76,7 +76,7 @@ class Log:
     notes: Mapping[int, Sequence[TraceEvent]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The outcome of a run: its losses, and what was foreseen next to what was measured.
 
@@ -151,23 +151,23 @@ class Report:
             for found, seconds in ((foreseen, rehearsal.step_s), (measured, step_s)):
                 found["utilisation"] = utilisation(plan, hardware, dtype, seconds)
         return Report(
-            job.recipe.name,
-            plan.num_ranks,
-            len(log.steps),
-            log.steps[0].loss,
-            log.steps[-1].loss,
-            log.validation,
-            job.work.speed(step_s),
-            job.work.unit,
-            foreseen,
-            measured,
-            plan.notes,
-            log.steps[0].step,
-            log.steps[-1].skipped_updates,
-            measure_steps(plan, log.notes),
-            model_flops(plan),
-            advice,
-            job.check.seconds if job.check else None,
+            name=job.recipe.name,
+            ranks=plan.num_ranks,
+            steps=len(log.steps),
+            first_loss=log.steps[0].loss,
+            last_loss=log.steps[-1].loss,
+            validation=log.validation,
+            tokens_per_s=job.work.speed(step_s),
+            unit=job.work.unit,
+            foreseen=foreseen,
+            measured=measured,
+            notes=plan.notes,
+            first_step=log.steps[0].step,
+            skipped_updates=log.steps[-1].skipped_updates,
+            step_times=measure_steps(plan, log.notes),
+            model_flops=model_flops(plan),
+            advice=advice,
+            capture_check_s=job.check.seconds if job.check else None,
         )
 
     def to_json(self) -> str:

@@ -43,7 +43,7 @@ def graph_of(text: str) -> LogicalGraph:
         reader.tensors,
         tuple(reader.variables),
         tuple(reader.feeds),
-        tuple(reader.results),
+        results=tuple(reader.results),
     )
 
 
@@ -142,7 +142,18 @@ class _Reader:
         arguments = _arguments(ast.literal_eval(f"({args},)"))
         name = next(filter(None, outputs))
         module = "" if module == "-" else module
-        self.ops.append(Op(name, target, arguments, keywords, outputs, module, phase, int(stage)))
+        self.ops.append(
+            Op(
+                name,
+                target,
+                arguments,
+                keywords,
+                outputs=outputs,
+                module=module,
+                phase=phase,
+                stage=int(stage),
+            )
+        )
         computed = self._compute(target, arguments, dict(keywords))
         for output, value in zip(outputs, computed, strict=True):
             if output is not None:

@@ -140,7 +140,11 @@ def strategy(training: Training, layout: Layout) -> Strategy:
 def task(training: Training) -> Task:
     """The model with how the batch enters and what is made of the output."""
     return Task(
-        training.model(), training.inputs, training.loss, training.metrics, training.autocast
+        training.model(),
+        training.inputs,
+        training.loss,
+        training.metrics,
+        autocast=training.autocast,
     )
 
 

@@ -20,7 +20,10 @@ def _captured(recipe: str, *overrides: str) -> tuple[LogicalGraph, Strategy]:
     return capture_rows(job.task, job.example, job.strategy), job.strategy
 
 
-def search_of(recipe: str, *overrides: str, pins: bool, auto: Auto = Auto(True)) -> LayoutSearch:  # noqa: B008
+ENABLED = Auto(enabled=True)
+
+
+def search_of(recipe: str, *overrides: str, pins: bool, auto: Auto = ENABLED) -> LayoutSearch:
     """Of a recipe made smaller; pins: that it has."""
     graph, strategy = _captured(recipe, *overrides)
     asked = replace(strategy, auto=auto, pins=strategy.pins if pins else ())

@@ -70,7 +70,7 @@ class SmallPlan:
         """As the scheduler makes them of a plan."""
         acts = {actor: self.acts(actor) for actor in range(self.num_actors)}
         rings = (
-            Ring(k, e.producer, e.readers, e.slots, e.per_step, e.initial)
+            Ring(k, e.producer, e.readers, e.slots, per_step=e.per_step, initial=e.initial)
             for k, e in enumerate(self.edges)
         )
         return wire(acts, rings, self.steps)

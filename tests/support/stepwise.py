@@ -57,7 +57,14 @@ class Noisy(StepwiseDataset):
 
 
 def sampler(data: StepwiseDataset, evaluation: bool = False) -> Sampler:
-    return Sampler(data, 5, 16, TINY_MLP.micro_batches, 8, evaluation)
+    return Sampler(
+        data=data,
+        seed=5,
+        batch_size=16,
+        micro_batches=TINY_MLP.micro_batches,
+        held_out=8,
+        evaluation=evaluation,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,13 +51,13 @@ def _graph(stages: int, chunks: int) -> LogicalGraph:
                 target,
                 (*map(Ref, inputs), *args),
                 (),
-                (name,),
-                f"block{piece}",
-                phase,
-                stage,
-                ((),) * len(inputs),
-                ((),),
-                chunk,
+                outputs=(name,),
+                module=f"block{piece}",
+                phase=phase,
+                stage=stage,
+                in_sbp=((),) * len(inputs),
+                out_sbp=((),),
+                chunk=chunk,
             )
         )
         return name

@@ -61,4 +61,4 @@ def _whole(op: Op, graph: LogicalGraph) -> LocalView:
     made = tuple(None if name is None else graph.tensors[name].shape for name in op.outputs)
     slices = tuple(tuple((0, n) for n in shape) for shape in read)
     out = tuple(None if shape is None else tuple((0, n) for n in shape) for shape in made)
-    return LocalView(op, read, made, slices, out)
+    return LocalView(op=op, in_shapes=read, out_shapes=made, in_slices=slices, out_slices=out)

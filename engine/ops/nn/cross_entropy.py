@@ -159,7 +159,9 @@ OPS: Mapping[str, OpInfo] = {
         local=local_forward,
         function=loss_of_logits,
         arguments=_GIVEN,
-        looks_up=LookUp("x", "target", 1, LABELS, ignored="ignored", by_mask=True),
+        looks_up=LookUp(
+            table="x", ids="target", dim=1, words=LABELS, ignored="ignored", by_mask=True
+        ),
         traits=(Trait.ALLOCATES,),
     ),
     BACKWARD: OpInfo(

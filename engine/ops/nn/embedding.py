@@ -108,13 +108,13 @@ def local_embedding_backward(view: LocalView) -> LocalCall:
     )
 
 
-_BAG = LookUp("weight", "indices", 0, IDS)
+_BAG = LookUp(table="weight", ids="indices", dim=0, words=IDS)
 
 OPS: Mapping[str, OpInfo] = {
     "aten.embedding.default": OpInfo(
         embedding,
         local=local_embedding,
-        looks_up=LookUp("weight", "indices", 0, IDS, by_mask=True),
+        looks_up=LookUp(table="weight", ids="indices", dim=0, words=IDS, by_mask=True),
         cost=OpCost(moved_bytes=lambda op, read, made: sum(read[1:]) + sum(made)),  # no whole table
     ),
     "aten.embedding_dense_backward.default": OpInfo(

@@ -280,7 +280,9 @@ def local_mse_backward(view: LocalView) -> LocalCall:
     return LocalCall(part_of_mse_gradient, (*op.args[:3], math.prod(view.in_shapes[1])))
 
 
-_LABELS = LookUp("self", "target", 1, LABELS, ignored="ignore_index", by_mask=True)
+_LABELS = LookUp(
+    table="self", ids="target", dim=1, words=LABELS, ignored="ignore_index", by_mask=True
+)
 
 OPS: Mapping[str, OpInfo] = {
     "aten.nll_loss_forward.default": OpInfo(

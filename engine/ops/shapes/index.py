@@ -168,7 +168,7 @@ def put_under_mask(view: OpView) -> tuple[Signature, ...]:
 
 PUT_UNDER_MASK = "flow.put_under_mask"
 
-_ALONG_DIM = LookUp("self", "index", "dim", INDICES)
+_ALONG_DIM = LookUp(table="self", ids="index", dim="dim", words=INDICES)
 
 OPS: Mapping[str, OpInfo] = {
     "aten.gather.default": OpInfo(gather, looks_up=_ALONG_DIM),

@@ -55,7 +55,7 @@ class BoxingKey(Hashable, Protocol):
         """Return the seconds of a boxing from one SBP to another."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """A chunk of ops to decide on one axis.
 
@@ -76,7 +76,7 @@ class Problem:
     intent: Callable[[str], Intent]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """The chosen rows, the homes of sources, and the forms in which each tensor then exists.
 
@@ -135,7 +135,13 @@ def _solve(problem: Problem) -> Solution:
     rows = tuple(legal[at][0] for legal, at in zip(problem.rows, least.choice, strict=False))
     chosen = least.choice[len(problem.ops) :]
     homes = {n: problem.homes[n][at][0] for n, at in zip(sources, chosen, strict=False)}
-    return Solution(rows, homes, _forms(problem, rows, homes), least.cost, least.exact)
+    return Solution(
+        rows=rows,
+        homes=homes,
+        forms=_forms(problem, rows, homes),
+        cost=least.cost,
+        exact=least.exact,
+    )
 
 
 def _reader_forms(problem: Problem) -> dict[str, list[_TensorChoice]]:

@@ -157,7 +157,15 @@ class _Axis:
         self.whole |= {n for n, options in homes.items() if all(f[1] == B for f, _ in options)}
         rows = [self._rows(op) for op in ops]
         solution = solve(
-            Problem(ops, rows, known, homes, self.costs.box, self.costs.like, self._intent)
+            Problem(
+                ops=ops,
+                rows=rows,
+                known=known,
+                homes=homes,
+                box=self.costs.box,
+                like=self.costs.like,
+                intent=self._intent,
+            )
         )
         for op, row in zip(ops, solution.rows, strict=True):
             ins, outs = self.layout.in_sbp[op.name], self.layout.out_sbp[op.name]

@@ -30,7 +30,7 @@ class Term:
     stage: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Network:
     """The variables of a layout and the costs of their values.
 

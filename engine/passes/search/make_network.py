@@ -81,11 +81,11 @@ class _Maker:
             self._box(name, makers[name], asking)
         self._keep_at_home()
         return Network(
-            self.options,
-            tuple(self.sizes),
-            tuple(self.terms),
-            tuple(self.sets),
-            self.complete and self.boxings.complete,
+            options=self.options,
+            sizes=tuple(self.sizes),
+            terms=tuple(self.terms),
+            sets=tuple(self.sets),
+            complete=self.complete and self.boxings.complete,
         )
 
     def _weigh_homes(self) -> None:

@@ -12,7 +12,7 @@ from flowrun.engine.passes.search.rows import AxisSignatures, RowTables
 Choice = tuple[int, ...]  # a value for each variable: ops, then sources, then what a network adds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The choices of one graph.
 
@@ -34,11 +34,11 @@ class Options:
         tied = {v.tensor: by_name[v.of] for v in states}
         free = [source for source in graph.sources if source.tensor not in tied]
         return Options(
-            graph.ops,
-            tuple(map(rows.of, graph.ops)),
-            tuple(source.tensor for source in free),
-            tuple(map(rows.homes, free)),
-            tied,
+            ops=graph.ops,
+            rows=tuple(map(rows.of, graph.ops)),
+            sources=tuple(source.tensor for source in free),
+            homes=tuple(map(rows.homes, free)),
+            tied=tied,
         )
 
     @property

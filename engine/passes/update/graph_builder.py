@@ -61,7 +61,9 @@ class GraphBuilder:
 
         name, target, args, kwargs, outputs, module, phase, stage: as of `Op`.
         """
-        op = Op(name, target, args, kwargs, outputs, module, phase, stage)
+        op = Op(
+            name, target, args, kwargs, outputs=outputs, module=module, phase=phase, stage=stage
+        )
         sources = (self.base.producer.get(read) for read in op.inputs if phase != UPDATE)
         chunk = max((source.chunk for source in sources if source), default=0)
         self.added.append(replace(op, chunk=chunk))

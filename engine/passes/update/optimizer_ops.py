@@ -114,7 +114,7 @@ def _state(builder: GraphBuilder, variable: Variable, kind: str, start: float | 
     param = builder.tensors[variable.tensor]
     tensor = builder.tensor(f"{kind}/{variable.tensor}", param)
     new, name = builder.tensor(f"{tensor}'", param), builder.free_name(f"{kind}/{variable.name}")
-    made = Variable(name, tensor, "state", new, variable.name, variable.stage, start=start)
+    made = Variable(name, tensor, "state", new, of=variable.name, stage=variable.stage, start=start)
     builder.variables[name] = made
     return made
 

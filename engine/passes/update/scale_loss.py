@@ -24,7 +24,7 @@ from flowrun.engine.strategy import LossScale
 GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL_STEPS = 2.0, 0.5, 2000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledGradients:
     """Scalars of the step; all on the stage of the loss.
 
@@ -103,7 +103,7 @@ def check_gradients(
     )
     inverse = builder.one("unscale", "aten.reciprocal.default", (Ref(scale.tensor),), stage=stage)
     results = (("loss_scale", reported[0]), ("skipped_updates", reported[1]))
-    return ScaledGradients(squares, inverse, skip, step, results)
+    return ScaledGradients(squares=squares, inverse=inverse, skip=skip, step=step, results=results)
 
 
 def unscale(
@@ -131,5 +131,5 @@ def _state(builder: GraphBuilder, name: str, stage: int, start: float) -> str:
     made = builder.tensor(name)
     new = builder.tensor(f"{name}'")
     name = builder.free_name(name)
-    builder.variables[name] = Variable(name, made, "state", new, "", stage, start=start)
+    builder.variables[name] = Variable(name, made, "state", new, of="", stage=stage, start=start)
     return made

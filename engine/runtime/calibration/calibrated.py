@@ -31,7 +31,7 @@ class TimedWork:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """Seconds of one kind of communication.
 

@@ -55,7 +55,7 @@ _STEPS = (
 _aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSizes:
     """How much is measured.
 
@@ -212,11 +212,25 @@ def link_times(
         sent = step_bytes(step, (step.source,), (parts,), total) / parts
         dist.barrier()
         taken = _repeated(collective, _CPU, sizes.trials)
-        moved.append(Moved(step.kind, parts, total, sent, taken))
+        moved.append(
+            Moved(
+                kind=step.kind, members=parts, message_bytes=total, sent_bytes=sent, seconds=taken
+            )
+        )
         both_ways = exchanged and step.kind in (ALL_REDUCE, EXCHANGE)
         if both_ways or num_bytes == min(sizes.moved_bytes):
             added, busy_s = _between_ops(collective, sizes.trials)
-            moved.append(Moved(step.kind, parts, total, sent, added, True, busy_s))
+            moved.append(
+                Moved(
+                    kind=step.kind,
+                    members=parts,
+                    message_bytes=total,
+                    sent_bytes=sent,
+                    seconds=added,
+                    between_ops=True,
+                    busy_s=busy_s,
+                )
+            )
     dist.barrier()
     return moved + _messages(links, rank, sizes) if parts == 2 else moved
 
@@ -237,7 +251,15 @@ def _messages(links: Links, rank: int, sizes: ProbeSizes) -> list[Moved]:
                     _settled(links, links.receive(shapes, dtypes, 1 - rank, 0))
 
         taken = _repeated(there_and_back, _CPU, sizes.trials)
-        moved.append(Moved("message", 2, num_bytes, float(num_bytes), taken / 2))
+        moved.append(
+            Moved(
+                kind="message",
+                members=2,
+                message_bytes=num_bytes,
+                sent_bytes=float(num_bytes),
+                seconds=taken / 2,
+            )
+        )
     return moved
 
 

@@ -88,8 +88,8 @@ def _piece(lines: list[ProgramCall], wanted: set[int], plain: bool) -> GraphPiec
             tuple(None if k is None else numbers[k] for k in line.made),
             line.single,
             tuple(numbers[k] for k in line.changes),
-            line.plain,
-            None if line.into is None else numbers[line.into],
+            plain=line.plain,
+            into=None if line.into is None else numbers[line.into],
         )  # not loose: other pieces are compiled for rows
         for line in lines
     )

@@ -76,7 +76,7 @@ class _ByteSamples(list[Any]):
     """Samples of a micro-batch: unlike a plain list, one whose end can be waited for."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Count:
     """Bytes that are alive, whichever thread made them.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -35,6 +35,7 @@ class ProgramCall:
     made: tuple[int | None, ...]
     single: bool
     changes: tuple[int, ...] = ()
+    _: KW_ONLY
     plain: bool = False
     into: int | None = None
     loose: bool = False

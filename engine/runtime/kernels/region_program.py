@@ -108,7 +108,9 @@ class _Writer:
         plain = has(op.target, Trait.PLAIN)
         loose = op.name in self.loose
         self.lines.append(
-            ProgramCall(call, tuple(made), single, tuple(changes), plain, into, loose)
+            ProgramCall(
+                call, tuple(made), single, tuple(changes), plain=plain, into=into, loose=loose
+            )
         )
 
     def _new(self, name: str) -> int:
@@ -136,14 +138,14 @@ def _local(
         slices = _slices(plan, op.outputs[0] or "", op.out_sbp[0], grid, coordinate)
         return LocalCall(torch.full, (tuple(n for _, n in slices), op.args[1]), op.kwargs)
     view = LocalView(
-        op,
-        tuple(tensors[n].shape for n in op.inputs),
-        tuple(None if n is None else tensors[n].shape for n in op.outputs),
-        tuple(
+        op=op,
+        in_shapes=tuple(tensors[n].shape for n in op.inputs),
+        out_shapes=tuple(None if n is None else tensors[n].shape for n in op.outputs),
+        in_slices=tuple(
             _slices(plan, n, nd, grid, coordinate)
             for n, nd in zip(op.inputs, op.in_sbp, strict=True)
         ),
-        tuple(
+        out_slices=tuple(
             None if n is None else _slices(plan, n, nd, grid, coordinate)
             for n, nd in zip(op.outputs, op.out_sbp, strict=True)
         ),

@@ -81,7 +81,9 @@ class Rank:
         self.grid = self.placement.shape
         self.coordinate = self.placement.coordinate(rank)
         self.device = device
-        self.readers = Readers(plan, self.stage, self.coordinate, batches, device)
+        self.readers = Readers(
+            plan=plan, stage=self.stage, coordinate=self.coordinate, batches=batches, device=device
+        )
         self.variables: dict[str, torch.Tensor] = {}
         self.rings = {r.id: RegisterVersions() for r in plan.registers if r.stage == self.stage}
         self.results: dict[int, Results] = {}

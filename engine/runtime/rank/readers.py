@@ -40,7 +40,7 @@ class StepwiseSamples(Protocol):
         """The batch of samples that are ready, which are those."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Readers:
     """The readers of the rank at a coordinate of a stage."""
 

@@ -131,7 +131,11 @@ def start(
     if layouts.empty:
         return Settled([bucket[0].new_empty(shape) for shape in layouts.after(index)])
     member = _Member(
-        peers, stream, {rank: k for k, rank in enumerate(ranks) if k != index}, index, layouts
+        peers=peers,
+        stream=stream,
+        others={rank: k for k, rank in enumerate(ranks) if k != index},
+        index=index,
+        layouts=layouts,
     )
     if step.kind in (ALL_REDUCE, EXCHANGE, ALL_GATHER):  # all want the same, this rank too
         finish = member.one_for_all(step, bucket)
@@ -141,7 +145,7 @@ def start(
     return PendingMessage(peers, (WRITTEN, stream), list(member.others), finish, sent_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
     """This rank in its group, for one step of a bucket.  others: rank -> its index."""
 

@@ -71,11 +71,21 @@ def _foreseen(
             raise
         for unit, published in row.figures:
             yield ScoredFigure(
-                table.name, row.name, unit, published, problem=" ".join(str(error).split())
+                table=table.name,
+                row=row.name,
+                unit=unit,
+                published=published,
+                problem=" ".join(str(error).split()),
             )
         return
     for unit, published in row.figures:
-        yield ScoredFigure(table.name, row.name, unit, published, UNITS[unit][1](recipe, rehearsal))
+        yield ScoredFigure(
+            table=table.name,
+            row=row.name,
+            unit=unit,
+            published=published,
+            foreseen=UNITS[unit][1](recipe, rehearsal),
+        )
 
 
 def _lacks_memory(error: Exception) -> bool:

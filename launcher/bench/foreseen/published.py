@@ -46,7 +46,7 @@ class PublishedTable:
         return tuple(dict.fromkeys(unit for row in self.rows for unit, _ in row.figures))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Foreseen:
     """The suite.  rank_at_least: of the rank correlation in each table.  error_at_most: of the
     median of relative errors.
@@ -70,11 +70,11 @@ def parse(tree: Mapping[str, Any], overrides: list[str] | None = None) -> Forese
     always = [*(tree.get("overrides") or []), *(overrides or [])]
     tables = [_table(str(name), node, always) for name, node in given["tables"].items()]
     return Foreseen(
-        str(given["name"]),
-        str(given["note"]),
-        float(given["rank_at_least"]),
-        float(given["error_at_most"]),
-        _chosen(tables, tree.get("rows")),
+        name=str(given["name"]),
+        note=str(given["note"]),
+        rank_at_least=float(given["rank_at_least"]),
+        error_at_most=float(given["error_at_most"]),
+        tables=_chosen(tables, tree.get("rows")),
     )
 
 

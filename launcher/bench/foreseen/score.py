@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flowrun.launcher.bench.foreseen.published import Foreseen, PublishedTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredFigure:
     """A published figure and the foreseen one.
 
@@ -29,7 +29,7 @@ class ScoredFigure:
         return None if self.foreseen is None else self.foreseen / self.published - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """The score of one unit of one table: how well it was foreseen.
 
@@ -59,7 +59,15 @@ def score(
     rank = spearman([p for p, _ in pairs], [f for _, f in pairs])
     error = statistics.median(abs(f / p - 1) for p, f in pairs)
     holds = None if rank is None else rank >= suite.rank_at_least
-    return Score(table.name, unit, len(pairs), rank, error, holds, error <= suite.error_at_most)
+    return Score(
+        table=table.name,
+        unit=unit,
+        rows=len(pairs),
+        rank=rank,
+        error=error,
+        ranks_hold=holds,
+        errors_hold=error <= suite.error_at_most,
+    )
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:

@@ -58,7 +58,11 @@ def main(file: Path) -> None:
         )
     make = layout(order.peer.kind)
     before = taken()  # weights are training's
-    step = make(Setting(job, order.peer, rank, world, device, order.compiled))
+    step = make(
+        Setting(
+            job=job, peer=order.peer, rank=rank, world=world, device=device, compiled=order.compiled
+        )
+    )
     losses, seconds = _measure(step, job.recipe.train.steps)
     readbacks: dict[str, Any] = {"losses": losses, "step_s": seconds}
     readbacks["peak_bytes"] = most_taken() - before

@@ -24,7 +24,7 @@ TrainStep = Callable[
 ]  # one training step -> its loss, None where this rank has none
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """job: data, loss and numbers.  rank, world: of all processes.  compiled: torch.compile
     is to be used.

@@ -41,9 +41,9 @@ class Made(Dataset[Any]):
 
 def sampler(make: Callable[[int], Any]) -> Sampler:
     """Of 4 samples a micro-batch, held to the form of the first."""
-    first = Sampler(Made(make), seed=0, batch_size=4, micro_batches=1, held_out=0)
+    first = Sampler(data=Made(make), seed=0, batch_size=4, micro_batches=1, held_out=0)
     forms = forms_of({"x": X, "n": torch.zeros(20, dtype=torch.int64)})
-    return Sampler(first.data, 0, 4, 1, 0, forms=forms)
+    return Sampler(data=first.data, seed=0, batch_size=4, micro_batches=1, held_out=0, forms=forms)
 
 
 AT_ONCE: dict[str, tuple[Callable[[int], Any], str]] = {
@@ -115,7 +115,7 @@ def test_numbers_and_arrays_are_taken_as_torch_takes_them() -> None:
 
     data = Made(make)
     check_items(data)
-    batch = Sampler(data, 0, 4, 1, 0)(0, 0, slice(0, 4))
+    batch = Sampler(data=data, seed=0, batch_size=4, micro_batches=1, held_out=0)(0, 0, slice(0, 4))
     expected = torch.utils.data.default_collate([make(int(i)) for i in batch["whole"]])
     assert {name: value.dtype for name, value in batch.items()} == {
         name: value.dtype for name, value in expected.items()

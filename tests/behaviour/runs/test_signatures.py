@@ -24,13 +24,13 @@ from flowrun.launcher.job.digest import Undigested, digest
 from flowrun.launcher.job.plan_cache import inputs
 from flowrun.launcher.model.signatures import GROUP, tables_of
 
-OP = Op("y", "my.op.default", (Ref("x"),), (), ("y",))
+OP = Op("y", "my.op.default", (Ref("x"),), (), outputs=("y",))
 HERE = "flowrun.engine.ops.math.pointwise.NONLINEAR"
 
 
 def test_rows_of_a_recipe_are_those_of_the_op() -> None:
     ((name, table),) = tables_of({"my::op": {"_target_": HERE}})
-    op = Op("y", "aten.digamma.default", (Ref("x"),), (), ("y",), table=table)
+    op = Op("y", "aten.digamma.default", (Ref("x"),), (), outputs=("y",), table=table)
     assert name == "my::op"
     found = registry.signatures(op, [(4, 6)], [(4, 6)], 2)
     assert found == rows("B -> B", "S0 -> S0", "S1 -> S1")
@@ -53,7 +53,7 @@ def test_a_wrong_key_is_told_at_its_place(given: dict[str, str], where: str) -> 
 
 def test_a_row_of_another_op_is_refused() -> None:
     ((_, table),) = tables_of({"my::op": {"_target_": HERE}})
-    op = Op("y", "my.op.default", (Ref("a"), Ref("b")), (), ("y",))
+    op = Op("y", "my.op.default", (Ref("a"), Ref("b")), (), outputs=("y",))
     table = type(table)(lambda view: ("S0 -> S0",), name="mine")  # type: ignore[call-arg]
     with pytest.raises(SbpError, match="reads 2 tensors"):
         table.rows(OpView(op, ((4,), (4,)), ((4,),), 2))
@@ -67,7 +67,7 @@ def negated(view: OpView) -> list[str]:
     return ["S0 -> S0"]
 
 
-TABLE = GivenTable(negated, name="a package")
+TABLE = GivenTable(rule=negated, name="a package")
 NO_RULE = 3
 
 
@@ -153,7 +153,11 @@ def test_local_program_and_cost_are_those_that_the_recipe_names(
         OP, target="aten.digamma.default", table=table, in_sbp=((S(0),),), out_sbp=((S(0),),)
     )
     pieces = (((2, 2), (0, 6)),)
-    call = registry.localize(LocalView(op, ((4, 6),), ((4, 6),), pieces, pieces))
+    call = registry.localize(
+        LocalView(
+            op=op, in_shapes=((4, 6),), out_shapes=((4, 6),), in_slices=pieces, out_slices=pieces
+        )
+    )
     assert call == LocalCall(torch.div, (Ref("x"), 2))
     assert op_flops(op, [(2, 6)], [(2, 6)]) == 2.5
     hardware = Hardware()

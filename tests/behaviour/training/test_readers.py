@@ -59,7 +59,10 @@ def test_every_stage_that_reads_images_has_the_chain(layout: Layout) -> None:
 @pytest.mark.parametrize(("fields", "beside"), [("@draw", False), ("@draw images", True)])
 def test_a_number_of_the_engines_own_needs_no_thread(fields: str, beside: bool) -> None:
     work = FeedWork(tuple(Feed(field, field) for field in fields.split()))
-    assert Actor(0, "batch", READER, 0, FORWARD, False, work).runs_in_thread == beside
+    assert (
+        Actor(0, "batch", READER, 0, phase=FORWARD, per_step=False, work=work).runs_in_thread
+        == beside
+    )
 
 
 def test_a_stage_that_reads_labels_alone_does_no_step() -> None:

@@ -26,7 +26,7 @@ FAST = Hardware(levels=(Level(0, 1e-7, 1e11),), op_s=1e-7, act_s=1e-7)  # so tha
 )
 def test_a_searched_layout_trains_and_evaluates_as_plain_torch(layout: Layout, blocks: int) -> None:
     training = gpt(blocks=blocks, width=16, micro_batches=2)
-    asked = replace(strategy(training, layout), pins=(), auto=Auto(True), hardware=FAST)
+    asked = replace(strategy(training, layout), pins=(), auto=Auto(enabled=True), hardware=FAST)
     plan = compile_training(task(training), example(training), asked).plan
     assert any(note.startswith("auto: ") for note in plan.graph.notes)
     assert any(isinstance(sbp, Split) for op in plan.graph.ops for nd in op.out_sbp for sbp in nd)

@@ -7,7 +7,7 @@ from flowrun.engine.ir.graph import Op, Ref
 
 
 def op(name: str, target: str, *reads: str) -> Op:
-    return Op(name, f"aten.{target}", tuple(map(Ref, reads)), (), (name,))
+    return Op(name, f"aten.{target}", tuple(map(Ref, reads)), (), outputs=(name,))
 
 
 def names(

@@ -30,7 +30,7 @@ def seconds(
     """Of an op on one or two square matrices, without its start."""
     reads = ("x", "y") if target == "aten.mm.default" else ("x",)
     shape = (side, side)
-    op = Op("z", target, tuple(map(Ref, reads)), (), ("z",), "net", phase)
+    op = Op("z", target, tuple(map(Ref, reads)), (), outputs=("z",), module="net", phase=phase)
     tensors = {name: LogicalTensor(name, shape, dtype) for name in reads} | {
         "z": LogicalTensor("z", shape, out)
     }
@@ -75,7 +75,7 @@ def test_of_a_table_the_rows_that_are_updated_count() -> None:
     shapes = {"table": (100_000, 8), "ids": (50,), "sums": (50, 8), "new": (100_000, 8)}
     tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
     args = (Ref("table"), Ref("ids"), Ref("sums"))
-    op = Op("new", "flow.update_rows", args, (), ("new",), "net")
+    op = Op("new", "flow.update_rows", args, (), outputs=("new",), module="net")
     ins = [shapes[arg.name] for arg in args]
     assert op_seconds(op, ins, [shapes["new"]], tensors, HARDWARE) - START_S == pytest.approx(4e-5)
 
@@ -83,7 +83,15 @@ def test_of_a_table_the_rows_that_are_updated_count() -> None:
 def test_products_of_heads_have_a_speed_of_their_own() -> None:
     shapes = {"x": (4, 100, 100), "y": (4, 100, 100), "z": (4, 100, 100)}
     tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
-    op = Op("z", "aten.bmm.default", (Ref("x"), Ref("y")), (), ("z",), "net", BACKWARD)
+    op = Op(
+        "z",
+        "aten.bmm.default",
+        (Ref("x"), Ref("y")),
+        (),
+        outputs=("z",),
+        module="net",
+        phase=BACKWARD,
+    )
     one, slow = (
         op_seconds(op, [shapes["x"]] * 2, [shapes["z"]], tensors, hardware) - START_S
         for hardware in (HARDWARE, replace(HARDWARE, batched_share=0.25))
@@ -111,7 +119,9 @@ def test_a_bias_of_its_own_pass_reads_and_writes_the_product_once_more() -> None
     shapes = {"bias": (100,), "x": (50, 1000), "y": (1000, 100), "z": (50, 100)}
     tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
     reads = [Ref(name) for name in ("bias", "x", "y")]
-    op = Op("z", "aten.addmm.default", tuple(reads), (), ("z",), "net", FORWARD)
+    op = Op(
+        "z", "aten.addmm.default", tuple(reads), (), outputs=("z",), module="net", phase=FORWARD
+    )
     ins = [shapes[ref.name] for ref in reads]
     one, apart = (
         op_seconds(op, ins, [shapes["z"]], tensors, hardware)
@@ -124,7 +134,15 @@ def test_what_a_product_writes_beyond_a_cube_is_written_behind_it() -> None:
     """A short inner dim: 8 times the output of the cube of as many multiplications."""
     shapes = {"x": (256, 8), "y": (8, 256), "z": (256, 256)}
     tensors = {name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()}
-    op = Op("z", "aten.mm.default", (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
+    op = Op(
+        "z",
+        "aten.mm.default",
+        (Ref("x"), Ref("y")),
+        (),
+        outputs=("z",),
+        module="net",
+        phase=FORWARD,
+    )
     one, behind = (
         op_seconds(op, [shapes["x"], shapes["y"]], [shapes["z"]], tensors, hardware)
         for hardware in (HARDWARE, replace(HARDWARE, writes_behind=True))
@@ -136,7 +154,15 @@ def test_what_a_product_writes_beyond_a_cube_is_written_behind_it() -> None:
 def test_a_cube_writes_what_its_curve_knows() -> None:
     plain, behind = HARDWARE, replace(HARDWARE, writes_behind=True)
     tensors = {name: LogicalTensor(name, (100, 100), torch.float32) for name in "xyz"}
-    op = Op("z", "aten.mm.default", (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
+    op = Op(
+        "z",
+        "aten.mm.default",
+        (Ref("x"), Ref("y")),
+        (),
+        outputs=("z",),
+        module="net",
+        phase=FORWARD,
+    )
     one, other = (
         op_seconds(op, [(100, 100)] * 2, [(100, 100)], tensors, h) for h in (plain, behind)
     )
@@ -152,7 +178,15 @@ def test_a_product_computes_whole_tiles_but_not_of_fewer_columns() -> None:
         tensors = {
             name: LogicalTensor(name, shape, torch.float32) for name, shape in shapes.items()
         }
-        op = Op("z", "aten.bmm.default", (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
+        op = Op(
+            "z",
+            "aten.bmm.default",
+            (Ref("x"), Ref("y")),
+            (),
+            outputs=("z",),
+            module="net",
+            phase=FORWARD,
+        )
         return op_seconds(op, [shapes["x"], shapes["y"]], [shapes["z"]], tensors, tiled)
 
     assert took(65) == took(96) == took(128) < took(129) == took(192)
@@ -188,7 +222,7 @@ def test_small_convolutions_take_fewer_multiplications_than_counted(
     tensors = {name: LogicalTensor(name, shape, dtype) for name, shape in shapes.items()}
     pairs = [(stride,) * 2, (size // 2,) * 2, (1, 1)]
     args = (Ref("x"), Ref("w"), None, *pairs, False, (0, 0), 1)
-    op = Op("y", "aten.convolution.default", args, (), ("y",))
+    op = Op("y", "aten.convolution.default", args, (), outputs=("y",))
     taken = [
         op_seconds(op, [shapes["x"], shapes["w"]], [shapes["y"]], tensors, hardware) - START_S
         for hardware in (HARDWARE, replace(HARDWARE, winograd=2.25))
@@ -198,7 +232,14 @@ def test_small_convolutions_take_fewer_multiplications_than_counted(
 
 def test_a_hash_of_many_small_ops_takes_its_way_through_memory_on_a_cpu() -> None:
     """120 bytes an element at 1e9 a second, and the byte that is made."""
-    op = Op("z", "flow.dropout_mask", (Ref("draw"), 0, "z", (1000,), 0.1), (), ("z",), "net")
+    op = Op(
+        "z",
+        "flow.dropout_mask",
+        (Ref("draw"), 0, "z", (1000,), 0.1),
+        (),
+        outputs=("z",),
+        module="net",
+    )
     tensors = {
         "draw": LogicalTensor("draw", (), torch.int64),
         "z": LogicalTensor("z", (1000,), torch.bool),
@@ -213,7 +254,9 @@ def test_a_hash_of_many_small_ops_takes_its_way_through_memory_on_a_cpu() -> Non
 
 def test_experts_are_products_of_the_tokens_that_are_theirs() -> None:
     """4 of 8 experts have half of 100 tokens; gradients of input and weight are two products."""
-    forward, backward = (Op("y", target, (), (), ("y",)) for target in (GROUPED, GROUPED_BACKWARD))
+    forward, backward = (
+        Op("y", target, (), (), outputs=("y",)) for target in (GROUPED, GROUPED_BACKWARD)
+    )
     held = [(100, 16), (4, 16, 32), (8,)]
     assert op_flops(forward, held, [(100, 32)]) == 2 * 50 * 16 * 32
     both = [(100, 16), (4, 16, 32)]
@@ -224,6 +267,6 @@ def test_experts_are_products_of_the_tokens_that_are_theirs() -> None:
 def test_a_transposed_convolution_multiplies_what_it_reads() -> None:
     """3 channels of 4 x 4 to 5 of 8 x 8, kernels of 2 x 2: each number meets 5 x 4 weights."""
     args = (Ref("x"), Ref("w"), None, (2, 2), (0, 0), (1, 1), True, (0, 0), 1)
-    op = Op("y", "aten.convolution.default", args, (), ("y",))
+    op = Op("y", "aten.convolution.default", args, (), outputs=("y",))
     found = op_flops(op, [(1, 3, 4, 4), (3, 5, 2, 2)], [(1, 5, 8, 8)])
     assert found == 2 * 3 * 16 * 5 * 4

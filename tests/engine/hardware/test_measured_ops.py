@@ -76,7 +76,7 @@ def test_the_nearest_is_that_of_looking_at_all(
 
 def test_an_op_takes_its_factor_times_the_formula() -> None:
     shape = (64, 512)
-    op = Op("z", ADD, (Ref("x"), Ref("y")), (), ("z",), "net", FORWARD)
+    op = Op("z", ADD, (Ref("x"), Ref("y")), (), outputs=("z",), module="net", phase=FORWARD)
     tensors = {name: LogicalTensor(name, shape, torch.float32) for name in "xyz"}
     plain = Hardware()
     timed = replace(plain, ops={ADD: {"fp32 64x512 64x512 64x512": 1.75}})

@@ -104,13 +104,17 @@ def test_an_exchange_costs_what_all_send_to_all() -> None:
 
 
 def test_a_group_in_a_node_has_the_links_of_the_node() -> None:
-    assert group_link(NODES, range(8), range(16)) == Link(1.0, 100.0, 3.5, 1.5, 100.0, 0)
-    assert group_link(NODES, (8, 12), range(16)) == Link(1.0, 100.0, 0.5, 0.5, 100.0, 0)
+    assert group_link(NODES, range(8), range(16)) == Link(
+        1.0, 100.0, 3.5, 1.5, spread_bytes_per_s=100.0, level=0
+    )
+    assert group_link(NODES, (8, 12), range(16)) == Link(
+        1.0, 100.0, 0.5, 0.5, spread_bytes_per_s=100.0, level=0
+    )
 
 
 def test_groups_with_a_rank_in_each_node_share_what_leaves_it() -> None:
     both, _ = axis_links(NODES, grid(4, 8))
-    assert both == Link(10.0, 2.0, 15.0, 10.0, 2.0, 1)
+    assert both == Link(10.0, 2.0, 15.0, 10.0, spread_bytes_per_s=2.0, level=1)
 
 
 def test_a_group_that_fills_its_nodes_has_all_that_leaves_them() -> None:
@@ -234,7 +238,9 @@ def test_of_one_level_every_group_has_the_same(speed: float, placement: Placemen
     for link, size in zip(
         axis_links((Level(0, 1.0, speed),), placement), placement.shape, strict=True
     ):
-        assert link == (Link(1.0, speed, 0.0, 0.0, speed, 0) if size > 1 else Link())
+        assert link == (
+            Link(1.0, speed, 0.0, 0.0, spread_bytes_per_s=speed, level=0) if size > 1 else Link()
+        )
 
 
 @given(levels, grids, st.integers(0, 3))
@@ -247,8 +253,11 @@ def test_whole_units_further_on_it_is_the_same(
 
 
 def test_the_worst_of_links_is_the_slowest_in_each_respect() -> None:
-    slow, late = Link(1.0, 2.0, 3.0, 4.0, 5.0, 0), Link(2.0, 9.0, 1.0, 1.0, 9.0, 1)
-    assert worst((slow, late)) == Link(2.0, 2.0, 3.0, 4.0, 5.0, 1)
+    slow, late = (
+        Link(1.0, 2.0, 3.0, 4.0, spread_bytes_per_s=5.0, level=0),
+        Link(2.0, 9.0, 1.0, 1.0, spread_bytes_per_s=9.0, level=1),
+    )
+    assert worst((slow, late)) == Link(2.0, 2.0, 3.0, 4.0, spread_bytes_per_s=5.0, level=1)
     assert worst(()) == Link()
 
 

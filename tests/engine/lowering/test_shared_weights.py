@@ -41,8 +41,8 @@ def region(name: str, reads: Sequence[str], makes: Sequence[str]) -> Actor:
     """Compute once a step; what makes `new` updates the weight."""
     updates = (("w", "new"),) if "new" in makes else ()
     kept = tuple(name for name in makes if name != "new")
-    work = RegionWork((), tuple(reads), kept, (), updates)
-    return Actor(0, name, REGION, 0, "backward", True, work)
+    work = RegionWork(ops=(), reads=tuple(reads), makes=kept, accumulates=(), updates=updates)
+    return Actor(0, name, REGION, 0, phase="backward", per_step=True, work=work)
 
 
 def move(read: str, made: str, shape: tuple[int, ...], source: NdSbp, target: NdSbp) -> TensorMove:
@@ -60,7 +60,7 @@ def move(read: str, made: str, shape: tuple[int, ...], source: NdSbp, target: Nd
 def collective(step: BoxingStep, read: str, made: str) -> Actor:
     """Over the one axis, once a step."""
     work = BoxWork((step,), (move(read, made, (4, 6), (step.source,), (step.target,)),))
-    return Actor(0, made, BOX, 0, "update", True, work)
+    return Actor(0, made, BOX, 0, phase="update", per_step=True, work=work)
 
 
 GATHER = collective(BoxingStep(0, S(0), B), "w", "whole")
@@ -182,12 +182,19 @@ def two_axes() -> Plan:
         variables.append(Variable(name, name, "parameter", nd_sbp=home))
         moves = (move(name, f"{name}*", (rows, 2), home, (B, B)),)
         work = BoxWork((step,), moves, one_copy=True)
-        actors.append(Actor(k, f"gather{k}", BOX, 0, "weights", True, work))
+        actors.append(Actor(k, f"gather{k}", BOX, 0, phase="weights", per_step=True, work=work))
     graph = LogicalGraph((), tensors, tuple(variables))
     placement = Placement((("data", 2), ("tensor", 2)), (0, 1, 2, 3))
     axes, of_variable = ("data", "tensor"), graph.variable_of
     return Plan(
-        (placement,), axes, graph, tuple(actors), (), 1, tensors=tensors, variables=of_variable
+        placements=(placement,),
+        axes=axes,
+        graph=graph,
+        actors=tuple(actors),
+        registers=(),
+        micro_batches=1,
+        tensors=tensors,
+        variables=of_variable,
     )
 
 

@@ -31,10 +31,12 @@ def moved(read: str, made: str) -> TensorMove:
 
 def actor(name: str, kind: str, reads: str, makes: str, sums: tuple[str, ...] = ()) -> Actor:
     moves = tuple(map(moved, reads.split() or [""], makes.split()))
-    work: Work = RegionWork((), (*reads.split(),), (*makes.split(),), sums)
+    work: Work = RegionWork(
+        ops=(), reads=(*reads.split(),), makes=(*makes.split(),), accumulates=sums
+    )
     if kind != REGION:
         work = BoxWork((), moves) if kind == BOX else TransferWork(0, 1, 0, moves)
-    return Actor(0, name, kind, 0, BACKWARD, False, work)
+    return Actor(0, name, kind, 0, phase=BACKWARD, per_step=False, work=work)
 
 
 def throttle(*actors: Actor) -> Throttle:

@@ -17,12 +17,12 @@ SPLIT = Op(
     "aten._log_softmax.default",
     (Ref("x"), 1, False),
     (),
-    ("y",),
-    "head",
-    "forward",
-    3,
-    (CLASSES,),
-    (CLASSES,),
+    outputs=("y",),
+    module="head",
+    phase="forward",
+    stage=3,
+    in_sbp=(CLASSES,),
+    out_sbp=(CLASSES,),
 )
 
 
@@ -105,7 +105,7 @@ def test_a_partial_gradient_stays_partial_on_its_axis() -> None:
         "aten._log_softmax_backward_data.default",
         (Ref("grad"), Ref("x"), 1, torch.float32),
         (),
-        ("y",),
+        outputs=("y",),
         in_sbp=(grad, output),
         out_sbp=(grad,),
     )

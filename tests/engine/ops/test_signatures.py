@@ -291,7 +291,11 @@ def test_partial_pieces_are_unlike_and_of_mixed_signs(parts: int) -> None:
 def mm(
     m: int = 4, k: int = 4, n: int = 4
 ) -> tuple[Op, list[tuple[int, ...]], list[tuple[int, ...] | None]]:
-    return Op("mm", "aten.mm.default", (Ref("x"), Ref("w")), (), ("y",)), [(m, k), (k, n)], [(m, n)]
+    return (
+        Op("mm", "aten.mm.default", (Ref("x"), Ref("w")), (), outputs=("y",)),
+        [(m, k), (k, n)],
+        [(m, n)],
+    )
 
 
 def test_matmul_has_the_rows_of_the_paper() -> None:
@@ -386,7 +390,7 @@ def _made(given: OpSample, row: NdSignature) -> list[tuple[torch.Tensor, tuple[S
 
 
 def test_a_target_without_a_table_has_only_all_b() -> None:
-    op = Op("d", "aten.digamma.default", (Ref("x"),), (), ("y",))
+    op = Op("d", "aten.digamma.default", (Ref("x"),), (), outputs=("y",))
     assert not registry.has_table(op.target)
     assert registry.signatures(op, [(4, 4)], [(4, 4)], 2) == (Signature((B,), (B,)),)
 
@@ -407,23 +411,23 @@ def test_all_b_comes_first() -> None:
 
 def test_names_of_tensors_do_not_matter() -> None:
     op, ins, outs = mm()
-    other = Op("other", op.target, (Ref("a"), Ref("b")), (), ("c",))
+    other = Op("other", op.target, (Ref("a"), Ref("b")), (), outputs=("c",))
     assert registry.signatures(other, ins, outs, 2) is registry.signatures(op, ins, outs, 2)
 
 
 def test_a_tensor_read_twice_has_an_sbp_for_each_reading() -> None:
-    op = Op("square", "aten.mul.Tensor", (Ref("x"), Ref("x")), (), ("y",))
+    op = Op("square", "aten.mul.Tensor", (Ref("x"), Ref("x")), (), outputs=("y",))
     assert Signature((P, B), (P,)) in registry.signatures(op, [(4,), (4,)], [(4,)], 2)
 
 
 def test_rows_that_split_classes_say_how_much_they_reduce() -> None:
-    op = Op("s", "aten._log_softmax.default", (Ref("x"), 1, False), (), ("y",))
+    op = Op("s", "aten._log_softmax.default", (Ref("x"), 1, False), (), outputs=("y",))
     reduced = {row.inputs[0]: row.reduced for row in registry.signatures(op, [(6, 8)], [(6, 8)], 2)}
     assert reduced == {B: 0, S(0): 0, S(1): 6}
 
 
 def test_a_rule_sees_the_shapes_left_over() -> None:
-    op = Op("v", "aten.view.default", (Ref("x"), (4, 6)), (), ("y",))
+    op = Op("v", "aten.view.default", (Ref("x"), (4, 6)), (), outputs=("y",))
     rule = registry.info(op.target).rule
     assert rule is not None
     assert rule(OpView(op, ((24,),), ((4, 6),), 2)) == rows("P -> P", "S0 -> S0")

@@ -108,7 +108,18 @@ def test_accumulators_and_states_are_fp32_and_where_the_weight_lives(stage: int)
 
 def op(name: str, target: str, read: str, ins: Sbp, out: Sbp, phase: str, *args: Any) -> Op:
     """An op of one input on one axis."""
-    return Op(name, target, (Ref(read), *args), (), (name,), "m", phase, 0, ((ins,),), ((out,),))
+    return Op(
+        name,
+        target,
+        (Ref(read), *args),
+        (),
+        outputs=(name,),
+        module="m",
+        phase=phase,
+        stage=0,
+        in_sbp=((ins,),),
+        out_sbp=((out,),),
+    )
 
 
 def by_hand(home: Sbp, *ops: Op) -> LogicalGraph:
@@ -123,7 +134,18 @@ def use(name: str, read: str, sbp: Sbp, phase: str) -> Op:
     """A product with the batch."""
     layout = ((sbp,), (sbp,))
     args = (Ref(read), Ref("x"))
-    return Op(name, "aten.mul.Tensor", args, (), (name,), "m", phase, 0, layout, layout[:1])
+    return Op(
+        name,
+        "aten.mul.Tensor",
+        args,
+        (),
+        outputs=(name,),
+        module="m",
+        phase=phase,
+        stage=0,
+        in_sbp=layout,
+        out_sbp=layout[:1],
+    )
 
 
 def phases(graph: LogicalGraph) -> dict[str, str]:

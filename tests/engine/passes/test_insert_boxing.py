@@ -31,7 +31,9 @@ Reader = tuple[Sbp, int, str]  # what it reads, stage, phase
 
 def read_by(made: Sbp, *readers: Reader, weight: bool = False) -> LogicalGraph:
     """A tensor %t, made by an op or a weight, and ops that read it as said."""
-    maker = Op("t", "aten.relu.default", (), (), ("t",), "m", in_sbp=(), out_sbp=((made,),))
+    maker = Op(
+        "t", "aten.relu.default", (), (), outputs=("t",), module="m", in_sbp=(), out_sbp=((made,),)
+    )
     ops = [] if weight else [maker]
     tensors = {"t": LogicalTensor("t", SHAPE, float32)}
     for k, (sbp, stage, phase) in enumerate(readers):
@@ -39,7 +41,18 @@ def read_by(made: Sbp, *readers: Reader, weight: bool = False) -> LogicalGraph:
         tensors[name] = LogicalTensor(name, SHAPE, float32)
         args, layout = (Ref("t"),), ((sbp,),)
         ops.append(
-            Op(name, "aten.relu.default", args, (), (name,), name, phase, stage, layout, layout)
+            Op(
+                name,
+                "aten.relu.default",
+                args,
+                (),
+                outputs=(name,),
+                module=name,
+                phase=phase,
+                stage=stage,
+                in_sbp=layout,
+                out_sbp=layout,
+            )
         )
     home: NdSbp = (made,)
     variables = (Variable("t", "t", "parameter", nd_sbp=home),) if weight else ()

@@ -20,13 +20,42 @@ def two_stages(taken: float = 0.0) -> Plan:
     """A collective inside of a node and one across, and messages between the stages."""
     box = BoxWork((BoxingStep(0, P, B),), ())
     actors = (
-        Actor(INSIDE, "inside", BOX, 0, FORWARD, False, box, level=0, taken=taken),
-        Actor(ACROSS, "across", BOX, 0, FORWARD, False, box, level=1, taken=taken),
-        Actor(THERE, "there", SEND, 0, FORWARD, False, TransferWork(0, 0, 1, ()), level=1),
-        Actor(BACK, "back", SEND, 1, FORWARD, False, TransferWork(1, 1, 0, ()), level=1),
+        Actor(
+            INSIDE, "inside", BOX, 0, phase=FORWARD, per_step=False, work=box, level=0, taken=taken
+        ),
+        Actor(
+            ACROSS, "across", BOX, 0, phase=FORWARD, per_step=False, work=box, level=1, taken=taken
+        ),
+        Actor(
+            THERE,
+            "there",
+            SEND,
+            0,
+            phase=FORWARD,
+            per_step=False,
+            work=TransferWork(0, 0, 1, ()),
+            level=1,
+        ),
+        Actor(
+            BACK,
+            "back",
+            SEND,
+            1,
+            phase=FORWARD,
+            per_step=False,
+            work=TransferWork(1, 1, 0, ()),
+            level=1,
+        ),
     )
     placements = (Placement((("data", 2),), (0, 1)), Placement((("data", 2),), (2, 3)))
-    return Plan(placements, ("data",), LogicalGraph((), {}), actors, (), 1)
+    return Plan(
+        placements=placements,
+        axes=("data",),
+        graph=LogicalGraph((), {}),
+        actors=actors,
+        registers=(),
+        micro_batches=1,
+    )
 
 
 def starts(*actors: int) -> list[float]:

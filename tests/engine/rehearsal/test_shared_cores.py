@@ -82,9 +82,18 @@ def test_a_boxing_has_room_where_its_group_has_a_core_each(
 ) -> None:
     """On two cores; the other groups of the stage are in acts of their own."""
     ranks = math.prod(axes.values())
-    box = Actor(0, "box", BOX, 0, FORWARD, False, BoxWork((BoxingStep(0, P, B),), ()))
+    box = Actor(
+        0, "box", BOX, 0, phase=FORWARD, per_step=False, work=BoxWork((BoxingStep(0, P, B),), ())
+    )
     placement = Placement(tuple(axes.items()), tuple(range(ranks)))
-    plan = Plan((placement,), tuple(axes), LogicalGraph((), {}), (box,), (), 1)
+    plan = Plan(
+        placements=(placement,),
+        axes=tuple(axes),
+        graph=LogicalGraph((), {}),
+        actors=(box,),
+        registers=(),
+        micro_batches=1,
+    )
     assert SharedCores(replace(plan, core=2 / ranks), 2.0**-40).has_room(0) is room
 
 

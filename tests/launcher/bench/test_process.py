@@ -43,11 +43,26 @@ experiments:
 
 def peer(kind: str, *overrides: str, ranks: int = 1) -> Run:
     common = ("recipe=mlp_data_parallel", "train.steps=2", "eval.batches=0")
-    return Run("x", "peer", "eager", "", (*common, *overrides), {}, ranks, Peer(kind))
+    return Run(
+        experiment="x",
+        side="peer",
+        mode="eager",
+        setting="",
+        overrides=(*common, *overrides),
+        environment={},
+        ranks=ranks,
+        peer=Peer(kind),
+    )
 
 
 def test_an_order_is_read_as_it_was_written() -> None:
-    order = PeerOrder(("a=1",), Peer("pipeline", units=("a", "b"), cut=(1,)), True, "meet", "dir")
+    order = PeerOrder(
+        overrides=("a=1",),
+        peer=Peer("pipeline", units=("a", "b"), cut=(1,)),
+        compiled=True,
+        meet="meet",
+        config_dir="dir",
+    )
     assert PeerOrder.from_json(order.to_json()) == order
 
 
@@ -116,7 +131,16 @@ def test_a_bench_from_the_command_line(tmp_path: Path) -> None:
 def test_copies_train_at_once_and_count_together(tmp_path: Path) -> None:
     """A step is the mean of both, the work is theirs together."""
     overrides = ("recipe=mlp_data_parallel", "train.steps=3", "eval.batches=0", "train.save=false")
-    given = Run("x", FLOWRUN, "eager", "", overrides, {}, 2, copies=2)
+    given = Run(
+        experiment="x",
+        side=FLOWRUN,
+        mode="eager",
+        setting="",
+        overrides=overrides,
+        environment={},
+        ranks=2,
+        copies=2,
+    )
     sample = execute(given, tmp_path, timeout_s=60)
     assert not sample.problem
     files = [tmp_path / f"copy{k}" / "metrics.jsonl" for k in range(2)]

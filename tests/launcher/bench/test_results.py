@@ -47,7 +47,14 @@ SINGLE, OURS, THEIRS = (
 
 def sample(*step_s: float, losses: tuple[float, ...] = (4.0, 3.0)) -> Sample:
     """The first step is warm-up."""
-    return Sample((9.0, *step_s), losses, peak_bytes=100, sent_bytes=8.0, work=40.0, unit="tokens")
+    return Sample(
+        step_s=(9.0, *step_s),
+        losses=losses,
+        peak_bytes=100,
+        sent_bytes=8.0,
+        work=40.0,
+        unit="tokens",
+    )
 
 
 def lines_of(*records: FinishedRun) -> tuple[ResultLine, ResultLine]:

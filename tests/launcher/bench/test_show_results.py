@@ -16,11 +16,11 @@ from flowrun.launcher.bench.show_results import table
 from flowrun.launcher.bench.suite import Suite, load_suite
 
 PEER = ResultLine(
-    "zero3",
-    "data 2, ZeRO 3",
-    "FSDP2",
-    "eager",
-    "as is",
+    experiment="zero3",
+    title="data 2, ZeRO 3",
+    side="FSDP2",
+    mode="eager",
+    setting="as is",
     rounds=3,
     median_s=0.767,
     min_s=0.704,
@@ -31,11 +31,11 @@ PEER = ResultLine(
     agree=True,
 )
 OURS = ResultLine(
-    "zero3",
-    "data 2, ZeRO 3",
-    FLOWRUN,
-    "eager",
-    "",
+    experiment="zero3",
+    title="data 2, ZeRO 3",
+    side=FLOWRUN,
+    mode="eager",
+    setting="",
     rounds=3,
     median_s=0.612,
     min_s=0.585,
@@ -48,11 +48,11 @@ OURS = ResultLine(
 )
 KEPT = replace(PEER, setting="pages kept", ratio=0.7, at_most=0.76, agree=False, losses_apart=0.2)
 FAILED = ResultLine(
-    "zero3",
-    "data 2, ZeRO 3",
-    "FSDP9",
-    "eager",
-    "as is",
+    experiment="zero3",
+    title="data 2, ZeRO 3",
+    side="FSDP9",
+    mode="eager",
+    setting="as is",
     problem="ImportError: no [fsdp9] here (log)",
 )
 NOT_RUN = replace(FAILED, setting="pages kept", problem="")

@@ -40,7 +40,7 @@ def heard(step_s: float, foreseen_s: float, peak: int) -> tuple[Sample, dict[str
         "foreseen": {"step_s": foreseen_s, "peak_bytes": {"0": 90, "1": 80}},
         "measured": {"peak_bytes": {"0": peak, "1": peak - 1}},
     }
-    return Sample((9.0, step_s, step_s)), report
+    return Sample(step_s=(9.0, step_s, step_s)), report
 
 
 def test_rows_are_ranked_by_what_was_measured_and_tell_how_far_behind_they_are() -> None:

@@ -38,7 +38,7 @@ def with_method(name: str, made: Callable[[Any], Any]) -> Mine:
 
 
 def sampler(data: Mine) -> Sampler:
-    return Sampler(data, seed=3, batch_size=8, micro_batches=2, held_out=4)
+    return Sampler(data=data, seed=3, batch_size=8, micro_batches=2, held_out=4)
 
 
 @pytest.mark.parametrize(

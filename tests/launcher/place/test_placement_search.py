@@ -124,7 +124,7 @@ def test_a_whole_plan_goes_before_what_few_blocks_tell() -> None:
         Outcome(Candidate(Branch((("data", 2),), 1, count)), seconds, extrapolated=True)
         for count, seconds in ((1, 10.0), (2, 11.0), (4, 12.0))
     ]
-    found = PlacementResult(tuple(few))
+    found = PlacementResult(outcomes=tuple(few))
     assert found.best is few[0]
     slower = Outcome(few[0].candidate, 11.5)
     whole = found.instead(few[0], slower).best

@@ -15,9 +15,18 @@ from flowrun.launcher.place.space import Branch, Candidate
 
 def outcome(stages: int, step_s: float, spent: Spent, missing: int = 0) -> Outcome:
     axes = (("data", 3072 // 8 // stages), ("tensor", 8))
-    candidate = Candidate(Branch(axes, stages, 192), stages, 1, ("blocks.*",), ("matmul",))
+    candidate = Candidate(Branch(axes, stages, 192), stages, 1, ("blocks.*",), keep=("matmul",))
     return Outcome(
-        candidate, step_s, 70 * 10**9, missing, 2880, 15, 5e14, 0.4, spent, extrapolated=True
+        candidate,
+        step_s,
+        70 * 10**9,
+        missing,
+        rank=2880,
+        stage=15,
+        sent_bytes=5e14,
+        bubble=0.4,
+        spent=spent,
+        extrapolated=True,
     )
 
 
@@ -29,7 +38,7 @@ def test_reasons_can_be_read_at_any_width_and_told_is_compared_with_told(width: 
     lacking = outcome(48, 8.0, Spent(6.0, 0.5, 1.0, 0.5), missing=31 * 10**9)
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(table(PlacementResult((best, slower, lacking))))
+        console.print(table(PlacementResult(outcomes=(best, slower, lacking))))
     lines = capture.get().splitlines()
     assert max(map(len, lines)) <= width
     assert len(lines) <= 24, "a squeezed column makes a tower of letters"

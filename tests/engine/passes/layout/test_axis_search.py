@@ -66,7 +66,13 @@ def problems(draw: st.DrawFn) -> Problem:
         return Sized("", sizes[name])
 
     return Problem(
-        ops, rows, known, homes, box, like, lambda name: WEIGHT if name in weights else ACTIVATION
+        ops=ops,
+        rows=rows,
+        known=known,
+        homes=homes,
+        box=box,
+        like=like,
+        intent=lambda name: WEIGHT if name in weights else ACTIVATION,
     )
 
 
@@ -207,7 +213,13 @@ def residual(length: int, choose: random.Random) -> Problem:
         legal = [Signature((sbp,) * len(inputs), (choose.choice(SBPS),)) for sbp in SBPS]
         rows.append([(row, 0.0) for row in legal])
     return Problem(
-        ops, rows, {"s0": frozenset({(0, B)})}, {}, box_4k, _alone, lambda name: ACTIVATION
+        ops=ops,
+        rows=rows,
+        known={"s0": frozenset({(0, B)})},
+        homes={},
+        box=box_4k,
+        like=_alone,
+        intent=lambda name: ACTIVATION,
     )
 
 
@@ -223,7 +235,13 @@ def test_a_long_chain_costs_what_its_shortest_path_costs(seed: int) -> None:
     ops = [Op(f"op{k}", "op", (Ref(f"t{k - 1}"),), outputs=(f"t{k}",)) for k in range(200)]
     rows = [[(Signature((s,), (choose.choice(SBPS),)), 0.0) for s in SBPS] for _ in ops]
     problem = Problem(
-        ops, rows, {"t-1": frozenset({(0, B)})}, {}, box_4k, _alone, lambda name: ACTIVATION
+        ops=ops,
+        rows=rows,
+        known={"t-1": frozenset({(0, B)})},
+        homes={},
+        box=box_4k,
+        like=_alone,
+        intent=lambda name: ACTIVATION,
     )
     cheapest = {(0, B): 0.0}
     for legal in rows:
@@ -259,7 +277,17 @@ def test_a_sum_over_many_branches_is_solved_exactly_branch_by_branch() -> None:
         ops.append(Op(f"update{k}", "op", (Ref(f"g{k}"), Ref("norm")), outputs=(f"w{k}",)))
         rows.append([(Signature((s, B), (s,)), 0.0) for s in (B, S(0))])
     known = {f"g{k}": frozenset({(0, P)}) for k in names}
-    found = solve(Problem(ops, rows, known, {}, box_4k, _alone, lambda name: ACTIVATION))
+    found = solve(
+        Problem(
+            ops=ops,
+            rows=rows,
+            known=known,
+            homes={},
+            box=box_4k,
+            like=_alone,
+            intent=lambda name: ACTIVATION,
+        )
+    )
     scatter, reduce = boxing_seconds(4096, (0, P), (0, S(0))), boxing_seconds(4096, (0, P), (0, B))
     assert found.exact
     assert found.cost == pytest.approx(60 * scatter + reduce)

@@ -77,7 +77,9 @@ def test_tables_that_fit_are_split_where_memory_counts() -> None:
     pinned = search_of("wide_deep", *V100, *FEWER, pins=True)
     assert words(found)["deep.weight"] == "B"
     assert found.seconds <= pinned.seconds
-    weighed = search_of("wide_deep", *V100, *FEWER, pins=False, auto=Auto(True, memory="slight"))
+    weighed = search_of(
+        "wide_deep", *V100, *FEWER, pins=False, auto=Auto(enabled=True, memory="slight")
+    )
     assert (words(weighed)["deep.weight"], words(weighed)["wide.weight"]) == ("S(1)", "S(0)")
 
 
@@ -99,13 +101,17 @@ def test_a_resnet_stays_data_parallel() -> None:
 
 @pytest.mark.parametrize("recipe", ["gpt_tp", "wide_deep"])
 def test_the_heavier_memory_weighs_the_less_is_held(recipe: str) -> None:
-    held = [search_of(recipe, pins=False, auto=Auto(True, memory=mode)).bytes for mode in WEIGHTS]
+    held = [
+        search_of(recipe, pins=False, auto=Auto(enabled=True, memory=mode)).bytes
+        for mode in WEIGHTS
+    ]
     assert held == sorted(held, reverse=True) and held[0] > held[-1]
 
 
 def test_adaptive_holds_what_the_memory_allows() -> None:
     off, heavy = (
-        search_of("gpt_tp", pins=False, auto=Auto(True, memory=mode)) for mode in ("off", "heavy")
+        search_of("gpt_tp", pins=False, auto=Auto(enabled=True, memory=mode))
+        for mode in ("off", "heavy")
     )
     limit = round(off.bytes + heavy.bytes) // 2
     found = search_of("gpt_tp", f"hardware.memory_bytes={limit}", pins=False)

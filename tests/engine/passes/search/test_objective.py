@@ -56,7 +56,7 @@ def test_a_rank_holds_what_its_own_stage_holds() -> None:
     layout.
     """
     placements = tuple(Placement((("data", 1),), (rank,)) for rank in range(2))
-    strategy = Strategy(("data",), placements, stage_modules=MODULES[2], auto=Auto(True))
+    strategy = Strategy(("data",), placements, stage_modules=MODULES[2], auto=Auto(enabled=True))
     graph = split_stages(two_layers(), strategy)
     rows, objective = RowTables(graph, strategy), Objective(graph, strategy)
     options = Options.of(graph, rows)
@@ -88,7 +88,7 @@ def test_compute_counts_as_often_as_the_ratio_says() -> None:
     op = graph.producer["h"]
 
     def seconds(ratio: float) -> list[float]:
-        strategy = one_axis("x", auto=Auto(True, computation_cost_ratio=ratio))
+        strategy = one_axis("x", auto=Auto(enabled=True, computation_cost_ratio=ratio))
         return list(Objective(graph, strategy).row_seconds(op, RowTables(graph, strategy).of(op)))
 
     assert min(seconds(1.0)) > 0

@@ -97,16 +97,16 @@ def problems(draw: st.DrawFn) -> tuple[LogicalGraph, Strategy, Few, Objective]:
         names.append(f"t{k}")
     update = (Ref("w"), Ref(names[-1]), Ref("m"))
     numbers = (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 0.0), ("nesterov", False))
-    ops.append(Op("update", "flow.sgd", update, numbers, ("w'", "m'"), phase=UPDATE))
+    ops.append(Op("update", "flow.sgd", update, numbers, outputs=("w'", "m'"), phase=UPDATE))
     shapes = [*names, "m", "w'", "m'"]
     graph = LogicalGraph(
         tuple(ops),
         {name: LogicalTensor(name, (SIZE, SIZE), torch.float32) for name in shapes},
-        (Variable("w", "w", "parameter", "w'"), Variable("m/w", "m", "state", "m'", "w")),
+        (Variable("w", "w", "parameter", "w'"), Variable("m/w", "m", "state", "m'", of="w")),
         (Feed("x", "x"),),
     )
     auto = Auto(
-        True,
+        enabled=True,
         computation_cost_ratio=draw(st.sampled_from((0.0, 0.3, 1.0))),
         wait_time=draw(st.sampled_from((None, 0.0, 1e-5))),
         trunk=draw(st.booleans()),

@@ -57,13 +57,29 @@ def test_of_several_rounds_each_figure_is_its_median() -> None:
 
 def test_a_level_has_the_latency_of_transfers_between_ops() -> None:
     between = [
-        Moved("all_to_all", 2, 1000, 5e2, late, between_ops=True) for late in (5e-4, 6e-4, 9e-4)
+        Moved(
+            kind="all_to_all",
+            members=2,
+            message_bytes=1000,
+            sent_bytes=5e2,
+            seconds=late,
+            between_ops=True,
+        )
+        for late in (5e-4, 6e-4, 9e-4)
     ]
     assert level_of([*ALONE, *between], Level()) == Level(latency_s=6e-4, bytes_per_s=2e9)
 
 
 def test_a_core_is_busy_for_a_part_of_the_latency_at_most() -> None:
-    between = Moved("all_to_all", 2, 1000, 5e2, 6e-4, between_ops=True, busy_s=2e-4)
+    between = Moved(
+        kind="all_to_all",
+        members=2,
+        message_bytes=1000,
+        sent_bytes=5e2,
+        seconds=6e-4,
+        between_ops=True,
+        busy_s=2e-4,
+    )
     rounds = [replace(between, busy_s=busy_s) for busy_s in (1e-4, 2e-4, 9e-4)]
     (usual,) = typical([[one] for one in rounds])
     assert usual == between
@@ -102,7 +118,14 @@ def test_a_level_is_fitted_to_the_way_that_it_uses() -> None:
 
 
 ALONE = [
-    Moved("all_reduce", 2, work, float(work), 1e-4 + work / 2e9) for work in (10**3, 10**5, 10**7)
+    Moved(
+        kind="all_reduce",
+        members=2,
+        message_bytes=work,
+        sent_bytes=float(work),
+        seconds=1e-4 + work / 2e9,
+    )
+    for work in (10**3, 10**5, 10**7)
 ]
 AROUND_S = (1e-3, 3e-4, 3e-3, 2e-2)
 
@@ -112,7 +135,14 @@ def both_ways(exchanged_s: tuple[float, ...]) -> list[Moved]:
     sizes = (4096, 65536, 1 << 20, 1 << 24)
     timed = [("all_reduce", 1.5, AROUND_S), ("exchange", 3.0, exchanged_s)]
     return [
-        Moved(kind, 4, size, share * size, seconds, between)
+        Moved(
+            kind=kind,
+            members=4,
+            message_bytes=size,
+            sent_bytes=share * size,
+            seconds=seconds,
+            between_ops=between,
+        )
         for between in (False, True)
         for kind, share, each in timed
         for size, seconds in zip(sizes, each, strict=True)

@@ -39,10 +39,12 @@ def programs(draw: Any) -> Program:
             target, other = draw(known), draw(known)
             refs = (Ref(str(target)), Ref(str(other)))
             if target != other:
-                lines.append(ProgramCall(LocalCall(changed, refs), (None,), True, (target,), plain))
+                lines.append(
+                    ProgramCall(LocalCall(changed, refs), (None,), True, (target,), plain=plain)
+                )
         else:
             refs = tuple(Ref(str(k)) for k in draw(st.lists(known, min_size=1, max_size=3)))
-            lines.append(ProgramCall(LocalCall(mixed, refs), (count,), True, (), plain))
+            lines.append(ProgramCall(LocalCall(mixed, refs), (count,), True, (), plain=plain))
             count += 1
     results = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=4))
     return Program(reads, tuple(lines), tuple(results))

@@ -10,7 +10,16 @@ from flowrun.engine.rehearsal.rehearsal import Rehearsal
 from flowrun.launcher.bench.foreseen.figures import UNITS, gpt_flop
 from flowrun.launcher.recipe.compose import load
 
-REHEARSAL = Rehearsal(0.25, 0.3, (0.0, 0.0), (2**20, 3 * 2**20), (0, 0), 0.0, (), ())
+REHEARSAL = Rehearsal(
+    step_s=0.25,
+    first_step_s=0.3,
+    bubble=(0.0, 0.0),
+    peak_bytes=(2**20, 3 * 2**20),
+    bound_bytes=(0, 0),
+    sent_bytes=0.0,
+    first_step=(),
+    order=(),
+)
 
 
 @pytest.mark.parametrize(

@@ -34,16 +34,22 @@ def test_spearman_looks_at_the_order_alone(values: list[int]) -> None:
 
 
 def suite(*rows: PublishedRow) -> Foreseen:
-    return Foreseen("mine", "", 0.9, 0.15, (PublishedTable("t", "T", "", rows),))
+    return Foreseen(
+        name="mine",
+        note="",
+        rank_at_least=0.9,
+        error_at_most=0.15,
+        tables=(PublishedTable("t", "T", "", rows),),
+    )
 
 
 def test_a_score_is_of_the_rows_that_could_be_planned() -> None:
     lines = [
-        ScoredFigure("t", "t/a", "step_ms", 100.0, 110.0),
-        ScoredFigure("t", "t/b", "step_ms", 200.0, 190.0),
-        ScoredFigure("t", "t/c", "step_ms", 400.0, 600.0),
-        ScoredFigure("t", "t/d", "step_ms", 800.0, problem="too large"),
-        ScoredFigure("other", "other/a", "step_ms", 1.0, 9.0),
+        ScoredFigure(table="t", row="t/a", unit="step_ms", published=100.0, foreseen=110.0),
+        ScoredFigure(table="t", row="t/b", unit="step_ms", published=200.0, foreseen=190.0),
+        ScoredFigure(table="t", row="t/c", unit="step_ms", published=400.0, foreseen=600.0),
+        ScoredFigure(table="t", row="t/d", unit="step_ms", published=800.0, problem="too large"),
+        ScoredFigure(table="other", row="other/a", unit="step_ms", published=1.0, foreseen=9.0),
     ]
     given_suite = suite()
     found = score(given_suite, given_suite.tables[0], "step_ms", lines)

@@ -82,7 +82,14 @@ def test_a_plain_loop_trains_as_the_recipe_says() -> None:
     recipe = load(
         ["recipe=mlp_data_parallel", "train.steps=3", "train.micro_batches=2", "eval.batches=0"]
     )
-    setting = Setting(Job(recipe), Peer("single"), 0, 1, torch.device("cpu"), False)
+    setting = Setting(
+        job=Job(recipe),
+        peer=Peer("single"),
+        rank=0,
+        world=1,
+        device=torch.device("cpu"),
+        compiled=False,
+    )
     step = layout("single")(setting)
     losses = [float(step()) for _ in range(3)]
     assert losses == pytest.approx(plain_loop(recipe).losses, rel=1e-5)
@@ -102,6 +109,10 @@ def test_a_loss_is_compiled_with_the_model_where_that_is_asked_for(
     monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append("model"))
     recipe = load(["recipe=mlp_data_parallel", "train.steps=2", "eval.batches=0"])
     peer = Peer("single", whole=whole)
-    step = layout("single")(Setting(Job(recipe), peer, 0, 1, torch.device("cpu"), True))
+    step = layout("single")(
+        Setting(
+            job=Job(recipe), peer=peer, rank=0, world=1, device=torch.device("cpu"), compiled=True
+        )
+    )
     assert [float(step()) for _ in range(2)] == pytest.approx(plain_loop(recipe).losses, rel=1e-5)
     assert compiled == (["loss"] if whole else ["model"])
