@@ -4,11 +4,12 @@ compile.py tells the story on a page; pipeline.py lists the passes.  A folder im
 above it in this list (tests/test_tree.py):
 
 errors.py own_files.py user_code.py ir/   words: SBP, placements, the logical graph, module paths
-ops/ hardware/      what is known of an op; what is known of a device and its links
+ops/ hardware/      one OpInfo for each op; a device and its links as numbers
 boxing/ strategy.py from one layout to another; what a recipe asks for
 proof/ actors/      rows of ops tried on simulated ranks; the plan and the protocol of its actors
 capture/ cost/      a module -> a logical graph; bytes and seconds of a plan
 passes/             LogicalGraph -> LogicalGraph: stages, update, layout, search, boxings
-lowering/ rehearsal/ trace/   graph -> plan; a plan without tensors; a step read
+verify/             what each level of a graph, or a plan, promises
+lowering/ rehearsal/ trace/   graph -> plan; a plan without tensors; a recorded step
 runtime/            the only folder with processes, streams and buffers
 """

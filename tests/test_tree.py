@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -129,9 +130,16 @@ def test_every_folder_has_a_level_and_few_files() -> None:
 
 
 def test_every_folder_begins_with_its_map() -> None:
-    for file in FILES:
-        if file.name == "__init__.py" and len(list(file.parent.glob("*.py"))) > 1:
-            assert ast.get_docstring(ast.parse(file.read_text())), file
+    """It names each file and folder that is there, and no other file."""
+    for file in [*FILES, *(ROOT / "models").rglob("__init__.py")]:
+        if file.name != "__init__.py" or len(list(file.parent.glob("*.py"))) < 2:
+            continue
+        words = ast.get_docstring(ast.parse(file.read_text())) or ""
+        there = {f"{each.parent.name}/" for each in file.parent.glob("*/__init__.py")}
+        there |= {each.name for each in file.parent.glob("*.py")} - {"__init__.py"}
+        assert [name for name in sorted(there) if name not in words] == [], file
+        named = set(re.findall(r"(?<![\w/])\w+\.py", words))
+        assert sorted(named - there) == [], file
 
 
 def test_tests_mirror_the_tree() -> None:

@@ -1,7 +1,9 @@
 """Who does what, and when it may act: plans and their protocol.  Pure: no tensors, no processes.
 
-plan.py                  Actor, Register, Plan: read this first; draft.py is a plan being made
-protocol.py              the state machine of one actor and its registers
-scheduler.py schedules.py   which ready actor goes first; 1F1B and its relatives
-sums.py deadlock.py      where gradients are added up; what a plan that waits for itself waits for
+plan.py         read this first: Actor, Register, Plan, and the plan as text
+protocol.py     the state machine of one actor and its registers
+scheduler.py    which ready actor of a rank acts first
+schedules.py    1F1B and its relatives: how many micro-batches a stage may hold
+sums.py         where gradients are added up over micro-batches
+deadlock.py     an error that says what a plan that waits for itself waits for
 """

@@ -1,10 +1,13 @@
-"""LogicalGraph -> LogicalGraph: the passes that pipeline.py lists.
+"""LogicalGraph -> LogicalGraph: the passes that engine/pipeline.py lists.
 
 layout/   pins, a signature for each op, homes of weights
 update/   accumulation, clipping, the optimizer and ZeRO as ops
 search/   parallel=auto: a layout found by search
 stages/   which group of ranks runs each op
 
-Here are those that belong to none of these: mirror.py, find_rows.py, count_step.py, recompute.py,
-hoist_weights.py, insert_boxing.py and smaller ones.
+Passes that belong to none of these are here, in the order of the list:
+find_rows.py narrow_gradients.py mirrored_view.py   rows of unknown ops; dtypes; each rank its batch
+sum_tied_gradients.py count_step.py split_weight_grads.py   tied weights, divisors of losses, order
+recompute.py count_targets.py hoist_weights.py   checkpointing; counts; once-a-step work
+insert_boxing.py     communication where layouts meet
 """

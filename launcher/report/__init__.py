@@ -4,6 +4,7 @@ The job and its rehearsed plan enter before the run, measured figures after it.
 
 report.py record.py  foreseen figures next to measured ones; the files of a run's folder
 show_plan.py notes.py   `flowrun plan`: tables, and what a person should know of a plan
+show_level.py        one level of the compiler as text
 group_equal.py       equal stages on one line
 progress.py          steps as they come
 trace_file.py        trace.json, a timeline of all ranks

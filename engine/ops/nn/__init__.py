@@ -1,1 +1,6 @@
-"""Families of neural networks: norms, attention, embeddings, convolutions, softmax, losses."""
+"""Families of neural networks.
+
+norm.py batch_norm.py   layer, RMS and group norms; batch norms
+attention.py conv.py embedding.py   attention; convolutions and pooling; look-ups in tables
+softmax.py loss.py cross_entropy.py ctc.py   softmax and losses
+"""

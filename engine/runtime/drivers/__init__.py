@@ -1,7 +1,9 @@
-"""Who turns the crank of a plan.
+"""The loop of a rank: it asks the scheduler what to do, and does it.
 
-distributed.py   one rank in a process of its own: acts as registers allow, messages to the others
+distributed.py   read this first: one rank in a process of its own
 virtual.py       all ranks in this process, one after the other
-communication.py   what a rank sends and receives; metering.py   live bytes in its first steps
-recorder.py      with a record of every act; checkpoint.py   state to disk and back
+communication.py what a rank sends and receives
+metering.py      live bytes of its first steps
+recorder.py      both of these with a record of every act
+logical_checkpoint.py   state to disk and back, in logical names
 """
