@@ -62,6 +62,13 @@ class OpView:
     out_shapes: tuple[Shape | None, ...]
     parts: int
 
+    @property
+    def made(self) -> Shape:
+        """The shape of the op's only output."""
+        (made,) = self.out_shapes
+        assert made is not None, f"{self.op.name}: its only output is unused"
+        return made
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalView:
@@ -78,6 +85,13 @@ class LocalView:
     in_slices: tuple[Slices, ...]
     out_slices: tuple[Slices | None, ...]
 
+    @property
+    def made(self) -> Slices:
+        """The slices of the op's only output that this rank holds."""
+        (made,) = self.out_slices
+        assert made is not None, f"{self.op.name}: its only output is unused"
+        return made
+
 
 @dataclass(frozen=True, slots=True)
 class LocalCall:
@@ -89,6 +103,12 @@ class LocalCall:
 
 
 Rule = Callable[[OpView], "tuple[Signature, ...]"]
+Local = Callable[[LocalView], LocalCall]
+
+
+def whole(view: OpView) -> tuple[Signature, ...]:
+    """No row but all-B: the rule of an op that every rank does on whole tensors."""
+    return ()
 
 
 def rows(*texts: str) -> tuple[Signature, ...]:
@@ -103,9 +123,6 @@ def _row(text: str) -> Signature:
 
 def _sbps(text: str) -> tuple[Sbp, ...]:
     return tuple(parse_sbp(word) for word in text.split(",") if word.strip())
-
-
-Local = Callable[[LocalView], LocalCall]
 
 
 # ---- arguments by name ---------------------------------------------------------------------------
@@ -174,6 +191,12 @@ def rebind(op: Op, function: Callable[..., Any] | None = None, **changed: Any) -
 # ---- rows from labelled dims ---------------------------------------------------------------------
 
 Labels = tuple[int | str | None, ...]
+
+
+def dims_but(ndim: int, *dims: int) -> Labels:
+    """Label each of `ndim` dims by its number, and `dims`, which may be negative, by None."""
+    unsplit = {d % ndim for d in dims} if ndim else ()
+    return tuple(None if d in unsplit else d for d in range(ndim))
 
 
 def labelled_rows(

@@ -14,9 +14,8 @@ from flowrun.engine.ops.op_info import OpInfo, Trait
 from flowrun.engine.ops.signature import (
     LocalCall,
     LocalView,
-    OpView,
-    Signature,
     torch_callable,
+    whole,
 )
 
 
@@ -37,11 +36,6 @@ def check(
     return torch.ones((), dtype=torch.bool)
 
 
-def whole(view: OpView) -> tuple[Signature, ...]:
-    """All-B only: what is asserted is of the whole tensor, and the loss waits with every rank."""
-    return ()
-
-
 def local_check(view: LocalView) -> LocalCall:
     """The function, with what says where it stands."""
     args, target, line = view.op.args
@@ -50,6 +44,7 @@ def local_check(view: LocalView) -> LocalCall:
 
 ASSERT, AFTER = "flow.check", "flow.after"  # flow.after: its first input, once the others are made
 
+# An assert is of the whole tensor, and the loss waits with every rank.
 OPS: Mapping[str, OpInfo] = {
     ASSERT: OpInfo(whole, local=local_check),
     AFTER: OpInfo(whole, traits=(Trait.IDENTITY, Trait.ALIASES)),

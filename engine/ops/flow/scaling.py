@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from flowrun.engine.ops.op_info import OpInfo
-from flowrun.engine.ops.signature import OpView, Signature
+from flowrun.engine.ops.signature import whole
 
 Tensor = torch.Tensor
 
@@ -43,10 +43,5 @@ def next_scale(
     return new_scale, new_good, new_skipped, new_scale.clone(), new_skipped.clone(), bad
 
 
-def scalars(view: OpView) -> tuple[Signature, ...]:
-    """All-B only."""
-    return ()
-
-
 NEXT_SCALE = "flow.next_scale"
-OPS: Mapping[str, OpInfo] = {NEXT_SCALE: OpInfo(scalars, function=next_scale)}
+OPS: Mapping[str, OpInfo] = {NEXT_SCALE: OpInfo(whole, function=next_scale)}

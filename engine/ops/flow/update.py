@@ -18,7 +18,7 @@ from torch.optim.sgd import sgd as plain_sgd
 from flowrun.engine.ir.graph import refs
 from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.signature import OpView, Signature
+from flowrun.engine.ops.signature import OpView, Signature, whole
 
 Tensor = torch.Tensor
 Changed = Tensor | tuple[Tensor, ...]
@@ -298,11 +298,6 @@ def squares(view: OpView) -> tuple[Signature, ...]:
     return tuple(Signature((S(d),), (P,)) for d in range(len(view.in_shapes[0])))
 
 
-def scalar(view: OpView) -> tuple[Signature, ...]:
-    """clip_scale: all-B only; a root of a sum is no sum of roots."""
-    return ()
-
-
 def update(view: OpView) -> tuple[Signature, ...]:
     """Weight, gradient and states split alike, and so a buffer; keyword arguments are scalars,
     whole everywhere.
@@ -329,7 +324,7 @@ OPS: Mapping[str, OpInfo] = {
     ),
     ADD_N: OpInfo(together, function=add_n),
     SUMSQ: OpInfo(squares, function=sumsq),
-    CLIP_SCALE: OpInfo(scalar, function=clip_scale),
+    CLIP_SCALE: OpInfo(whole, function=clip_scale),  # a root of a sum is no sum of roots
     ADAMW: OpInfo(update, function=adamw, traits=_OPTIMIZER),
     SGD: OpInfo(update, function=sgd, traits=_OPTIMIZER),
     ASSIGN: OpInfo(update, function=assign, traits=(Trait.IN_PLACE,)),

@@ -25,6 +25,7 @@ from flowrun.engine.ops.signature import (
     Rule,
     Signature,
     bind,
+    dims_but,
     labelled_rows,
     partial_rows,
     torch_callable,
@@ -38,11 +39,8 @@ def reduced_dims(op: Op, ndim: int) -> frozenset[int]:
     dim = bind(op).get("dim")
     if dim is None or dim == ():
         return frozenset(range(ndim))
-    return (
-        frozenset(d % ndim for d in (dim if isinstance(dim, Sequence) else (dim,)))
-        if ndim
-        else frozenset()
-    )
+    dims = dim if isinstance(dim, Sequence) else (dim,)
+    return frozenset(d % ndim for d in dims) if ndim else frozenset()
 
 
 def reduction(over: Sbp | None, *, linear: bool = False) -> Rule:
@@ -71,9 +69,7 @@ def along(*, linear: bool = False) -> Rule:
 
     def rule(view: OpView) -> tuple[Signature, ...]:
         op, ndim = view.op, len(view.in_shapes[0])
-        dims: Labels = (
-            tuple(None if d == bind(op)["dim"] % ndim else d for d in range(ndim)) if ndim else ()
-        )
+        dims = dims_but(ndim, bind(op)["dim"])
         split = labelled_rows([dims], [dims] * len(op.outputs))
         return (*split, *(partial_rows(op, ("self",)) if linear and stays_float(view) else ()))
 

@@ -78,18 +78,14 @@ def local_convolution_backward(view: LocalView) -> LocalCall:
 
 
 def pooling(view: OpView) -> tuple[Signature, ...]:
-    """Samples and channels are independent.  An average is linear, a maximum is not."""
+    """Samples and channels are independent.  An average and a gradient are linear, a maximum is
+    not.
+    """
     op, ndim = view.op, len(view.in_shapes[0])
     rows = [row(op, dict.fromkeys(places(op), S(d)), S(d)) for d in range(ndim - 2)]
-    linear = "self" if "avg" in op.target else ""
-    return (*rows, *partial_rows(op, (linear,)))
-
-
-def pooling_backward(view: OpView) -> tuple[Signature, ...]:
-    """Samples and channels are independent; linear in the gradient."""
-    op, ndim = view.op, len(view.in_shapes[0])
-    rows = [row(op, dict.fromkeys(places(op), S(d)), S(d)) for d in range(ndim - 2)]
-    return (*rows, *partial_rows(op, ("grad_output",)))
+    if "grad_output" in places(op):
+        return (*rows, *partial_rows(op, ("grad_output",)))
+    return (*rows, *partial_rows(op, ("self" if "avg" in op.target else "",)))
 
 
 def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None]) -> float:
@@ -106,7 +102,7 @@ def _backward_flops(
     return 2.0 * wanted * math.prod(each) * math.prod(in_shapes[2][1:])
 
 
-_POOLING, _POOLING_BACKWARD = OpInfo(pooling), OpInfo(pooling_backward)
+_POOLING = OpInfo(pooling)
 
 OPS: Mapping[str, OpInfo] = {
     "aten.convolution.default": OpInfo(
@@ -123,7 +119,7 @@ OPS: Mapping[str, OpInfo] = {
     "aten.max_pool2d_with_indices.default": _POOLING,
     "aten.avg_pool2d.default": _POOLING,
     "aten._adaptive_avg_pool2d.default": _POOLING,
-    "aten.max_pool2d_with_indices_backward.default": _POOLING_BACKWARD,
-    "aten.avg_pool2d_backward.default": _POOLING_BACKWARD,
-    "aten._adaptive_avg_pool2d_backward.default": _POOLING_BACKWARD,
+    "aten.max_pool2d_with_indices_backward.default": _POOLING,
+    "aten.avg_pool2d_backward.default": _POOLING,
+    "aten._adaptive_avg_pool2d_backward.default": _POOLING,
 }

@@ -44,26 +44,20 @@ def new(view: OpView) -> tuple[Signature, ...]:
     return tuple(Signature((a,), (b,)) for a in ins for b in outs)
 
 
-def _made_shape(view: LocalView) -> Shape:
-    made = view.out_slices[0]
-    assert made is not None, f"{view.op.name}: its only output is unused"
-    return sizes(made)
-
-
 def local_full(view: LocalView) -> LocalCall:
     """A rank fills the local shape."""
     given = bind(view.op)
-    return LocalCall(torch.full, (_made_shape(view), given["fill_value"]), _dtype_argument(view))
+    return LocalCall(torch.full, (sizes(view.made), given["fill_value"]), _dtype_argument(view))
 
 
 def local_zeros(view: LocalView) -> LocalCall:
     """A rank makes the local shape."""
-    return LocalCall(torch.zeros, (_made_shape(view),), _dtype_argument(view))
+    return LocalCall(torch.zeros, (sizes(view.made),), _dtype_argument(view))
 
 
 def local_ones(view: LocalView) -> LocalCall:
     """A rank makes the local shape."""
-    return LocalCall(torch.ones, (_made_shape(view),), _dtype_argument(view))
+    return LocalCall(torch.ones, (sizes(view.made),), _dtype_argument(view))
 
 
 def local_scalar(view: LocalView) -> LocalCall:
@@ -73,14 +67,12 @@ def local_scalar(view: LocalView) -> LocalCall:
 
 def local_new(view: LocalView) -> LocalCall:
     """A rank makes the local shape."""
-    return rebind(view.op, size=_made_shape(view))
+    return rebind(view.op, size=sizes(view.made))
 
 
 def local_arange(view: LocalView) -> LocalCall:
     """A rank counts from start + step * offset on, for the local length."""
-    given, made = bind(view.op), view.out_slices[0]
-    assert made is not None, f"{view.op.name}: its only output is unused"
-    offset, length = made[0]
+    given, (offset, length) = bind(view.op), view.made[0]
     start, step = given.get("start", 0), given.get("step", 1)
     dtype = given["dtype"] or _number_type(start, given["end"], step)
     return LocalCall(count_up, (start, step, offset, length), (("dtype", dtype),))
@@ -115,9 +107,7 @@ def _dtype_argument(view: LocalView) -> tuple[tuple[str, object], ...]:
 def local_constant(view: LocalView) -> LocalCall:
     """The numbers that lie here."""
     numbers, shape = view.op.args
-    made = view.out_slices[0]
-    assert made is not None, f"{view.op.name}: its only output is unused"
-    return LocalCall(constant, (numbers, shape, made), view.op.kwargs)
+    return LocalCall(constant, (numbers, shape, view.made), view.op.kwargs)
 
 
 def constant(

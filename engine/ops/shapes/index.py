@@ -19,8 +19,10 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     bind,
+    dims_but,
     labelled_rows,
     row,
+    whole,
 )
 
 
@@ -34,7 +36,7 @@ def gather(view: OpView) -> tuple[Signature, ...]:
     if not shape:
         return ()
     at = bind(view.op)["dim"] % len(shape)
-    own: Labels = tuple(None if d == at or shape[d] != index[d] else d for d in range(len(shape)))
+    own = dims_but(len(shape), at, *(d for d, n in enumerate(shape) if n != index[d]))
     positions: Labels = tuple("i" if d == at else own[d] for d in range(len(shape)))
     return (*labelled_rows([own, positions], [positions]), Signature((P, B), (P,)))
 
@@ -67,7 +69,7 @@ def index_add(view: OpView) -> tuple[Signature, ...]:
     if not ndim:
         return ()
     at = bind(view.op)["dim"] % ndim
-    own: Labels = tuple(None if d == at else d for d in range(ndim))
+    own = dims_but(ndim, at)
     partial = Signature((P, B, P), (P,)), Signature((P, S(0), S(at)), (P,))
     return (*labelled_rows([own, (None,), own], [own]), *partial)
 
@@ -76,7 +78,7 @@ def index_select(view: OpView) -> tuple[Signature, ...]:
     """index_select along `dim`: other dims pass their split, and so do the indices, to `dim`."""
     ndim = len(view.in_shapes[0])
     at = bind(view.op)["dim"] % ndim
-    own: Labels = tuple(None if d == at else d for d in range(ndim))
+    own = dims_but(ndim, at)
     out: Labels = tuple("i" if d == at else d for d in range(ndim))
     return (*labelled_rows([own, ("i",)], [out]), Signature((P, B), (P,)))
 
@@ -92,7 +94,7 @@ def index(view: OpView) -> tuple[Signature, ...]:
     positions = torch.broadcast_shapes(*indices)
     names = tuple(f"i{d}" for d in range(len(positions)))
     inner = [_align(i, positions) for i in indices]
-    own: Labels = tuple(None if d in at else d for d in range(len(shape)))
+    own = dims_but(len(shape), *at)
     together = at == list(range(at[0], at[-1] + 1))
     before = at[0] if together else 0
     kept = [d for d in own if d is not None]
@@ -112,7 +114,7 @@ def index_put(view: OpView) -> tuple[Signature, ...]:
     names = tuple(f"i{d}" for d in range(len(positions)))
     together = at == list(range(at[0], at[-1] + 1))
     before = at[0] if together else 0
-    own: Labels = tuple(None if d in at else d for d in range(len(shape)))
+    own = dims_but(len(shape), *at)
     kept = [d for d in own if d is not None]
     whole: Labels = (*kept[:before], *names, *kept[before:])
     sizes: dict[int | str | None, int] = {
@@ -159,13 +161,8 @@ def _align(shape: Shape, positions: Shape) -> Labels:
     )
 
 
-def put_under_mask(view: OpView) -> tuple[Signature, ...]:
-    """A value of its own for each place of a mask, in order: all-B only, for which rank has which
-    value is known when the mask is.
-    """
-    return ()
-
-
+# A value of its own for each place of a mask, in order: which rank has which value is known only
+# when the mask is.
 PUT_UNDER_MASK = "flow.put_under_mask"
 
 _ALONG_DIM = LookUp(table="self", ids="index", dim="dim", words=INDICES)
@@ -179,5 +176,5 @@ OPS: Mapping[str, OpInfo] = {
     "aten.index_put.default": OpInfo(index_put),
     "aten.scatter.src": OpInfo(scatter_src, looks_up=_ALONG_DIM),
     "aten.scatter.value": OpInfo(looks_up=_ALONG_DIM),
-    PUT_UNDER_MASK: OpInfo(put_under_mask, function=torch.ops.aten.index_put.default),
+    PUT_UNDER_MASK: OpInfo(whole, function=torch.ops.aten.index_put.default),
 }

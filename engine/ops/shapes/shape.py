@@ -52,8 +52,7 @@ def regroup(view: OpView) -> tuple[Signature, ...]:
     Only the first: pieces of a later dim are strided in the other shape.  Where dims are merged or
     divided, both first dims must divide by the parts, else the pieces end inside a row.
     """
-    source, target, parts = view.in_shapes[0], view.out_shapes[0], view.parts
-    assert target is not None, f"{view.op.name}: a view without a shape"
+    source, target, parts = view.in_shapes[0], view.made, view.parts
     made = [Signature((P,), (P,))]
     for left, right in dim_groups(source, target):
         a, b = left[0], right[0]
@@ -67,14 +66,7 @@ def local_view(view: LocalView) -> LocalCall:
     """A rank reshapes to the local shape, for a part that came out of a boxing may have other
     strides.
     """
-    return LocalCall(torch_callable("aten.reshape.default"), (view.op.args[0], made_sizes(view)))
-
-
-def made_sizes(view: LocalView) -> Shape:
-    """The local shape of the only output."""
-    made = view.out_slices[0]
-    assert made is not None, f"{view.op.name}: its only output is unused"
-    return sizes(made)
+    return LocalCall(torch_callable("aten.reshape.default"), (view.op.args[0], sizes(view.made)))
 
 
 # ---- one dim becomes another ---------------------------------------------------------------------
@@ -107,8 +99,7 @@ def expand(view: OpView) -> tuple[Signature, ...]:
     """expand: a dim of full size passes its split; a new or widened dim can be made split from a
     whole input.
     """
-    source, target = view.in_shapes[0], view.out_shapes[0]
-    assert target is not None, f"{view.op.name}: an expand without a shape"
+    source, target = view.in_shapes[0], view.made
     shift = len(target) - len(source)
     widened = [d for d, n in enumerate(target) if d < shift or source[d - shift] != n]
     own = tuple(None if shift + d in widened else shift + d for d in range(len(source)))
@@ -117,7 +108,7 @@ def expand(view: OpView) -> tuple[Signature, ...]:
 
 def local_expand(view: LocalView) -> LocalCall:
     """A rank expands to the local shape."""
-    return rebind(view.op, size=made_sizes(view))
+    return rebind(view.op, size=sizes(view.made))
 
 
 def unsqueeze(view: OpView) -> tuple[Signature, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from flowrun.engine.ir.sbp import P
 from flowrun.engine.ops.op_info import OpInfo, Trait
-from flowrun.engine.ops.shapes.shape import made_sizes, move_dims
+from flowrun.engine.ops.shapes.shape import move_dims
 from flowrun.engine.ops.signature import (
     Labels,
     LocalCall,
@@ -17,8 +17,10 @@ from flowrun.engine.ops.signature import (
     OpView,
     Signature,
     bind,
+    dims_but,
     labelled_rows,
     rebind,
+    sizes,
 )
 
 # ---- pieces of one tensor ------------------------------------------------------------------------
@@ -31,15 +33,12 @@ def select(view: OpView) -> tuple[Signature, ...]:
     """
     ndim = len(view.in_shapes[0])
     at = bind(view.op)["dim"] % ndim
-    own: Labels = tuple(None if d == at else d for d in range(ndim))
-    return move_dims(own, tuple(d for d in range(ndim) if d != at), view)
+    return move_dims(dims_but(ndim, at), tuple(d for d in range(ndim) if d != at), view)
 
 
 def cut(view: OpView) -> tuple[Signature, ...]:
     """slice, split, flip and the like along one or some dims: the others pass their split."""
-    shape = view.in_shapes[0]
-    touched = {d % len(shape) for d in _touched_dims(view)} if shape else set()
-    own: Labels = tuple(None if d in touched else d for d in range(len(shape)))
+    own = dims_but(len(view.in_shapes[0]), *_touched_dims(view))
     return move_dims(own, own, view)
 
 
@@ -58,9 +57,7 @@ def _touched_dims(view: OpView) -> Sequence[int]:
 def pad(view: OpView) -> tuple[Signature, ...]:
     """constant_pad_nd: unpadded dims pass their split; P only when padded with zeros."""
     ndim, given = len(view.in_shapes[0]), bind(view.op)
-    amounts = given["pad"]
-    padded = {ndim - 1 - k // 2 for k, amount in enumerate(amounts) if amount != 0}
-    own: Labels = tuple(None if d in padded else d for d in range(ndim))
+    own = dims_but(ndim, *(ndim - 1 - k // 2 for k, n in enumerate(given["pad"]) if n != 0))
     return move_dims(own, own, view) if given["value"] == 0 else labelled_rows([own], [own])
 
 
@@ -84,8 +81,7 @@ def cat(view: OpView) -> tuple[Signature, ...]:
     partial = Signature((P,) * count, (P,))
     if any(len(shape) != ndim for shape in view.in_shapes):
         return (partial,)  # old habit: empty 1-D tensors are skipped
-    at = bind(view.op)["dim"] % ndim
-    own: Labels = tuple(None if d == at else d for d in range(ndim))
+    own = dims_but(ndim, bind(view.op)["dim"])
     return (*labelled_rows([own] * count, [own]), partial)
 
 
@@ -102,25 +98,23 @@ def stack(view: OpView) -> tuple[Signature, ...]:
 
 def slice_backward(view: OpView) -> tuple[Signature, ...]:
     """Zeros with the gradient put in along `dim`: the other dims pass their split."""
-    target = view.out_shapes[0]
-    assert target is not None, f"{view.op.name}: its only output is unused"
-    ndim = len(target)
+    ndim = len(view.made)
     at = bind(view.op)["dim"] % ndim
-    out: Labels = tuple(None if d == at else d for d in range(ndim))
+    out = dims_but(ndim, at)
     removed = view.op.target == "aten.select_backward.default"
     return move_dims(tuple(d for d in range(ndim) if d != at) if removed else out, out, view)
 
 
 def local_slice_backward(view: LocalView) -> LocalCall:
     """Into zeros of the local shape."""
-    return rebind(view.op, input_sizes=made_sizes(view))
+    return rebind(view.op, input_sizes=sizes(view.made))
 
 
 def scatter(view: OpView) -> tuple[Signature, ...]:
     """slice_scatter, select_scatter: src put into self along `dim`; the other dims split both."""
     ndim = len(view.in_shapes[0])
     at = bind(view.op)["dim"] % ndim
-    own: Labels = tuple(None if d == at else d for d in range(ndim))
+    own = dims_but(ndim, at)
     removed = view.op.target == "aten.select_scatter.default"
     source = tuple(d for d in range(ndim) if d != at) if removed else own
     return (*labelled_rows([own, source], [own]), Signature((P, P), (P,)))

@@ -28,8 +28,7 @@ from flowrun.engine.ops.signature import (
 
 def read(view: OpView) -> tuple[Signature, ...]:
     """as_strided splits samples that it reads each by itself."""
-    made = view.out_shapes[0]
-    assert made is not None, f"{view.op.name}: its only output is unused"
+    made = view.made
     each = view.in_shapes[0][:1] == made[:1] and _by_samples(view, made, view.in_shapes[0][0])
     return rows("P -> P", *(["S0 -> S0"] if each else []))
 
@@ -58,9 +57,7 @@ def _by_samples(view: OpView, made: Shape, samples: int) -> bool:
 
 def local_read(view: LocalView) -> LocalCall:
     """A rank reads the local size."""
-    made = view.out_slices[0]
-    assert made is not None, f"{view.op.name}: its only output is unused"
-    return rebind(view.op, in_order, size=sizes(made))
+    return rebind(view.op, in_order, size=sizes(view.made))
 
 
 def local_write(view: LocalView) -> LocalCall:
