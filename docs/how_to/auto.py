@@ -1,5 +1,7 @@
-"""The tables of auto.md: `python docs/how_to/auto.py` searches a layout for every shipped recipe,
-with its pins and without, and for a GPT of 4, 24 and 96 blocks.
+"""Writes the tables of auto.md: `python docs/how_to/auto.py`.
+
+It searches a layout for every shipped recipe, with its pins and without, and for a GPT of 4, 24 and
+96 blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ GPT = RECIPES[0].with_name("gpt_tp.yaml")
 
 
 def main() -> None:
-    """Search, write; after every line, since all take minutes."""
+    """Search and write the page, again after every line, since all of it takes minutes."""
     page = Path(__file__).with_suffix(".md")
     text = page.read_text().partition(TABLE)[0] + TABLE + "\n"
     for line in rows():
@@ -42,7 +44,7 @@ def main() -> None:
 
 
 def rows() -> Iterator[str]:
-    """Lines of all tables."""
+    """Yield the lines of all tables."""
     yield "| recipe | pins | ops | greedy | inferred | searched | proof | search |"
     yield "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |"
     for file in RECIPES:
@@ -58,7 +60,7 @@ def rows() -> Iterator[str]:
 
 
 def rows_of(name: str, keys: Sequence[str]) -> Iterator[str]:
-    """Of one recipe."""
+    """Return the lines of one recipe."""
     for pins in (True, False):
         found, seconds = search_of(keys, pins)
         costs = {n: f"{found.network.cost(c)[0] * 1e3:.1f} ms" for n, c in found.starts.items()}
@@ -72,7 +74,7 @@ def rows_of(name: str, keys: Sequence[str]) -> Iterator[str]:
 
 
 def search_of(keys: Sequence[str], pins: bool) -> tuple[LayoutSearch, float]:
-    """What is found, and seconds of the search alone."""
+    """Return what the search finds, and its time in seconds."""
     job = Job(load([*keys, "engine.cache=false"]), values=False)
     strategy = replace(job.strategy, auto=Auto(enabled=True))
     if not pins:

@@ -1,5 +1,4 @@
-"""Foreseen beside measured memory, on real processes; `python docs/how_to/memory.py` writes the
-table of memory.md.
+"""Writes the table of memory.md, foreseen and measured memory: `python docs/how_to/memory.py`.
 
 A GPT of 13 million parameters is trained for three steps in each layout.  The CPU of one small
 machine will do: 2 processes, half a gigabyte each.
@@ -45,7 +44,7 @@ The model, a GPT of 13 million parameters:
 
 
 def main() -> None:
-    """Run every layout; the table at the end of the page grows with each."""
+    """Run every layout, and write the table at the end of the page after each."""
     page = Path(__file__).with_suffix(".md")
     text = page.read_text().partition(TABLE)[0]
     page.write_text(text + TABLE + HEAD.format(gpt=GPT))
@@ -56,7 +55,7 @@ def main() -> None:
 
 
 def measured(name: str, keys: str) -> list[str]:
-    """Lines of the table: one for each rank."""
+    """Return the lines of a layout, one for each rank."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "flowrun.launcher.cli", *arguments(f"{GPT} {keys}")]
         subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, capture_output=True)
@@ -72,7 +71,7 @@ def measured(name: str, keys: str) -> list[str]:
 
 
 def arguments(text: str) -> list[str]:
-    """Words of a command line; a mapping is one word."""
+    """Return the words of a command line; a mapping is one word."""
     return text.replace(": ", ":").split()
 
 

@@ -1,4 +1,4 @@
-"""Losses in fp32, bf16 and fp16 over the same 200 steps, drawn: docs/how_to/precision.svg.
+"""Draws losses in fp32, bf16 and fp16 over the same 200 steps: docs/how_to/precision.svg.
 
     python docs/how_to/precision.py [steps]
 
@@ -30,7 +30,7 @@ RECIPE = [
 
 
 def losses(dtype: str, steps: int) -> list[float]:
-    """Of each step."""
+    """Train in one dtype and return the loss of each step."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"precision.dtype={dtype}", f"train.steps={steps}", f"hydra.run.dir={folder}"]
         command = [sys.executable, "-m", "flowrun.launcher.cli", *RECIPE, *settings]
@@ -40,7 +40,7 @@ def losses(dtype: str, steps: int) -> list[float]:
 
 
 def draw(curves: dict[str, list[float]], file: Path) -> None:
-    """Losses above; below, how far the others are from fp32."""
+    """Draw the losses, and below them the differences from fp32."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -60,7 +60,7 @@ def draw(curves: dict[str, list[float]], file: Path) -> None:
 
 
 def main() -> None:
-    """Train, draw, and say how far apart the curves are."""
+    """Train, draw, and print the largest differences of the curves."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     curves = {dtype: losses(dtype, steps) for dtype in DTYPES}
     draw(curves, HERE / "precision.svg")

@@ -1,4 +1,4 @@
-"""Writes docs/measured/architectures.md: unmodified models in every layout, beside plain torch.
+"""Writes docs/measured/architectures.md: unmodified models in every layout.
 
     python docs/measured/architectures.py [architecture …]
 
@@ -56,7 +56,7 @@ HEADS = ["architecture", *LAYOUTS, "ops", "found", "whole"]
 
 
 def row(name: str) -> list[str]:
-    """Cells of an architecture."""
+    """Return the cells of an architecture."""
     given, title = training(name, LAYERS), ARCHITECTURES[name].name
     plain = plain_loop(given, 0.0, STEPS)
     try:
@@ -88,7 +88,7 @@ def _difference(given: Training, layout: Layout, plain: Trained) -> Apart:
 
 
 def _whole(given: Training) -> set[str]:
-    """Kinds of op that the plan of data 2 says every rank does whole."""
+    """Return the kinds of op that every rank of data 2 computes whole, by the plan."""
     notes = compiled(given, LAYOUTS["data 2"]).plan.notes
     return {note.split()[0] for note in notes if "has no signature table" in note}
 
@@ -102,14 +102,14 @@ def _reason(error: FlowrunError) -> str:
 
 
 def written() -> dict[str, list[str]]:
-    """Rows of the page as it is, by architecture."""
+    """Return the rows of the present page, by architecture."""
     lines = FILE.read_text().splitlines() if FILE.exists() else []
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     return {cells[0]: cells for cells in rows[2:] if len(cells) == len(HEADS)}
 
 
 def write(rows: dict[str, list[str]]) -> None:
-    """The page, rows in the order of ARCHITECTURES."""
+    """Return the page, with rows in the order of ARCHITECTURES."""
     known = [rows[a.name] for a in ARCHITECTURES.values() if a.name in rows]
     lines = [HEADS, ["---"] * len(HEADS), *known]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -120,7 +120,7 @@ def write(rows: dict[str, list[str]]) -> None:
 
 
 def main(names: list[str]) -> None:
-    """The rows of some architectures, or those that the page has not."""
+    """Make the rows of some architectures, or those that the page lacks."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rows = written()

@@ -46,7 +46,7 @@ from plain torch ({bound:.0e} is allowed).
 
 
 def row(name: str) -> list[str]:
-    """Cells of a case."""
+    """Return the cells of a case."""
     try:
         found = verdict(name)
     except FlowrunError as error:
@@ -64,14 +64,14 @@ def row(name: str) -> list[str]:
 
 
 def written() -> dict[str, list[str]]:
-    """Rows of the page as it is, by name."""
+    """Return the rows of the present page, by name."""
     lines = FILE.read_text().splitlines() if FILE.exists() else []
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
     return {row[0]: row for row in cells[2:]}
 
 
 def write(rows: dict[str, list[str]]) -> None:
-    """The page, rows in the order of CASES."""
+    """Return the page, with rows in the order of CASES."""
     known = [rows[name] for name in CASES if name in rows]
     kinds = Counter(cells[1].split(":")[0] for cells in known)
     counts = f"{len(known)} lines: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
@@ -83,7 +83,7 @@ def write(rows: dict[str, list[str]]) -> None:
 
 
 def main(names: list[str]) -> None:
-    """The rows of some, or of all."""
+    """Make the rows of some cases, or of all."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rows = written()

@@ -1,5 +1,6 @@
-"""Seconds of planning against ranks and layers: `python docs/measured/scale.py` makes scale.svg
-and the table at the end of scale.md.
+"""Measures planning against ranks and layers: `python docs/measured/scale.py`.
+
+It makes scale.svg and the table of scale.md.
 
 GPT-3 (recipes/gpt3_175b.yaml), made smaller; each plan in a process of its own, none kept.
 """
@@ -30,14 +31,14 @@ TABLE = "<!-- table: python docs/measured/scale.py -->\n"
 
 
 class Planned(NamedTuple):
-    """Of one `flowrun plan`, imports included: seconds of a core, most bytes in memory."""
+    """The cost of one `flowrun plan`, imports included: seconds of a core, largest memory."""
 
     seconds: float
     peak_bytes: int
 
 
 def main() -> None:
-    """Measure, draw, write."""
+    """Measure, draw, and write the page."""
     page = Path(__file__).with_suffix(".md")
     text = page.read_text().partition(TABLE)[0]
     lines = ["", "| | seconds of a core | peak memory |", "| --- | ---: | ---: |"]
@@ -53,7 +54,7 @@ def main() -> None:
 
 
 def planned(keys: str) -> Planned:
-    """One plan, in a process of its own."""
+    """Run one plan in a process of its own."""
     command = [sys.executable, "-m", "flowrun.launcher.cli", "plan", *keys.split()]
     process = subprocess.Popen([*command, "engine.cache=false"], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
@@ -64,7 +65,7 @@ def planned(keys: str) -> Planned:
 
 
 def draw(found: dict[str, dict[int, Planned]], file: Path) -> None:
-    """Seconds above, megabytes below; against ranks on the left, against layers on the right."""
+    """Draw seconds above and megabytes below, against ranks (left) and layers (right)."""
     import matplotlib
 
     matplotlib.use("svg")
