@@ -120,8 +120,8 @@ def memory_error(found: Rehearsed, strategy: Strategy) -> RecipeError:
     limit = strategy.hardware.tensor_bytes
     return RecipeError(
         "hardware.memory_bytes",
-        f"a rank of stage {stage} ({found.plan.placements[stage]}) needs {needed[stage]:,} bytes; "
-        f"{limit:,} are there: {needed[stage] - limit:,} are missing.",
+        f"a rank of stage {stage} ({found.plan.placements[stage]}) needs {needed[stage]:,} bytes "
+        f"and has {limit:,}: {needed[stage] - limit:,} are missing.",
         "Use more micro-batches, a lower placement.in_flight, recompute.modules, more stages or"
         " ranks, or ZeRO; auto.placement=true looks for what fits.",
     )

@@ -108,7 +108,7 @@ def submit(recipe: Recipe, folder: Path) -> Submitted:
     try:
         job = executor.submit(Agent(recipe, folder.absolute()))
     except (OSError, RuntimeError) as error:  # submitit's own are of the latter kind
-        raise RunError("launch=slurm", f"the job was not taken: {error}") from error
+        raise RunError("launch=slurm", f"Slurm refused the job: {error}") from error
     blind = recipe.launch.device == "auto" and not recipe.launch.slurm.gpus_per_node
     return Submitted(job, folder, recipe.launch.slurm.wait, _NO_GPU if blind else "")
 

@@ -40,7 +40,7 @@ def held_micro_batches(
         case other:
             raise RecipeError(
                 "placement.in_flight",
-                f"{other!r} is no schedule.",
+                f"{other!r} is not a schedule.",
                 "Write a number, gpipe, 1f1b or zero_bubble.",
             )
     return min(held, micro_batches)

@@ -384,7 +384,7 @@ def _checked(graph: LogicalGraph, task: Task) -> LogicalGraph:
         frozen = "" if trained else " All parameters are frozen (requires_grad is False)."
         raise RecipeError(
             "model" if task.loss is None else "task.loss",
-            "there is nothing to train: no parameter gets a gradient from the loss. torch's words:"
+            "there is nothing to train: no parameter gets a gradient from the loss. torch says:"
             f" element 0 of tensors does not require grad and does not have a grad_fn.{frozen}",
             "Look for .detach(), torch.no_grad(), .item(), argmax or rounding between the"
             " parameters and the loss.",

@@ -150,7 +150,7 @@ def no_loss(output: Any) -> RecipeError:
     keys = f" with {', '.join(map(str, output))}" if isinstance(output, dict) else ""
     return RecipeError(
         "task.loss",
-        f"nothing names a loss, and the model returns a {kind}{keys}, which holds none.",
+        f"no loss is named, and the model returns a {kind}{keys}, which holds none.",
         "Name task.loss, a function called with (output, batch), or return a tensor, or a dict or"
         " an object with `loss`.",
     )

@@ -70,7 +70,7 @@ def parse_sbp(text: str) -> Sbp:
     if match := _PARTIAL.fullmatch(word):
         return Partial(match[1] or "sum")
     raise ValueError(
-        f"{word!r} is no SBP; write S(0) or S0 (split dim 0), B (broadcast) or P (partial sum)"
+        f"{word!r} is not an SBP; write S(0) or S0 (split dim 0), B (broadcast) or P (partial sum)"
     )
 
 

@@ -104,14 +104,14 @@ def compose_resumed(
         key, old = changed
         raise RecipeError(
             key,
-            f"a run is resumed as the training that it was, with {key} = {old}.",
-            "To train something else from its weights: flowrun recipe=… "
+            f"a resumed run keeps the settings of its training: {key} was {old}.",
+            "To train something else from its weights, run: flowrun recipe=… "
             f"model.weights={start.folder.parents[1] / 'weights.safetensors'}",
         )
     if after.train.steps <= start.step:
         raise RecipeError(
             "train.steps",
-            f"the checkpoint has {start.step} steps already.",
+            f"the checkpoint is already at step {start.step}.",
             f"Write train.steps={2 * start.step} to train as long again.",
         )
     return replace(after, weights="")  # the checkpoint has them

@@ -117,7 +117,9 @@ def _settings(pattern: str, given: Any, numbers: Mapping[str, float | bool]) -> 
 
 def _betas(value: Any, where: str) -> dict[str, float]:
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise RecipeError(where, f"{value!r} are not two numbers.", "Usual are [0.9, 0.95].")
+        raise RecipeError(
+            where, f"betas must be two numbers, not {value!r}.", "Usual are [0.9, 0.95]."
+        )
     for beta in value:
         _check_number(beta, where, "optim.betas.*")
     return {"beta1": float(value[0]), "beta2": float(value[1])}
@@ -126,8 +128,8 @@ def _betas(value: Any, where: str) -> dict[str, float]:
 def _check_number(value: Any, where: str, row: str = "") -> None:
     """row: the key of which it is; of a function's own numbers, none."""
     if not isinstance(value, bool | int | float):
-        raise RecipeError(where, f"{value!r} is no number.", "Write a number, true or false.")
+        raise RecipeError(where, f"{value!r} is not a number.", "Write a number, true or false.")
     if row:
         check_number(value, row, where)
     elif not math.isfinite(value):
-        raise RecipeError(where, f"{value} is no finite number.")
+        raise RecipeError(where, f"{value} is not a finite number.")

@@ -149,8 +149,9 @@ def _launch(worker: Worker, local_ranks: int, job: Job) -> RunError | None:
         reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         return RunError(
             f"launch.rdzv_endpoint {launch.rdzv_endpoint}",
-            f"the {launch.nnodes} hosts did not meet, or do no more: {reason}",
-            "The same command on each host? An endpoint that all reach? What do the others say?",
+            f"the rendezvous of {launch.nnodes} hosts failed: {reason}",
+            "Check that every host runs the same command and can reach this endpoint, then read"
+            " the output of the other hosts.",
         )
     return None
 
@@ -218,7 +219,7 @@ def _what_elastic_saw(error: Any) -> RunError:
     rank, failure = next(iter(error.failures.items()))
     code = failure.exitcode
     if code == -signal.SIGKILL:
-        how = "was killed by SIGKILL: by the kernel if memory ran out, else by someone"
+        how = "was killed by SIGKILL, most likely by the kernel because memory ran out"
     elif code < 0:
         how = f"was killed by {signal.Signals(-code).name}"
     else:

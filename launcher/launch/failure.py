@@ -60,7 +60,7 @@ def own_fault(error: Exception) -> FlowrunError:
     at = f", at {ops[-1].target} of module {ops[-1].module or '(top level)'}" if ops else ""
     place = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
     return PlanError(
-        f"a fault of flowrun's own ({place}{at})",
+        f"a bug in flowrun ({place}{at})",
         " ".join(_name_error(error).split()),
         "Please report it with the recipe. FLOWRUN_TRACEBACK=1 shows where it comes from.",
     )

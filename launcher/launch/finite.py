@@ -20,8 +20,8 @@ from flowrun.launcher.recipe.schema import STOP
 
 _MOST = 8  # names and samples that are listed
 _INSTEAD = (
-    "Look at these samples, lower optim.lr, or set optim.clip_norm; checkpoints of this run are of"
-    " steps before. train.on_nonfinite=ignore trains on."
+    "Look at these samples, lower optim.lr, or set optim.clip_norm. The checkpoints of this run are"
+    " from earlier steps. train.on_nonfinite=ignore continues regardless."
 )
 
 
@@ -50,7 +50,7 @@ def check_weights(job: Job, step: int, body: Rank) -> None:
         return
     if broken := list(_broken(body.plan, body.variables)):
         facts = [
-            f"after {step} steps there are weights that are not finite.",
+            f"after {step} steps some weights are not finite.",
             *_list_broken(broken),
         ]
         raise RunError(f"rank {body.rank}, step {step - 1}", "\n".join(facts), _INSTEAD)

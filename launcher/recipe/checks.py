@@ -70,7 +70,7 @@ def _check_targets(recipe: RecipeSchema) -> None:
     require(
         weights is None or isinstance(weights, str),
         f"model.{WEIGHTS}",
-        f"{weights!r} is no path.",
+        f"{weights!r} is not a path.",
         "Write a .safetensors file, or a folder of Hugging Face's.",
     )
 
@@ -110,7 +110,7 @@ def _check_zero(recipe: RecipeSchema) -> None:
         require(
             zero.axis in axes,
             "zero.axis",
-            f"{zero.axis!r} is no axis of the placement, which has {', '.join(axes) or 'none'}.",
+            f"the placement has no axis {zero.axis!r}; its axes: {', '.join(axes) or 'none'}.",
             did_you_mean(zero.axis, axes) if axes else "Add it: placement: {axes: {data: 2}}.",
         )
     require(
@@ -129,9 +129,9 @@ def _check_view(recipe: RecipeSchema) -> None:
     pins = parse_pins(recipe.sbp, tuple(recipe.placement.axes))
     pinned = next((pin.key for pin in pins if pin.axis in axes), "")
     wrong = (
-        (others, f"the axis {', '.join(others)} divides what each rank would have for itself."),
+        (others, f"the axis {', '.join(others)} divides them over ranks."),
         (recipe.placement.stages != 1, "placement.stages divides the model over ranks."),
-        (pinned, f"{pinned} lays out one logical batch, and here there is none."),
+        (pinned, f"{pinned} lays out one logical batch, which this view does not have."),
     )
     for here, problem in wrong:
         require(
@@ -148,13 +148,13 @@ def _check_recompute(recipe: RecipeSchema) -> None:
         require(
             name in KEPT,
             "recompute.keep",
-            f"there is no class of ops {name!r}.",
-            f"Write {one_of(KEPT)}; empty keeps what enters the modules, and no more.",
+            f"{name!r} is not a class of ops that can be kept.",
+            f"Write {one_of(KEPT)}; an empty list keeps only the inputs of the modules.",
         )
     require(
         bool(modules) or not keep,
         "recompute.keep",
-        "nothing is recomputed, so there is nothing to keep of it.",
+        "recompute.modules is empty: nothing is recomputed, so nothing can be kept.",
         'Name modules: recompute: {modules: ["blocks.*"]}.',
     )
 
@@ -164,7 +164,7 @@ def _check_auto(recipe: RecipeSchema) -> None:
     require(
         not auto.enabled or recipe.view != MIRRORED,
         "auto.enabled",
-        "in the mirrored view every rank computes all of its own batch: no layout is to be found.",
+        "in the mirrored view every rank computes its whole batch: there is no layout to search.",
         "Write view: consistent, or auto.enabled: false.",
     )
 
@@ -174,7 +174,7 @@ def _check_precision(recipe: RecipeSchema) -> None:
     require(
         recipe.precision.accumulate_dtype == "fp32" or recipe.precision.reduce_dtype is None,
         "precision.reduce_dtype",
-        "gradients that are accumulated as they were computed are reduced so too.",
+        "gradients accumulated in the dtype they were computed in are also reduced in it.",
         "Leave it out, or set precision.accumulate_dtype=fp32.",
     )
     if scale is None:
@@ -188,7 +188,7 @@ def _check_precision(recipe: RecipeSchema) -> None:
     require(
         scale == "dynamic" or not isinstance(scale, str),
         "precision.loss_scale",
-        f"a loss scale is dynamic or a number over 0, not {scale}.",
+        f"a loss scale must be dynamic or a number over 0, not {scale}.",
         "Usual are dynamic, and powers of two such as 1024.",
     )
 
@@ -199,13 +199,13 @@ def _check_launch(recipe: RecipeSchema) -> None:
         launch.transport != "shared"
         or (sys.platform == "linux" and launch.nnodes == 1 and launch.device != "cuda"),
         "launch.transport",
-        "memory is shared by CPU ranks of one host, and on Linux alone.",
-        "Write auto: shared memory where it can be, gloo elsewhere.",
+        "shared memory serves only CPU ranks of one host, on Linux.",
+        "Write auto: it takes shared memory where possible, else gloo.",
     )
     require(
         launch.nnodes == 1 or bool(launch.rdzv_endpoint) or launch.name == "slurm",
         "launch.rdzv_endpoint",
-        f"{launch.nnodes} hosts need a place to meet.",
+        f"{launch.nnodes} hosts need an endpoint for their rendezvous.",
         "Write launch.rdzv_endpoint=host:port, the same on every host.",
     )
     rank = launch.node_rank
@@ -231,7 +231,7 @@ def _check_placement(recipe: RecipeSchema) -> None:
         require(
             any(key == known or known.startswith(f"{key}.") for known in KEEPABLE),
             "auto.keep",
-            f"{key!r} is nothing that auto.placement chooses.",
+            f"{key!r} is not chosen by auto.placement.",
             f"Write {one_of(KEEPABLE)}, or a section of these, such as placement.",
         )
 

@@ -99,7 +99,7 @@ class RecipeSource(ConfigSource):
         if not isinstance(config, DictConfig):
             raise RecipeError(
                 GROUP,
-                f"{file} holds no mapping of keys.",
+                f"{file} does not hold a mapping of keys.",
                 "Write key: value, such as train: {steps: 100}.",
             )
         config = _with_groups(config, file.stem if file is not None else "")
@@ -148,7 +148,9 @@ def _with_groups(config: DictConfig, name: str) -> DictConfig:
     config.setdefault("name", name)
     if not isinstance(config.get("defaults") or ListConfig([]), ListConfig):
         raise RecipeError(
-            "defaults", "this is no list.", "Write defaults: [/model: gpt_tiny, /data: text]."
+            "defaults",
+            "defaults must be a list.",
+            "Write defaults: [/model: gpt_tiny, /data: text].",
         )
     defaults = list(config.get("defaults") or [])
     named = {group_of(entry) for entry in defaults}

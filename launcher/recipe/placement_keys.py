@@ -65,9 +65,9 @@ def check_axis_names(axes: Iterable[str], sbp: Any, others: Iterable[str]) -> No
         if name not in known and numbered not in known and near:
             raise RecipeError(
                 f"placement.axes.{name}",
-                f"no pin, no zero.axis and no batch knows an axis {name!r}.",
-                f"Did you mean {near[0]!r}? An axis that is called so: +placement.axes.{name}=… on"
-                " the command line, or a pin of sbp that names it.",
+                f"no pin of sbp, no zero.axis and no batch uses an axis {name!r}.",
+                f"Did you mean {near[0]!r}? To add an axis of this name, write"
+                f" +placement.axes.{name}=… on the command line, or a pin of sbp that names it.",
             )
 
 
@@ -98,7 +98,7 @@ def _stage_entries(stages: Any) -> list[Mapping[str, Any]]:
     if isinstance(stages, int) and not isinstance(stages, bool):
         if stages < 1:
             raise RecipeError(
-                where, f"there is at least 1 stage, not {stages}.", "1 is no pipeline."
+                where, f"stages must be at least 1, not {stages}.", "1 means no pipeline."
             )
         return [{}] * stages
     if not isinstance(stages, Sequence) or isinstance(stages, str) or not stages:
@@ -130,7 +130,7 @@ def _patterns(entry: Mapping[str, Any], index: int) -> tuple[str, ...]:
     if not isinstance(modules, list) or not all(isinstance(pattern, str) for pattern in modules):
         raise RecipeError(
             f"placement.stages.{index}.modules",
-            f"{modules!r} is no list of module patterns.",
+            f"{modules!r} is not a list of module patterns.",
             'Write modules: ["embed", "blocks.[0-1]"].',
         )
     return tuple(modules)
@@ -158,12 +158,16 @@ def _flatten(ranks: Any, where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (), (ranks,)
     if not isinstance(ranks, list) or not ranks:
         raise RecipeError(
-            where, f"{ranks!r} is no rank and no list of ranks.", "Ranks count from 0: [[0, 1]]."
+            where,
+            f"{ranks!r} is neither a rank nor a list of ranks.",
+            "Ranks count from 0: [[0, 1]].",
         )
     rows = [_flatten(row, where) for row in ranks]
     if len({shape for shape, _ in rows}) > 1:
         raise RecipeError(
-            where, f"{ranks} is no grid: its rows differ in length.", "Every row has as many ranks."
+            where,
+            f"{ranks} is not a grid: its rows differ in length.",
+            "Give every row equally many ranks.",
         )
     return (len(rows), *rows[0][0]), tuple(rank for _, row in rows for rank in row)
 
@@ -190,8 +194,8 @@ def _check_ranks(grids: list[tuple[int, ...]], explicit: bool) -> None:
             if rank in owner:
                 raise RecipeError(
                     where,
-                    f"rank {rank} stands twice: in stage {owner[rank]} and in stage {index}.",
-                    "A rank belongs to one place of one stage.",
+                    f"rank {rank} is listed twice: in stage {owner[rank]} and in stage {index}.",
+                    "List each rank once, in one stage.",
                 )
             owner[rank] = index
         if max(ranks) - min(ranks) + 1 != len(ranks):
@@ -238,7 +242,7 @@ def parse_in_flight(value: int | str | None) -> int | str:
     if value not in SCHEDULES:
         raise RecipeError(
             "placement.in_flight",
-            f"{value!r} is no schedule.",
+            f"{value!r} is not a schedule.",
             f"Write a number of micro-batches, or {one_of(SCHEDULES)}."
             f"\n{did_you_mean(value, SCHEDULES)}",
         )
@@ -270,7 +274,7 @@ def _pin(path: tuple[str, ...], text: Any, axes: Sequence[str]) -> Pin:
     if len(path) < 2:
         raise RecipeError(
             key,
-            f"{text!r} says no axis.",
+            f"{text!r} does not name an axis.",
             f"Write {path[0] if path else 'pattern'}: {{tensor: {text}}}.",
         )
     *names, axis = path
@@ -278,8 +282,8 @@ def _pin(path: tuple[str, ...], text: Any, axes: Sequence[str]) -> Pin:
     if around in (*axes, *USUAL_AXES):
         raise RecipeError(
             key,
-            f"the axis {axis!r} stands inside of the axis {around!r}.",
-            f"Axes stand side by side: {{{around}: {text}, {axis}: {text}}}.",
+            f"the axis {axis!r} is nested in the axis {around!r}.",
+            f"Write axes side by side: {{{around}: {text}, {axis}: {text}}}.",
         )
     side = names.pop() if len(names) > 1 and names[-1] in SIDES else "variable"
     if axis not in axes and axis not in USUAL_AXES:

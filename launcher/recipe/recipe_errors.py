@@ -110,14 +110,14 @@ def _bad_yaml(error: yaml.MarkedYAMLError) -> RecipeError:
     place = f"{show_path(mark.name)}:{mark.line + 1}:{mark.column + 1}" if mark else "recipe"
     context = f"{error.context}, " if error.context else ""
     return PlacedError(
-        place, "", f"This is no YAML: {context}{error.problem}.", str(error.note or "")
+        place, "", f"This file is not valid YAML: {context}{error.problem}.", str(error.note or "")
     )
 
 
 def _bad_override(error: OverrideParseException) -> RecipeError:
     instead = "Write key=value, such as train.steps=100; quote what holds spaces: 'key=\"a b\"'."
     if "=" not in error.override:
-        problem = "This argument is no key=value."
+        problem = "This argument is not of the form key=value."
         return PlacedError("command line", error.override, problem, _meant(error.override, instead))
     reason = str(error.message).splitlines()[0]
     return PlacedError(
@@ -201,8 +201,8 @@ def _bad_key(error: OmegaConfBaseException, schema: DictConfig) -> RecipeError:
     if isinstance(error, MissingMandatoryValue):
         return RecipeError(
             key,
-            "this has no value yet (???).",
-            "Give it one, in the recipe or on the command line.",
+            "this key has no value yet (???).",
+            "Set it in the recipe or on the command line.",
         )
     reason = str(error.msg or error).splitlines()[0].rstrip(".")
     if not key:
@@ -247,7 +247,7 @@ def _no_mapping(reason: str, schema: DictConfig) -> RecipeError:
             return RecipeError(key, _MAPPING, describe_key(key, schema))
     return RecipeError(
         "recipe",
-        f"a file of this recipe is no mapping of keys: {reason}.",
+        f"a file of this recipe is not a mapping of keys: {reason}.",
         describe_key("", schema),
     )
 
@@ -295,8 +295,8 @@ def _other(error: Exception) -> RecipeError:
         return PlacedError(
             "command line",
             where,
-            "several values, but one run.",
-            "Add -m to run one job for each; a list is written key=[a,b].",
+            "this key has several values, but the command starts one run.",
+            "Add -m to run one job for each value; write a list as key=[a,b].",
         )
     if gone := re.search(r"Could not delete from config\. '([^']+)'", text):
         problem = "there is nothing to delete: no such key is there, or it is null."

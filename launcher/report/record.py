@@ -24,7 +24,7 @@ from flowrun.launcher.report.report import Report, StepRecord, numbers, strict
 from flowrun.launcher.store.checkpoint import RECIPE, find_all, replace_text
 
 _NO_TARGET = (
-    "step {step} has no target: its loss is no number (null in metrics.jsonl), and its gradients"
+    "step {step} has no target: its loss is not a number (null in metrics.jsonl) and its gradients"
     " are 0, as in plain torch"
 )
 

@@ -261,5 +261,5 @@ def test_a_fault_of_flowruns_own_ends_in_one_message(
     arguments = ("recipe=gpt_dp", "train.seed=5", f"hydra.run.dir={tmp_path}")
     status, _, said = end(capsys, *arguments)
     assert status == 1
-    assert "a fault of flowrun's own (test_cli.py:" in said
+    assert "a bug in flowrun (test_cli.py:" in said
     assert "KeyError: 'x'" in said and "Traceback" not in said

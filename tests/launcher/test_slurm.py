@@ -119,7 +119,7 @@ def test_ranks_that_the_hosts_do_not_divide_are_not_submitted(
 
 def test_a_job_that_is_not_taken_is_told(batch_file: Path, tmp_path: Path) -> None:
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho no such partition >&2\nexit 1\n")
-    with pytest.raises(RunError, match="the job was not taken"):
+    with pytest.raises(RunError, match="Slurm refused the job"):
         submit(load(["recipe=small", "launch=slurm"]), tmp_path / "out")
 
 

@@ -78,7 +78,7 @@ NEVER = (
     "AOTOutput",
     "INTERNAL ASSERT",
     "Observed exception",
-    "a fault of flowrun",
+    "a bug in flowrun",
 )
 
 

@@ -135,8 +135,8 @@ def _check(graph: LogicalGraph, pin: Pin, strategy: Strategy) -> None:
     if isinstance(pin.sbp, Partial) and (variables or feeds):
         raise RecipeError(
             pin.key,
-            "P says that what the ranks hold adds up to the tensor; a weight and a field of a batch"
-            " are whole on each, or split.",
+            "P means that the values on the ranks add up to the tensor; a weight or a field of the"
+            " batch is whole on each rank, or split.",
             "Write B or S(i).",
         )
     if not isinstance(pin.sbp, Split):

@@ -84,8 +84,8 @@ def _too_many(pieces: int, stages: int, chunks: int) -> RecipeError:
     parts = f"{stages} stages" + f" of {chunks} chunks, {stages * chunks} in all," * (chunks > 1)
     return RecipeError(
         "placement.chunks" if split else "placement.stages",
-        f"{parts} are asked for, but the model can be cut into {pieces} pieces at most:"
-        " it has no more ops that compute before the loss.",
+        f"the recipe asks for {parts}, but the model can be cut into at most {pieces} pieces:"
+        " only so many of its ops before the loss compute.",
         f"Write at most {pieces // stages} chunks." if split else f"Write at most {pieces} stages.",
     )
 

@@ -58,8 +58,9 @@ def _idle(
         unit, before = unit_of(covered[0]), home[covered[0]]
         return RecipeError(
             where,
-            f"all that {pattern!r} matches is on an earlier stage: {unit!r} on stage {before}.",
-            "Name a module on one stage.",
+            f"every module that {pattern!r} matches is on an earlier stage: {unit!r} is on stage"
+            f" {before}.",
+            "List each module on one stage only.",
         )
     return RecipeError(
         where,
@@ -115,9 +116,10 @@ def pieces_from_stages(stages: Sequence[int], num_stages: int, chunks: int) -> l
     if around != chunks:
         raise RecipeError(
             "placement.chunks",
-            f"{chunks} chunks, but what placement.stages lists goes around the {num_stages} stages"
-            f" {around} time{'s' * (around > 1)}, in the order in which they compute.",
-            f"Write chunks: {around}, or list them in another order.",
+            f"the recipe asks for {chunks} chunks, but the modules listed in placement.stages go"
+            f" around the {num_stages} stages {around} time{'s' * (around > 1)}, in order of"
+            " computation.",
+            f"Write chunks: {around}, or list the modules in another order.",
         )
     return out
 

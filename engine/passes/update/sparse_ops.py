@@ -141,8 +141,8 @@ def _check_lazy(optimizer: Optimizer, variable: Variable) -> None:
     if not is_elementwise(optimizer.function, numbers):
         raise RecipeError(
             "optim.sparse",
-            f"{optimizer.name} mixes the rows of {variable.name}, so that some of them alone "
-            "cannot be updated.",
+            f"{optimizer.name} mixes the rows of {variable.name}, so they cannot be updated "
+            "separately.",
             "Write exact or off, or use another optimizer.",
         )
 

@@ -84,8 +84,8 @@ def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:
             names = ", ".join(v.name for v in parameters[:6])
             raise RecipeError(
                 f"optim.groups.{group.pattern}",
-                "no parameter has such a name.",
-                f"Patterns match the model's own names; its first are {names}.",
+                "no parameter matches this pattern.",
+                f"Patterns match the names of the model's parameters, such as {names}.",
             )
 
 

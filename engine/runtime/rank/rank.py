@@ -38,8 +38,8 @@ from flowrun.engine.runtime.transport.shared_weight_memory import Weight
 from flowrun.engine.runtime.transport.transport import BucketLayout, bucket_layout
 
 _OUT_OF_RANGE = (
-    "As in plain torch. Give the data set labels and ids that the model has; a label that shall"
-    " count for nothing is the loss's ignore_index (-100)."
+    "Plain torch refuses it too. Use labels and ids that the model has; a label that is to be"
+    " ignored must be the loss's ignore_index (-100)."
 )
 Results = dict[str, Any]  # of a step, by name: a number, or a list with one of each rank
 

@@ -69,7 +69,7 @@ ARGUMENTS = {
     "a key as an option": ("recipe=gpt_dp --steps 5", "--steps", "Write train.steps="),
     "a key with dashes": ("plan recipe=gpt_dp --batch-size=8", "--batch", "train.batch_size=8"),
     "no option": ("recipe=gpt_dp --foo", "command line  --foo", "Options are --cfg"),
-    "no key=value": ("recipe=gpt_dp steps", "command line  steps", "no key=value"),
+    "no key=value": ("recipe=gpt_dp steps", "command line  steps", "not of the form key=value"),
     "malformed": ("recipe=gpt_dp train.steps=[1", "command line  train.steps=[1", "cannot be read"),
     "several values": ("recipe=gpt_dp,gpt_tp", "command line  recipe=gpt_dp,gpt_tp", "Add -m"),
     "no SBP": (
@@ -85,7 +85,7 @@ ARGUMENTS = {
     "pin without axis": (
         "recipe=gpt_tp 'sbp={head: S0}'",
         'command line  sbp.head = "S0"',
-        "says no axis",
+        "does not name an axis",
     ),
     "nothing of a module recomputed": (
         "recipe=gpt_dp recompute.modules=[block.*]",
@@ -115,7 +115,7 @@ ARGUMENTS = {
     "no stage": (
         "recipe=gpt_pp placement.stages=0",
         "command line  placement.stages = 0",
-        "at least 1 stage",
+        "stages must be at least 1",
     ),
     "no number of stages": (
         "recipe=gpt_pp placement.stages=two",
@@ -273,8 +273,8 @@ ARGUMENTS = {
 
 # id -> (text of bad.yaml, first line, what the rest says)
 FILES = {
-    "no YAML": ("train:\n  steps: 3\n   x: [1\n", "bad.yaml:3:5", "This is no YAML"),
-    "a list": ("- 1\n", "recipe = bad.yaml", "holds no mapping of keys"),
+    "no YAML": ("train:\n  steps: 3\n   x: [1\n", "bad.yaml:3:5", "This file is not valid YAML"),
+    "a list": ("- 1\n", "recipe = bad.yaml", "does not hold a mapping of keys"),
     "empty": ("", "bad.yaml  model._target_", "nothing says what to build"),
     "unknown key": (
         MLP + "train: {stepz: 3}\n",
@@ -292,8 +292,12 @@ FILES = {
         'bad.yaml:1:20  model = "mpl"',
         "Did you mean 'mlp'?",
     ),
-    "defaults": ("defaults: {model: mlp}\n", "bad.yaml:1:11  defaults", "this is no list"),
-    "zero axis": (MLP + "zero: {axis: dat}\n", 'bad.yaml:2:14  zero.axis = "dat"', "is no axis"),
+    "defaults": ("defaults: {model: mlp}\n", "bad.yaml:1:11  defaults", "defaults must be a list"),
+    "zero axis": (
+        MLP + "zero: {axis: dat}\n",
+        'bad.yaml:2:14  zero.axis = "dat"',
+        "has no axis 'dat'",
+    ),
     "SBP in a pattern": (
         MLP + "placement: {axes: {data: 2}}\nsbp:\n  out*.weight: {data: S0, tensor: Z}\n",
         'bad.yaml:4:35  sbp.out*.weight.tensor = "Z"',
@@ -317,7 +321,7 @@ FILES = {
     "rank twice": (
         MLP + "placement:\n  axes: {data: 2}\n  stages: [{ranks: [0, 1]}, {ranks: [1, 2]}]\n",
         "bad.yaml:4:37  placement.stages.1.ranks = [1, 2]",
-        "rank 1 stands twice",
+        "rank 1 is listed twice",
     ),
     "ranks apart": (
         MLP + "placement:\n  axes: {data: 2}\n  stages: [{ranks: [0, 2]}, {ranks: [1, 3]}]\n",

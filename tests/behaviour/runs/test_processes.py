@@ -110,8 +110,8 @@ def test_a_launcher_that_is_killed_leaves_no_worker(place: Path) -> None:
         ),
         (
             "kill",
-            "rank 1\n  the process was killed by SIGKILL: "
-            "by the kernel if memory ran out, else by someone.\n",
+            "rank 1\n  the process was killed by SIGKILL, "
+            "most likely by the kernel because memory ran out.\n",
         ),
         ("exit", "rank 1\n  the process ended with exit status 7.\n"),
     ],

@@ -145,7 +145,7 @@ WRONG = {
     "no number": (
         "optim.groups={output*: {lr: fast}}",
         "optim.groups.output*.lr",
-        "is no number",
+        "is not a number",
     ),
     "function that is not there": (
         "optim.update={_target_: flowrun.models.optimizers.lino}",

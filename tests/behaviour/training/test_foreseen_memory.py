@@ -116,7 +116,7 @@ def test_a_schedule_that_may_need_more_than_there_is_is_refused() -> None:
     foreseen = compiled(DEEP, Layout(stages=2, in_flight="gpipe")).rehearsal
     needed = max(foreseen.bound_bytes)
     assert limited(needed, "gpipe").rehearsal.bound_bytes == foreseen.bound_bytes
-    with pytest.raises(RecipeError, match=f"needs {needed:,} bytes; .*: 1 are missing") as error:
+    with pytest.raises(RecipeError, match=f"needs {needed:,} bytes and .*: 1 are missing") as error:
         limited(needed - 1, "gpipe")
     assert error.value.where == "hardware.memory_bytes"
 

@@ -122,5 +122,5 @@ def test_a_schedule_is_how_many_micro_batches_a_stage_holds(in_flight: int | str
 
 
 def test_what_is_no_schedule_is_refused() -> None:
-    with pytest.raises(RecipeError, match="'pipe' is no schedule"):
+    with pytest.raises(RecipeError, match="'pipe' is not a schedule"):
         held_micro_batches("pipe", 2, 0, 4)

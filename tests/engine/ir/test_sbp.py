@@ -32,7 +32,7 @@ def test_what_is_printed_is_read_again(sbp: Sbp) -> None:
 
 @pytest.mark.parametrize("text", ["", "S", "S(-1)", "BB", "P(mean)", "s0", "Split(0)"])
 def test_another_word_is_refused_with_the_possible_forms(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no SBP; write S\(0\) or S0"):
+    with pytest.raises(ValueError, match=r"is not an SBP; write S\(0\) or S0"):
         parse_sbp(text)
 
 

@@ -195,13 +195,13 @@ def test_a_checkpoint_that_is_not_there(stopped: Path) -> None:
     ],
 )
 def test_another_training_is_refused(stopped: Path, override: str, key: str) -> None:
-    with pytest.raises(RecipeError, match=r"resumed as the training that it was") as caught:
+    with pytest.raises(RecipeError, match=r"keeps the settings of its training") as caught:
         compose_resumed(checkpoint_of(stopped), [override])
     assert caught.value.where == key
 
 
 def test_a_run_that_has_its_steps(place: Path, stopped: Path) -> None:
-    with pytest.raises(RecipeError, match=r"train\.steps\n  the checkpoint has 6 steps already\."):
+    with pytest.raises(RecipeError, match=r"train\.steps\n  the checkpoint is already at step 6\."):
         compose_resumed(checkpoint_of(place / "whole"), [])
 
 

@@ -47,15 +47,18 @@ WRONG = {
     "recipe=mlp_hybrid hardware.cores=-1": ("hardware.cores", "over 0"),
     "recipe=gpt_tp 'sbp={head.weight: {data: {tensor: S0}}}'": (
         "sbp.head.weight.data.tensor",
-        "inside of the axis 'data'",
+        "nested in the axis 'data'",
     ),
     "recipe=gpt_tp 'model._target_=[3]'": ("model._target_", "what to build"),
-    "recipe=gpt_tp 'model.weights=[3]'": ("model.weights", "no path"),
+    "recipe=gpt_tp 'model.weights=[3]'": ("model.weights", "not a path"),
     "recipe=gpt_tp 'engine.blocking=[[data]]'": ("engine.blocking.0", "not a word"),
     "recipe=gpt_tp 'task.inputs={tokens: [3]}'": ("task.inputs.tokens", "not a word"),
     "recipe=gpt_tp train.steps=1000000000000000000000": ("train.steps", "at most"),
     "recipe=gpt_tp optim.groups.head.lr=-1": ("optim.groups.head.lr", "over 0"),
-    "recipe=gpt_tp 'optim.groups.head.betas=[1]'": ("optim.groups.head.betas", "not two numbers"),
+    "recipe=gpt_tp 'optim.groups.head.betas=[1]'": (
+        "optim.groups.head.betas",
+        "must be two numbers",
+    ),
     "recipe=gpt_tp 'optim.schedule={name: CosineAnnealingLR, T_max: 0}'": (
         "optim.schedule",
         "ZeroDivisionError",

@@ -100,7 +100,7 @@ def test_a_list_may_go_around_the_stages_as_often_as_they_have_chunks() -> None:
         **{"p": (0, 0), "q": (1, 0), "dp": (1, 0), "r": (0, 1), "dq": (0, 1)},
         **{"loss": (1, 1), "dr": (1, 1)},
     }
-    with pytest.raises(RecipeError, match=r"3 chunks, but .* goes around the 2 stages 2 times"):
+    with pytest.raises(RecipeError, match=r"3 chunks, but .* go around the 2 stages 2 times"):
         split_stages(graph_of(AROUND), replace(listed, chunks=3))
 
 
@@ -123,13 +123,13 @@ REFUSED = {
 def test_lists_that_do_not_fit_the_model_are_refused(
     modules: tuple[tuple[str, ...], ...], where: str
 ) -> None:
-    with pytest.raises(RecipeError, match=r"act|c\*|'b' on stage 0") as error:
+    with pytest.raises(RecipeError, match=r"act|c\*|'b' is on stage 0") as error:
         split_stages(two_layers(), one_rank_stages(2, stage_modules=modules))
     assert error.value.where == where
 
 
 def test_more_stages_than_pieces_are_refused() -> None:
-    wanted = r"5 stages are asked for, but .* into 4 pieces at most"
+    wanted = r"asks for 5 stages, but .* into at most 4 pieces"
     with pytest.raises(RecipeError, match=wanted) as error:
         split_stages(two_layers(), one_rank_stages(5))
     assert error.value.where == "placement.stages"
