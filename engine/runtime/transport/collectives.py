@@ -1,7 +1,6 @@
 """The transport of torch.distributed: every collective and message of it is here.
 
-`start` begins one step of a boxing for a bucket of tensors, `send` and `receive` one message
-between grids; each answers with a Pending and never blocks.  "Done" means that the bytes are there:
+Nothing here blocks but `Pending.wait`.  "Done" means that the bytes are there:
 on CUDA a thread of the group, or of the channel, sleeps on an event behind the communication.  If
 the stream that computes waited for it instead, nothing would be computed beside it, and a receive
 that is posted early would hold up the very act whose answer it is.
@@ -15,7 +14,7 @@ all-reduces of which the plan says that they are exchanged (Level.exchange_bytes
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any
@@ -36,6 +35,7 @@ from flowrun.engine.runtime.transport.pending import (
     Callback,
     PeerGone,
     Pending,
+    Ranks,
     Settled,
     num_bytes,
     put_tensors,
@@ -158,7 +158,98 @@ class TorchPending:
         return self._holds[0].device if self._holds else torch.device("cpu")
 
 
-# ---- connections ---------------------------------------------------------------------------------
+# ---- the transport -------------------------------------------------------------------------------
+
+
+class TorchTransport:
+    """A Transport between any ranks: a process group of torch's for each group."""
+
+    def __init__(self, rank: int, device: torch.device, group_per_channel: bool) -> None:
+        """rank, device: of this one.  group_per_channel: as of Links."""
+        self._rank = rank
+        self._device = device
+        self._group_per_channel = group_per_channel
+        self._groups: dict[Ranks, Any] = {}
+        self._channels: dict[tuple[int, Ranks], Any] = {}  # (tag, source and target)
+
+    def reaches(self, ranks: Ranks) -> bool:
+        """True: of any ranks."""
+        return True
+
+    def join(self, ranks: Ranks) -> None:
+        """Make a group."""
+        self._groups[ranks] = self._new_group(ranks)
+
+    def has_group(self, ranks: Ranks) -> bool:
+        """Return whether `join` has made the group."""
+        return ranks in self._groups
+
+    def join_channels(self, wanted: Iterable[tuple[int, Ranks]]) -> None:
+        """Make a group for each (tag, source and target), if channels have groups of their own."""
+        if self._group_per_channel:
+            for channel in sorted(set(wanted) - self._channels.keys()):
+                self._channels[channel] = self._new_group(channel[1])
+
+    def _new_group(self, ranks: Ranks) -> Any:
+        group = dist.new_group(sorted(ranks))
+        if self._group_per_channel and self._rank in ranks:
+            connect(group, self._device)
+        return group
+
+    def start(
+        self,
+        step: BoxingStep,
+        bucket: Sequence[Tensor],
+        layouts: BucketLayout,
+        ranks: Ranks,
+        index: int,
+    ) -> Pending:
+        """As of Transport.  The bucket is only read; what `wait` returns is new memory."""
+        assert step.moves and layouts.parts == len(ranks), f"{step}, {len(ranks)} ranks"
+        if layouts.empty:
+            return Settled([bucket[0].new_empty(shape) for shape in layouts.after(index)])
+        group = self._groups[ranks]
+        sent_bytes = sent_elements(step, layouts, index) * bucket[0].element_size()
+        begin = _BEGIN.get(step.kind, _begin_all_to_all)
+        work, finish, holds = begin(step, bucket, layouts, group, index)
+        channel = (group, -1, 0, True) if bucket[0].is_cuda else None
+        return TorchPending(work, finish, sent_bytes, channel, holds)
+
+    def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
+        """As of Transport; done when the other rank has received it.  The tensors must not change
+        before.  tag: one for each channel of the plan, not for each message: a thread waits for
+        each.
+        """
+        size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
+        if not size:
+            return Settled([])
+        group = self._channels.get((tag, (self._rank, target_rank)))
+        message = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
+        put_tensors(message, tensors)
+        with _others():
+            work = dist.isend(message, dst=target_rank, group=group, tag=tag)
+        return TorchPending(work, list, size, (group, target_rank, tag, True), (message,))
+
+    def receive(
+        self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
+    ) -> Pending:
+        """As of Transport."""
+        group = self._channels.get((tag, (source_rank, self._rank)))
+        size = num_bytes(shapes, dtypes)
+        message = torch.empty(size, dtype=torch.uint8, device=self._device)
+
+        def finish() -> list[Tensor]:
+            return tensors_in(message, shapes, dtypes)
+
+        if not size:
+            return Settled(finish())
+        with _others():
+            work = dist.irecv(message, src=source_rank, group=group, tag=tag)
+        return TorchPending(work, finish, 0, (group, source_rank, tag, False), (message,))
+
+    def close(self) -> None:
+        """Leave."""
+        close_channels()
 
 
 def connect(group: Any, device: torch.device) -> None:
@@ -180,31 +271,6 @@ def connect(group: Any, device: torch.device) -> None:
 
 # Torch's handle, what unpacks when it is done, and what must stay until then.
 Begun = tuple[Any, Callable[[], list[Tensor]], Sequence[Tensor]]
-
-
-def start(
-    step: BoxingStep,
-    bucket: Sequence[Tensor],
-    layouts: BucketLayout,
-    group: Any,
-    ranks: Sequence[int],
-    coordinate: int,
-) -> Pending:
-    """Begin a step that moves bytes, for a bucket of tensors of one dtype and kind of step.
-
-    layouts: one for each tensor (transport.layout_of).  group: torch's process group of `ranks`,
-    which are in order of their coordinate on the axis.  coordinate: this rank's.  The bucket is
-    only read; what `wait` returns is new memory.
-    """
-    parts = len(ranks)
-    assert step.moves and layouts.parts == parts, f"{step}, {parts} ranks"
-    if layouts.empty:
-        return Settled([bucket[0].new_empty(shape) for shape in layouts.after(coordinate)])
-    sent_bytes = sent_elements(step, layouts, coordinate) * bucket[0].element_size()
-    begin = _BEGIN.get(step.kind, _begin_all_to_all)
-    work, finish, holds = begin(step, bucket, layouts, group, coordinate)
-    channel = (group, -1, 0, True) if bucket[0].is_cuda else None
-    return TorchPending(work, finish, sent_bytes, channel, holds)
 
 
 def _begin_all_reduce(
@@ -299,47 +365,6 @@ _BEGIN = {
     ALL_GATHER: _begin_all_gather,
     REDUCE_SCATTER: _begin_reduce_scatter,
 }
-
-
-# ---- messages between grids ----------------------------------------------------------------------
-
-
-def send(tensors: Sequence[Tensor], target_rank: int, tag: int, group: Any = None) -> Pending:
-    """Begin one message of tensors of any dtypes; done when the other rank has received it.
-
-    Messages of one tag arrive in the order sent.  The tensors must not change before it is done.
-    tag: one for each channel of the plan, not for each message (a thread waits for each).
-    """
-    size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
-    if not size:
-        return Settled([])
-    message = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
-    put_tensors(message, tensors)
-    with _others():
-        work = dist.isend(message, dst=target_rank, group=group, tag=tag)
-    channel = (group, target_rank, tag, True)
-    return TorchPending(work, list, size, channel, (message,))
-
-
-def receive(
-    shapes: Sequence[Shape],
-    dtypes: Sequence[torch.dtype],
-    source_rank: int,
-    tag: int,
-    group: Any = None,
-    device: torch.device | str = "cpu",
-) -> Pending:
-    """Post the slot for one message of `send`, of which both sides know the shapes and dtypes."""
-    message = torch.empty(num_bytes(shapes, dtypes), dtype=torch.uint8, device=device)
-
-    def finish() -> list[Tensor]:
-        return tensors_in(message, shapes, dtypes)
-
-    if not message.numel():
-        return Settled(finish())
-    with _others():
-        work = dist.irecv(message, src=source_rank, group=group, tag=tag)
-    return TorchPending(work, finish, 0, (group, source_rank, tag, False), (message,))
 
 
 # ---- threads that wait ---------------------------------------------------------------------------

@@ -86,9 +86,6 @@ class HostPeers:
             )
             os.close(descriptors[0])
 
-    def __contains__(self, rank: int) -> bool:
-        return rank in self._peers
-
     def are_together(self, ranks: Sequence[int]) -> bool:
         """True if these ranks are on one host, whichever: all ranks answer alike."""
         return any(set(ranks).issubset(here) for here in self._hosts.values())

@@ -1,4 +1,4 @@
-"""Pending: communication under way, by whatever transport."""
+"""Pending: communication under way; Transport: the one interface of what carries it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.placement import Shape
+from flowrun.engine.runtime.transport.transport import BucketLayout
 
 Callback = Callable[[], None]
+Ranks = tuple[int, ...]
 
 
 class PeerGone(RuntimeError):
@@ -36,6 +39,45 @@ class Pending(Protocol):
 
         At once if that is so already.
         """
+
+
+class Transport(Protocol):
+    """What Links asks of a transport: shared memory of a host, or torch.distributed."""
+
+    def reaches(self, ranks: Ranks) -> bool:
+        """Return whether it carries messages between these ranks; all ranks answer alike."""
+
+    def join(self, ranks: Ranks) -> None:
+        """Make a group that it reaches; all ranks make all groups, in one order."""
+
+    def has_group(self, ranks: Ranks) -> bool:
+        """Return whether `join` has made the group."""
+
+    def start(
+        self,
+        step: BoxingStep,
+        bucket: Sequence[Tensor],
+        layouts: BucketLayout,
+        ranks: Ranks,
+        index: int,
+    ) -> Pending:
+        """Begin a step that moves bytes, for a bucket of tensors of one dtype and kind of step.
+
+        layouts: one for each tensor (transport.layout_of).  ranks: the group, in order of their
+        coordinate on the axis.  index: this rank's.  All members begin the steps of a group in one
+        order.
+        """
+
+    def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
+        """Begin one message of tensors of any dtypes; messages of one tag arrive in order."""
+
+    def receive(
+        self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
+    ) -> Pending:
+        """Post the slot for one message of `send`, of which both sides know shapes and dtypes."""
+
+    def close(self) -> None:
+        """Leave; every message must be done."""
 
 
 class Settled:

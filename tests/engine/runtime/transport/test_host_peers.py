@@ -40,7 +40,7 @@ def _rank(rank: int, folder: str) -> None:
     peers = HostPeers(Inbox())
     peers.meet(rank, host=f"host {rank // 2}")
     said: dict[str, Any] = {
-        "beside": [other for other in range(RANKS) if other in peers],
+        "beside": [k for k in range(RANKS) if k != rank and peers.are_together((rank, k))],
         "together": [peers.are_together(ranks) for ranks in (ALL, PAIR, ACROSS)],
     }
     peers.close()
