@@ -5,6 +5,7 @@ recipe keys and commands.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import shlex
 import sys
 from pathlib import Path
@@ -96,3 +97,14 @@ def test_fields_that_a_docstring_explains_become_a_table() -> None:
         "Raises nothing.",
         "Attributes:\n    latency_s: seconds.\n    hops: numbers, each.\n    size: numbers, each.",
     ]
+
+
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "docs").rglob("*.py")), ids=lambda file: file.stem
+)
+def test_a_script_of_the_pages_finds_what_it_imports(script: Path) -> None:
+    spec = importlib.util.spec_from_file_location(f"script_{script.stem}", script)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
