@@ -14,7 +14,7 @@ from flowrun.engine.capture.capture import (
     Task,
     Traced,
     capture_evaluation,
-    rewritten,
+    rewrite_trace,
     trace,
 )
 from flowrun.engine.errors import RecipeError
@@ -59,7 +59,7 @@ def plan_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 
 def capture_rows(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
     """Capture a step on one micro-batch: of a rank in the mirrored view, else of all ranks."""
-    return rewritten(trace_rows(task, batch, strategy), task)
+    return rewrite_trace(trace_rows(task, batch, strategy), task)
 
 
 def trace_rows(task: Task, batch: Batch, strategy: Strategy) -> Traced:

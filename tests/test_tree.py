@@ -20,7 +20,7 @@ ENGINE = (
     ("ops/shapes", "ops/nn", "ops/flow"),
     ("ops",),
     ("boxing", "strategy"),
-    ("proof", "actors", "capture/rewrites"),
+    ("proof", "actors", "capture/patches", "capture/rewrites"),
     ("capture", "cost", "verify"),
     ("capture/check", "passes"),
     ("passes/layout", "passes/update"),

@@ -1,9 +1,8 @@
-"""buffers: what forward writes into the model's buffers, as ops of the captured graph.
+"""buffers: writes of forward into the model's buffers, as ops of the captured graph.
 
-A plain loop with gradient accumulation changes a running statistic with every micro-batch, one
-after the other, and so does this: flow.assign writes the new value in place, and everyone else
-reads a copy of the value before (flow.snapshot).  The registers then keep the micro-batches in
-order.
+As in a plain loop with gradient accumulation, a running statistic changes with every micro-batch:
+flow.assign writes the new value in place, and all readers read a copy of the value before it
+(flow.snapshot).  The registers between these ops keep the micro-batches in order.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from flowrun.engine.ir.graph import (
 from flowrun.engine.ir.names import tensor_of_variable
 from flowrun.engine.ops.flow.update import ASSIGN, SNAPSHOT
 
-WRITES = "writes/"  # a result of this name is no report, but what forward makes of a buffer
+WRITES = "writes/"  # prefix of a result that is the new value of a buffer, by the buffer's name
 
 
 def assign_buffers(graph: LogicalGraph) -> LogicalGraph:
-    """No result of the graph is what a buffer becomes; ops write that."""
+    """Return the graph with ops that write buffers in the place of results named WRITES."""
     changed = {
         key.removeprefix(WRITES): name for key, name in graph.results if key.startswith(WRITES)
     }
@@ -66,10 +65,10 @@ def assign_buffers(graph: LogicalGraph) -> LogicalGraph:
 
 
 def with_buffers(graph: LogicalGraph, assigned: Mapping[str, torch.Tensor]) -> LogicalGraph:
-    """The graph with a variable for each buffer that forward assigns (self.running = …), whether or
-    not it reads it, and without writes that leave a buffer as it is.
+    """Return the graph with a variable for each buffer that forward assigns (self.running = …).
 
-    Raises RecipeError if what is assigned is no buffer of the same shape and dtype.
+    assigned: name -> the buffer; forward need not read it.  Writes that leave a buffer unchanged
+    are dropped.  Raise RecipeError if forward assigns a tensor of another shape or dtype.
     """
     if not assigned:
         return graph
@@ -85,9 +84,9 @@ def with_buffers(graph: LogicalGraph, assigned: Mapping[str, torch.Tensor]) -> L
         if now is not None and (now.shape, now.dtype) != (tuple(old.shape), old.dtype):
             raise RecipeError(
                 "model",
-                f"forward assigns the buffer {name}, {old.dtype} of shape {tuple(old.shape)}, a"
-                f" tensor that is {now.dtype} of shape {now.shape}.",
-                "Keep a buffer of one shape and dtype, and write its part: self.x[:n].copy_(…).",
+                f"forward assigns a tensor of {now.dtype} and shape {now.shape} to the buffer"
+                f" {name}, which is {old.dtype} of shape {tuple(old.shape)}.",
+                "Keep the buffer's shape and dtype, and write a part of it: self.x[:n].copy_(…).",
             )
         if now is not None and name not in variables:
             tensor = tensor_of_variable(name)
@@ -102,7 +101,7 @@ def with_buffers(graph: LogicalGraph, assigned: Mapping[str, torch.Tensor]) -> L
 
 
 def _is_copy(graph: LogicalGraph, made: str, buffer: Variable | None) -> bool:
-    """True if a tensor is a copy of a buffer, or it."""
+    """Return whether a tensor is the buffer or a copy of it."""
     op = graph.producer.get(made)
     while op is not None and op.target == "aten.clone.default":
         made = op.inputs[0]
@@ -111,7 +110,7 @@ def _is_copy(graph: LogicalGraph, made: str, buffer: Variable | None) -> bool:
 
 
 def _module(graph: LogicalGraph, buffer: Variable) -> str:
-    """The module that owns the buffer, if it computes; else the one that reads it first."""
+    """Return the module that owns the buffer if it has ops, else the first that reads it."""
     owner = buffer.name.rpartition(".")[0]
     if any(op.module == owner for op in graph.ops):
         return owner

@@ -1,15 +1,13 @@
-"""fold: torch's graph of a module, before autograd sees it -> the same with fewer of its equal
-blocks; unfold.py puts them back behind autograd.
+"""fold: torch's graph of a module before autograd -> the same graph with fewer equal blocks.
 
-What a block computes is compared as torch's graph has it, after Python has run: call by call, with
-its constants and the shapes of its weights.  So it does not matter how a module's code came to its
-calls, and nothing is assumed of classes, configurations or hooks.  Blocks that differ in anything
-stay, all of them, as does a block from which others than the next one read.
+unfold.py adds the others again after autograd.  Blocks are compared as torch's graph has them,
+after Python has run: call by call, with constants and the shapes of weights.  So it does not matter
+which code made the calls, and nothing is assumed of classes, configurations or hooks.  If blocks
+differ in anything all of them stay; so does a block that others than the next one read.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,16 +17,16 @@ from torch import fx
 from flowrun.engine.capture.joint_graph import module_of
 from flowrun.engine.ir.module_path import block_of
 
-LEAST = 10  # equal blocks that are worth it
-KEPT = 4  # of them stay: two that autograd must treat alike, and one on either side
+MIN_BLOCKS = 10  # equal blocks for which folding pays
+KEPT_BLOCKS = 4  # two that autograd must treat alike, and one on either side
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
     """Blocks of one list that were left out.
 
-    blocks: dotted path of the list.  first: the first of KEPT equal blocks that stay.  cut: how
-    many more were behind them.
+    blocks: dotted path of the list.  first: number of the first of KEPT_BLOCKS equal blocks that
+    stay.  cut: number of equal blocks that followed them.
     """
 
     blocks: str
@@ -37,28 +35,29 @@ class Fold:
 
 
 def fold(graph: fx.Graph, entering: Mapping[fx.Node, str]) -> tuple[Fold, ...]:
-    """Take equal blocks out of the graph.
+    """Remove equal blocks from the graph; return what was removed.
 
-    entering: placeholders of weights and buffers, with their names.
+    entering: placeholder of a weight or buffer -> its name.
     """
     found: list[Fold] = []
     paths = {node: module_of(node) for node in graph.nodes if node.op not in _ENDS}
-    for blocks in _lists(paths.values()):
+    for blocks in _list_paths(paths.values()):
         if not any(f"{blocks}.".startswith(f"{other.blocks}.") for other in found):
-            line = _BlockSequence(paths, entering, blocks)
-            first, end = line.longest()
-            cut = end - first - KEPT
-            if end - first >= LEAST and line.take_out(graph, first + KEPT, end):
-                found.append(Fold(blocks, line.numbers[first], cut))
+            sequence = _BlockSequence(paths, entering, blocks)
+            first, end = sequence.find_longest()
+            cut = end - first - KEPT_BLOCKS
+            if end - first >= MIN_BLOCKS and sequence.remove(graph, first + KEPT_BLOCKS, end):
+                found.append(Fold(blocks, sequence.numbers[first], cut))
     return tuple(found)
 
 
 _ENDS = ("placeholder", "output")
 
 
-def _lists(paths: Iterable[str]) -> list[str]:
-    """Paths in front of a number, outermost first; without that of a model which is a list itself:
-    unfold.py finds blocks by the path in front of them.
+def _list_paths(paths: Iterable[str]) -> list[str]:
+    """Return the paths of lists of modules, outermost first.
+
+    A model that is a list itself is left out, as unfold.py needs a path to find blocks.
     """
     found: dict[str, None] = {}
     for path in dict.fromkeys(paths):
@@ -70,8 +69,10 @@ def _lists(paths: Iterable[str]) -> list[str]:
 
 
 class _BlockSequence:
-    """The calls of a graph as a line of blocks of one list: each from its first call to that of the
-    next, so that what is computed between two blocks belongs to the first.
+    """The calls of a graph in parts, one for each block of a list.
+
+    A part goes from the first call of a block to that of the next, so that calls between two blocks
+    belong to the first.  paths: call -> module.  at: call -> (part, position in it).
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class _BlockSequence:
         self.blocks = blocks
         self.numbers: list[int] = []
         self.parts: list[list[fx.Node]] = []
-        self.at: dict[fx.Node, tuple[int, int]] = {}  # call -> part, place in it
+        self.at: dict[fx.Node, tuple[int, int]] = {}
         for node, path in paths.items():
             number = block_of(path, blocks)
             if number is not None and number not in self.numbers:
@@ -92,23 +93,24 @@ class _BlockSequence:
                 self.at[node] = len(self.parts) - 1, len(self.parts[-1])
                 self.parts[-1].append(node)
 
-    def longest(self) -> tuple[int, int]:
-        """First and end of the most parts on end that are alike; the last part has no end."""
+    def find_longest(self) -> tuple[int, int]:
+        """Return (first, end) of the longest run of equal parts; the last part is never equal."""
         best, first, before = (0, 0), 0, None
         for part in range(len(self.parts) - 2):
-            reads = self._alike(part)
+            reads = self._compare(part)
             if reads is None or reads != before:
                 first, before = part, reads
             if reads is not None and part + 2 - first > best[1] - best[0]:
                 best = first, part + 2
         return best
 
-    def take_out(self, graph: fx.Graph, first: int, end: int) -> bool:
-        """Remove parts; who read of the last of them reads of the last before them.  False if
-        somebody behind reads of others: nothing has changed then.
+    def remove(self, graph: fx.Graph, first: int, end: int) -> bool:
+        """Remove the parts from `first` to `end` from the graph; return whether it is possible.
+
+        Readers of the last part then read the last part that stays.  It is not possible if calls
+        after the parts read any other of them.
         """
-        alike = range(first - KEPT + 1, end - 1)
-        if any(self._read_behind(part, end) for part in alike):
+        if any(self._is_read_after(part, end) for part in range(first - KEPT_BLOCKS + 1, end - 1)):
             return False
         for node, stays in zip(self.parts[end - 1], self.parts[first - 1], strict=True):
             node.replace_all_uses_with(stays, lambda user: self.at.get(user, (end, 0))[0] >= end)
@@ -117,74 +119,63 @@ class _BlockSequence:
                 graph.erase_node(node)
         return True
 
-    def _read_behind(self, part: int, end: int) -> bool:
+    def _is_read_after(self, part: int, end: int) -> bool:
         users = (user for node in self.parts[part] for user in node.users)
         return any(self.at.get(user, (end, 0))[0] >= end for user in users)
 
-    def _alike(self, part: int) -> tuple[int | None, ...] | None:
-        """How each tensor that a part reads is the one that the next part reads in its place: None
-        if it is the same, else how many parts before.  None if the parts differ.
+    def _compare(self, part: int) -> tuple[int | None, ...] | None:
+        """Compare a part with the next; None if they differ.
+
+        Else return for each tensor that the part reads how many parts before it was made; -1 for a
+        weight of the block, None for a tensor that both parts read.
         """
         these, those = self.parts[part], self.parts[part + 1]
-        reads: list[int | None] = []
         if len(these) != len(those) or self.numbers[part] + 1 != self.numbers[part + 1]:
             return None
+        reads: list[int | None] = []
         for this, that in zip(these, those, strict=True):
-            if not self._same_call(part, this, that, reads):
+            (call, ours), (next_call, theirs) = self._call(this, part), self._call(that, part + 1)
+            if call != next_call:
                 return None
+            for a, b in zip(ours, theirs, strict=True):
+                if not self._correspond(part, a, b):
+                    return None
+                before = part - self.at[a][0] if a in self.at else -1
+                reads.append(None if a is b else before)
         return None if any(n is not None and n > 1 for n in reads) else tuple(reads)
 
-    def _same_call(self, part: int, this: fx.Node, that: fx.Node, reads: list[int | None]) -> bool:
-        return (
-            (this.op, this.target) == (that.op, that.target)
-            and self._inside(self.paths[this], part) == self._inside(self.paths[that], part + 1)
-            and self._same(part, this.args, that.args, reads)
-            and self._same(part, this.kwargs, that.kwargs, reads)
-        )
+    def _call(self, node: fx.Node, part: int) -> tuple[tuple[Any, ...], list[fx.Node]]:
+        """Return a call without the tensors that it reads, and these tensors."""
+        reads: list[fx.Node] = []
 
-    def _same(self, part: int, this: Any, that: Any, reads: list[int | None]) -> bool:
-        if type(this) is not type(that):
-            return False
-        if isinstance(this, fx.Node):
-            return self._same_tensor(part, this, that, reads)
-        if isinstance(this, tuple | list):
-            pairs = itertools.zip_longest(this, that, fillvalue=_NOTHING)
-            return all(self._same(part, a, b, reads) for a, b in pairs)
-        if isinstance(this, dict):
-            return list(this) == list(that) and all(
-                self._same(part, this[key], that[key], reads) for key in this
-            )
-        if isinstance(this, slice):
-            these, those = ((s.start, s.stop, s.step) for s in (this, that))
-            return self._same(part, these, those, reads)
-        return bool(this == that)
+        def take(read: fx.Node) -> str:
+            reads.append(read)
+            return "tensor"
 
-    def _same_tensor(
-        self, part: int, this: fx.Node, that: fx.Node, reads: list[int | None]
-    ) -> bool:
+        constants = repr(fx.map_arg((node.args, node.kwargs), take))
+        inside = self._inside(self.paths[node], part)
+        return (node.op, node.target, inside, constants, len(reads)), reads
+
+    def _correspond(self, part: int, this: fx.Node, that: fx.Node) -> bool:
+        """Return whether the next part reads `that` as the part reads `this`."""
         if this is that:
-            reads.append(None)
             return True
         if this in self.at and that in self.at:
             (of, place), (next_of, next_place) = self.at[this], self.at[that]
-            reads.append(part - of)
             return of + 1 == next_of and place == next_place
         if this not in self.entering or that not in self.entering:
             return False
         names = self._inside(self.entering[this], part), self._inside(self.entering[that], part + 1)
-        return names[0] == names[1] and _described(this) == _described(that)
+        return names[0] == names[1] and _weight_form(this) == _weight_form(that)
 
     def _inside(self, path: str, part: int) -> tuple[bool, str]:
-        """A path as seen from the block of a part."""
+        """Return (is it inside of the part's block, the path from there)."""
         inside = block_of(path, self.blocks) == self.numbers[part]
         own = f"{self.blocks}.{self.numbers[part]}"
         return inside, path.removeprefix(own) if inside else path
 
 
-_NOTHING = object()
-
-
-def _described(node: fx.Node) -> tuple[Any, ...]:
-    """What autograd may know of a weight."""
+def _weight_form(node: fx.Node) -> tuple[Any, ...]:
+    """Return all that autograd may know of a weight."""
     value = node.meta["example_value"]
     return value.shape, value.stride(), value.dtype, value.requires_grad, type(value)

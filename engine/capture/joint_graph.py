@@ -2,7 +2,7 @@
 
 Relied upon (tests/engine/capture/test_capture.py names each fact): placeholders and outputs carry
 descriptors (`meta["desc"]`), nodes `nn_module_stack` (forward), `fwd_nn_module_stack` (backward),
-`seq_nr` and `val` (a fake tensor); joint_nodes.py has the rest.
+`seq_nr` and `val` (a fake tensor); joint_nodes.py names the rest.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from flowrun.engine.capture.joint_nodes import (
     place_of,
     user_line,
 )
+from flowrun.engine.capture.node_reader import MOST_NUMBERS, NodeReader
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import (
     BACKWARD,
@@ -39,19 +40,16 @@ from flowrun.engine.ir.graph import (
 )
 from flowrun.engine.ir.names import tensor_of_field, tensor_of_node, tensor_of_variable
 from flowrun.engine.ops.flow.check import AFTER, ASSERT
-from flowrun.engine.ops.shapes.create import CONSTANT
 
-LOSS = "task.loss."  # before the names of what a loss that is a module holds
-
-MOST_NUMBERS = 4096  # of a constant tensor that a plan carries
+LOSS = "task.loss."  # prefix of the names of parameters and buffers that a loss module holds
 
 
 class JointGraph:
-    """Reads one; detach and getitem disappear.
+    """A reader of one joint graph.
 
-    fields: of the batch, in order.  results: names of what forward returns.  first_names: any name
-    of a parameter or buffer -> the one that counts.  train: forward writes into buffers.  checks:
-    ops without a result run too (flow.check); else they are left out, and a note says so.
+    fields: fields of the batch, in order.  results: names of what forward returns.  first_names:
+    any name of a parameter or buffer -> the name that counts.  train: keep forward's writes into
+    buffers.  run_checks: keep ops without a result (flow.check); else a note says what is left out.
     """
 
     def __init__(
@@ -60,160 +58,122 @@ class JointGraph:
         results: tuple[str, ...],
         first_names: Mapping[str, str],
         train: bool,
-        checks: bool = False,
+        run_checks: bool = False,
     ) -> None:
-        self.first_names = first_names
-        self.other_names: dict[str, list[str]] = {}
-        for other, first in first_names.items():
-            if other != first:
-                self.other_names.setdefault(first, []).append(other)
-        self.train = train
         self.fields = fields
         self.result_names = results
-        self.names: dict[Any, str] = {}  # FX node -> tensor
-        self.tensors: dict[str, LogicalTensor] = {}
-        self.ops: list[Op] = []
-        self.variables: list[Variable] = []
+        self.first_names = first_names
+        self.train = train
+        self.run_checks = run_checks
+        self.reader = NodeReader(lambda node: tensor_of_node(node.name))
+        self.variables: dict[str, Variable] = {}
         self.feeds: list[Feed] = []
         self.results: list[tuple[str, str]] = []
-        self.checks: list[str] | None = [] if checks else None  # what each makes
+        self.checks: list[str] = []  # what each check makes
         self.left_out: dict[tuple[str, str], None] = {}  # (op, module)
         self.backward: Collection[torch.fx.Node] = ()
 
     def read(self, module: torch.fx.GraphModule) -> LogicalGraph:
+        """Return the logical graph of torch's joint graph.
+
+        Raise RecipeError for what no logical graph can hold: another kind of input or result, a
+        large constant, an op that is no op of tensors, a write into a trained parameter.
+        """
         drop_tokens(module.graph)
         self.backward = backward_of(module.graph)
         for node in module.graph.nodes:
             if node.op == "placeholder":
-                self._placeholder(node)
+                self._read_placeholder(node)
             elif node.op == "call_function":
-                self._call(node)
+                self._read_call(node)
             elif node.op == "get_attr":
                 value = operator.attrgetter(str(node.target))(module)
-                if isinstance(value, torch.Tensor):  # else a function that an op is given
-                    self._constant(node, value)
+                if isinstance(value, torch.Tensor):  # else a function that an op takes
+                    self._read_constant(node, value)
             elif node.op == "output":
-                self._outputs(node)
-        self._run_checks()
+                self._read_outputs(node)
+        self._delay_loss()
         return LogicalGraph(
-            tuple(self.ops),
-            self.tensors,
-            tuple(self.variables),
+            tuple(self.reader.ops),
+            self.reader.tensors,
+            tuple(self.variables.values()),
             tuple(self.feeds),
             results=tuple(self.results),
-            notes=tuple(_left_out(*each) for each in self.left_out),
+            notes=tuple(_left_out_note(*each) for each in self.left_out),
         )
 
-    def _tensor(self, node: torch.fx.Node, name: str, value: Any) -> str:
-        self.tensors[name] = LogicalTensor(name, tuple(int(n) for n in value.shape), value.dtype)
-        self.names[node] = name
-        return name
-
-    def _placeholder(self, node: torch.fx.Node) -> None:
+    def _read_placeholder(self, node: torch.fx.Node) -> None:
         described, value = node.meta["desc"], node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
-        kind = type(described).__name__
+        kind, add = type(described).__name__, self.reader.add_tensor
         if kind in ("ParamAOTInput", "BufferAOTInput"):
             name = self._first_name(described)
-            tensor = tensor_of_variable(name)
-            if tensor in self.tensors:  # tied: torch lists every name
-                self.names[node] = tensor
+            if name in self.variables:  # tied: torch lists every name
+                self.reader.names[node] = self.variables[name].tensor
                 return
-            self._tensor(node, tensor, value)
+            tensor = add(node, tensor_of_variable(name), value)
             role = "parameter" if kind == "ParamAOTInput" else "buffer"
-            others = tuple(self.other_names.get(name, ()))
-            self.variables.append(Variable(name, tensor, role, aliases=others))
+            others = (n for n, first in self.first_names.items() if n != first == name)
+            self.variables[name] = Variable(name, tensor, role, aliases=tuple(others))
         elif kind == "PlainAOTInput":
             field = self.fields[described.idx]
-            self.feeds.append(Feed(field, self._tensor(node, tensor_of_field(field), value)))
+            self.feeds.append(Feed(field, add(node, tensor_of_field(field), value)))
         elif kind == "TangentAOTInput":
-            self.feeds.append(Feed("@tangent", self._tensor(node, "tangent", value)))
+            self.feeds.append(Feed("@tangent", add(node, "tangent", value)))
         else:
-            raise RecipeError("model", f"an input of kind {kind} is not understood ({described})")
+            raise RecipeError(
+                "model", f"torch's graph has an input of unknown kind {kind} ({described})"
+            )
 
     def _first_name(self, described: Any) -> str:
         owner, _, name = described.target.partition(".")
         name = f"{LOSS}{name}" if owner == "loss" else name
         return self.first_names.get(name, name)
 
-    def _constant(self, node: torch.fx.Node, value: torch.Tensor) -> None:
-        """A tensor made of numbers inside forward: an op of the graph that holds the numbers."""
-        name = self._tensor(node, tensor_of_node(node.name), value)
-        numbers = tuple(value.flatten().tolist())
-        if len(numbers) > MOST_NUMBERS:
+    def _read_constant(self, node: torch.fx.Node, value: torch.Tensor) -> None:
+        """Read a tensor that forward makes of numbers, as an op that holds the numbers."""
+        module = module_of(node)
+        if value.numel() > MOST_NUMBERS:
             raise RecipeError(
                 "model",
-                f"a constant tensor of {len(numbers):,} numbers is made inside forward of module "
-                f"{module_of(node) or '(top level)'}; at most {MOST_NUMBERS:,} are carried along.",
+                f"forward of module {module or '(top level)'} makes a constant tensor of"
+                f" {value.numel():,} numbers; a plan holds at most {MOST_NUMBERS:,}.",
                 "Register it as a buffer of the module.",
             )
-        shape, dtype = self.tensors[name].shape, (("dtype", value.dtype),)
-        alike = len(set(numbers)) == 1
-        target = "aten.full.default" if alike else CONSTANT
-        args = (shape, numbers[0]) if alike else (numbers, shape)
-        self.ops.append(
-            Op(
-                name,
-                target,
-                args,
-                dtype,
-                outputs=(name,),
-                module=module_of(node),
-                phase=self._phase(node),
-            )
-        )
+        self.reader.add_constant(node, value, module=module, phase=self._phase(node))
 
-    def _call(self, node: torch.fx.Node) -> None:
+    def _read_call(self, node: torch.fx.Node) -> None:
         if is_getitem(node):
             return  # read together with the op that makes the tuple
         check_readable(node)
-        target = str(node.target)
-        if target in ("aten.detach.default", "aten.alias.default"):
-            self.names[node] = self.names[node.args[0]]
-            return
-        if not makes_tensors(node):
-            self._check(node)
-            return
-        self.ops.append(
-            Op(
-                name=tensor_of_node(node.name),
-                target=target,
-                args=tuple(self._argument(arg) for arg in node.args),
-                kwargs=tuple(
-                    (key, self._argument(arg))
-                    for key, arg in node.kwargs.items()
-                    if key not in ("device", "pin_memory", "layout")
-                ),
-                outputs=self._made(node),
-                module=module_of(node),
-                phase=self._phase(node),
-                moment=self._moment(node),
-            )
-        )
-
-    def _check(self, node: torch.fx.Node) -> None:
-        """An op that is run for what it does, such as an assert: nothing reads a result of it."""
-        if self.checks is None:
-            self.left_out[str(node.target), module_of(node)] = None
-            return
-        name = tensor_of_node(node.name)
-        self.tensors[name] = LogicalTensor(name, (), torch.bool)
-        args = (self._argument(node.args), str(node.target), user_line(node))
-        kwargs = tuple((key, self._argument(arg)) for key, arg in node.kwargs.items())
         module, phase = module_of(node), self._phase(node)
-        self.ops.append(Op(name, ASSERT, args, kwargs, outputs=(name,), module=module, phase=phase))
+        if makes_tensors(node):
+            self.reader.add_op(node, module=module, phase=phase, moment=self._moment(node))
+        elif self.run_checks:
+            self._add_check(node, module, phase)
+        else:
+            self.left_out[str(node.target), module] = None
+
+    def _add_check(self, node: torch.fx.Node, module: str, phase: str) -> None:
+        """Append an op that runs for its effect, such as an assert."""
+        name = tensor_of_node(node.name)
+        self.reader.tensors[name] = LogicalTensor(name, (), torch.bool)
+        args, kwargs = self.reader.arguments(node)
+        args = (args, str(node.target), user_line(node))
+        self.reader.ops.append(
+            Op(name, ASSERT, args, kwargs, outputs=(name,), module=module, phase=phase)
+        )
         self.checks.append(name)
 
-    def _run_checks(self) -> None:
-        """The loss waits for the checks: what nothing reads is dropped."""
+    def _delay_loss(self) -> None:
+        """Let the loss wait for the checks: an op that nothing reads would be dropped."""
         if self.checks:
-            loss = dict(self.results)["loss"]
-            name = "loss/checked"
-            self.tensors[name] = replace(self.tensors[loss], name=name)
+            loss, name = dict(self.results)["loss"], "loss/checked"
+            self.reader.tensors[name] = replace(self.reader.tensors[loss], name=name)
             refs = tuple(map(Ref, (loss, *self.checks)))
-            self.ops.append(
-                Op(name, AFTER, refs, (), outputs=(name,), module="loss", phase=FORWARD)
+            self.reader.ops.append(
+                Op(name, AFTER, refs, outputs=(name,), module="loss", phase=FORWARD)
             )
             self.results = [(k, name if k == "loss" else made) for k, made in self.results]
 
@@ -221,11 +181,10 @@ class JointGraph:
         return BACKWARD if node in self.backward else FORWARD
 
     def _moment(self, node: torch.fx.Node) -> int:
-        """torch's number of the autograd node that a forward op made, or that a backward op runs;
-        -1 where it does not tell.
+        """Return torch's number of the autograd node that a forward op made or a backward op runs.
 
-        A sum of gradients belongs to none: it has no module and carries the number of what ran
-        before; so do ops of the backward of a user's own autograd.Function.
+        -1 stands for none.  A sum of gradients belongs to no autograd node (it has no module, and
+        carries the number of what ran before), nor do the ops of a user's autograd.Function.
         """
         tagged = is_tagged_backward(node)
         if tagged != (node in self.backward):
@@ -234,64 +193,34 @@ class JointGraph:
             return -1
         return int(node.meta.get("seq_nr", -1))
 
-    def _made(self, node: torch.fx.Node) -> tuple[str | None, ...]:
-        value = node.meta["val"]
-        if isinstance(value, torch.Tensor):
-            return (self._tensor(node, tensor_of_node(node.name), value),)
-        made: list[str | None] = [None] * len(value)
-        for user in node.users:
-            index: Any = user.args[1]
-            if made[index] is None and user.users:
-                made[index] = self._tensor(
-                    user, f"{tensor_of_node(node.name)}.{index}", value[index]
-                )
-            elif made[index] is not None:
-                self.names[user] = str(made[index])
-        return tuple(made)
-
-    def _argument(self, arg: Any) -> Any:
-        if isinstance(arg, torch.fx.Node):
-            return Ref(self.names[arg])
-        if isinstance(arg, (list, tuple)):
-            return tuple(self._argument(item) for item in arg)
-        return arg
-
-    @staticmethod
-    def _check_scalar(name: str, made: LogicalTensor) -> None:
-        if made.shape != () or not made.dtype.is_floating_point:
-            key = "task.loss" if name == "loss" else f"task.metrics.{name}"
-            raise RecipeError(
-                key,
-                f"this makes {made.dtype} of shape {made.shape}, not one number, the batch's mean.",
-                "Name a function called with (output, batch) that returns a floating-point scalar.",
-            )
-
-    def _outputs(self, node: torch.fx.Node) -> None:
+    def _read_outputs(self, node: torch.fx.Node) -> None:
         values: Any = node.args[0]
         pairs = list(zip(values, node.meta["desc"], strict=True))
         for value, described in sorted(pairs, key=lambda pair: _is_written(pair[1])):
             kind = type(described).__name__
             if value is None:
                 continue
-            name = self.names[value]
+            name = self.reader.names[value]
             if kind == "PlainAOTOutput":
                 result = self.result_names[described.idx]
                 if not result.startswith(WRITES):
-                    self._check_scalar(result, self.tensors[name])
+                    _check_scalar(result, self.reader.tensors[name])
                 self.results.append((result, name))
             elif kind == "GradAOTOutput":
                 if type(described.grad_of).__name__ == "ParamAOTInput":
                     self.results.append((f"grad/{self._first_name(described.grad_of)}", name))
             elif kind == "InputMutationAOTOutput":
-                self._written(value, described.mutated_input)
+                self._read_write(value, described.mutated_input)
             else:
                 raise RecipeError(
-                    "model", f"an output of kind {kind} is not understood ({described})"
+                    "model", f"torch's graph has an output of unknown kind {kind} ({described})"
                 )
 
-    def _written(self, node: torch.fx.Node, described: Any) -> None:
-        """Forward writes into a buffer, or a parameter that is not trained: in evaluation that is
-        left undone.  A field of the batch is a copy, which nobody reads after the step.
+    def _read_write(self, node: torch.fx.Node, described: Any) -> None:
+        """Read what forward writes into a buffer, or into a parameter that is not trained.
+
+        Evaluation leaves the write undone.  A field of the batch is a copy that nobody reads after
+        the step.
         """
         if type(described).__name__ == "PlainAOTInput":
             return
@@ -303,33 +232,45 @@ class JointGraph:
                 _INSTEAD_OF_RENORM if "renorm" in str(node.target) else _INSTEAD_OF_WRITING,
             )
         if self.train:
-            self.variables = [
-                replace(v, kind="buffer") if v.name == name else v for v in self.variables
-            ]
-            self.results.append((f"{WRITES}{name}", self.names[node]))
+            self.variables[name] = replace(self.variables[name], kind="buffer")
+            self.results.append((f"{WRITES}{name}", self.reader.names[node]))
+
+
+def _check_scalar(name: str, made: LogicalTensor) -> None:
+    if made.shape != () or not made.dtype.is_floating_point:
+        raise RecipeError(
+            "task.loss" if name == "loss" else f"task.metrics.{name}",
+            f"it returns {made.dtype} of shape {made.shape} instead of one number, the mean over"
+            " the batch.",
+            "Name a function called with (output, batch) that returns a floating-point scalar.",
+        )
 
 
 _INSTEAD_OF_WRITING = (
     "Compute with a changed copy (weight.clamp(…)), or freeze it (requires_grad=False)."
 )
-_INSTEAD_OF_RENORM = "Leave max_norm out, or look up in a table that forward makes narrower itself."
+_INSTEAD_OF_RENORM = (
+    "Leave max_norm out, or let forward compute a table of bounded norms and look up in that."
+)
 
 
 def _is_written(described: Any) -> bool:
     return type(described).__name__ == "InputMutationAOTOutput"
 
 
-def _left_out(target: str, module: str) -> str:
+def _left_out_note(target: str, module: str) -> str:
     name, where = target.removesuffix(".default"), module or "the model"
-    return f"{name} in {where} makes nothing and is left out; engine.check=true runs it"
+    return f"{name} in {where} returns nothing and is left out; engine.check=true runs it"
 
 
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 
 
 def module_of(node: torch.fx.Node) -> str:
-    """Dotted path in the user's model; "loss" outside of it; "" if torch does not tell.  A module
-    of the model that is called `loss` is "model.loss".
+    """Return the dotted path of the module in the user's model that a node comes from.
+
+    "loss" stands for everything outside of the model, "" for the model itself and for nodes whose
+    module torch does not record; a module of the model called `loss` is "model.loss".
     """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     backward = node.meta.get("partitioner_tag") == "is_backward"

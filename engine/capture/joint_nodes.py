@@ -1,6 +1,7 @@
-"""joint_nodes: what joint_graph.py asks of the nodes of torch's joint graph before it reads them:
-which are backward, which are there for what they do and not for a result, which cannot be read, and
-where in the user's code each came from.
+"""joint_nodes: properties of the nodes of torch's joint graph, which joint_graph.py reads.
+
+They say which nodes are backward, which run for an effect instead of a result, which cannot be
+read, and which line of the user's code each came from.
 
 Relied upon (tests/behaviour/training/test_custom_functions.py, test_checks.py): nodes that autograd
 made have the `partitioner_tag` "is_backward", and what a user's autograd.Function computes in its
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,29 +41,35 @@ _INSTEAD: Mapping[str, str] = {
 
 
 def is_tagged_backward(node: fx.Node) -> bool:
-    """True if torch says that autograd made the node."""
+    """Return whether torch says that autograd made the node."""
     return str(node.meta.get("partitioner_tag", "")).endswith("backward")
 
 
 def backward_of(graph: fx.Graph) -> frozenset[fx.Node]:
-    """The nodes of backward: those that autograd made, and all from the first on that reads the
-    gradient of the loss, for a user's autograd.Function carries no tag.  What forward's own results
-    are made of is none of them, though torch.autograd.grad in forward made it.
+    """Return the nodes of backward.
+
+    They are those that autograd made, and all that follow the first reader of the loss's gradient,
+    as ops of a user's autograd.Function carry no tag.  Nodes that results of forward depend on
+    belong to forward, even if torch.autograd.grad in forward made them.
     """
-    forward = _behind_forward(graph)
+    forward = _ancestors_of_forward(graph)
     found: set[fx.Node] = set()
     begun = False
     for node in graph.nodes:
-        begun = begun or any(_described(read) == "TangentAOTInput" for read in node.all_input_nodes)
+        begun = begun or any(
+            type(read.meta.get("desc")).__name__ == "TangentAOTInput"
+            for read in node.all_input_nodes
+        )
         if node not in forward and (begun or is_tagged_backward(node)):
             found.add(node)
     return frozenset(found)
 
 
-def _behind_forward(graph: fx.Graph) -> set[fx.Node]:
-    """What the results of forward, and what it writes, are made of."""
+def _ancestors_of_forward(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that the results of forward, and its writes, depend on."""
     output = graph.output_node()
-    pairs = zip(_values(output.args[0]), output.meta["desc"], strict=True)
+    values: Any = output.args[0]  # a list of nodes and None
+    pairs = zip(values, output.meta["desc"], strict=True)
     forward = ("PlainAOTOutput", "InputMutationAOTOutput")
     left = [value for value, desc in pairs if value and type(desc).__name__ in forward]
     found = {output}
@@ -74,23 +81,17 @@ def _behind_forward(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _values(values: Any) -> Iterable[Any]:
-    return values  # type: ignore[no-any-return]  # of the output node: a list of nodes and None
-
-
-def _described(node: fx.Node) -> str:
-    return type(node.meta.get("desc")).__name__
-
-
 def drop_tokens(graph: fx.Graph) -> None:
-    """torch orders ops that act on the world by tokens, each made by one and read by the next.  The
-    ops stay, as any other, and the tokens go.
+    """Remove the tokens by which torch orders ops with effects; the ops themselves stay.
+
+    Each such op reads the token of the one before and makes the next.
     """
     for node in list(graph.nodes):
         if str(node.target) == "with_effects":
             _drop_token(graph, node)
     output = graph.output_node()
-    pairs = zip(_values(output.args[0]), output.meta["desc"], strict=True)
+    values: Any = output.args[0]
+    pairs = zip(values, output.meta["desc"], strict=True)
     kept = [(value, desc) for value, desc in pairs if not _is_token(desc)]
     output.args = ([value for value, _ in kept],)
     output.meta["desc"] = [desc for _, desc in kept]
@@ -125,12 +126,12 @@ def _drop_token(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def makes_tensors(node: fx.Node) -> bool:
-    """False if the op is run for what it does, such as an assert."""
+    """Return False for an op that runs for its effect, such as an assert."""
     return node.meta.get("val") not in (None, (), [])
 
 
 def check_readable(node: fx.Node) -> None:
-    """Raises RecipeError for a call that is no op of tensors."""
+    """Raise RecipeError for a call that is no op of tensors."""
     if not isinstance(node.target, HigherOrderOperator):
         return
     name = str(node.target).removesuffix("_backward")
@@ -147,18 +148,18 @@ def check_readable(node: fx.Node) -> None:
 
 
 def place_of(node: fx.Node) -> str:
-    """For a person: " (my_models.py:12)", or nothing where torch does not tell."""
+    """Return the user's line as part of a message, " (my_models.py:12)"; "" if unknown."""
     line = user_line(node)
     return f" ({line})" if line else ""
 
 
 def user_line(node: fx.Node) -> str:
-    """file:line of the innermost frame that is not torch's; "" where torch does not tell."""
+    """Return file:line of the innermost frame outside of torch; "" if torch recorded none."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     own = [f"{Path(file).name}:{line}" for file, line in frames if not file.startswith(_TORCH)]
     return own[-1] if own else ""
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """True if the node takes one of the results of an op."""
+    """Return whether the node selects one of the results of an op."""
     return node.target is operator.getitem

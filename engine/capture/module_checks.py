@@ -1,7 +1,7 @@
-"""module_checks: what is known of a module before it is captured, and would train otherwise.
+"""module_checks: refuse modules that would train differently than in plain torch.
 
-Each is a mistake, or a thing that capture cannot see: an error at the recipe's key, with the names
-of the parameters or modules.
+Each check finds a mistake, or something that capture cannot see, before the module is captured, and
+raises an error at the recipe's key with the names of the parameters or modules.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture.side_effects import module_name
+from flowrun.engine.capture.side_effects import describe_module
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.user_code import is_users
 
 
 def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Raises RecipeError.
+    """Raise RecipeError for lazy parameters, unsupported hooks and parameters that share memory.
 
     modules: prefix of names -> a module that is trained.  tensors: name -> parameter or buffer.
     """
@@ -27,7 +27,7 @@ def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor
         if nn.parameter.is_lazy(tensor):
             raise RecipeError(
                 "model",
-                f"{name} has no shape yet: it is made by the first call of a lazy module.",
+                f"{name} has no shape yet, as the first call of a lazy module creates it.",
                 "Name its sizes (nn.Linear for nn.LazyLinear), or call the module once on an"
                 " example at the end of its __init__.",
             )
@@ -35,9 +35,9 @@ def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor
         if hooks and tensor.requires_grad:
             raise RecipeError(
                 "model",
-                f"{name} has a hook of register_post_accumulate_grad_hook{_of(hooks)}, which plain"
-                " torch calls between backward and the update.",
-                "Use register_hook, whose function makes a new gradient of the gradient, or"
+                f"{name} has a hook of register_post_accumulate_grad_hook{_place_of_hook(hooks)},"
+                " which plain torch calls between backward and the update.",
+                "Use register_hook, whose function returns a changed gradient, or"
                 " optim.clip_value, optim.groups.",
             )
     for path, module in _named_modules(modules):
@@ -45,13 +45,13 @@ def check_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor
             hooks = module._backward_hooks or module._backward_pre_hooks
             raise RecipeError(
                 "model",
-                f"{module_name(path)} has a hook on its backward{_of(hooks)}, which capture cannot"
-                " follow.",
+                f"{describe_module(path)} has a hook on its backward{_place_of_hook(hooks)}, which"
+                " cannot be captured.",
                 "Write x.register_hook(…) on a tensor inside forward, or register_hook on a"
                 " parameter.",
             )
-    if pair := _overlapping(tensors):
-        raise RecipeError("model", *_why_shared(*pair, tensors))
+    if pair := _find_overlap(tensors):
+        raise RecipeError("model", *_explain_sharing(*pair, tensors))
 
 
 def _named_modules(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -60,14 +60,14 @@ def _named_modules(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.M
             yield f"{prefix}{path}".rstrip("."), each
 
 
-def _of(hooks: Mapping[Any, Any]) -> str:
-    """Where the first of some hooks is written."""
+def _place_of_hook(hooks: Mapping[Any, Any]) -> str:
+    """Return the place of the first of some hooks as part of a message: " (mod.py:41)"."""
     place = place_of_function(next(iter(hooks.values())))
     return f" ({place})" if place else ""
 
 
 def place_of_function(function: Any) -> str:
-    """ "mod.py:41", where a user's function begins; "" if it does not tell."""
+    """Return where a user's function begins, as "mod.py:41"; "" for other callables."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None or not is_users(code.co_filename):
         return ""
@@ -77,21 +77,21 @@ def place_of_function(function: Any) -> str:
 # ---- memory that two tensors share ---------------------------------------------------------------
 
 
-def _why_shared(one: str, other: str, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
+def _explain_sharing(one: str, other: str, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
     kinds = [
         "parameter" if isinstance(tensors[n], nn.Parameter) else "buffer" for n in (one, other)
     ]
     problem = (
-        f"{kinds[0]} {one} and {kinds[1]} {other} share memory under two objects: in plain torch an"
-        " update of one changes the other."
+        f"{kinds[0]} {one} and {kinds[1]} {other} share memory but are two objects: in plain torch"
+        " an update of one changes the other."
     )
     if kinds == ["parameter"] * 2 and tensors[one].shape == tensors[other].shape:
         return problem, f"Tie them as one parameter: {other} = {one}, without .data."
-    return problem, "Compute one from the other in forward, or copy it (.clone()) to part them."
+    return problem, "Compute one from the other in forward, or copy it (.clone())."
 
 
-def _overlapping(tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
-    """Two names of which one is a trained parameter, with an element of memory in common."""
+def _find_overlap(tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """Return the names of two tensors, one of them trained, that share an element of memory."""
     by_storage: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         if tensor.layout is torch.strided and tensor.device.type != "meta":
@@ -105,8 +105,9 @@ def _overlapping(tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common; of two dtypes, whether their
-    spans have.
+    """Return whether two tensors of one storage share an element.
+
+    Tensors of two dtypes share one if the spans from their first to their last byte overlap.
     """
     (a, b), (c, d) = _span(one), _span(other)
     if b <= c or d <= a:
@@ -119,7 +120,7 @@ def overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """First byte and end of a tensor in its storage."""
+    """Return the first byte of a tensor in its storage, and the byte after its last."""
     size = tensor.element_size()
     first = int(tensor.storage_offset())
     last = first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

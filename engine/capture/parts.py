@@ -1,5 +1,7 @@
-"""parts: the ops of a captured graph as a line of equal blocks, forward and backward, and two
-neighbours of them compared: what unfold.py needs to know before it repeats one.
+"""parts: the ops of a captured graph as a sequence of equal blocks, forward and backward.
+
+Two neighbouring blocks are compared, and what differs between them shows unfold.py how to repeat
+the first of them.
 """
 
 from __future__ import annotations
@@ -7,17 +9,17 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from flowrun.engine.capture.fold import KEPT, Fold
+from flowrun.engine.capture.fold import KEPT_BLOCKS, Fold
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph, Op, Ref, map_refs
 from flowrun.engine.ir.module_path import block_of
 
 
 class UnlikeError(Exception):
-    """Blocks that are equal before autograd are not behind it."""
+    """Blocks that are equal before autograd differ after it."""
 
 
 class PartOutput(NamedTuple):
-    """Where a tensor is made, by a part of the graph: see Parts."""
+    """The position of a tensor: output of an op of a part of a phase (see Parts)."""
 
     phase: str
     part: int
@@ -26,9 +28,9 @@ class PartOutput(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """How an op of the repeated part reads a tensor.
+    """The way in which an op of the repeated part reads a tensor.
 
-    own: not the same one in every part.  place: where it is made, if it is not a variable.
+    own: each part reads a tensor of its own.  place: its position, if it is not a variable.
     """
 
     own: bool
@@ -36,15 +38,19 @@ class Mode(NamedTuple):
 
 
 class Parts:
-    """Forward ops from the first of a block to the first of the next; backward ops from the first
-    of a block to the first of the one before.  Of `numbers` of blocks; the parts count from 0.
+    """The ops of a graph in parts, one for each block of a list, numbered from 0.
+
+    A part has the forward ops from the first of a block to the first of the next, and the backward
+    ops from the first of a block to the first of the block before.
+    ops: (phase, part) -> its ops.  numbers: number of each part's block.  place: tensor -> its
+    position.  of: name of an op -> (phase, part).
     """
 
     def __init__(self, graph: LogicalGraph, blocks: str) -> None:
         self.ops: dict[tuple[str, int], list[Op]] = {}
         self.numbers: list[int] = []
-        self.place: dict[str, PartOutput] = {}  # tensor -> where
-        self.of: dict[str, tuple[str, int]] = {}  # op -> phase and part
+        self.place: dict[str, PartOutput] = {}
+        self.of: dict[str, tuple[str, int]] = {}
         at = {FORWARD: -1, BACKWARD: -1}
         for op in graph.ops:
             number, phase = block_of(op.module, blocks), op.phase
@@ -64,12 +70,13 @@ class Parts:
 
 
 class Pair:
-    """The part that is repeated, number `at`, and the next.  Raises UnlikeError if they differ in
-    more than what a step from one block to the next changes.
+    """The part that is repeated, number `at`, and the next one.
 
-    modes: op of either -> how it reads each input.  steps: phase and word -> names with this word
-    in a part.  moments: of autograd, in a part.  moment: the first of the repeated one.  undated:
-    ops that have one moment in both.
+    UnlikeError is raised if they differ in more than a step from one block to the next changes.
+    modes: name of an op of either -> how it reads each input.
+    steps: (phase, word) -> number of names with this word in a part.
+    moments: number of autograd's moments in a part.  moment: the first of the repeated part.
+    undated: ops that have the same moment in both.
     """
 
     def __init__(self, graph: LogicalGraph, fold: Fold) -> None:
@@ -88,38 +95,36 @@ class Pair:
     def _second(self) -> int:
         numbers, first = self.parts.numbers, self.fold.first
         at = numbers.index(first) if first in numbers else 0
-        if numbers[at : at + KEPT] != [*range(first, first + KEPT)]:
+        if numbers[at : at + KEPT_BLOCKS] != [*range(first, first + KEPT_BLOCKS)]:
             raise UnlikeError(f"blocks of {self.fold.blocks} do not follow each other")
         return at + 1
 
     def _compare(self, phase: str) -> None:
-        """The repeated part with the next."""
+        """Compare the repeated part with the next in one phase."""
         these, those = (self.parts.ops.get((phase, self.at + k), []) for k in (0, 1))
         if len(these) != len(those):
-            raise UnlikeError(f"{phase} of blocks of {self.fold.blocks} has not as many ops each")
+            raise UnlikeError(f"blocks of {self.fold.blocks} differ in the number of {phase} ops")
         for this, that in zip(these, those, strict=True):
-            if self._described(this, 0) != self._described(that, 1):
+            if self._describe(this, 0) != self._describe(that, 1):
                 raise UnlikeError(f"{this} is unlike {that}")
             pairs = zip(this.inputs, that.inputs, strict=True)
             self.modes[this.name] = self.modes[that.name] = tuple(
                 self._mode(a, b) for a, b in pairs
             )
-            (word, number), (_, other) = numbered(this.name), numbered(that.name)
+            (word, number), (_, other) = split_number(this.name), split_number(that.name)
             step = abs(other - number)
             if self.steps.setdefault((phase, word), step) != step:
-                raise UnlikeError(
-                    f"the names of {this} and {that} do not tell how many are between"
-                )
+                raise UnlikeError(f"the numbers in the names of {this} and {that} are irregular")
             if phase == FORWARD and this.moment >= 0:
                 self.moments, self.moment = that.moment - this.moment, self.moment or this.moment
             if this.moment == that.moment:
                 self.undated |= {this.name, that.name}
 
-    def _described(self, op: Op, part: int) -> tuple[Any, ...]:
-        """What must be equal of an op of the repeated part and of the next."""
+    def _describe(self, op: Op, part: int) -> tuple[Any, ...]:
+        """Return what must be equal for an op of the repeated part and its counterpart."""
         made = [n and self.base.tensors[n] for n in op.outputs]
         return (
-            numbered(op.name)[0],
+            split_number(op.name)[0],
             op.target,
             map_refs(op.args, lambda _: Ref("")),
             map_refs(op.kwargs, lambda _: Ref("")),
@@ -128,7 +133,7 @@ class Pair:
         )
 
     def _mode(self, this: str, that: str) -> Mode:
-        """How what a part reads is what the next part reads in its place."""
+        """Return how the repeated part reads `this`, given that the next part reads `that`."""
         if this == that:
             return Mode(False)
         if {this, that} <= self.variables:
@@ -139,10 +144,10 @@ class Pair:
             following = place._replace(part=place.part + 1)
             if following == self.parts.place[that] and abs(place.part - self.at) <= 1:
                 return Mode(True, place)
-        raise UnlikeError(f"%{this} and %{that} are not read alike")
+        raise UnlikeError(f"equal blocks read %{this} and %{that} in different ways")
 
     def _inside(self, path: str, part: int) -> tuple[bool, str]:
-        """A path as seen from the block of the repeated part, or of the next."""
+        """Return (is it inside the block of part `at` + part, the path from there)."""
         own = f"{self.fold.blocks}.{self.fold.first + 1 + part}"
         inside = f"{path}.".startswith(f"{own}.")
         return inside, path.removeprefix(own) if inside else path
@@ -151,7 +156,7 @@ class Pair:
 _NUMBERED = re.compile(r"(.+?)_([1-9]\d*)")
 
 
-def numbered(name: str) -> tuple[str, int]:
-    """torch's name of a node: a word, and which one with that word."""
+def split_number(name: str) -> tuple[str, int]:
+    """Split torch's name of a node into a word and the number of the node with that word."""
     found = _NUMBERED.fullmatch(name)
     return (found[1], int(found[2])) if found else (name, 0)

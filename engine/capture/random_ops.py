@@ -1,8 +1,8 @@
-"""random_ops: a captured graph -> the same graph with random ops of the engine's own.
+"""random_ops: a captured graph -> the same graph with the engine's own random ops.
 
-Each random op of torch becomes a draw (ops/flow/random.py) and ordinary ops that read it.  A draw
-is named by the op that it comes from, its stream: so no two draws of a graph are alike, and what
-backward needs of one is a tensor that it reads.
+Each random op of torch becomes a draw (ops/flow/random.py) followed by ordinary ops.  The name of
+the op is the draw's stream, so that no two draws of a graph give the same numbers; backward reads
+the tensor that was drawn.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ DRAW = "@draw"
 
 
 def seed_random_ops(graph: LogicalGraph, seed: int) -> LogicalGraph:
-    """No op of the result asks torch for random numbers.
+    """Return the graph with a draw of the engine in the place of each random op of torch.
 
-    seed: of the run.  The feed "@draw" is added where something is drawn.  Raises RecipeError for a
+    seed: seed of the run.  A graph that draws gets the feed "@draw".  Raise RecipeError for a
     random op that is not known.
     """
-    return _Rewriter(graph, seed).graph()
+    return _DrawWriter(graph, seed).rewrite()
 
 
 def _is_random(op: Op) -> bool:
-    """torch says so of its ops; attention without dropout draws nothing."""
+    """Return whether torch calls the op random; attention without dropout draws nothing."""
     return is_random(op.target) and bind(op).get("dropout_p") != 0.0
 
 
-class _Rewriter:
-    """The ops so far, and new names of what fell away."""
+class _DrawWriter:
+    """The ops written so far.  names: a tensor that fell away -> the one in its place."""
 
     def __init__(self, graph: LogicalGraph, seed: int) -> None:
         self.base = graph
@@ -45,8 +45,8 @@ class _Rewriter:
         self.ops: list[Op] = []
         self.names: dict[str, str] = {}
 
-    def graph(self) -> LogicalGraph:
-        """All ops rewritten."""
+    def rewrite(self) -> LogicalGraph:
+        """Rewrite all ops."""
         for old in self.base.ops:
             op = rename_inputs(old, self.names)
             if op.target == "aten.native_dropout_backward.default" and bind(op)["scale"] == 1.0:
@@ -69,21 +69,25 @@ class _Rewriter:
         if write is None:
             raise RecipeError(
                 "model",
-                f"{op.target} in module {op.module or '(top level)'} draws random numbers in a way "
-                "that flowrun does not know.",
+                f"flowrun does not support the random op {op.target} in module"
+                f" {op.module or '(top level)'}.",
                 f"Write it with one of: {', '.join(sorted(_WRITE))}.",
             )
         write(self, op, bind(op))
 
     def _pass_on(self, op: Op, output: str | None) -> None:
-        """The op's output is its first input."""
+        """Let the op's first input stand for an output."""
         if output is not None:
             self.names[output] = op.inputs[0]
 
     # ------------------------------------------------------------------ writing
 
     def draw(self, op: Op, target: str, *args: Any, dtype: torch.dtype | None = None) -> str:
-        """A draw of the shape of the op's first used output, under the op's name."""
+        """Append a draw in the shape of the op's first used output; return what it makes.
+
+        target: name of the draw, without "flow.".  args: its further arguments.  dtype: of the
+        numbers; None: a mask.
+        """
         self.tensors.setdefault(DRAW, LogicalTensor(DRAW, (), torch.int64))
         like = self.tensors[op.makes[0]]
         given = () if dtype is None else (("dtype", dtype),)
@@ -99,8 +103,10 @@ class _Rewriter:
     def then(
         self, op: Op, suffix: str, target: str, *args: Any, dtype: torch.dtype | None = None
     ) -> str:
-        """An elementwise torch op behind it; names among the arguments are tensors.  dtype: of the
-        result, if it is not that of the first tensor.
+        """Append an elementwise torch op; return what it makes.
+
+        suffix: ends its name.  target: name of the op, without "aten.".  args: strings are names of
+        tensors.  dtype: of the result, if not that of the first tensor.
         """
         refs = tuple(Ref(arg) if isinstance(arg, str) else arg for arg in args)
         first = next(self.tensors[arg] for arg in args if isinstance(arg, str))
@@ -125,26 +131,26 @@ class _Rewriter:
         return name
 
     def finish(self, op: Op, made: str, at: int = 0) -> None:
-        """What the last op made is output `at` of the op."""
+        """Let the tensor `made` be output `at` of the op."""
         output = op.outputs[at]
         if output is not None:
             assert self.tensors[output].dtype == self.tensors[made].dtype, (op, made)
             self.names[output] = made
 
-    def scaled(self, op: Op, made: str, factor: float, offset: float) -> str:
-        """factor * x + offset."""
+    def scale(self, op: Op, made: str, factor: float, offset: float) -> str:
+        """Append ops that compute factor * made + offset for a draw of `op`; return the result."""
         if factor != 1:
             made = self.then(op, "scaled", "mul.Scalar", made, factor)
         return self.then(op, "moved", "add.Scalar", made, offset) if offset != 0 else made
 
 
-# ---- what becomes of each ------------------------------------------------------------------------
+# ---- one function a kind of random op ------------------------------------------------------------
 
 Given = Mapping[str, Any]
 
 
-def _dropout(w: _Rewriter, op: Op, given: Given) -> None:
-    """x * mask / (1 - p); nothing where nothing is dropped."""
+def _dropout(w: _DrawWriter, op: Op, given: Given) -> None:
+    """Compute x * mask / (1 - p); nothing if nothing is dropped."""
     p = float(given["p"])
     if p == 0.0 or given["train"] is False:
         w._pass_on(op, op.outputs[0])
@@ -157,23 +163,23 @@ def _dropout(w: _Rewriter, op: Op, given: Given) -> None:
         w.finish(op, w.then(op, "scaled", "mul.Scalar", kept, scale))
 
 
-def _dtype(w: _Rewriter, op: Op) -> torch.dtype:
+def _dtype(w: _DrawWriter, op: Op) -> torch.dtype:
     return w.tensors[op.makes[0]].dtype
 
 
-def _uniform(w: _Rewriter, op: Op, given: Given) -> None:
+def _uniform(w: _DrawWriter, op: Op, given: Given) -> None:
     low, high = float(given.get("from") or 0.0), float(given.get("to", 1.0))
     made = w.draw(op, "uniform", dtype=_dtype(w, op))
-    w.finish(op, w.scaled(op, made, high - low, low))
+    w.finish(op, w.scale(op, made, high - low, low))
 
 
-def _normal(w: _Rewriter, op: Op, given: Given) -> None:
+def _normal(w: _DrawWriter, op: Op, given: Given) -> None:
     made = w.draw(op, "normal", dtype=_dtype(w, op))
-    w.finish(op, w.scaled(op, made, float(given.get("std", 1.0)), float(given.get("mean", 0.0))))
+    w.finish(op, w.scale(op, made, float(given.get("std", 1.0)), float(given.get("mean", 0.0))))
 
 
-def _bernoulli(w: _Rewriter, op: Op, given: Given) -> None:
-    """1 where a uniform number is below the probability, a number or a tensor."""
+def _bernoulli(w: _DrawWriter, op: Op, given: Given) -> None:
+    """Write 1 where a uniform number is below the probability, a number or a tensor."""
     made = w.draw(op, "uniform", dtype=torch.float32)
     p = given.get("p", op.inputs[0])
     below = w.then(op, "below", f"lt.{_kind(p)}", made, _name(p), dtype=torch.bool)
@@ -188,24 +194,24 @@ def _name(p: Any) -> Any:
     return p.name if isinstance(p, Ref) else p
 
 
-def _exponential(w: _Rewriter, op: Op, given: Given) -> None:
-    """-log(1 - u) / lambda."""
+def _exponential(w: _DrawWriter, op: Op, given: Given) -> None:
+    """Compute -log(1 - u) / lambda."""
     made = w.draw(op, "uniform", dtype=_dtype(w, op))
     negative = w.then(op, "negative", "neg.default", made)
     log = w.then(op, "log", "log1p.default", negative)
     w.finish(op, w.then(op, "out", "mul.Scalar", log, -1.0 / float(given["lambd"])))
 
 
-def _integers(w: _Rewriter, op: Op, given: Given) -> None:
+def _integers(w: _DrawWriter, op: Op, given: Given) -> None:
     low, high = int(given.get("low", 0)), int(given["high"])
     w.finish(op, w.draw(op, "integers", low, high, dtype=_dtype(w, op)))
 
 
-def _permutation(w: _Rewriter, op: Op, given: Given) -> None:
+def _permutation(w: _DrawWriter, op: Op, given: Given) -> None:
     w.finish(op, w.draw(op, "permutation", dtype=_dtype(w, op)))
 
 
-_WRITE: Mapping[str, Callable[[_Rewriter, Op, Given], None]] = {
+_WRITE: Mapping[str, Callable[[_DrawWriter, Op, Given], None]] = {
     "aten.native_dropout.default": _dropout,
     "aten.rand.default": _uniform,
     "aten.rand_like.default": _uniform,

@@ -1,14 +1,14 @@
-"""side_effects: what forward changes in Python, as Dynamo saw it while it traced.
+"""side_effects: the Python objects that forward changes, as Dynamo records them while it traces.
 
-Dynamo follows every attribute, list, dict, set, global, closure and iterator that traced code
-writes to.  Capture leaves these writes undone, so they must be known: a buffer that forward assigns
-becomes an output of the graph, and the rest is looked at when the module is called twice
-(capture_check).
+Dynamo tracks every attribute, list, dict, set, global, closure and iterator that traced code writes
+to.  The captured graph leaves these writes out, so they must be known: a buffer that forward
+assigns becomes an output of the graph, and all others are examined when the module is called twice
+(engine/capture/check).
 
 Relied upon of torch (tests/engine/capture/test_side_effects.py):
 `SideEffects.codegen_update_mutated` is called once all is traced; `_get_modified_vars`,
-`id_to_variable`, `keepalive`, `store_attr_mutations` and `mutation_user_stacks` say what was
-modified, which object it is, and where that was written.
+`id_to_variable`, `keepalive`, `store_attr_mutations` and `mutation_user_stacks` give what was
+modified, which object it is, and the lines that did it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from torch import nn
 
+from flowrun.engine.capture.patches.substitutes import replace_attribute
 from flowrun.engine.user_code import place
 
 
@@ -28,8 +29,10 @@ from flowrun.engine.user_code import place
 class Effect:
     """An object that forward writes to.
 
-    owner: the object: a module, a list, a cell of a closure …  source: Dynamo's name of it, an
-    expression.  attributes: that are set; empty: what it holds changes.  place: the user's line.
+    owner: the object: a module, a list, a cell of a closure …
+    source: Dynamo's name of it, a Python expression.
+    attributes: names that are set; none if the content of the object changes.
+    place: the user's line, or "".
     """
 
     owner: Any
@@ -37,23 +40,23 @@ class Effect:
     attributes: tuple[str, ...]
     place: str
 
-    def name(self, attribute: str = "") -> str:
-        """For a person: `steps` of module blocks.0."""
-        path, module = _path(self.source), isinstance(self.owner, nn.Module)
-        if module:
-            return f"`{attribute}` of {module_name(path)}"
+    def describe(self, attribute: str = "") -> str:
+        """Return words for what changes: "`steps` of module blocks.0"."""
+        path = _path(self.source)
+        if isinstance(self.owner, nn.Module):
+            return f"`{attribute}` of {describe_module(path)}"
         if self.source.startswith("G["):
             what = ".".join(part for part in (path, attribute) if part)
             return f"the global `{what}`"
         if path.endswith(".__closure__") or "__closure__" in path:
-            return f"a variable around {path.partition('.__closure__')[0] or 'forward'}"
+            return f"a variable that {path.partition('.__closure__')[0] or 'forward'} closes over"
         owner, _, last = path.rpartition(".")
         what = f"{last}.{attribute}" if attribute else last
-        return f"`{what}` of {module_name(owner)}"
+        return f"`{what}` of {describe_module(owner)}"
 
 
-def module_name(path: str) -> str:
-    """Of a dotted path in the model."""
+def describe_module(path: str) -> str:
+    """Return words for the module at a dotted path of the model."""
     return f"module {path}" if path else "the model"
 
 
@@ -61,15 +64,15 @@ _ITEM = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 
 
 def _path(source: str) -> str:
-    """Dynamo's expression as a dotted path from the model."""
+    """Return Dynamo's expression as a dotted path from the model."""
     dotted = _ITEM.sub(r".\1", source.replace("._modules", "").replace("._buffers", ""))
     dotted = re.sub(r"^(L\.self|G\.[^.]*)\.?", "", dotted.replace("..", "."))
     return re.sub(r"^model\.?", "", dotted)
 
 
 @contextmanager
-def recorded() -> Iterator[list[Effect]]:
-    """Within, a list that is filled when Dynamo has traced."""
+def record_effects() -> Iterator[list[Effect]]:
+    """Yield a list that is filled with the effects of forward when Dynamo has traced it."""
     from torch._dynamo.side_effects import SideEffects
 
     found: list[Effect] = []
@@ -79,11 +82,8 @@ def recorded() -> Iterator[list[Effect]]:
         found[:] = _effects(self)
         return original(self, *args, **kwargs)
 
-    SideEffects.codegen_update_mutated = record  # type: ignore[method-assign]
-    try:
+    with replace_attribute(SideEffects, "codegen_update_mutated", record):
         yield found
-    finally:
-        SideEffects.codegen_update_mutated = original  # type: ignore[method-assign]
 
 
 def _effects(dynamos: Any) -> Iterator[Effect]:

@@ -1,11 +1,10 @@
-"""unfold: a captured graph with few of many equal blocks -> the graph with all of them, as capture
-would have made it, names included.
+"""unfold: a captured graph with few of many equal blocks -> the graph with all of them.
 
-autograd treats equal blocks in equal ways, each beside its neighbours.  That is looked at, not
-assumed: of the blocks that fold.py left, the ops of the second and those of the third, forward and
-backward, must be the same but for what a step from one block to the next changes: numbers of
-blocks, the numbers in torch's names, and from which neighbour a tensor comes.  Then the second is
-repeated.
+The result is what capture would have made without folding, names included.  autograd treats equal
+blocks alike, but this is checked, not assumed: among the blocks that fold.py left, the second and
+the third must have the same ops, forward and backward, except for what a step from one block to the
+next changes: numbers of blocks, numbers in torch's names, and the neighbour that a tensor comes
+from.  Then the second is repeated.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flowrun.engine.capture.fold import KEPT, Fold
-from flowrun.engine.capture.parts import Pair, PartOutput, UnlikeError, numbered
+from flowrun.engine.capture.fold import KEPT_BLOCKS, Fold
+from flowrun.engine.capture.parts import Pair, PartOutput, UnlikeError, split_number
 from flowrun.engine.ir.graph import (
     BACKWARD,
     FORWARD,
@@ -28,13 +27,16 @@ from flowrun.engine.ir.module_path import block_of
 
 
 def unfold(graph: LogicalGraph, fold: Fold) -> LogicalGraph:
-    """Put back the blocks that one fold left out.  Raises UnlikeError where that cannot be."""
+    """Return the graph with the blocks that a fold left out; raise UnlikeError if they differ."""
     return _Unfolding(graph, fold).graph()
 
 
 class _Unfolding:
-    """What is behind the repeated part is `fold.cut` parts further on then, and so are the blocks
-    between it and those that were left out.
+    """The whole graph of one fold.
+
+    All that follows the repeated part moves `fold.cut` parts further on, including the blocks
+    between it and those that were left out.  In all methods `copy` is the number of a copy of the
+    repeated part, from 1; 0 stands for the op, path or tensor itself.
     """
 
     def __init__(self, graph: LogicalGraph, fold: Fold) -> None:
@@ -46,11 +48,9 @@ class _Unfolding:
 
     # ------------------------------------------------------------------ names
 
-    def _renamed(self, op: Op, copy: int) -> str:
-        """torch numbers ops of one word in the order in which it makes them.  copy: of the repeated
-        part, from 1; 0: the op itself.
-        """
-        word, number = numbered(op.name)
+    def _name(self, op: Op, copy: int) -> str:
+        """Return the name of an op: torch numbers ops of one word in the order of their making."""
+        word, number = split_number(op.name)
         forward, backward = (self.pair.steps.get((p, word), 0) for p in (FORWARD, BACKWARD))
         cut, moved = self.fold.cut, copy or self.fold.cut * self._is_behind(op)
         if op.phase == FORWARD:
@@ -60,30 +60,30 @@ class _Unfolding:
         return f"{word}_{number}" if number else word
 
     def _is_behind(self, op: Op) -> bool:
-        """True behind the place where parts of its phase are put in."""
+        """Return whether the op follows the place where parts of its phase are inserted."""
         phase, part = self.parts.of.get(op.name, (op.phase, -1))
         return part >= 0 and (part > self.at) == (phase == FORWARD)
 
     def _path(self, path: str, copy: int) -> str:
-        """Of a module or a variable; of what the repeated part has for itself, where copy > 0."""
+        """Return the path of a module or a variable."""
         number, fold = block_of(path, self.fold.blocks), self.fold
         if number is None:
             return path
         if number == fold.first + 1:
             more = copy
         else:
-            more = fold.cut if fold.first + 1 < number < fold.first + KEPT else 0
+            more = fold.cut if fold.first + 1 < number < fold.first + KEPT_BLOCKS else 0
         return f"{fold.blocks}.{number + more}" + path.removeprefix(f"{fold.blocks}.{number}")
 
     def _tensor(self, name: str, copy: int = 0) -> str:
-        """What a tensor of the folded graph is called; copy: as in _renamed."""
+        """Return the name of a tensor."""
         op = self.base.producer.get(name)
         if op is None:
             return self._path(name, copy) if name in self.pair.variables else name
-        return self._renamed(op, copy) + name.removeprefix(op.name)
+        return self._name(op, copy) + name.removeprefix(op.name)
 
     def _made_at(self, place: PartOutput, part: int) -> str:
-        """The tensor at the same place in a part of the whole graph."""
+        """Return the tensor at the same position in a part of the whole graph."""
         copy, cut = part - self.at, self.fold.cut
         kept = part if copy <= 0 else self.at if copy <= cut else part - cut
         op = self.parts.ops[place.phase, kept][place.op]
@@ -92,7 +92,7 @@ class _Unfolding:
     # ------------------------------------------------------------------ ops
 
     def graph(self) -> LogicalGraph:
-        """All ops, with those of the blocks that were left out."""
+        """Return the whole graph."""
         sources = (source.tensor for source in self.base.sources)
         self.tensors = {name: self.base.tensors[name] for name in sources}
         ops = tuple(self._ops())
@@ -107,11 +107,11 @@ class _Unfolding:
             if self._is_behind(op):
                 for copy in waiting.pop(op.phase, ()):
                     for each in self.parts.ops.get((op.phase, self.at), ()):
-                        yield self._put(each, copy)
-            yield self._put(op, 0)
+                        yield self._copy_op(each, copy)
+            yield self._copy_op(op, 0)
 
-    def _put(self, op: Op, copy: int) -> Op:
-        """An op in the whole graph, or a copy of it."""
+    def _copy_op(self, op: Op, copy: int) -> Op:
+        """Return an op of the whole graph."""
         names = iter([self._read(op, k, name, copy) for k, name in enumerate(op.inputs)])
         swap = lambda _: Ref(next(names))  # noqa: E731
         made = {name: self._tensor(name, copy) for name in op.makes}
@@ -119,7 +119,7 @@ class _Unfolding:
             self.tensors[new] = replace(self.base.tensors[old], name=new)
         return replace(
             op,
-            name=self._renamed(op, copy),
+            name=self._name(op, copy),
             args=map_refs(op.args, swap),
             kwargs=map_refs(op.kwargs, swap),
             outputs=tuple(name and made[name] for name in op.outputs),
@@ -128,14 +128,14 @@ class _Unfolding:
         )
 
     def _read(self, op: Op, k: int, name: str, copy: int) -> str:
-        """Input k of an op in the whole graph, or of a copy of it."""
+        """Return the name of input k of an op."""
         _, part = self.parts.of.get(op.name, (op.phase, -1))
         place = self.parts.place.get(name)
         if op.name not in self.pair.modes:
             behind = part > self.at if part >= 0 else op.phase == BACKWARD
             near = place is not None and place.part in (self.at, self.at + 1)
             if place and near and behind != (place.part > self.at):
-                raise UnlikeError(f"{op} reads what may be of any of the equal blocks")
+                raise UnlikeError(f"{op} reads a tensor that any of the equal blocks may make")
             return self._tensor(name)
         own, made = self.pair.modes[op.name][k]
         if not own:
@@ -146,7 +146,7 @@ class _Unfolding:
         return self._made_at(made, here + made.part - self.at)
 
     def _moment(self, op: Op, copy: int) -> int:
-        """autograd counts through forward; backward goes by the numbers of forward, about."""
+        """Return an op's moment: autograd counts through forward, and backward has its numbers."""
         _, part = self.parts.of.get(op.name, (op.phase, -1))
         behind = part > self.at if part >= 0 else op.phase == BACKWARD
         if op.moment < 0 or op.name in self.pair.undated:
@@ -158,7 +158,7 @@ class _Unfolding:
         return op.moment + parts * self.pair.moments
 
     def _results(self) -> tuple[tuple[str, str], ...]:
-        """In the order of torch's outputs: of each kind, that of the variables."""
+        """Return the results in torch's order: of each kind, that of the variables."""
         order = {v.name: k for k, v in enumerate(self.base.variables)}
         own = f"{self.fold.blocks}.{self.fold.first + 1}."
         kinds: dict[str, list[tuple[int, str, str]]] = {}
@@ -170,7 +170,7 @@ class _Unfolding:
             copies = range(1, self.fold.cut + 1) if variable.startswith(own) else ()
             place = self.parts.place.get(name)
             if copies and (place is None or place.part != self.at):
-                raise UnlikeError(f"{key} is not made with its block")
+                raise UnlikeError(f"{key} is not made within its block")
             for copy in (0, *copies):
                 new = self._path(variable, copy)
                 made = self._tensor(name, copy)

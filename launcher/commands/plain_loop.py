@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture.update_trace import fed_to, states_of
+from flowrun.engine.capture.update_trace import states_of, step_scalars_of
 from flowrun.engine.strategy import LossScale, Optimizer
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
@@ -53,7 +53,7 @@ def plain_loop(
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     update = _PlainUpdate(job.strategy.optimizer, job.strategy.loss_scale, model)
     train, parts = recipe.train, 1 if whole else recipe.train.micro_batches
-    sampler = replace(job.materials.sampler, micro_batches=parts)
+    sampler = replace(job.sampler, micro_batches=parts)
     rows = train.batch_size // parts // replicas
     dtype = AUTOCAST[recipe.precision.dtype]
     losses = []
@@ -163,6 +163,6 @@ class _ByFunction(torch.optim.Optimizer):
             state["step"] = 0
         state["step"] += 1
         fed = {"lr": torch.tensor(rate), "step": torch.tensor(float(state["step"]))}
-        fed = {key: fed[key] for key in fed_to(self.function)}
+        fed = {key: fed[key] for key in step_scalars_of(self.function)}
         new, *state["states"] = self.function(p.clone(), p.grad, *state["states"], **numbers, **fed)
         p.copy_(new)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
-from flowrun.engine.runtime.kernels.cuda_graphs import graphed
+from flowrun.engine.runtime.kernels.cuda_graphs import record_kernels
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.device import device_type
@@ -54,17 +54,17 @@ def kernels_of(job: Job, training: Rehearsed, say: Callable[[str], None]) -> Ker
         regions = kernels = compiled_regions(job, training)
         if job.device_type == "cpu":
             _compile(regions, say)
-    return graphed(kernels) if job.recipe.engine.cuda_graphs else kernels
+    return record_kernels(kernels) if job.recipe.engine.cuda_graphs else kernels
 
 
 def _compile(regions: CompiledRegions, say: Callable[[str], None]) -> None:
     """Here, for all ranks of this host."""
-    from flowrun.engine.runtime.inductor.compile_ahead import compile_ahead, to_compile
+    from flowrun.engine.runtime.inductor.compile_ahead import compile_ahead, list_new_pieces
     from flowrun.engine.runtime.inductor.inductor import require_compiler
 
     require_compiler()
     start = time.perf_counter()
-    new = len(to_compile(regions))
+    new = len(list_new_pieces(regions))
     if new:
         say(f"compiling {summary(regions)}, {new} of them new to this host")
     compile_ahead(regions)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.capture.update_trace import behaviour
+from flowrun.engine.capture.update_trace import describe_updates
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.own_files import Unusable, own_folder, read_own, write_own
@@ -105,7 +105,7 @@ def inputs(strategy: Strategy, *graphs: LogicalGraph) -> tuple[Any, ...]:
         for v in graph.variables
         if v.kind == "parameter"
     ]
-    return known, bare, behaviour(optimizer.function, parameters)
+    return known, bare, describe_updates(optimizer.function, parameters)
 
 
 def found_rows_file(used: bool) -> Path | None:

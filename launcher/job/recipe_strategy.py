@@ -13,7 +13,7 @@ from flowrun.launcher.job.plan_cache import found_rows_file
 from flowrun.launcher.model.signatures import tables_of
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
 from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, STEP, Recipe
-from flowrun.models.data.steps import preparation, sample_seconds, unprepared
+from flowrun.models.data.steps import preparation, sample_seconds, unprepared_fields
 
 _FUSIONS = {EAGER: "", INDUCTOR: "compiled", HANDWRITTEN: "handwritten"}
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -67,6 +67,6 @@ def add_reading(strategy: Strategy, data: Any) -> Strategy:
     return replace(
         strategy,
         preparation=tuple(Preparation(step.name, step.seconds, step.num_bytes) for step in steps),
-        unprepared=tuple(unprepared(data)),
+        unprepared=tuple(unprepared_fields(data)),
         sample_s=sample_seconds(data),
     )

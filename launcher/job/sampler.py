@@ -11,9 +11,9 @@ from torch.utils.data import Dataset, default_collate
 
 from flowrun.engine.capture.capture import Batch
 from flowrun.engine.errors import RecipeError
-from flowrun.models.data.collate import ItemError, collated
+from flowrun.models.data.collate import ItemError, collate
 from flowrun.models.data.stacked import batch_of
-from flowrun.models.data.steps import apply, preparation, unprepared
+from flowrun.models.data.steps import apply_step, preparation, unprepared_fields
 from flowrun.models.sampling import held_out_indices, sample_indices
 
 FieldType = tuple[tuple[int, ...], torch.dtype]
@@ -65,7 +65,7 @@ class Sampler:
         for k, sample in enumerate(samples):
             try:
                 seed = None if self.evaluation else (self.seed, first + k)
-                made.append(apply(self.data, name, sample, seed))
+                made.append(apply_step(self.data, name, sample, seed))
             except Exception as error:
                 item = self._chosen(step, micro_batch, rows)[k]
                 error.add_note(f"item {item} of the data set, in its step {name}")
@@ -80,7 +80,7 @@ class Sampler:
         chosen = self._chosen(step, micro_batch, rows).tolist()
         return {
             field: default_collate([getattr(self.data, method)(index) for index in chosen])
-            for field, method in unprepared(self.data).items()
+            for field, method in unprepared_fields(self.data).items()
         }
 
     def collate(self, samples: list[Any], step: int, micro_batch: int, rows: slice) -> Batch:
@@ -89,7 +89,7 @@ class Sampler:
         samples: the items.  step, micro_batch, rows: say which they are, for an error.
         """
         chosen = self._chosen(step, micro_batch, rows)
-        made = collated(samples, chosen.tolist())
+        made = collate(samples, chosen.tolist())
         self._check(made, chosen)
         return made
 

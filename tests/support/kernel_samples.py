@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flowrun.engine.capture.rewrites import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
+from flowrun.engine.capture.patches import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.proof.simulated_ranks import OpSample, sample
 from support.sample_values import T, below, positive

@@ -1,4 +1,4 @@
-"""check: the captured step beside the module itself, called twice with autograd."""
+"""compare: the captured step against the module itself, called twice with autograd."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from torch import Tensor, nn
 
 from flowrun.engine.capture.buffers import WRITES
 from flowrun.engine.capture.capture import Batch, CapturedModule, Task, Traced
-from flowrun.engine.capture.capture_errors import said_by
+from flowrun.engine.capture.capture_errors import describe_error
 from flowrun.engine.capture.check.draws import Draws
 from flowrun.engine.capture.check.interpret import interpret
-from flowrun.engine.capture.check.state import EffectState, has_changed, state_of, tensors_read
+from flowrun.engine.capture.check.state import (
+    EffectState,
+    copy_outside_tensors,
+    has_changed,
+    take_snapshot,
+)
 from flowrun.engine.capture.module_checks import place_of_function
 from flowrun.engine.capture.side_effects import Effect
 from flowrun.engine.cost.op_cost import op_flops
@@ -25,20 +30,20 @@ from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ops.traits import is_random, is_view
 from flowrun.engine.user_code import place_of
 
-MOST_FLOPS = 2e10  # of a micro-batch, forward and backward: about a second of one core
-MOST_ELEMENTS = 4e8  # that all ops of it make
-MEMORY_SHARE = 0.5  # of what is free
+MAX_FLOPS = 2e10  # forward and backward of a micro-batch: about a second of one core
+MAX_ELEMENTS = 4e8  # elements that all ops of a micro-batch make
+MAX_MEMORY_SHARE = 0.5  # share of the free memory
 _KEY = "engine.check_capture"
-# Relative to the norm.  The captured graph runs the ops that the module runs; where torch captures
-# another formula, or another order of a sum, numbers differ by some roundings.
-_TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 5e-2}  # bytes of the narrowest type that computes
-_NOISE = 0.03  # of the tolerance, of all gradients: what is left of a gradient that cancels out
-_OF_ANY_BATCH = (NotImplementedError, RuntimeError, TypeError)  # not a class below: of values
-_CHANGE = 1.01  # between the calls, as an update would change weights
+# bytes of the narrowest dtype that computes -> tolerance relative to the norm.  The captured graph
+# runs the module's ops; another formula or order of a sum in torch's graph changes some roundings.
+_TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 5e-2}
+_NOISE_SHARE = 0.03  # of the norm of all gradients: rounding errors of a gradient that cancels out
+_ERRORS_OF_ANY_BATCH = (NotImplementedError, RuntimeError, TypeError)  # subclasses depend on values
+_WEIGHT_FACTOR = 1.01  # weights are multiplied by it between the calls, in the place of an update
 
 
-def why_unchecked(graph: LogicalGraph) -> str:
-    """Why a graph is too large to be run here; "" if it is not."""
+def explain_size_limit(graph: LogicalGraph) -> str:
+    """Return why a graph is too large to be run here; "" if it is not."""
     flops = elements = num_bytes = 0.0
     for op in graph.ops:
         if not is_view(op.target):
@@ -48,10 +53,10 @@ def why_unchecked(graph: LogicalGraph) -> str:
             elements += sum(tensor.num_elements for tensor in made if tensor)
             num_bytes += sum(tensor.num_bytes for tensor in made if tensor)
     held = sum(graph.tensors[v.tensor].num_bytes for v in graph.variables)
-    if flops > MOST_FLOPS or elements > MOST_ELEMENTS:
+    if flops > MAX_FLOPS or elements > MAX_ELEMENTS:
         return f"a micro-batch takes {flops / 1e9:,.0f} Gflop, more than a second here"
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if 3 * held + 2 * num_bytes > MEMORY_SHARE * free:
+    if 3 * held + 2 * num_bytes > MAX_MEMORY_SHARE * free:
         return f"it takes {(3 * held + 2 * num_bytes) / 1e9:,.1f} GB"
     return ""
 
@@ -62,52 +67,53 @@ def check_capture(
     traced: Traced,
     values: Mapping[str, Tensor],
     *,
-    here: bool = True,
+    on_cpu: bool = True,
 ) -> str:
-    """Raises RecipeError where the captured graph is not what the module computes.
+    """Compare the captured graph with the module; return "", or why they could not be compared.
 
-    batches: two micro-batches.  values: of every parameter and buffer.  here: the model trains on
-    the CPU, as it is called here.  The modules are changed: call it in a process of its own.
-    Returns why nothing could be compared, or "".
+    task: the module, which is changed: call this in a process of its own.  batches: two
+    micro-batches.  traced: the captured graph.  values: name -> value of every parameter and
+    buffer.  on_cpu: the model trains on the CPU, where it is called here.  Raise RecipeError if
+    loss, gradients or buffers differ, or if each call changes an object in Python.
     """
-    if why := why_unchecked(traced.graph):
+    if why := explain_size_limit(traced.graph):
         _check_state(task, batches, traced.effects)
         return why
     for name, tensor in task.tensors.items():
         tensor.data = values[name]
-    return _CaptureComparison(task, batches, traced, here).run()
+    return _CaptureComparison(task, batches, traced, on_cpu).run()
 
 
 def _check_state(task: Task, batches: Sequence[Batch], effects: Sequence[Effect]) -> None:
-    """What two calls change in Python, without values of tensors."""
+    """Raise RecipeError for what each of two calls changes in Python; tensors have no numbers."""
     if not effects:
         return
     from torch._subclasses import FakeTensorMode
 
     program = CapturedModule(task, tuple(batches[0]), {})
-    states = [state_of(effects)]
+    states = [take_snapshot(effects)]
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
         for batch in batches:
             try:
                 program(*(fake.from_tensor(value) for value in batch.values()))
-            except Exception:  # what looks at values
+            except Exception:  # the model looks at values
                 return
-            states.append(state_of(effects))
+            states.append(take_snapshot(effects))
     _refuse_changes(effects, states)
 
 
 def _refuse_changes(effects: Sequence[Effect], states: Sequence[EffectState]) -> None:
-    """Raises RecipeError for what each call changes; a cache is built by the first alone."""
+    """Raise RecipeError for what each call changes; the first alone may fill a cache."""
     before, once, twice = states
     for (k, attribute), value in twice.items():
         flips = attribute == "training" and before[k, attribute] != once[k, attribute]
         if value != once[k, attribute] or flips:
-            raise RecipeError("model", *_why_changes(effects[k], attribute, flips))
+            raise RecipeError("model", *_explain_change(effects[k], attribute, flips))
 
 
-def _why_changes(effect: Effect, attribute: str, flips: bool) -> tuple[str, str]:
+def _explain_change(effect: Effect, attribute: str, flips: bool) -> tuple[str, str]:
     where = f" ({effect.place})" if effect.place else ""
-    what = f"forward changes {effect.name(attribute)}{where}"
+    what = f"forward changes {effect.describe(attribute)}{where}"
     if flips:
         return (
             f"{what}: the next call runs in another mode.",
@@ -115,24 +121,24 @@ def _why_changes(effect: Effect, attribute: str, flips: bool) -> tuple[str, str]
             " stays so.",
         )
     return (
-        f"{what} with every call, in Python: what was captured would do in every step what it does"
-        " in the first.",
+        f"{what} with every call, in Python: the captured graph would repeat in every step what the"
+        " first call does.",
         "Count in a buffer (self.register_buffer('steps', torch.zeros((), dtype=torch.long)) in"
-        " __init__, self.steps += 1 in forward) and choose with torch.where. What is only read by"
-        " people: keep it out of forward.",
+        " __init__, self.steps += 1 in forward) and choose with torch.where. Keep values that only"
+        " people read out of forward.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _StepResult:
-    """Loss, gradients by parameter, buffers by name."""
+    """The results of one call: loss, gradients by parameter, buffers by name."""
 
     loss: Tensor
     gradients: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Each with a name for a person."""
+        """Yield each value with words for it."""
         yield "the loss", self.loss
         for name, value in self.buffers.items():
             yield f"buffer {name}", value
@@ -141,11 +147,11 @@ class _StepResult:
 
 
 class _CaptureComparison:
-    """Calls module and graph in turn."""
+    """A comparison of module and graph, which are called in turn."""
 
-    def __init__(self, task: Task, batches: Sequence[Batch], traced: Traced, here: bool) -> None:
+    def __init__(self, task: Task, batches: Sequence[Batch], traced: Traced, on_cpu: bool) -> None:
         self.task = task
-        self.here = here
+        self.on_cpu = on_cpu
         self.batches = batches
         self.graph = traced.graph
         self.effects = traced.effects
@@ -153,11 +159,12 @@ class _CaptureComparison:
         self.tensors = task.tensors
         self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
         self.buffers = {n: t.clone() for n, t in self.tensors.items() if n not in self.parameters}
-        self.held = tensors_read(traced.effects, traced.outside)
+        self.held = copy_outside_tensors(traced.effects, traced.outside)
         self.draws = any(is_random(op.target) for op in self.graph.ops)
 
     def run(self) -> str:
-        states = [state_of(self.effects)]
+        """Return "", or why nothing could be compared; raise RecipeError for a difference."""
+        states = [take_snapshot(self.effects)]
         differences: list[tuple[str, str]] = []
         for call, batch in enumerate(self.batches):
             with torch.random.fork_rng(devices=[]):
@@ -167,27 +174,27 @@ class _CaptureComparison:
                 except RecipeError:
                     raise
                 except Exception as error:
-                    return self._failed(error, call)
+                    return self._explain_failure(error, call)
                 torch.manual_seed(call)
                 captured = self._call_graph(batch)
-            states.append(state_of(self.effects))
+            states.append(take_snapshot(self.effects))
             differences.append(self._difference(module, captured))
             with torch.no_grad():
                 for parameter in self.parameters.values():
                     if parameter.requires_grad:
-                        parameter.mul_(_CHANGE)
+                        parameter.mul_(_WEIGHT_FACTOR)
         _refuse_changes(self.effects, states)
         for key, before in self.held.items():
             if has_changed(self.effects, key, before):
-                raise RecipeError("model", *_why_changes(self.effects[key[0]], key[1], False))
+                raise RecipeError("model", *_explain_change(self.effects[key[0]], key[1], False))
         for call, (name, difference) in enumerate(differences):
             if difference:
-                raise RecipeError("model", *self._why_differs(name, difference, call))
+                raise RecipeError("model", *self._explain_difference(name, difference, call))
         return ""
 
     def _call_module(self, batch: Batch) -> _StepResult:
-        with self._drawing():
-            with self._gradients_stay():
+        with self._draw_alike():
+            with self._protect_gradients():
                 loss = self.program(*batch.values())[0]
             loss.backward()
         after = self.task.tensors
@@ -198,9 +205,10 @@ class _CaptureComparison:
         )
 
     @contextlib.contextmanager
-    def _gradients_stay(self) -> Iterator[None]:
-        """Within, parameters have a gradient, as behind an earlier micro-batch.  Raises RecipeError
-        if it is another one at the end; then there is none.
+    def _protect_gradients(self) -> Iterator[None]:
+        """Within the block, give parameters a gradient, as an earlier micro-batch would.
+
+        Raise RecipeError if the block changes it; afterwards there is none.
         """
         trained = {n: p for n, p in self.parameters.items() if p.requires_grad}
         for parameter in trained.values():
@@ -215,15 +223,15 @@ class _CaptureComparison:
                     raise RecipeError(
                         "model",
                         f"forward changes the gradient of {name} (zero_grad, or .grad), which holds"
-                        " what earlier micro-batches of the step have added.",
-                        "Leave gradients to the training: take it out of forward.",
+                        " the sum over earlier micro-batches of the step.",
+                        "Remove it from forward; the training handles gradients.",
                     )
         finally:
             for parameter in self.parameters.values():
                 parameter.grad = None
 
     def _call_graph(self, batch: Batch) -> _StepResult:
-        with self._drawing():
+        with self._draw_alike():
             made = interpret(self.graph, {**self.parameters, **self.buffers}, batch)
         for name in self.buffers:
             if f"{WRITES}{name}" in made:
@@ -233,7 +241,7 @@ class _CaptureComparison:
         }
         return _StepResult(made["loss"], gradients, {n: b.clone() for n, b in self.buffers.items()})
 
-    def _drawing(self) -> contextlib.AbstractContextManager[object]:
+    def _draw_alike(self) -> contextlib.AbstractContextManager[object]:
         return Draws() if self.draws else contextlib.nullcontext()
 
     # ------------------------------------------------------------------ what differs
@@ -244,55 +252,56 @@ class _CaptureComparison:
         return _TOLERANCE[min((d.itemsize // (1 + d.is_complex) for d in dtypes), default=4)]
 
     def _difference(self, module: _StepResult, captured: _StepResult) -> tuple[str, str]:
-        """(the parameter whose gradient differs, or "", what differs most, or "")."""
+        """Return what differs most: (the parameter if it is a gradient, words for it), or ""s."""
         most, which, what = 1.0, "", ""
         others = dict(captured.items())
         all_gradients = math.hypot(*map(_norm, module.gradients.values()))
         for name, value in module.items():
-            floor = _NOISE * all_gradients if name.startswith("the gradient") else 0.0
+            floor = _NOISE_SHARE * all_gradients if name.startswith("the gradient") else 0.0
             if name not in others:
-                apart = _norm(value)
-                share = math.inf if apart > self._tolerance * floor else 0.0
+                distance = _norm(value)
+                share = math.inf if distance > self._tolerance * floor else 0.0
             else:
-                apart = _apart(value, others[name])
-                share = apart / (self._tolerance * max(_norm(value), floor, 1e-30))
-            if apart and share > most:
-                most, what = share, _described(name, apart, _norm(value))
+                distance = _distance(value, others[name])
+                share = distance / (self._tolerance * max(_norm(value), floor, 1e-30))
+            if distance and share > most:
+                most, what = share, _describe(name, distance, _norm(value))
                 which = name.removeprefix("the gradient of ")
         for name, value in captured.gradients.items():
             if name not in module.gradients and _norm(value):
                 return name, f"plain torch has no gradient of {name}"
         return which, what
 
-    def _why_differs(self, name: str, difference: str, call: int) -> tuple[str, str]:
+    def _explain_difference(self, name: str, difference: str, call: int) -> tuple[str, str]:
         when = "the second time, after a change of weights" if call else "the first time"
         parameter = self.parameters.get(name)
         if parameter is not None and parameter._backward_hooks:
             hook = next(iter(parameter._backward_hooks.values()))
-            problem = (
+            return (
                 f"the hook on the gradient of {name} ({place_of_function(hook)}) depends on more"
+                f" than the gradient: {when} {difference}.",
+                "Let the hook depend on nothing but the gradient.",
             )
-            problem += f" than the gradient: {when} {difference}."
-            return problem, "A hook must be a function of the gradient alone."
         written = ", ".join(
-            effect.name(attribute) + (f" ({effect.place})" if effect.place else "")
+            effect.describe(attribute) + (f" ({effect.place})" if effect.place else "")
             for effect in self.effects
             for attribute in effect.attributes or ("",)
         )
         because = f" Forward writes to {written}." if written else ""
         return (
-            "what torch captured of the model is not what the model computes when it is called"
-            f" {when}: {difference}.{because}",
-            "What lasts from call to call belongs in a buffer, what is made of weights is made in"
-            f" forward. {_KEY}=false trains what was captured all the same.",
+            "the graph that torch captured does not compute what the model computes when it is"
+            f" called {when}: {difference}.{because}",
+            "Keep state that lasts between calls in a buffer, and compute values that depend on"
+            f" weights in forward. {_KEY}=false trains the captured graph nevertheless.",
         )
 
-    def _failed(self, error: Exception, call: int) -> str:
-        """Why nothing could be compared.  Raises RecipeError for what the second call cannot, and
-        for what no step could that runs where this one does: values of the batch do not matter to
-        it.
+    def _explain_failure(self, error: Exception, call: int) -> str:
+        """Return why nothing could be compared, from the error of the module's call.
+
+        Raise RecipeError if only the second call fails, or if the error would end every step on
+        this device, whatever the values of the batch.
         """
-        what = said_by(error)
+        what = describe_error(error)
         place = place_of(error)
         at = f" ({place})" if place else ""
         if call and not isinstance(error, (IndexError, ValueError)):
@@ -301,7 +310,7 @@ class _CaptureComparison:
                 f"the model's second call fails in plain torch: {what}{at}",
                 "What forward keeps from a call must be detached (x.detach()).",
             )
-        if self.here and type(error) in _OF_ANY_BATCH and "alloc" not in what:
+        if self.on_cpu and type(error) in _ERRORS_OF_ANY_BATCH and "alloc" not in what:
             raise RecipeError("model", f"the model fails in plain torch, too: {what}{at}")
         return f"plain torch fails in a call of the model: {what}"
 
@@ -311,14 +320,14 @@ def _computes(dtype: torch.dtype) -> bool:
 
 
 def _norm(x: Tensor) -> float:
-    """Of all that is finite."""
+    """Return the norm over all finite elements."""
     if x.is_complex():
         x = torch.view_as_real(x)
     return float(x.double().nan_to_num(0.0, 0.0, 0.0).norm())
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
-    """Norm of the difference; where one is not finite the other must be the same."""
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Return the norm of the difference; infinity if elements that are not finite differ."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return math.inf
     if one.is_complex():
@@ -331,7 +340,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float(torch.where(finite, one - other, 0.0).norm())
 
 
-def _described(name: str, apart: float, norm: float) -> str:
-    if not math.isfinite(apart):
-        return f"{name} has another shape, dtype or infinite values"
-    return f"{name} differs by {apart / norm:.2g} of its norm" if norm else f"{name} is not 0"
+def _describe(name: str, distance: float, norm: float) -> str:
+    if not math.isfinite(distance):
+        return f"{name} has another shape, dtype or other infinite values"
+    return f"{name} differs by {distance / norm:.2g} of its norm" if norm else f"{name} is not 0"

@@ -1,9 +1,9 @@
-"""draws: random ops whose numbers depend on the order of the draws alone.
+"""draws: random ops whose numbers depend only on the order of the draws.
 
-A module draws as it is written, a captured graph by other ops (`bernoulli_` on a tensor of any
-strides, `native_dropout`).  Within `Draws` both get the same numbers at the same logical places:
-each draw takes a seed from torch's generator, so that who restores the generator's state, as
-`torch.utils.checkpoint` does, draws the same again.
+A module and its captured graph draw by different ops (`bernoulli_` on a tensor of any strides,
+`native_dropout`).  Under `Draws` both get the same numbers at the same logical positions.  Each
+draw takes a seed from torch's generator, so that a function that restores the generator's state, as
+`torch.utils.checkpoint` does, draws the same numbers again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ATEN = torch.ops.aten
 
 
 class Draws(TorchDispatchMode):
-    """See above."""
+    """A dispatch mode under which a random op draws from a generator of its own."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -37,12 +37,8 @@ class Draws(TorchDispatchMode):
         return draw(torch.Generator().manual_seed(seed), *args, **kwargs)
 
 
-def _uniform(x: Tensor, low: float, high: float, generator: torch.Generator) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype).uniform_(low, high, generator=generator)
-
-
 def _below(x: Tensor, p: float | Tensor, generator: torch.Generator) -> Tensor:
-    """True with probability p."""
+    """Draw a mask that is True with probability p."""
     return torch.empty(x.shape).uniform_(generator=generator) < p
 
 
@@ -61,28 +57,20 @@ def _bernoulli(g: torch.Generator, x: Tensor, p: Any = None, generator: Any = No
     return _below(x, x if p is None else p, g).to(x.dtype)
 
 
-def _uniform_(
+def _uniform(
     g: torch.Generator, x: Tensor, low: float = 0, high: float = 1, generator: Any = None
 ) -> Tensor:
-    return x.copy_(_uniform(x, low, high, g))
+    return torch.empty(x.shape, dtype=x.dtype).uniform_(low, high, generator=g)
 
 
-def _uniform_made(
-    g: torch.Generator, x: Tensor, low: float = 0, high: float = 1, generator: Any = None
-) -> Tensor:
-    return _uniform(x, low, high, g)
-
-
-def _normal_(
-    g: torch.Generator, x: Tensor, mean: float = 0, std: float = 1, generator: Any = None
-) -> Tensor:
-    return x.copy_(_normal_made(g, x, mean, std))
-
-
-def _normal_made(
+def _normal(
     g: torch.Generator, x: Tensor, mean: float = 0, std: float = 1, generator: Any = None
 ) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype).normal_(mean, std, generator=g)
+
+
+def _in_place(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda g, x, *args, **kwargs: x.copy_(draw(g, x, *args, **kwargs))
 
 
 _DRAWS: Mapping[Any, Callable[..., Any]] = {
@@ -92,8 +80,8 @@ _DRAWS: Mapping[Any, Callable[..., Any]] = {
     _ATEN.bernoulli.default: _bernoulli,
     _ATEN.bernoulli.p: _bernoulli,
     _ATEN.bernoulli.Tensor: _bernoulli,
-    _ATEN.uniform_.default: _uniform_,
-    _ATEN.uniform.default: _uniform_made,
-    _ATEN.normal_.default: _normal_,
-    _ATEN.normal_functional.default: _normal_made,
+    _ATEN.uniform_.default: _in_place(_uniform),
+    _ATEN.uniform.default: _uniform,
+    _ATEN.normal_.default: _in_place(_normal),
+    _ATEN.normal_functional.default: _normal,
 }

@@ -1,4 +1,4 @@
-"""interpret: a captured graph, op after op, on whole tensors."""
+"""interpret: run a captured graph op after op on whole tensors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from flowrun.engine.ops.traits import has
 def interpret(
     graph: LogicalGraph, variables: Mapping[str, Tensor], batch: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """What each result of the graph is, where the tangent of the loss is 1.
+    """Return the results of the graph by name; the gradient of the loss is 1.
 
-    variables: value of each by name.  A tensor is dropped behind the op that reads it last.
+    graph: a captured graph.  variables: name -> value of each variable.  batch: field -> tensor.
+    A tensor is dropped after the op that reads it last.
     """
     values = {v.tensor: variables[v.name].detach() for v in graph.variables}
     for feed in graph.feeds:
@@ -40,7 +41,7 @@ def interpret(
 
 
 def _run(op: Op, graph: LogicalGraph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What one op makes, by name."""
+    """Return what an op makes, by name."""
 
     def value(ref: Ref) -> Tensor:
         return values[ref.name]
@@ -56,7 +57,7 @@ def _run(op: Op, graph: LogicalGraph, values: Mapping[str, Tensor]) -> dict[str,
 
 
 def _whole(op: Op, graph: LogicalGraph) -> LocalView:
-    """The op as one rank sees it that holds all of every tensor."""
+    """Return the op as seen by a rank that holds all of every tensor."""
     read = tuple(graph.tensors[name].shape for name in op.inputs)
     made = tuple(None if name is None else graph.tensors[name].shape for name in op.outputs)
     slices = tuple(tuple((0, n) for n in shape) for shape in read)

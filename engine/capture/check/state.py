@@ -1,4 +1,4 @@
-"""state: what Python holds where forward writes to it, as a value that can be compared."""
+"""state: snapshots of the Python objects that forward writes to, which can be compared."""
 
 from __future__ import annotations
 
@@ -13,48 +13,50 @@ from torch import Tensor, nn
 
 from flowrun.engine.capture.side_effects import Effect
 
-_MOST = 10_000  # parts of an object that are looked at
+_MAX_PARTS = 10_000  # of one object, that a snapshot looks at
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
-EffectState = Mapping[tuple[int, str], Any]  # (number of the effect, attribute) -> what is there
+EffectState = Mapping[tuple[int, str], Any]  # (number of the effect, attribute) -> snapshot
 
 
-def state_of(effects: Iterable[Effect]) -> EffectState:
-    """What stands where each effect writes: plain values whole; tensors as a word, for numbers tell
-    what they do.
+def take_snapshot(effects: Iterable[Effect]) -> EffectState:
+    """Return the values that the effects write, in comparable form.
+
+    A tensor is represented by a word, as numbers are compared elsewhere.
     """
-    return {key: _Seen().value(there) for key, there in _places(effects)}
+    return {key: _ObjectWalk().freeze(value) for key, value in _written_values(effects)}
 
 
-def tensors_read(
+def copy_outside_tensors(
     effects: Iterable[Effect], outside: Iterable[Tensor]
 ) -> dict[tuple[int, str], Tensor]:
-    """Of the tensors that the captured graph holds as numbers (outside), those that stand where an
-    effect writes, as they are now.
+    """Return copies of those tensors in `outside` that an effect writes.
+
+    outside: tensors whose numbers the captured graph holds.
     """
     held = {id(tensor) for tensor in outside}
     return {
-        key: there.detach().clone()
-        for key, there in _places(effects)
-        if isinstance(there, Tensor) and id(there) in held
+        key: value.detach().clone()
+        for key, value in _written_values(effects)
+        if isinstance(value, Tensor) and id(value) in held
     }
 
 
 def has_changed(effects: Sequence[Effect], key: tuple[int, str], before: Tensor) -> bool:
-    """Whether another value stands there now."""
-    now = _at(effects[key[0]].owner, key[1])
+    """Return whether the value at `key` (number of one of `effects`, attribute) is not `before`."""
+    now = _read(effects[key[0]].owner, key[1])
     same = isinstance(now, Tensor) and now.shape == before.shape and now.dtype == before.dtype
     return not (same and torch.equal(now, before))
 
 
-def _places(effects: Iterable[Effect]) -> Iterator[tuple[tuple[int, str], Any]]:
+def _written_values(effects: Iterable[Effect]) -> Iterator[tuple[tuple[int, str], Any]]:
     for k, effect in enumerate(effects):
         for attribute in effect.attributes or ("",):
-            yield (k, attribute), _at(effect.owner, attribute)
+            yield (k, attribute), _read(effect.owner, attribute)
 
 
-def _at(owner: Any, attribute: str) -> Any:
-    """An attribute, or the owner; None if it is not there."""
+def _read(owner: Any, attribute: str) -> Any:
+    """Return an attribute, or the owner itself if the name is ""; None if it is not set."""
     if not attribute:
         return owner
     if isinstance(owner, types.CellType):
@@ -67,38 +69,39 @@ def _at(owner: Any, attribute: str) -> Any:
     return vars(owner).get(attribute) if hasattr(owner, "__dict__") else getattr(owner, attribute)
 
 
-class _Seen:
-    """One walk through an object: each part once."""
+class _ObjectWalk:
+    """A walk through an object that visits each part once."""
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
 
-    def value(self, x: Any) -> Any:
+    def freeze(self, x: Any) -> Any:
+        """Return a value that is equal for equal contents."""
         if isinstance(x, _PLAIN):
             return x
         if isinstance(x, Tensor):
             return "tensor"
-        if id(x) in self.ids or len(self.ids) > _MOST:
+        if id(x) in self.ids or len(self.ids) > _MAX_PARTS:
             return "seen"
         self.ids.add(id(x))
         if isinstance(x, Mapping):
-            return ("mapping", [(self.value(k), self.value(v)) for k, v in x.items()])
+            return ("mapping", [(self.freeze(k), self.freeze(v)) for k, v in x.items()])
         if isinstance(x, (list, tuple, deque)):
-            return ("line", [self.value(item) for item in x])
+            return ("sequence", [self.freeze(item) for item in x])
         if isinstance(x, (set, frozenset)):
-            return ("set", sorted(repr(self.value(item)) for item in x))
-        return self._object(x)
+            return ("set", sorted(repr(self.freeze(item)) for item in x))
+        return self._freeze_object(x)
 
-    def _object(self, x: Any) -> Any:
-        """By its fields; an iterator by how it would be made again."""
+    def _freeze_object(self, x: Any) -> Any:
+        """Return the fields of an object; of an iterator, what pickle would rebuild it from."""
         if isinstance(x, (type, types.ModuleType, types.FunctionType, nn.Module)):
             return ("named", id(x))
         if dataclasses.is_dataclass(x) or hasattr(x, "__dict__"):
             fields = dict(getattr(x, "__dict__", {}))
             if dataclasses.is_dataclass(x):
                 fields |= {f.name: getattr(x, f.name, None) for f in dataclasses.fields(x)}
-            return (type(x).__qualname__, self.value(fields))
+            return (type(x).__qualname__, self.freeze(fields))
         try:
-            return (type(x).__qualname__, self.value(x.__reduce__()[1:]))
-        except Exception:  # whatever an object without fields may raise
+            return (type(x).__qualname__, self.freeze(x.__reduce__()[1:]))
+        except Exception:  # of any type: an object may refuse to be reduced
             return (type(x).__qualname__, repr(x))

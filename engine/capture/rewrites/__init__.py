@@ -1,6 +1,6 @@
 """Rewrites of captured graphs, before any layout: ops that have no table become ops that have one.
 
-substitutes.py lookups.py strided_views.py recurrent.py masked_writes.py   torch's ops as others
+lookups.py strided_views.py masked_writes.py   torch's ops as others
 batched.py kept_logits.py   one product for several; what a loss keeps for backward
 check_ranges.py  ids and labels are checked before they are looked up
 simplify.py      read this first: what is no work goes

@@ -1,9 +1,9 @@
-"""check_ranges: what is looked up in a table is checked first; behind simplify.py.
+"""check_ranges: labels and ids are checked before they are looked up; runs after simplify.py.
 
-A label or id that is out of range is an error in torch.  Here it is one in every layout, and says
-which field and sample it is of (rank/readers.py finds those).  What the model makes itself
-(routing, argmax) is in range by the way it is made, and checked only where split tables would hide
-it.
+A label or id that is out of range is an error in torch.  So it is here in every layout, and the
+error names field and sample (rank/readers.py finds them).  Indices that the model computes itself
+(routing, argmax) are in range by construction; they are checked only where a split table would hide
+an error.
 """
 
 from __future__ import annotations
@@ -17,39 +17,37 @@ from flowrun.engine.ops.registry import arguments_of, info
 
 
 def check_ranges(graph: LogicalGraph) -> LogicalGraph:
-    """A check in front of every look-up in forward whose ids come with the batch."""
+    """Return the graph with a check before look-ups in forward whose ids come from the batch."""
     fields = _fields(graph)
     tensors, ops = dict(graph.tensors), list[Op]()
     checked: dict[tuple[object, ...], str] = {}  # (ids, size, …) -> the same, checked
     for op in graph.ops:
-        for at, ids, rest in _asked(graph, op, fields):
+        for at, ids, rest in _needed_checks(graph, op, fields):
             key = (ids, *rest)
             if key not in checked:
                 checked[key] = _new(f"{ids}/checked", tensors)
                 made = checked[key]
                 tensors[made] = replace(tensors[ids], name=made)
-                args = (Ref(ids), *rest)
-                ops.append(
-                    replace(
-                        op,
-                        name=made,
-                        target=CHECK,
-                        table=None,
-                        args=args,
-                        kwargs=(),
-                        outputs=(made,),
-                    )
+                check = Op(
+                    made,
+                    CHECK,
+                    (Ref(ids), *rest),
+                    outputs=(made,),
+                    module=op.module,
+                    phase=op.phase,
+                    moment=op.moment,
                 )
+                ops.append(check)
             args = tuple(Ref(checked[key]) if k == at else arg for k, arg in enumerate(op.args))
             op = replace(op, args=args)
         ops.append(op)
     return replace(graph, ops=tuple(ops), tensors=tensors) if checked else graph
 
 
-def _asked(
+def _needed_checks(
     graph: LogicalGraph, op: Op, fields: Mapping[str, frozenset[str]]
 ) -> Iterator[tuple[int, str, tuple[object, ...]]]:
-    """(place among the arguments, ids, the other arguments of a check)."""
+    """Yield (position of the ids among the arguments, ids, other arguments of a check)."""
     look_up = info(op.target).looks_up
     if look_up is None or op.phase != FORWARD:
         return
@@ -58,7 +56,7 @@ def _asked(
     at = list(given).index(look_up.ids)
     of = fields.get(ids.name)
     if at >= len(op.args) or not (of or (look_up.by_mask and of is None)):
-        return  # constants are in range, as capture has run them
+        return  # constants are in range: capture would have failed
     shape, dim = graph.tensors[table.name].shape, look_up.dim
     at_dim = given[dim] if isinstance(dim, str) else min(dim, len(shape) - 1)
     if shape:
@@ -67,7 +65,7 @@ def _asked(
 
 
 def _fields(graph: LogicalGraph) -> dict[str, frozenset[str]]:
-    """Tensor that is made of the batch and constants alone -> its fields."""
+    """Return tensor -> fields, for tensors computed from nothing but the batch and constants."""
     found = {f.tensor: frozenset((f.field,)) for f in graph.feeds if not f.is_own}
     for op in graph.ops:
         if all(name in found for name in op.inputs):

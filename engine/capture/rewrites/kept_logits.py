@@ -1,13 +1,13 @@
-"""losses: cross entropy of logits instead of their log-probabilities; part of simplify.py.
+"""kept_logits: cross entropy computed from logits, not log-probabilities; a part of simplify.py.
 
-Torch makes log-probabilities of all classes and looks up those of the targets; backward makes a
-gradient of them, zero but at the targets, and of both that of the logits.  All that is needed of a
-row beside its logits is one number (ops/nn/cross_entropy.py).
+torch computes log-probabilities of all classes and looks up those of the targets; backward computes
+their gradient, which is zero except at the targets, and from both the gradient of the logits.  A
+row needs only its logits and one number more (ops/nn/cross_entropy.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
@@ -20,27 +20,28 @@ _LOG_SOFTMAX_BACKWARD = "aten._log_softmax_backward_data.default"
 _NLL, _NLL_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
 
 
-def keep_logits(graph: LogicalGraph) -> LogicalGraph:
-    """Where only losses, and what their gradients go through, read log-probabilities."""
+def make_loss_of_logits(graph: LogicalGraph) -> LogicalGraph:
+    """Return the graph with cross entropy of logits where nothing else reads log-probabilities."""
     tensors = dict(graph.tensors)
-    written: dict[str, tuple[Op, ...]] = {}  # an op -> those in its place
+    written: dict[str, tuple[Op, ...]] = {}  # name of an op -> the ops in its place
     for op in graph.ops:
         found = _Loss.at(graph, op) if op.target == _LOG_SOFTMAX else None
         if found is not None:
             tensors[found.lse] = replace(
                 tensors[op.makes[0]], name=found.lse, shape=(*tensors[op.makes[0]].shape[:1], 1)
             )
-            written |= found.in_place()
+            written |= dict(found.replacements())
     ops = tuple(new for op in graph.ops for new in written.get(op.name, (op,)))
     return replace(graph, ops=ops, tensors=tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A log_softmax and all that reads what it makes.
+    """A log_softmax and all readers of its result.
 
-    logits: as they were before they were made as wide as log-probabilities.  backward: the gradient
-    of what nll looks up, and that of the logits.
+    logits: the logits before a cast to the dtype of log-probabilities.
+    forward: the nll losses.
+    backward: pairs of ops: the gradient of log-probabilities, then that of the logits.
     """
 
     log_softmax: Op
@@ -50,7 +51,7 @@ class _Loss:
 
     @staticmethod
     def at(graph: LogicalGraph, op: Op) -> _Loss | None:
-        """None where log-probabilities are of other use too, or rows have other dims."""
+        """Return the loss at a log_softmax; None if it has other readers or is no matrix."""
         (log_p,), shape = op.makes, graph.tensors[op.makes[0]].shape
         readers = graph.consumers.get(log_p, ())
         casts = graph.tensors[op.inputs[0]].dtype != graph.tensors[log_p].dtype
@@ -75,14 +76,11 @@ class _Loss:
 
     @property
     def lse(self) -> str:
-        """The name of what is kept of a row."""
+        """The name of the log of the sum of exponentials of each row."""
         return f"{self.log_softmax.name}_lse"
 
-    def in_place(self) -> Mapping[str, tuple[Op, ...]]:
-        """An op -> those in its place."""
-        return dict(self._written())
-
-    def _written(self) -> Iterator[tuple[str, tuple[Op, ...]]]:
+    def replacements(self) -> Iterator[tuple[str, tuple[Op, ...]]]:
+        """Yield (name of an op, the ops in its place)."""
         op = self.log_softmax
         target, of_rows = "aten.logsumexp.default", (op.args[0], (1,), True)
         yield (
@@ -101,17 +99,17 @@ class _Loss:
 
     def _given(self, nll: Op) -> tuple[object, ...]:
         given = bind(nll)
-        beside = (given[name] for name in ("target", "weight", "reduction", "ignore_index"))
-        return (Ref(self.logits), Ref(self.lse), *beside)
+        others = (given[name] for name in ("target", "weight", "reduction", "ignore_index"))
+        return (Ref(self.logits), Ref(self.lse), *others)
 
 
 def _reads(op: Op, target: str, argument: str, name: str) -> bool:
-    """True if the op is of this target and the tensor is that argument, and no other."""
+    """Return whether an op of this target reads the tensor as this argument, and only there."""
     return op.target == target and bind(op)[argument] == Ref(name) and op.inputs.count(name) == 1
 
 
 def _before_cast(graph: LogicalGraph, name: str) -> str:
-    """What a tensor is a wider copy of; else the tensor."""
+    """Return the tensor that another is a cast of to a wider dtype, else that tensor."""
     made = graph.producer.get(name)
     if made is None or made.target != "aten._to_copy.default":
         return name

@@ -1,8 +1,8 @@
-"""lookups: torch's graph of a module, before autograd sees it -> the same, with dense gradients of
-its embedding tables.
+"""lookups: dense gradients of embedding tables, in torch's graph before autograd.
 
-`nn.Embedding(sparse=True)` asks torch for gradients as sparse tensors, so that a step costs the
-same for any number of rows.  The engine does that itself, by the graph (update/sparse_ops.py).
+`nn.Embedding(sparse=True)` requests gradients as sparse tensors, so that the cost of a step does
+not depend on the number of rows.  The engine has its own way to that (passes/update/sparse_ops.py),
+which starts from dense gradients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-# a function of torch that looks rows up -> the place of its argument `sparse`
+# a function of torch that looks rows up -> the position of its argument `sparse`
 _LOOKUPS: Mapping[Callable[..., Any], int] = {
     F.embedding: 6,
     torch.embedding: 4,
@@ -24,7 +24,7 @@ _LOOKUPS: Mapping[Callable[..., Any], int] = {
 
 
 def make_gradients_dense(module: fx.GraphModule) -> None:
-    """Look-ups that ask for sparse gradients ask for dense ones."""
+    """Let every look-up in the graph request dense gradients."""
     for node in module.graph.nodes:
         place = _LOOKUPS.get(node.target) if node.op == "call_function" else None
         if place is None:

@@ -1,7 +1,7 @@
-"""masked: assignments under a boolean mask, x[mask] = value, as choices between two tensors.
+"""masked_writes: assignments under a boolean mask, x[mask] = value, as torch.where.
 
-torch writes them as it writes those at positions (aten.index_put), with a mask where positions
-would be.  A choice is elementwise: mask, value and tensor divide alike.
+torch uses the op for assignments at positions (aten.index_put), with a mask in the place of
+positions.  torch.where is elementwise, so that mask, value and tensor can be split alike.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PUT = "aten.index_put.default"
 
 
 def choose_under_masks(graph: LogicalGraph) -> LogicalGraph:
-    """No mask is left among the positions of an index_put."""
+    """Return the graph without masks among the positions of an index_put."""
     tensors = dict(graph.tensors)
     ops: list[Op] = []
     for op in graph.ops:
@@ -27,7 +27,7 @@ def choose_under_masks(graph: LogicalGraph) -> LogicalGraph:
             ops.append(op)
             continue
         put = _choice(op, tensors)
-        if put is None:  # as many values as the mask has places
+        if put is None:  # each position under the mask has a value of its own
             ops.append(replace(op, target=PUT_UNDER_MASK))
         else:
             tensors.update({tensor.name: tensor for tensor in put.tensors})
@@ -45,7 +45,10 @@ def _has_mask(op: Op, tensors: dict[str, LogicalTensor]) -> bool:
 
 
 def _choice(op: Op, tensors: dict[str, LogicalTensor]) -> _MaskedChoice | None:
-    """None where each place has a value of its own, or there are positions beside the mask."""
+    """Return ops that write an index_put as torch.where.
+
+    None if each position has a value of its own, or if there are positions in addition to a mask.
+    """
     given = bind(op)
     named = [(at, index) for at, index in enumerate(given["indices"]) if index is not None]
     x, value = (tensors[given[key].name] for key in ("self", "values"))
@@ -56,14 +59,14 @@ def _choice(op: Op, tensors: dict[str, LogicalTensor]) -> _MaskedChoice | None:
     behind = len(x.shape) - at - len(mask.shape)
     ones = (1,) * len(mask.shape)
     shown = value.shape
-    if len(shown) > behind:  # a dim of the value stands for the places
+    if len(shown) > behind:  # a dim of the value stands for the positions under the mask
         place = len(shown) - behind - 1
         if shown[place] != 1:
             return None
         shown = (*shown[:place], *ones, *shown[place + 1 :])
     made = _MaskedChoice([], [])
-    chosen = _viewed(op, made, mask, (*mask.shape, *(1,) * behind), "mask")
-    new = _viewed(op, made, value, shown, "value")
+    chosen = _add_view(op, made, mask, (*mask.shape, *(1,) * behind), "mask")
+    new = _add_view(op, made, value, shown, "value")
     if given["accumulate"]:
         made.tensors.append(replace(x, name=f"{op.name}_sum"))
         new = _add(op, made, "sum", "aten.add.Tensor", (Ref(x.name), Ref(new)))
@@ -72,7 +75,7 @@ def _choice(op: Op, tensors: dict[str, LogicalTensor]) -> _MaskedChoice | None:
     return made
 
 
-def _viewed(
+def _add_view(
     op: Op, made: _MaskedChoice, tensor: LogicalTensor, shape: tuple[int, ...], word: str
 ) -> str:
     if shape == tensor.shape:

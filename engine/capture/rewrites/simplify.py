@@ -1,8 +1,8 @@
-"""simplify: a captured graph -> a smaller one of the same values, by pure rewrites.
+"""simplify: a captured graph -> a smaller graph of the same values, by pure rewrites.
 
-Assignments under masks become choices (masked.py), mean losses sum / count, cross entropies are
-made of logits (kept_logits.py), double transposes and idle views go, products keep their batch dims
-(batched.py), duplicates are merged, dead ops dropped.
+Assignments under masks become torch.where (masked_writes.py), mean losses become sum / count, cross
+entropies are computed from logits (kept_logits.py), double transposes and idle views are removed,
+products keep their batch dims (batched.py), duplicates are merged, and dead ops dropped.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ from dataclasses import replace
 from typing import Any
 
 from flowrun.engine.capture.rewrites.batched import keep_batches
-from flowrun.engine.capture.rewrites.kept_logits import keep_logits
+from flowrun.engine.capture.rewrites.kept_logits import make_loss_of_logits
 from flowrun.engine.capture.rewrites.masked_writes import choose_under_masks
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, rename_inputs
 from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 
 
-def simplify(graph: LogicalGraph, *, keeps_logits: bool = True) -> LogicalGraph:
-    """All rewrites, in order.  keeps_logits: see capture.Task.
+def simplify(graph: LogicalGraph, *, keep_logits: bool = True) -> LogicalGraph:
+    """Apply all rewrites to the graph, in order.
 
-    A mean over a split batch is no partial sum; a sum and a count are (design: cross_entropy's
-    mean).
+    keep_logits: as in capture.Task.
     """
     rewrites = (
         choose_under_masks,
         _split_mean_losses,
-        *((keep_logits,) if keeps_logits else ()),
+        *((make_loss_of_logits,) if keep_logits else ()),
         _fill_by_views,
         _fold_clones,
         _forget_running_statistics,
@@ -47,6 +46,7 @@ _NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 
 
 def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
+    """Split mean losses into sum / count: over a split batch these are partial, a mean is not."""
     ops: list[Op] = []
     tensors = dict(graph.tensors)
     for op in graph.ops:
@@ -73,8 +73,9 @@ def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _forget_running_statistics(graph: LogicalGraph) -> LogicalGraph:
-    """Backward of a batch norm in training does not look at them (arguments 3 and 4; 7: training),
-    though it is handed them.
+    """Remove arguments 3 and 4 from backward of a batch norm in training (argument 7).
+
+    These are the running statistics, which it does not read.
     """
     ops = tuple(
         replace(op, args=(*op.args[:3], None, None, *op.args[5:]))
@@ -86,7 +87,7 @@ def _forget_running_statistics(graph: LogicalGraph) -> LogicalGraph:
 
 
 _INSTEAD = {
-    "aten._conj.default": "aten._conj_physical.default",  # no rank asks whether it holds a view
+    "aten._conj.default": "aten._conj_physical.default",  # ranks hold values, not lazy conjugates
     "aten._neg_view.default": "aten.neg.default",
     "aten.empty_like.default": "aten.zeros_like.default",
     "aten.new_empty.default": "aten.new_zeros.default",
@@ -95,8 +96,9 @@ _INSTEAD = {
 
 
 def _fill_by_views(graph: LogicalGraph) -> LogicalGraph:
-    """What overwrites all of a tensor is a view of what it writes; memory that is not written yet
-    may as well be zero; conjugates are computed.
+    """Replace writes of whole tensors by views of what is written.
+
+    Uninitialised memory becomes zeros, and lazy conjugates and negatives are computed.
     """
     ops: list[Op] = []
     for op in graph.ops:
@@ -111,14 +113,15 @@ def _fill_by_views(graph: LogicalGraph) -> LogicalGraph:
     return replace(graph, ops=tuple(ops))
 
 
-def _renamed(graph: LogicalGraph, ops: list[Op], names: Mapping[str, str]) -> LogicalGraph:
+def _with_ops(graph: LogicalGraph, ops: list[Op], names: Mapping[str, str]) -> LogicalGraph:
     results = tuple((key, names.get(tensor, tensor)) for key, tensor in graph.results)
     return replace(graph, ops=tuple(ops), results=results)
 
 
 def _fold_clones(graph: LogicalGraph) -> LogicalGraph:
-    """A copy in the layout of its input (dropout at p = 0 makes one) is its input; that of an
-    expanded tensor is not, as a view needs memory of its own.
+    """Remove copies in the memory format of their input, such as those of dropout at p = 0.
+
+    The copy of an expanded tensor stays, as a later view needs memory without overlaps.
     """
     names: dict[str, str] = {}
     ops: list[Op] = []
@@ -130,16 +133,14 @@ def _fold_clones(graph: LogicalGraph) -> LogicalGraph:
                 names[op.makes[0]] = op.inputs[0]
                 continue
         ops.append(op)
-    return _renamed(graph, ops, names)
+    return _with_ops(graph, ops, names)
 
 
 def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
-    """t(t(x)) is x, a view of a view is one view, and a view to the shape that is there already is
-    no op.
-    """
+    """Replace t(t(x)) by x and a view of a view by one view; remove views that keep the shape."""
     names: dict[str, str] = {}
     source: dict[str, str] = {}  # t's output -> its input
-    # (module, phase, a view's output) -> what it is a view of: what leaves a module keeps its shape
+    # (module, phase, output of a view) -> its source; the output of a module keeps its shape
     viewed: dict[tuple[str, str, str], str] = {}
     ops: list[Op] = []
     for old in graph.ops:
@@ -159,12 +160,13 @@ def _fold_transposes(graph: LogicalGraph) -> LogicalGraph:
             shape = graph.tensors[made].shape
             op = replace(op, target="aten.view.default", args=(Ref(inner), shape))
         ops.append(op)
-    return _renamed(graph, ops, names)
+    return _with_ops(graph, ops, names)
 
 
 def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
-    """Common subexpressions of one phase are computed once, those of weights alone in all phases
-    (autocast casts a weight at each use); no two random ops have one stream.
+    """Merge common subexpressions of a phase; those of weights alone over all phases.
+
+    Autocast casts a weight at each use.  No two random ops have one stream, so none are merged.
     """
     of_weights = graph.of_weights
     names: dict[str, str] = {}
@@ -183,13 +185,11 @@ def _merge_duplicates(graph: LogicalGraph) -> LogicalGraph:
             continue
         seen[key] = op
         ops.append(op)
-    return _renamed(graph, ops, names)
+    return _with_ops(graph, ops, names)
 
 
 def _unbatch_indices(graph: LogicalGraph) -> LogicalGraph:
-    """x[every sample, at], as a function mapped over samples writes it, is x[:, at]: samples stay
-    independent of each other.
-    """
+    """Replace x[arange, at], which torch.vmap writes, by x[:, at]: samples stay independent."""
     ops: list[Op] = []
     tensors = dict(graph.tensors)
     for op in graph.ops:
@@ -214,7 +214,7 @@ def _unbatch_indices(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _is_count(graph: LogicalGraph, indexed: str, index: str) -> bool:
-    """True if the index is 0, 1, 2 … of every row of `indexed`, along its first dim alone."""
+    """Return whether the index is 0, 1, 2 … over the first dim of `indexed`."""
     length, shape = graph.tensors[indexed].shape[:1], graph.tensors[index].shape
     if shape != (*length, *(1,) * (len(shape) - 1)):
         return False
@@ -225,6 +225,7 @@ def _is_count(graph: LogicalGraph, indexed: str, index: str) -> bool:
 
 
 def _drop_dead(graph: LogicalGraph) -> LogicalGraph:
+    """Drop ops, tensors and feeds that no result depends on."""
     wanted = {tensor for _, tensor in graph.results} | {v.new for v in graph.variables if v.new}
     kept: list[Op] = []
     for op in reversed(graph.ops):

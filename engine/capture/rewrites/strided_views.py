@@ -1,13 +1,12 @@
-"""strided: reads of memory by strides, in torch's joint graph -> views of elements.
+"""strided_views: reads of memory by strides, in torch's joint graph -> views of elements.
 
-`as_strided` says where in memory a tensor lies, which is nothing that ranks share: each holds its
-piece wherever it likes.  Where it reads the elements that are there in the order that they have
-(pooling to one pixel of a channels-last image), it is a view.  Elsewhere, as in the frames of a
-short-time Fourier transform, its input is turned into the order of its memory, and
-engine/ops/shapes/strided.py counts strides from there.
+`as_strided` addresses memory, but each rank lays out its piece as it likes.  An as_strided that
+reads all elements of its input in their order (as in pooling to one pixel of a channels-last image)
+becomes a view.  For any other, as in the frames of a short-time Fourier transform, the input is
+permuted into the order of its memory, in which engine/ops/shapes/strided.py counts strides.
 
 Relied upon of torch (tests/engine/capture/rewrites/test_strided_views.py): nodes carry fake tensors
-as `meta["val"]`, with the strides that autograd counted on.
+as `meta["val"]`, with the strides that autograd relied on.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ VIEW, PERMUTE = torch.ops.aten.view.default, torch.ops.aten.permute.default
 
 
 def view_elements(graph: torch.fx.Graph) -> None:
-    """Rewrite all reads and writes by strides.
+    """Rewrite all reads and writes by strides in the graph.
 
-    Raises RecipeError if one reads memory that is none of its input's.
+    Raise RecipeError if one reads memory outside of its input, or an input with gaps.
     """
     for node in list(graph.nodes):
         if node.target in (READ, WRITE):
@@ -56,8 +55,8 @@ def _rewrite(graph: torch.fx.Graph, node: Any) -> None:
     ):
         raise RecipeError(
             "model",
-            f"as_strided to {tuple(size)} by {tuple(stride)} reads memory in which a tensor of "
-            f"{tuple(value.shape)} does not lie in order.",
+            f"as_strided to {tuple(size)} by strides {tuple(stride)} does not fit the memory of its"
+            f" input, of shape {tuple(value.shape)} and strides {tuple(value.stride())}.",
             "Write it as a view of elements: unfold, narrow, permute or reshape.",
         )
     if turned:
@@ -77,10 +76,10 @@ def _replace(graph: torch.fx.Graph, node: Any, target: Any, args: tuple[Any, ...
 
 
 def walk(size: Sequence[int], stride: Sequence[int]) -> list[tuple[int, int]]:
-    """The way that memory is walked in, as (steps, length of a step), outermost first.
+    """Return the order in which memory is read, as (steps, length of a step), outermost first.
 
-    Dims of one element are no steps, and neighbours that are walked in one go are one: equal walks
-    from one place meet the same elements in the same order.
+    Dims of one element are left out, and dims that are contiguous with each other are merged, so
+    that equal walks from one offset read the same elements in the same order.
     """
     if math.prod(size) == 0:
         return []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flowrun.engine.capture.update_trace import FED, fed_to, states_of, trace
+from flowrun.engine.capture.update_trace import FED, states_of, step_scalars_of, trace_update
 from flowrun.engine.ir.graph import LogicalTensor, Ref, Variable, map_refs
 from flowrun.engine.ops.flow.sparse import UPDATE_ROWS, RowUpdate
 from flowrun.engine.ops.flow.update import ASSIGN, EMA
@@ -97,7 +97,7 @@ def _states_and_numbers(
     one op.
     """
     if optimizer.function is not None:
-        return states_of(optimizer.function), fed_to(optimizer.function)
+        return states_of(optimizer.function), step_scalars_of(optimizer.function)
     if optimizer.name == "adamw":
         return (("exp_avg", 0.0), ("exp_avg_sq", 0.0)), FED
     return ((("momentum_buffer", 0.0),) if settings.get("momentum") else ()), ("lr",)
@@ -147,23 +147,23 @@ def _add_traced_update(
     }
     settings = tuple(optimizer.settings(variable.name).items())
     param = builder.tensors[variable.tensor]
-    program = trace(
+    program = trace_update(
         function, param.shape, param.dtype, tuple(s for s in settings if s[0] not in FED)
     )
     changed, new = _add_states(builder, variable, states_of(function))
     names = dict(zip(("param", *(name for name, _ in states_of(function))), changed, strict=True))
     names["grad"] = _scale_and_cast(builder, variable, gradient, coefficient, param, where)
     names["lr"] = rate
-    if "step" in fed_to(function):
+    if "step" in step_scalars_of(function):
         names["step"] = step or builder.number("@step", variable.stage)
-    for line in program.lines:
+    for op in program.ops:
         swap = lambda ref: Ref(names[ref.name])  # noqa: E731
-        names[line.made] = builder.one(
-            f"update.{line.made}/{variable.tensor}",
-            line.target,
-            map_refs(line.args, swap),
-            map_refs(line.kwargs, swap),
-            like=program.made[line.made],
+        names[op.name] = builder.one(
+            f"update.{op.name}/{variable.tensor}",
+            op.target,
+            map_refs(op.args, swap),
+            map_refs(op.kwargs, swap),
+            like=program.tensors[op.name],
             **where,
         )
     builder.op(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from flowrun.engine.capture.update_trace import FED, is_elementwise, rests
+from flowrun.engine.capture.update_trace import FED, ignores_zero_gradient, is_elementwise
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.placement import BATCH_AXES
@@ -126,7 +126,11 @@ def _reason_all_rows_change(optimizer: Optimizer, variable: Variable) -> str:
         numbers = tuple((key, value) for key, value in settings.items() if key not in FED)
         if not is_elementwise(optimizer.function, numbers):
             return f"{optimizer.name} mixes rows"
-        return "" if rests(optimizer.function, numbers) else f"{optimizer.name} moves them"
+        return (
+            ""
+            if ignores_zero_gradient(optimizer.function, numbers)
+            else f"{optimizer.name} moves them"
+        )
     if optimizer.name == "sgd":
         moving = [key for key in ("momentum", "weight_decay") if settings.get(key)]
         return f"{' and '.join(moving)} moves them" if moving else ""

@@ -28,10 +28,10 @@ def plan_row(recipe: Recipe) -> Rehearsed:
         build.task_inputs(recipe, model, item),
         build.instantiate_loss(recipe),
         autocast=AUTOCAST[recipe.precision.dtype],
-        writes_attention=True,
-        narrows_attention=True,
+        decomposed_attention=True,
+        low_precision_attention=True,
         seed=recipe.train.seed,
-        keeps_logits=recipe.engine.keeps_logits,
+        keep_logits=recipe.engine.keeps_logits,
     )
     strategy = strategy_of(recipe)
     example = batch_like(item, recipe.micro_batch_size)

@@ -53,7 +53,7 @@ def test_a_sharded_bias_that_becomes_partial_is_gathered_once_a_step(recipe: str
 
 
 def test_a_loss_that_is_no_scalar_is_refused_before_the_start(recipe: str) -> None:
-    with pytest.raises(RecipeError, match=r"task.loss\n.*shape \(8, 10\), not one number"):
+    with pytest.raises(RecipeError, match=r"task.loss\n.*shape \(8, 10\) instead of one number"):
         _ = Job(load([recipe, "task.loss=null"])).training
 
 

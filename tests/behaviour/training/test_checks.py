@@ -64,14 +64,14 @@ def test_a_note_names_what_is_left_out_and_where() -> None:
     training = trains_of(OneHot)
     (note,) = capture(task(training), example(training)).notes
     assert note == (
-        "aten._assert_async.msg in the model makes nothing and is left out;"
+        "aten._assert_async.msg in the model returns nothing and is left out;"
         " engine.check=true runs it"
     )
 
 
 def _run_checked(model: type[Net], layout: Layout) -> tuple[float, ...]:
     training = trains_of(model)
-    checked = replace(task(training), checks=True)
+    checked = replace(task(training), run_checks=True)
     plan = compile_training(checked, example(training), strategy(training, layout)).plan
     assert any(op.target == "flow.check" for op in plan.graph.ops)
     assert not any("left out" in note for note in plan.graph.notes)

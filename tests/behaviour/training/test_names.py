@@ -139,7 +139,7 @@ def test_a_submodule_whose_names_mean_the_loss_is_refused() -> None:
         return model
 
     training = trains_of(make)
-    with pytest.raises(RecipeError, match=r"task\.loss\.weight has a name that means"):
+    with pytest.raises(RecipeError, match=r"the name of task\.loss\.weight is reserved"):
         capture(task(training), example(training))
 
 

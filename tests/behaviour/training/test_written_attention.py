@@ -14,7 +14,7 @@ BATCH = {name: torch.zeros(2, 8, dtype=torch.int64) for name in ("tokens", "targ
 
 def _targets(written: bool) -> set[str]:
     model = GPT(vocabulary=16, context=8, depth=1, heads=2, width=8)
-    task = Task(model, {"tokens_BT": "tokens"}, cross_entropy, writes_attention=written)
+    task = Task(model, {"tokens_BT": "tokens"}, cross_entropy, decomposed_attention=written)
     return {op.target for op in capture(task, BATCH).ops}
 
 

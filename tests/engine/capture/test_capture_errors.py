@@ -213,7 +213,7 @@ def test_a_custom_op_that_writes_into_its_arguments_is_refused_by_name(
 @pytest.mark.parametrize("made", [lambda y: {"logits": y}, lambda y: (y,), lambda y: None])
 def test_a_model_without_a_loss_is_asked_for_one(made: Callable[[Tensor], Any]) -> None:
     error = refusal(lambda net, x: made(net.a(x)), None)
-    assert (error.where, "Name task.loss" in error.instead) == ("task.loss", True)
+    assert (error.where, "Set task.loss" in error.instead) == ("task.loss", True)
 
 
 def test_a_dict_with_a_loss_trains() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flowrun.engine.capture import capture as capturing
 from flowrun.engine.capture.capture import Task, capture, capture_evaluation
-from flowrun.engine.capture.fold import KEPT, Fold
+from flowrun.engine.capture.fold import KEPT_BLOCKS, Fold
 from flowrun.engine.capture.parts import UnlikeError
 from flowrun.engine.capture.unfold import unfold
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, LogicalGraph
@@ -148,7 +148,7 @@ def whole(task: Task, monkeypatch: pytest.MonkeyPatch, *, train: bool = True) ->
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of a test are small."""
-    monkeypatch.setattr("flowrun.engine.capture.fold.LEAST", KEPT + 1)
+    monkeypatch.setattr("flowrun.engine.capture.fold.MIN_BLOCKS", KEPT_BLOCKS + 1)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[Fold]]] = {
@@ -195,7 +195,7 @@ def test_evaluation_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_equal_blocks_are_captured_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found = folds_of(monkeypatch)
-    capture(task_of(Stack([Layer() for _ in range(KEPT + 2)])), BATCH)
+    capture(task_of(Stack([Layer() for _ in range(KEPT_BLOCKS + 2)])), BATCH)
     assert not found
 
 
@@ -219,7 +219,7 @@ def folded() -> LogicalGraph:
     """Of a stack, with two of its blocks left out."""
     taken: list[LogicalGraph] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flowrun.engine.capture.fold.LEAST", KEPT + 1)
+        patch.setattr("flowrun.engine.capture.fold.MIN_BLOCKS", KEPT_BLOCKS + 1)
         patch.setattr(capturing, "unfold", lambda graph, _: taken.append(graph) or graph)
         capture(task_of(Stack([Layer() for _ in range(BLOCKS)])), BATCH)
     return taken[0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.capture.capture import Task, capture
-from flowrun.engine.capture.gradient_hooks import MOST_NUMBERS
+from flowrun.engine.capture.node_reader import MOST_NUMBERS
 from flowrun.engine.errors import RecipeError
 from support.layouts import Layout, virtual_run
 from support.plain_loop import classifier, micro_batch_loop, pins
@@ -97,7 +97,7 @@ def wrong_shape(gradient: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("hook", "why"),
-    [(branches, "torch could not trace it"), (wrong_shape, "it makes torch.float32 of shape ")],
+    [(branches, "torch could not trace it"), (wrong_shape, "it returns torch.float32 of shape ")],
 )
 def test_a_hook_that_cannot_be_followed_is_refused_by_name(hook: Hook, why: str) -> None:
     with pytest.raises(RecipeError, match=why) as error:

@@ -160,4 +160,4 @@ def capture_changed_forward(forward: Callable[[Any, Any], Any]) -> Any:
 
 def test_parameters_without_a_gradient_are_noted() -> None:
     graph = capture_changed_forward(lambda model, x: model["b"](x))
-    assert graph.notes == ("no gradient reaches 2 of 4 parameters, which stay: a.weight, a.bias",)
+    assert graph.notes == ("2 of 4 parameters get no gradient and stay: a.weight, a.bias",)

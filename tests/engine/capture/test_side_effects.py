@@ -116,7 +116,7 @@ KINDS: dict[Callable[[Any, Tensor], None], str] = {
     seen: "`seen` of the model",
     dataclass_object: "`counts.n` of the model",
     iterator: "`numbers` of the model",
-    closure: "a variable around counted",
+    closure: "a variable that counted closes over",
     class_attribute: "the global `Net.calls`",
     a_global: "the global `COUNT`",
     a_global_table: "the global `TABLE`",
@@ -133,7 +133,7 @@ def captured(change: Callable[[Any, Tensor], Any]) -> Any:
 @pytest.mark.parametrize("change", KINDS, ids=lambda change: str(change.__name__))
 def test_what_forward_changes_in_python_is_named(change: Callable[[Any, Tensor], None]) -> None:
     (effect,) = captured(change).effects
-    assert effect.name(*effect.attributes) == KINDS[change]
+    assert effect.describe(*effect.attributes) == KINDS[change]
 
 
 def test_an_effect_knows_the_users_line() -> None:
@@ -196,7 +196,7 @@ def test_a_buffer_that_changes_its_shape_or_dtype_is_refused_by_name(value: Tens
     def grows(net: Any, x: Tensor) -> None:
         net.running = torch.cat([value, value[:0]])
 
-    with pytest.raises(RecipeError, match=r"forward assigns the buffer running, torch.float32"):
+    with pytest.raises(RecipeError, match=r"to the buffer running, which is torch\.float32"):
         rewritten_of(grows)
 
 

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrun.engine.capture.update_trace import fed_to, keywords_of, states_of, trace
+from flowrun.engine.capture.update_trace import (
+    keywords_of,
+    states_of,
+    step_scalars_of,
+    trace_update,
+)
 from flowrun.engine.errors import RecipeError
 
 FP32 = torch.float32
@@ -26,31 +31,27 @@ def rooted(
 
 def test_names_tell_states_fed_numbers_and_keywords() -> None:
     assert states_of(rooted) == (("seen", 0.0),)
-    assert fed_to(rooted) == ("step", "lr")
+    assert step_scalars_of(rooted) == ("step", "lr")
     assert keywords_of(rooted) == {"power": 0.5}
 
 
 def test_placeholders_come_in_order_and_results_may_be_inputs() -> None:
-    program = trace(rooted, (3, 4), FP32, (("power", 2.0),))
+    program = trace_update(rooted, (3, 4), FP32, (("power", 2.0),))
     assert program.results[1] == "seen"
-    assert {ref.name for line in program.lines for ref in line.args if hasattr(ref, "name")} >= {
-        "param",
-        "grad",
-        "step",
-        "lr",
-    }
+    read = {name for op in program.ops for name in op.inputs}
+    assert read >= {"param", "grad", "step", "lr"}
 
 
 def test_a_norm_is_traced_as_the_root_of_a_sum_of_squares() -> None:
-    targets = [line.target for line in trace(norms, (3, 4), FP32, ()).lines]
+    targets = [op.target for op in trace_update(norms, (3, 4), FP32, ()).ops]
     assert targets.count("aten.sum.default") == targets.count("aten.sqrt.default") == 2
     assert not any("norm" in target for target in targets)
 
 
 def test_every_line_is_an_aten_op_with_shape_and_dtype() -> None:
-    program = trace(norms, (3, 4), FP32, ())
-    assert all(line.target.startswith("aten.") for line in program.lines)
-    assert program.made[program.results[0]].shape == (3, 4)
+    program = trace_update(norms, (3, 4), FP32, ())
+    assert all(op.target.startswith("aten.") for op in program.ops)
+    assert program.tensors[program.results[0]].shape == (3, 4)
 
 
 def in_place(param: Tensor, grad: Tensor, *, lr: Tensor) -> Any:
@@ -93,5 +94,5 @@ CONSTANT = torch.ones(4)
 )
 def test_what_cannot_be_an_update_is_refused_by_name(function: Any, reason: str) -> None:
     with pytest.raises(RecipeError, match=reason) as error:
-        trace(function, (3, 4), FP32, ())
+        trace_update(function, (3, 4), FP32, ())
     assert error.value.where == "optim.update" and function.__name__ in error.value.problem

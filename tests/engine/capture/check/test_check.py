@@ -364,7 +364,7 @@ FAULTS = {
 @pytest.mark.parametrize(("fault", "forward"), list(FAULTS.values()), ids=list(FAULTS))
 def test_a_fault_of_the_captured_graph_is_found(fault: Fault, forward: Forward) -> None:
     task, found = traced(forward)
-    with pytest.raises(RecipeError, match="is not what the model computes"):
+    with pytest.raises(RecipeError, match="does not compute what the model computes"):
         compared(task, replace(found, graph=fault(found.graph)))
 
 
@@ -374,7 +374,7 @@ def test_a_fault_of_the_captured_graph_is_found(fault: Fault, forward: Forward) 
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be compared on it."""
-    monkeypatch.setattr(check, "MOST_FLOPS", 0.0)
+    monkeypatch.setattr(check, "MAX_FLOPS", 0.0)
 
 
 @pytest.mark.usefixtures("small_machine")
@@ -417,5 +417,5 @@ def test_what_no_call_can_do_is_refused_with_torchs_words_and_the_users_line() -
 def test_what_another_device_may_do_is_told_alone() -> None:
     task, found = traced(lambda net, x: narrow_distances(net.a, x))
     values = {name: tensor.detach().clone() for name, tensor in task.tensors.items()}
-    told = check_capture(task, BATCHES, found, values, here=False)
+    told = check_capture(task, BATCHES, found, values, on_cpu=False)
     assert told.startswith("plain torch fails in a call of the model: NotImplementedError")

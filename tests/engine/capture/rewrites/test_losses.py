@@ -49,7 +49,7 @@ def test_log_probabilities_that_others_read_too_stay() -> None:
 
 
 def test_log_probabilities_stay_where_the_task_says_so() -> None:
-    graph = capture(replace(task(GPT), keeps_logits=False), example(GPT))
+    graph = capture(replace(task(GPT), keep_logits=False), example(GPT))
     assert cross_entropy.FORWARD not in targets(graph)
     assert "aten._log_softmax.default" in targets(graph)
 

@@ -1,17 +1,17 @@
-"""substitutes: functions of torch.nn, written otherwise while a model is captured.
+"""substitutes: functions of torch.nn that are written otherwise while a model is captured.
 
-Each computes what torch's does.  In ops that are independent of each other along the batch:
+Each computes what torch's function computes.  Two are written so that samples stay independent:
 
     embedding_bag   bags of equal length: look-ups and a reduction, not offsets into one long list
-    ctc_loss        lengths as tensors: torch's op would make a tensor whose size depends on them
+    ctc_loss        lengths as tensors: the size of a result of torch's op depends on their values
 
-Without a look at values, which capture does not know:
+Three are written so that they do not look at values, which capture does not know:
 
-    batch_norm      momentum=None: the average's share is 1 / batches so far, as a tensor
-    is_causal       of a Transformer's mask: torch compares it with the causal one, for speed alone
-    gaussian_nll_loss   a negative variance is looked for by an assert (kept under engine.check)
+    batch_norm          momentum=None: the weight of a batch is 1 / batches so far, as a tensor
+    is_causal           of a Transformer's mask: torch compares it with the causal one, for speed
+    gaussian_nll_loss   an assert on tensors looks for negative variances (run by engine.check)
 
-Relied upon of torch (tests/engine/capture/rewrites/test_substitutes.py): modules call these
+Relied upon of torch (tests/engine/capture/patches/test_substitutes.py): modules call these
 functions by their names in torch.nn.functional and torch.nn.modules.
 """
 
@@ -33,30 +33,34 @@ _batch_norm = _BatchNorm.forward
 
 
 @contextlib.contextmanager
-def substituted() -> Iterator[None]:
-    """Within, torch has these in the place of its own."""
-    places: tuple[tuple[Any, str, Any], ...] = (
-        (F, "embedding_bag", embedding_bag),
-        (F, "ctc_loss", ctc_loss),
-        (F, "gaussian_nll_loss", gaussian_nll_loss),
-        (_BatchNorm, "forward", batch_norm),
-        (transformer, "_detect_is_causal_mask", is_causal),
-    )
-    before = [getattr(owner, name) for owner, name, _ in places]
-    for owner, name, function in places:
-        setattr(owner, name, function)
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within the block, attribute `name` of a module or class (`owner`) is `value`."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        for (owner, name, _), function in zip(places, before, strict=True):
-            setattr(owner, name, function)
+        setattr(owner, name, before)
 
 
-# ---- what torch asks of values -------------------------------------------------------------------
+@contextlib.contextmanager
+def replace_functions() -> Iterator[None]:
+    """Within the block, torch calls the functions of this file in place of its own."""
+    with (
+        replace_attribute(F, "embedding_bag", embedding_bag),
+        replace_attribute(F, "ctc_loss", ctc_loss),
+        replace_attribute(F, "gaussian_nll_loss", gaussian_nll_loss),
+        replace_attribute(_BatchNorm, "forward", batch_norm),
+        replace_attribute(transformer, "_detect_is_causal_mask", is_causal),
+    ):
+        yield
+
+
+# ---- functions that look at values ---------------------------------------------------------------
 
 
 def batch_norm(self: _BatchNorm, input: Tensor) -> Tensor:
-    """Forward of nn.BatchNorm; with momentum=None running averages are means over all batches."""
+    """Compute nn.BatchNorm.forward; with momentum=None the running averages are cumulative."""
     count, mean, var = self.num_batches_tracked, self.running_mean, self.running_var
     averages = self.training and self.track_running_stats and self.momentum is None
     if not averages or count is None or mean is None or var is None:
@@ -71,7 +75,10 @@ def batch_norm(self: _BatchNorm, input: Tensor) -> Tensor:
 
 
 def is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Whether the user says so; where nobody does, attention takes the mask as it is."""
+    """Return whether the user states `is_causal`; `mask` and `size` are not looked at.
+
+    If the user states nothing, attention takes the mask itself.
+    """
     return is_causal is True
 
 
@@ -83,7 +90,12 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """torch.nn.functional.gaussian_nll_loss.  var: of each element, or of each row."""
+    """Compute torch.nn.functional.gaussian_nll_loss.
+
+    input, target: expectations and samples of one shape.  var: variance of each element or of each
+    row.  full: add the constant term.  eps: least variance.  reduction: none, mean or sum.  Raise
+    ValueError for a `var` of another shape.
+    """
     if not isinstance(var, Tensor):
         return _gaussian(input, target, var, full, eps, reduction)
     torch._assert_async(~(var < 0).any(), "var has negative entry/entries")
@@ -115,9 +127,15 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """torch.nn.functional.embedding_bag.  input: (bags, ids of each)."""
-    unlike = offsets is not None or max_norm is not None or scale_grad_by_freq or sparse
-    if input.dim() != 2 or unlike:
+    """Compute torch.nn.functional.embedding_bag: look-ups and a reduction for bags of equal length.
+
+    input: (bags, ids of a bag).  weight: (rows, width).  mode: sum, mean or max.
+    per_sample_weights: shaped as input.  padding_idx: an id that does not count.  torch's own
+    function runs for another shape of input, with offsets (and include_last_offset), max_norm (and
+    norm_type), scale_grad_by_freq or sparse.
+    """
+    only_torch = offsets is not None or max_norm is not None or scale_grad_by_freq or sparse
+    if input.dim() != 2 or only_torch:
         return _embedding_bag(
             input,
             weight,
@@ -158,8 +176,11 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.ctc_loss.  log_probs: (time, samples, classes); targets: (samples, most
-    labels).
+    """Compute torch.nn.functional.ctc_loss with lengths as tensors.
+
+    log_probs: (time, samples, classes).  targets: (samples, longest target).  input_lengths,
+    target_lengths: (samples,).  blank: class of the blank.  reduction: none, mean or sum.
+    zero_infinity: replace infinite losses by 0.  torch's own function runs for other shapes.
     """
     if log_probs.dim() != 3 or targets.dim() != 2:
         return _ctc_loss(
@@ -179,77 +200,56 @@ def ctc_loss(
     return loss.sum() if reduction == "sum" else loss
 
 
-def _define() -> torch.library.Library:
-    """The op: (loss of each sample, its forward variables), with room for all labels, whatever the
-    lengths.
-    """
-    library = torch.library.Library("flowrun", "FRAGMENT")
-    tensors = "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths"
-    rest = "int blank, bool zero_infinity"
-    library.define(f"ctc_loss({tensors}, {rest}) -> (Tensor, Tensor)")
-    library.define(
-        f"ctc_loss_backward(Tensor grad, {tensors}, Tensor loss, Tensor log_alpha, {rest})"
-        " -> Tensor"
-    )
-    library.impl("ctc_loss", _forward, "CompositeExplicitAutograd")
-    library.impl("ctc_loss_backward", _backward, "CompositeExplicitAutograd")
-    torch.library.register_fake("flowrun::ctc_loss", _shapes, lib=library)
-    torch.library.register_fake("flowrun::ctc_loss_backward", _shape, lib=library)
-    torch.library.register_autograd(
-        "flowrun::ctc_loss", _gradient, setup_context=_save, lib=library
-    )
-    return library
-
-
-def _forward(
-    log_probs: Tensor, targets: Tensor, lengths: Tensor, labels: Tensor, blank: int, zero: bool
+@torch.library.custom_op("flowrun::ctc_loss", mutates_args=())
+def _losses(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Return the loss of each sample, and forward variables with room for the longest target."""
     loss, alpha = torch.ops.aten._ctc_loss.default(
-        log_probs, targets, lengths.tolist(), labels.tolist(), blank, zero
+        log_probs, targets, input_lengths.tolist(), target_lengths.tolist(), blank, zero_infinity
     )
     alpha = F.pad(alpha, (0, 2 * targets.shape[1] + 1 - alpha.shape[-1]))
-    late = torch.arange(alpha.shape[1]) >= lengths[:, None]
-    unused = torch.arange(alpha.shape[2]) > 2 * labels[:, None]
-    # torch leaves there what it finds in memory
+    late = torch.arange(alpha.shape[1]) >= input_lengths[:, None]
+    unused = torch.arange(alpha.shape[2]) > 2 * target_lengths[:, None]
+    # torch leaves these elements uninitialised
     return loss, alpha.masked_fill_(late[:, :, None] | unused[:, None], -torch.inf)
 
 
-def _shapes(
-    log_probs: Tensor, targets: Tensor, lengths: Tensor, labels: Tensor, blank: int, zero: bool
-) -> tuple[Tensor, Tensor]:
-    time, samples, _ = log_probs.shape
+@torch.library.custom_op("flowrun::ctc_loss_backward", mutates_args=())
+def _gradient_of_losses(
+    grad: Tensor,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    loss: Tensor,
+    log_alpha: Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> Tensor:
+    lengths = (input_lengths.tolist(), target_lengths.tolist())
+    used = log_alpha[..., : 2 * int(target_lengths.max()) + 1].contiguous()
+    gradient: Tensor = torch.ops.aten._ctc_loss_backward.default(
+        grad, log_probs, targets, *lengths, loss, used, blank, zero_infinity
+    )
+    return gradient
+
+
+@_losses.register_fake
+def _fake_losses(log_probs: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    time, samples, _classes = log_probs.shape
     alpha = log_probs.new_empty((samples, time, 2 * targets.shape[1] + 1))
     return log_probs.new_empty(samples), alpha
 
 
-def _shape(grad: Tensor, log_probs: Tensor, *_: Any) -> Tensor:
+@_gradient_of_losses.register_fake
+def _fake_gradient(grad: Tensor, log_probs: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(log_probs)
-
-
-def _backward(
-    grad: Tensor,
-    log_probs: Tensor,
-    targets: Tensor,
-    lengths: Tensor,
-    labels: Tensor,
-    loss: Tensor,
-    alpha: Tensor,
-    blank: int,
-    zero: bool,
-) -> Tensor:
-    used = 2 * int(labels.max()) + 1
-    gradient: Tensor = torch.ops.aten._ctc_loss_backward.default(
-        grad,
-        log_probs,
-        targets,
-        lengths.tolist(),
-        labels.tolist(),
-        loss,
-        alpha[..., :used].contiguous(),
-        blank,
-        zero,
-    )
-    return gradient
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -257,9 +257,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(*tensors, *output)
 
 
-def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     made = torch.ops.flowrun.ctc_loss_backward(grad, *ctx.saved_tensors, ctx.blank, ctx.zero)
     return made, None, None, None, None, None
 
 
-LIBRARY = _define()
+_losses.register_autograd(_backward, setup_context=_save)

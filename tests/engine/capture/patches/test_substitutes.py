@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flowrun.engine.capture.capture import Task, capture
-from flowrun.engine.capture.rewrites.substitutes import substituted
+from flowrun.engine.capture.patches.substitutes import replace_functions
 
 BAGS = [
     {"mode": mode, **more}
@@ -28,7 +28,7 @@ def both(model: nn.Module, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
     for within in (False, True):
         model.zero_grad()
         if within:
-            with substituted():
+            with replace_functions():
                 out = model(*inputs)
         else:
             out = model(*inputs)
@@ -50,7 +50,7 @@ def test_bags_of_equal_length_are_what_torch_makes_of_them(settings: dict[str, A
 def test_weights_of_samples_count() -> None:
     torch.manual_seed(0)
     bag, ids = nn.EmbeddingBag(5, 3, mode="sum"), torch.tensor([[0, 1], [4, 4]])
-    with substituted():
+    with replace_functions():
         made = bag(ids, per_sample_weights=torch.tensor([[0.5, 2.0], [1.0, -1.0]]))
     torch.testing.assert_close(
         made, bag(ids, per_sample_weights=torch.tensor([[0.5, 2.0], [1.0, -1.0]]))
@@ -84,7 +84,7 @@ def test_ctc_of_padded_targets_is_torchs(reduction: str, zero_infinity: bool) ->
 
 def test_torch_has_its_own_functions_again() -> None:
     before = F.embedding_bag, F.ctc_loss
-    with substituted():
+    with replace_functions():
         assert F.embedding_bag is not before[0]
     assert (F.embedding_bag, F.ctc_loss) == before
 
@@ -99,7 +99,7 @@ def test_batch_norm_without_momentum_averages_all_batches(
     ours, x = copy.deepcopy(layer), torch.randn(shape, requires_grad=True)
     for batch in (x, 2 * x + 1):
         theirs_made = layer(batch)
-        with substituted():
+        with replace_functions():
             ours_made = ours(batch)
         torch.testing.assert_close(ours_made, theirs_made)
         for made in zip(
@@ -121,7 +121,7 @@ def test_a_mask_of_a_transformer_is_taken_as_it_is(causal: bool) -> None:
     mask = nn.Transformer.generate_square_subsequent_mask(3)
     mask = mask if causal else mask.mT.contiguous()
     x = torch.randn(2, 3, 4)
-    with substituted():
+    with replace_functions():
         made = model(x, x, src_mask=mask, tgt_mask=mask)
     torch.testing.assert_close(made, model(x, x, src_mask=mask, tgt_mask=mask))
 
@@ -154,7 +154,7 @@ def test_the_loss_of_a_normal_distribution_is_torchs(rows: bool, more: dict[str,
     x, y = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
     width = torch.rand((4,) if rows else (4, 3), requires_grad=True)
     theirs = F.gaussian_nll_loss(x, y, width, **more)
-    with substituted():
+    with replace_functions():
         ours = F.gaussian_nll_loss(x, y, width, **more)
     for made in zip(
         (ours, *torch.autograd.grad(ours, (x, width))),
@@ -165,5 +165,5 @@ def test_the_loss_of_a_normal_distribution_is_torchs(rows: bool, more: dict[str,
 
 
 def test_a_variance_of_another_shape_is_refused_as_in_torch() -> None:
-    with substituted(), pytest.raises(ValueError, match="incorrect size"):
+    with replace_functions(), pytest.raises(ValueError, match="incorrect size"):
         F.gaussian_nll_loss(torch.ones(4, 3), torch.ones(4, 3), torch.ones(2))

@@ -1,0 +1,44 @@
+"""recurrent: LSTM, GRU and RNN in torch's own decompositions, without two of their faults.
+
+The decompositions leave out dropout between layers, and they take oneDNN's LSTM, as for inference,
+if the input needs no gradient.
+
+Relied upon of torch (tests/engine/capture/patches/test_recurrent.py): all of them call
+`_rnn_helper`; up to 2.13 it asks `num_layers < i - 1` before layer i, so that nothing is ever
+dropped; `select_one_layer_lstm_function` returns oneDNN's function or `one_layer_lstm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flowrun.engine.capture.patches.substitutes import replace_attribute
+
+
+class _LayerCount(int):
+    """A number of layers that compares as less than any number."""
+
+    def __lt__(self, other: object) -> bool:
+        return True
+
+
+@contextmanager
+def decompose_as_in_training() -> Iterator[None]:
+    """Within the block, decompose recurrent layers into what they compute in training."""
+    from torch._decomp import decompositions
+
+    helper: Any = decompositions._rnn_helper
+
+    def with_dropout(
+        given: Any, hidden: Any, params: Any, has_biases: Any, num_layers: int, *rest: Any
+    ) -> Any:
+        return helper(given, hidden, params, has_biases, _LayerCount(num_layers), *rest)
+
+    select = "select_one_layer_lstm_function"
+    with (
+        replace_attribute(decompositions, "_rnn_helper", with_dropout),
+        replace_attribute(decompositions, select, lambda *_: decompositions.one_layer_lstm),
+    ):
+        yield
