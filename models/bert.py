@@ -77,7 +77,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """Which token stood there: a dense layer, a norm, and a product with the vocabulary."""
+    """Logits of the masked tokens: a dense layer, a norm, and a product with the vocabulary."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
@@ -92,11 +92,11 @@ class Head(nn.Module):
 class BERT(nn.Module):
     """Tokens (B, T), their segments (B, T; 0 or 1) and masked positions (B, K) -> logits (B, K, V).
 
-    The head sees the masked positions alone, and every sample has K of them.  So the mean loss of a
+    The head reads only the masked positions, and every sample has K of them.  So the mean loss of a
     batch is the mean of the means of its parts, however it is split into ranks and micro-batches.
 
     vocabulary: number of token ids.  context: longest T.  depth: blocks.  width: a multiple of
-    heads.  dropout: share of zeros, of embeddings, attention weights and what each layer adds.
+    heads.  dropout: share of zeros in embeddings, attention weights and the output of each layer.
     tied: the head's product has the token embedding as its weight.  narrow_residual: as in gpt.py.
     """
 
@@ -127,6 +127,7 @@ class BERT(nn.Module):
             self.head.out.weight = self.embed.token.weight
 
     def forward(self, tokens_BT: Tensor, segments_BT: Tensor, positions_BK: Tensor) -> Tensor:
+        """Return logits (B, K, V) of tokens_BT, segments_BT, positions_BK (see the class)."""
         x_BTD = self.embed(tokens_BT, segments_BT)
         if self.narrow_residual:
             x_BTD = as_autocast(x_BTD)

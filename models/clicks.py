@@ -1,4 +1,4 @@
-"""Click logs: generated with the statistics that matter to tables of ids."""
+"""Click logs that are generated with the statistics of real ids."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from flowrun.models.data.stacked import Rows
 
 
 class Clicks(Rows):
-    """Ids by Zipf's law, as words and users are: {ids (F,) int64, numbers (N,), clicks () float32}.
+    """Click logs {ids (F,) int64, numbers (N,), clicks () float32} with ids by Zipf's law.
 
-    samples: how many.  ids: rows of the model's table, over all fields; each field owns as many
-    rows as every other.  exponent: of the law, p(rank r) ~ r ** -exponent within a field.  Clicks
+    samples: number of items.  ids: rows of the model's table, over all fields; each field owns an
+    equal number of them.  exponent: of the law, p(rank r) ~ r ** -exponent within a field.  Clicks
     follow a hidden weight of each id and the numbers, so that there is something to learn.
     """
 
@@ -26,7 +26,7 @@ class Clicks(Rows):
         seed: int = 0,
     ) -> None:
         if ids < fields:
-            raise ValueError(f"{ids} ids are too few for {fields} fields: each needs one")
+            raise ValueError(f"{ids} ids are too few for {fields} fields; each needs at least one")
         random = np.random.default_rng(seed)
         rows = ids // fields
         ranks = zipf_ranks(random.random((samples, fields)), rows, exponent)
@@ -42,8 +42,9 @@ class Clicks(Rows):
 
 
 def zipf_ranks(uniform: np.ndarray, rows: int, exponent: float) -> np.ndarray:
-    """Ranks 0 to rows - 1 of numbers in [0, 1), by the inverse of the law's continuous distribution
-    on [1, rows + 1).
+    """Return ranks 0 to rows - 1 by Zipf's law, by the inverse of its continuous distribution.
+
+    uniform: numbers in [0, 1).  rows: number of ranks.  exponent: of the law.
     """
     power, end = 1 - exponent, rows + 1.0
     if abs(power) < 1e-9:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def as_autocast(x: Tensor) -> Tensor:
-    """In the dtype in which autocast has products, where it is on."""
+    """Cast a tensor to the dtype of autocast's products; leave it alone if autocast is off."""
     if not torch.is_autocast_enabled(x.device.type):
         return x
     return x.to(torch.get_autocast_dtype(x.device.type))
@@ -33,18 +33,18 @@ class Embed(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention.
 
-    Rows of `qkv` lie (heads, 3, head width): consecutive pieces of them are whole heads, with their
-    q, k and v.  apart: q, k and v are layers of their own instead.
+    Rows of `qkv` are ordered (heads, 3, head width): consecutive pieces of them are whole heads,
+    with their q, k and v.  separate_qkv: q, k and v are layers of their own instead.
     """
 
     def __init__(
-        self, width: int, heads: int, bias: bool, dropout: float, apart: bool = False
+        self, width: int, heads: int, bias: bool, dropout: float, separate_qkv: bool = False
     ) -> None:
         super().__init__()
         self.heads = heads
         self.share = dropout
-        self.apart = apart
-        if apart:
+        self.separate_qkv = separate_qkv
+        if separate_qkv:
             self.q, self.k, self.v = (nn.Linear(width, width, bias=bias) for _ in range(3))
         else:
             self.qkv = nn.Linear(width, 3 * width, bias=bias)
@@ -52,7 +52,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         B, T, D = x_BTD.shape
-        if self.apart:
+        if self.separate_qkv:
             parts = (f(x_BTD).view(B, T, self.heads, -1) for f in (self.q, self.k, self.v))
         else:
             parts = self.qkv(x_BTD).view(B, T, self.heads, 3, D // self.heads).unbind(dim=3)
@@ -80,11 +80,11 @@ class Block(nn.Module):
     """Attention, then feed-forward, each on a normalised copy and added back."""
 
     def __init__(
-        self, width: int, heads: int, bias: bool, dropout: float, apart: bool = False
+        self, width: int, heads: int, bias: bool, dropout: float, separate_qkv: bool = False
     ) -> None:
         super().__init__()
         self.ln1 = nn.LayerNorm(width)
-        self.attn = Attention(width, heads, bias, dropout, apart)
+        self.attn = Attention(width, heads, bias, dropout, separate_qkv)
         self.ln2 = nn.LayerNorm(width)
         self.mlp = FeedForward(width, bias)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
@@ -101,10 +101,10 @@ class GPT(nn.Module):
     of heads.
     bias: of the linear layers inside the blocks; the head has none.
     tied: the head's weight is the token embedding, as in GPT-2; else its own.
-    dropout: share of zeros, of embeddings, attention weights and what each layer adds.
-    narrow_residual: under autocast, what passes between the blocks is of its dtype, too; else fp32,
-    as the embeddings are.
-    qkv_apart: q, k and v are products of their own.
+    dropout: share of zeros in embeddings, attention weights and the output of each layer.
+    narrow_residual: under autocast, activations between blocks have its dtype, too; else fp32, as
+    the embeddings.
+    qkv_apart: q, k and v are layers of their own.
     """
 
     def __init__(
@@ -135,8 +135,9 @@ class GPT(nn.Module):
         self._initialise(depth)
 
     def _initialise(self, depth: int) -> None:
-        """Normal weights of 1 / sqrt(width); what adds to the residual is smaller by sqrt(2 depth)
-        (GPT-2, section 2.3).
+        """Draw normal weights with a deviation of 1 / sqrt(width).
+
+        Layers that add to the residual have 1 / sqrt(2 depth) of it (GPT-2, section 2.3).
         """
         std = self.norm.weight.numel() ** -0.5
         for name, parameter in self.named_parameters():

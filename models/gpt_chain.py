@@ -1,8 +1,8 @@
 """A GPT as a chain: an embedding, blocks and a head, each fed by the one before, with q, k and v as
 layers of their own.
 
-It is what torch's own parallel layouts like best: a list to wrap, split by columns or cut.  Shapes
-in names: B samples, T tokens, D width, H heads, C width of a head, V vocabulary.
+torch's own parallel layouts fit it best: its list of modules can be wrapped, split by columns or
+cut.  Shapes in names: B samples, T tokens, D width, H heads, C width of a head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class Embed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention.  It has as many heads as its layers are wide, so that a rank that was
-    given a part of the columns of q, k and v computes its own heads.
+    """Causal self-attention, whose number of heads follows from the width of its layers.
+
+    So a rank with a part of the columns of q, k and v computes its own heads.
     """
 
     def __init__(self, width: int, heads: int) -> None:

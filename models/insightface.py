@@ -68,15 +68,19 @@ class Backbone(nn.Module):
 
 
 class Scores(NamedTuple):
-    """logits (B, K) of the classes that the step looks at; hits (B, K): is it the sample's own."""
+    """The output of MarginClasses.
+
+    logits: (B, K), of the classes that the step looks at.  hits: (B, K), True at the sample's own.
+    """
 
     logits: Tensor
     hits: Tensor
 
 
 class MarginClasses(nn.Module):
-    """Features (B, D) and labels (B,) -> Scores: scaled cosines, the sample's own class made harder
-    by a margin while training.
+    """Features (B, D) and labels (B,) -> Scores: scaled cosines, less a margin for the own class.
+
+    The margin applies in training only.
 
     angle, cosine: margins, cos(theta + angle) - cosine; ArcFace is (0.5, 0), CosFace (0, 0.4).
     scale: of the cosines.
@@ -109,35 +113,35 @@ class MarginClasses(nn.Module):
         classes_K = torch.arange(self.classes, device=labels_B.device)
         weight_KD: Tensor = self.weight
         if self.training and self.sample:
-            weight_KD, classes_K = self._sampled(labels_B, classes_K)
+            weight_KD, classes_K = self._sample_classes(labels_B, classes_K)
         hits_BK = labels_B.unsqueeze(1) == classes_K
         cosines_BK = F.linear(F.normalize(features_BD), F.normalize(weight_KD))
         if self.training:
-            cosines_BK = cosines_BK + self._harder(cosines_BK, hits_BK)
+            cosines_BK = cosines_BK + self._margin(cosines_BK, hits_BK)
         return Scores(self.scale * cosines_BK, hits_BK)
 
-    def _harder(self, cosines_BK: Tensor, hits_BK: Tensor) -> Tensor:
-        """What the margin adds: (B, K), zero but at the sample's own class.
+    def _margin(self, cosines_BK: Tensor, hits_BK: Tensor) -> Tensor:
+        """Return what the margin adds: (B, K), zero except at the sample's own class.
 
-        One cosine of a sample is looked at, so that with the classes split one number of a sample
-        is all that ranks tell each other.
+        It depends on one cosine of a sample, so that ranks that split the classes exchange one
+        number a sample.
         """
         cosine_B1 = (cosines_BK * hits_BK).sum(1, keepdim=True)
         sine_B1 = (1 - cosine_B1 * cosine_B1).clamp(min=1e-6).sqrt()
         moved_B1 = cosine_B1 * math.cos(self.angle) - sine_B1 * math.sin(self.angle)
         return hits_BK * (moved_B1 - self.cosine - cosine_B1)
 
-    def _sampled(self, labels_B: Tensor, classes_N: Tensor) -> tuple[Tensor, Tensor]:
-        """(weights, numbers) of the classes of this batch and of others at random.
+    def _sample_classes(self, labels_B: Tensor, classes_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (weights, numbers) of the classes of this batch and of others at random.
 
-        Every class draws a number below 1, those of the batch have 2; the largest of each group
-        are taken.
+        Every class draws a number below 1, those of the batch have 2; the classes with the largest
+        numbers of each group are taken.
         """
         taken = self.sample // self.groups
         if labels_B.shape[0] > taken:
             raise ValueError(
-                f"a batch of {labels_B.shape[0]} may have more classes than the {taken} that are "
-                f"sampled in each of {self.groups} groups: raise sample, or use fewer groups"
+                f"a batch of {labels_B.shape[0]} may have more classes than the {taken} that each "
+                f"of {self.groups} groups samples: raise sample, or use fewer groups"
             )
         present_N = (labels_B.unsqueeze(1) == classes_N).any(0)
         drawn_N = torch.rand(self.classes, device=labels_B.device)

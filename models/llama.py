@@ -23,8 +23,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         B, T, D = x_BTD.shape
-        q_BHTC = self._turned(self.q(x_BTD).view(B, T, self.heads, self.C).transpose(1, 2))
-        k_BGTC = self._turned(self.k(x_BTD).view(B, T, self.key_heads, self.C).transpose(1, 2))
+        q_BHTC = self._rotate(self.q(x_BTD).view(B, T, self.heads, self.C).transpose(1, 2))
+        k_BGTC = self._rotate(self.k(x_BTD).view(B, T, self.key_heads, self.C).transpose(1, 2))
         v_BGTC = self.v(x_BTD).view(B, T, self.key_heads, self.C).transpose(1, 2)
         k_BHTC, v_BHTC = self._for_each_query(k_BGTC), self._for_each_query(v_BGTC)
         y_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BHTC, v_BHTC, is_causal=True)
@@ -35,8 +35,8 @@ class Attention(nn.Module):
         many = x_BGTC[:, :, None].expand(B, G, self.heads // G, T, C)
         return many.reshape(B, self.heads, T, C)
 
-    def _turned(self, x_BHTC: Tensor) -> Tensor:
-        """Rotary positions (RoFormer, arXiv 2104.09864, section 3.4.2), halves apart."""
+    def _rotate(self, x_BHTC: Tensor) -> Tensor:
+        """Apply rotary positions to pairs (c, c + C / 2) (RoFormer, arXiv 2104.09864, 3.4.2)."""
         T, half = x_BHTC.shape[2], self.C // 2
         rates_C = self.base ** (-torch.arange(half, device=x_BHTC.device) / half).repeat(2)
         angles_TC = torch.arange(T, device=x_BHTC.device)[:, None] * rates_C

@@ -19,14 +19,15 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     narrow: bool = False,
 ) -> Tensor:
-    """Mean cross entropy of logits (..., V) against class ids (...), the batch field `target`.
+    """Return the mean cross entropy of logits against class ids.
 
-    Positions whose class is -100 count for nothing.  label_smoothing: share of the target that is
-    spread over all classes, 0 to 1.  narrow: log-probabilities and gradients of logits are held in
-    the logits' dtype, under autocast half of the bytes; else in fp32.
+    output: logits (..., V).  batch: has the class ids (...) in the field `target`; positions of
+    -100 do not count.  label_smoothing: share of the target that is spread over all classes, 0 to
+    1.  narrow: keep log-probabilities and gradients of logits in the logits' dtype, which under
+    autocast takes half of the bytes; else in fp32.
     """
     logits, classes = output.flatten(0, -2), batch[target].flatten()
-    with torch.autocast("cpu", enabled=False):  # which would widen them
+    with torch.autocast("cpu", enabled=False):  # autocast would cast them to fp32
         logits = logits if narrow else logits.float()
         return F.cross_entropy(logits, classes, label_smoothing=label_smoothing).float()
 
@@ -34,17 +35,18 @@ def cross_entropy(
 def binary_cross_entropy(
     output: Tensor, batch: Mapping[str, Tensor], target: str = "targets"
 ) -> Tensor:
-    """Mean binary cross entropy of logits (...) against shares of 0 to 1 (...), the batch field
-    `target`.
+    """Return the mean binary cross entropy of logits against probabilities.
+
+    output: logits (...).  batch: has the probabilities (...), 0 to 1, in the field `target`.
     """
     logits = output.float()
     return (F.softplus(logits) - logits * batch[target]).mean()
 
 
 def margin_softmax(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
-    """Mean cross entropy of the logits (B, K) against the class that each sample hits.
+    """Return the mean cross entropy of the logits (B, K) against the class that each sample hits.
 
-    A product with the hits instead of a look-up: classes may be a sample of all, in any order.
+    It is a product with the hits, not a look-up, as classes may be a sample of all in any order.
     """
     log_p = output.logits.float().log_softmax(-1)
     return -(log_p * output.hits).sum(-1).mean()
@@ -53,5 +55,8 @@ def margin_softmax(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
 def routed_cross_entropy(
     output: Routed, batch: Mapping[str, Tensor], target: str = "targets", balance: float = 0.01
 ) -> Tensor:
-    """Cross entropy of the logits, and `balance` times how unevenly experts are used."""
+    """Return the cross entropy of the logits plus `balance` times the imbalance of experts.
+
+    output: logits and imbalance of a mixture.  batch: has the class ids in the field `target`.
+    """
     return cross_entropy(output.logits, batch, target) + balance * output.balance

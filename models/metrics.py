@@ -21,8 +21,10 @@ IGNORED = -100  # torch's `ignore_index`
 def accuracy(
     output: Tensor | Routed, batch: Mapping[str, Tensor], target: str = "targets"
 ) -> Tensor:
-    """Share of positions whose largest logit (..., V) is the class id (...) in the batch field
-    `target`; those of -100, which cross entropy ignores, do not count.
+    """Return the share of positions whose largest logit is that of the target class.
+
+    output: logits (..., V).  batch: has the class ids (...) in the field `target`; positions of
+    -100, which cross entropy ignores, do not count.
     """
     logits = output.logits if isinstance(output, Routed) else output
     known = batch[target] != IGNORED
@@ -31,21 +33,27 @@ def accuracy(
 
 
 def binary_accuracy(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
-    """Share of logits (...) on the side of 0 that the batch field `target` (...), 0 or 1, says."""
+    """Return the share of logits with the sign of their target.
+
+    output: logits (...).  batch: has the targets (...), 0 or 1, in the field `target`.
+    """
     return ((output > 0) == (batch[target] > 0.5)).float().mean()
 
 
 def hit_rate(output: Scores, batch: Mapping[str, Tensor]) -> Tensor:
-    """Share of samples none of whose logits (B, K) is larger than that of their own class.
+    """Return the share of samples whose logits (B, K) are none larger than that of their own class.
 
-    Maximum and own logit are one number of a sample each, however the classes are split.
+    Maximum and own logit are one number a sample each, so split classes exchange little.
     """
     own = (output.logits * output.hits).sum(-1)
     return (own >= output.logits.amax(-1)).float().mean()
 
 
 def perplexity(output: Tensor, batch: Mapping[str, Tensor], target: str = "targets") -> Tensor:
-    """Mean cross entropy; exp of its mean over all batches is the perplexity."""
+    """Return the mean cross entropy; exp of its mean over all batches is the perplexity.
+
+    output: logits (..., V).  batch: has the class ids (...) in the field `target`.
+    """
     return cross_entropy(output, batch, target)
 
 

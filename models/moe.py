@@ -1,12 +1,12 @@
-"""A GPT in which every other block chooses among experts.  No ranks, no layouts.
+"""A GPT in which every other block is a mixture of experts.  No ranks, no layouts.
 
 Tokens are routed within their group, and a sample is a group (GShard, Lepikhin et al. 2020): each
-expert has the same number of slots for each group.  So what a token gets does not depend on other
-samples, and groups can live on different ranks.  Routing is dense: one product puts tokens into
-slots, another brings them back.
+expert has the same number of slots for each group.  So the result of a token does not depend on
+other samples, and groups can live on different ranks.  Routing is dense: one product puts tokens
+into slots, another brings them back.
 
-Shapes in names, beside those of gpt.py (B samples, T tokens, D width): E experts, K choices of a
-token, C slots that an expert has for a sample, S = E x C slots, F width inside an expert.
+Shapes in names, in addition to those of gpt.py (B samples, T tokens, D width): E experts, K choices
+of a token, C slots that an expert has for a sample, S = E x C slots, F width inside an expert.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from flowrun.models.gpt import Attention, Block, Embed
 
 
 class Routed(NamedTuple):
-    """logits: (B, T, V).  balance: how unevenly experts are used, the mean over the blocks that
-    have some; 1 where all are used alike.
+    """The output of a mixture.
+
+    logits: (B, T, V).  balance: imbalance of the experts, the mean over blocks with experts; 1 if
+    all are used alike.
     """
 
     logits: Tensor
@@ -31,7 +33,7 @@ class Routed(NamedTuple):
 
 
 class Experts(nn.Module):
-    """As many feed-forward layers as there are experts, stacked: (E, N, D) -> (E, N, D)."""
+    """A stack of feed-forward layers, one an expert: (E, N, D) -> (E, N, D)."""
 
     def __init__(self, experts: int, width: int, inner: int) -> None:
         super().__init__()
@@ -43,11 +45,11 @@ class Experts(nn.Module):
 
 
 class Router(nn.Module):
-    """Tokens (B, T, D) -> shares of the slots of each token (B, T, S), and the balance.
+    """Tokens (B, T, D) -> weights of the slots of each token (B, T, S), and the balance.
 
-    chosen: K.  room: slots of an expert for a sample, as a multiple of an even share; first choices
-    are placed before second ones, earlier tokens before later ones, and who finds no slot is left
-    out.
+    chosen: K.  room: slots of an expert for a sample, as a multiple of an even share.  First
+    choices are placed before second ones, earlier tokens before later ones, and a token that finds
+    no slot is left out.
     """
 
     def __init__(self, width: int, experts: int, chosen: int, room: float) -> None:
@@ -56,7 +58,7 @@ class Router(nn.Module):
         self.score = nn.Linear(width, experts, bias=False)
 
     def slots(self, tokens: int) -> int:
-        """C for samples of so many tokens."""
+        """Return C, the slots of an expert, for samples of this number of tokens."""
         return math.ceil(self.room * tokens * self.chosen / self.experts)
 
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +67,7 @@ class Router(nn.Module):
         slots_S = torch.arange(E * C, device=x_BTD.device)
         likely_BTE = self.score(x_BTD).float().softmax(-1)
         share_BTK, expert_BTK = likely_BTE.topk(K)
-        if K > 1:  # of one it would be 1, whatever the router says (Fedus et al. 2021 keep it too)
+        if K > 1:  # for one expert it would always be 1 (Fedus et al. 2021 keep it too)
             share_BTK = share_BTK / share_BTK.sum(-1, keepdim=True)
         expert_BKT = expert_BTK.transpose(1, 2)
         hits_BKTE = expert_BKT.unsqueeze(-1) == numbers_E
@@ -78,8 +80,9 @@ class Router(nn.Module):
         return (taken_BKTS * share_BKT1).sum(1), self._balance(hits_BKTE, likely_BTE)
 
     def _balance(self, hits_BKTE: Tensor, likely_BTE: Tensor) -> Tensor:
-        """E x sum over experts of (share of first choices) x (mean likelihood), the mean over
-        samples (Fedus et al. 2021, equation 4).
+        """Return E x sum over experts of (share of first choices) x (mean probability).
+
+        This is the mean over samples (Fedus et al. 2021, equation 4).
         """
         first_BE = hits_BKTE[:, 0].float().mean(1)
         return self.experts * (first_BE * likely_BTE.mean(1)).sum(-1).mean()
@@ -139,9 +142,9 @@ class MixtureGPT(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 2:
-            raise ValueError(f"depth {depth} leaves no block for experts, the second is the first")
+            raise ValueError(f"depth {depth} is too small: the second block is the first mixture")
         if not 1 <= chosen <= experts:
-            raise ValueError(f"a token can not choose {chosen} of {experts} experts")
+            raise ValueError(f"a token cannot choose {chosen} of {experts} experts")
         self.embed = Embed(vocabulary, context, width, dropout=0.0)
         self.blocks = nn.ModuleList(
             MixtureBlock(width, heads, experts, chosen, room)
@@ -155,7 +158,7 @@ class MixtureGPT(nn.Module):
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=width**-0.5)
             if name.endswith(("proj.weight", "fc2.weight", "experts.down")):
-                parameter.data /= (2 * depth) ** 0.5  # what adds to the residual, as in gpt.py
+                parameter.data /= (2 * depth) ** 0.5  # layers that add to the residual, as in GPT-2
 
     def forward(self, tokens_BT: Tensor) -> Routed:
         x_BTD = self.embed(tokens_BT)

@@ -1,8 +1,11 @@
-"""Optimizers as functions of tensors: (param, grad, states …, *, lr, step, numbers) -> (new param,
-new states …).
+"""Optimizers as functions of tensors.
 
-Plain torch, written for one parameter as if it were whole; flowrun traces them (engine/
-update_trace.py).  States start at zero.  A user's own look alike: optim.update names them.
+    (param, grad, states …, *, lr, step, numbers …) -> (new param, new states …)
+
+They are plain torch, written for one whole parameter; flowrun traces them
+(engine/capture/update_trace.py).  All states are shaped as the parameter and start at zero.  `lr`
+and `step` (from 1) are scalar tensors.  Users write their own in this form and name them in
+optim.update.
 """
 
 from __future__ import annotations
@@ -21,7 +24,12 @@ def lion(
     beta2: float,
     weight_decay: float,
 ) -> tuple[Tensor, Tensor]:
-    """Lion: the sign of a momentum (Chen et al. 2023, arXiv 2302.06675, algorithm 2)."""
+    """Lion (Chen et al. 2023, arXiv 2302.06675, algorithm 2): a step along a momentum's sign.
+
+    param, grad: the parameter and its gradient.  exp_avg: the momentum.  lr: learning rate.
+    beta1, beta2: decay of the momentum in the direction, and in the state.  weight_decay:
+    decoupled, times lr.
+    """
     direction = (beta1 * exp_avg + (1 - beta1) * grad).sign()
     return param - lr * (direction + weight_decay * param), beta2 * exp_avg + (1 - beta2) * grad
 
@@ -39,9 +47,11 @@ def lamb(
     eps: float,
     weight_decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """LAMB: Adam, its length made the weight's own (You et al. 2020, arXiv 1904.00962, alg. 2).
+    """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2): Adam scaled to the weight's norm.
 
-    The factor between the lengths is 1 where either is 0.
+    param, grad: the parameter and its gradient.  exp_avg, exp_avg_sq: moments.  lr: learning rate.
+    step: number of the step, from 1.  beta1, beta2: decay of the moments.  eps: added to the root
+    of the second.  weight_decay: part of the direction.  The scale is 1 if either norm is 0.
     """
     exp_avg = beta1 * exp_avg + (1 - beta1) * grad
     exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
@@ -56,7 +66,11 @@ def lamb(
 def adagrad(
     param: Tensor, grad: Tensor, state_sum: Tensor, *, lr: Tensor, eps: float, weight_decay: float
 ) -> tuple[Tensor, Tensor]:
-    """Adagrad (Duchi et al. 2011), as torch.optim.Adagrad without lr_decay."""
+    """Adagrad (Duchi et al. 2011), as torch.optim.Adagrad without lr_decay.
+
+    param, grad: the parameter and its gradient.  state_sum: sum of squared gradients.  lr: learning
+    rate.  eps: added to the root of the sum.  weight_decay: added to the gradient, times param.
+    """
     grad = grad + weight_decay * param
     state_sum = state_sum + grad * grad
     return param - lr * grad / (state_sum.sqrt() + eps), state_sum

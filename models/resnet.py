@@ -62,7 +62,7 @@ class ResNet(nn.Module):
     blocks: bottlenecks of each group; [3, 4, 6, 3] is ResNet-50, [3, 4, 23, 3] ResNet-101.  The
     first of every group but the first halves height and width.
     width: channels inside the first group, doubled with each next; ResNet-50 has 64.
-    small_images: for some 32 pixels along a side: the stem does not shrink them.
+    small_images: the stem does not shrink images, which have about 32 pixels along a side.
     """
 
     def __init__(
@@ -87,8 +87,10 @@ class ResNet(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Normal convolutions of sqrt(2 / fan out).  A bottleneck starts as its shortcut: the scale
-        of its last norm is 0 (Goyal et al., arXiv 1706.02677, section 5.1).
+        """Draw normal convolutions with a deviation of sqrt(2 / fan out).
+
+        A bottleneck starts as its shortcut: the scale of its last norm is 0 (Goyal et al., arXiv
+        1706.02677, section 5.1).
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

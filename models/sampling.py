@@ -1,4 +1,4 @@
-"""Which samples a step reads: a function of the seed and of the samples' numbers in the run alone.
+"""The samples that a step reads, as a function of the seed and of their numbers in the run.
 
 So every layout sees the same batches.  Sample number n of a run is entry n mod N of the n div N-th
 permutation of the N training samples; nothing is dropped.
@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.random import default_rng  # here: numpy would load it at first use, and lose a Ctrl-C
+from numpy.random import default_rng  # at the top: numpy imports it at first use and loses a Ctrl-C
 from torch import Tensor
 
 
 def sample_indices(seed: int, numbers: range, num_samples: int) -> Tensor:
-    """Data set indices (B,) int64, below num_samples, of the samples with these numbers in the run;
-    there is at least one, and they follow each other.
+    """Return the data set indices (B,) int64 of samples.
+
+    seed: of the run.  numbers: consecutive numbers in the run, at least one.  num_samples: training
+    samples in the data set.
     """
     epochs = range(numbers.start // num_samples, (numbers.stop - 1) // num_samples + 1)
     pieces = [
@@ -26,11 +28,14 @@ def sample_indices(seed: int, numbers: range, num_samples: int) -> Tensor:
         ]
         for epoch in epochs
     ]
-    return torch.from_numpy(np.concatenate(pieces))  # which copies: the permutation is kept
+    return torch.from_numpy(np.concatenate(pieces))  # a copy, as the permutation is cached
 
 
 def held_out_indices(numbers: range, held_out: int, num_samples: int) -> Tensor:
-    """Data set indices (B,) int64 of evaluation: the last `held_out` in order, again and again."""
+    """Return the data set indices (B,) int64 of evaluation samples with these `numbers`.
+
+    They run through the last `held_out` of `num_samples` samples in order, again and again.
+    """
     found = num_samples - held_out + np.arange(numbers.start, numbers.stop) % held_out
     return torch.from_numpy(found)
 

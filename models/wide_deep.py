@@ -1,5 +1,5 @@
-"""Wide & Deep for click rates (Cheng et al. 2016, arXiv 1606.07792): a linear model of ids beside
-an MLP over their embeddings.
+"""Wide & Deep for click rates (Cheng et al. 2016, arXiv 1606.07792): a linear model of ids plus an
+MLP over their embeddings.
 
 Shapes: B samples, F categorical fields, N numeric fields, D embedding width.  The ids of all
 fields share one table, so that a table of any size is one parameter.

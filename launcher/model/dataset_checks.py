@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.engine.user_code import place_of
-from flowrun.models.data.collate import ItemError, collated, item_of, unlike
-from flowrun.models.data.stacked import batch_of, many_at_once
-from flowrun.models.data.steps import preparation, unprepared
+from flowrun.models.data.collate import ItemError, collate, differing_fields, item_of
+from flowrun.models.data.stacked import batch_method, batch_of
+from flowrun.models.data.steps import preparation, unprepared_fields
 
 _WRITE = {
     "stacked": "It returns {field: tensor (B, …)}, the items of the indices (B,) in their order.",
@@ -58,14 +58,14 @@ def check_items(data: Any) -> None:
     """Check a map-style data set with two items or more.  Raises RecipeError."""
     with data_errors():
         items = [item_of(data, number) for number in (0, 1)]
-        expected = collated(items, (0, 1))
-    method = many_at_once(data)
+        expected = collate(items, (0, 1))
+    method = batch_method(data)
     if method and not preparation(data):
         wrong = _wrong(data, expected)
         if wrong:
             called = f"{type(data).__name__}.{method}, given the indices 0 and 1,"
             raise RecipeError("data._target_", f"{called} {wrong}", _WRITE[method])
-    for field, name in unprepared(data).items():
+    for field, name in unprepared_fields(data).items():
         _check_alone(data, items[0], field, name)
 
 
@@ -88,8 +88,8 @@ def data_errors() -> Iterator[None]:
 def random_fields(data: Any) -> list[str]:
     """Fields that `data[0]` makes anew each time."""
     with data_errors():
-        one, other = (collated([item_of(data, 0)], (0,)) for _ in range(2))
-    return unlike(one, other)
+        one, other = (collate([item_of(data, 0)], (0,)) for _ in range(2))
+    return differing_fields(one, other)
 
 
 def _check_alone(data: Any, item: Mapping[str, Tensor], field: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Click logs of users: a CSV or Parquet file with a column that says whether it was clicked."""
+"""Click logs: a CSV or Parquet file with a column of clicks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from flowrun.models.data.stacked import Rows
 
 
 class ClickLog(Rows):
-    """{ids (F,) int64, numbers (N,) float32, clicks () float32} of each row; the fields of Wide &
-    Deep.
+    """Rows of a click log as {ids (F,) int64, numbers (N,) float32, clicks () float32}.
 
+    These are the fields of Wide & Deep.
     path: a .csv file with a header, or a .parquet file (pip install flowrun[parquet]).
     click: name of the column that is 0 or 1.  categories: columns whose values become ids; numbers:
-    columns that are numbers, of which log(1 + x) is taken where x > 0; an empty cell is 0.
-    ids: rows of the model's table, over all categories.  Each category owns as many; a value's row
-    is a checksum of its text, so that it is the same in every file.
+    columns of numbers, which become log(1 + x) if x > 0; an empty cell is 0.
+    ids: rows of the model's table, over all categories.  Each category owns an equal number; a
+    value's row is a checksum of its text, so that it is the same in every file.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class ClickLog(Rows):
         rows = ids // max(len(categories), 1)
         found = [_rows(columns[name], rows) + k * rows for k, name in enumerate(categories)]
         clicks = _numbers(columns[click])
-        compressed = [_compressed(_numbers(columns[name])) for name in numbers]
+        logs = [_log_of_positive(_numbers(columns[name])) for name in numbers]
         super().__init__(
             ids=torch.stack(found, 1),
-            numbers=torch.stack(compressed, 1) if numbers else torch.empty(len(clicks), 0),
+            numbers=torch.stack(logs, 1) if numbers else torch.empty(len(clicks), 0),
             clicks=clicks,
         )
 
@@ -84,5 +84,5 @@ def _numbers(cells: Sequence[Any]) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=np.float32))
 
 
-def _compressed(x: Tensor) -> Tensor:
+def _log_of_positive(x: Tensor) -> Tensor:
     return torch.where(x > 0, x.clamp(min=0).log1p(), x)

@@ -1,6 +1,4 @@
-"""Generated samples of classes that can be told apart: images (kinds of objects, identities of
-faces), or plain features.
-"""
+"""Generated samples of distinct classes: images (kinds of objects, faces), or plain features."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from torch import Tensor
 
 from flowrun.models.data.stacked import Rows, StackedDataset
 
-_GRID = 6  # values along a side of the pattern that is drawn large
-_SAMPLE_S, _VALUE_S = 12e-6, 14.5e-9  # of an image and of each of its values, on one core: about
+_GRID = 6  # values along a side of a pattern before it is enlarged
+_SAMPLE_S, _VALUE_S = 12e-6, 14.5e-9  # seconds an image, and a value of it, on one core, about
 
 
 class ImageClusters(StackedDataset):
@@ -23,7 +21,7 @@ class ImageClusters(StackedDataset):
     A class is a smooth random pattern; a sample of it is the pattern plus a smooth pattern of its
     own and noise in every pixel.  Sample k belongs to class k mod classes.
     size: pixels along a side.  samples: number of items.
-    spread: size of what is the sample's own, over what is the class's.
+    spread: size of the sample's own part, relative to the pattern of its class.
     """
 
     unprepared: ClassVar = {"labels": "label"}
@@ -34,17 +32,17 @@ class ImageClusters(StackedDataset):
         self.classes, self.samples, self.size = classes, samples, size
         self.spread, self.seed = spread, seed
         self.sample_seconds = _SAMPLE_S + _VALUE_S * 3 * size**2
-        self.centres: dict[int, np.ndarray[Any, Any]] = {}  # of classes that were asked for
+        self.centres: dict[int, np.ndarray[Any, Any]] = {}  # class -> pattern, once used
 
     def __len__(self) -> int:
         return self.samples
 
     def label(self, index: int) -> Tensor:
-        """() int64: the class of a sample."""
+        """Return the class of a sample, () int64."""
         return torch.tensor(index % self.classes, device="cpu")
 
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
-        """All patterns are drawn large at once: those of the classes, then the samples' own."""
+        """Return the items; all patterns are enlarged at once, of classes, then of samples."""
         labels = indices % self.classes
         count = len(indices)
         coarse = np.empty((2, count, 3, _GRID, _GRID), np.float32)
@@ -61,7 +59,7 @@ class ImageClusters(StackedDataset):
         return {"images": images, "labels": labels}
 
     def _centre(self, label: int) -> np.ndarray[Any, Any]:
-        """(3, 6, 6); drawn once: a generator takes longer to make than its numbers."""
+        """Return the pattern of a class (3, 6, 6), cached: creating a generator is slow."""
         if label not in self.centres:
             draws = np.random.default_rng((self.seed, 0, label))
             self.centres[label] = draws.standard_normal((3, _GRID, _GRID), dtype=np.float32)
@@ -69,10 +67,10 @@ class ImageClusters(StackedDataset):
 
 
 class FeatureClusters(Rows):
-    """{features (features,) float32, labels () int64}, all made at once and kept.
+    """{features (features,) float32, labels () int64}, all made at once and kept in memory.
 
-    A class is a random point, a sample of it the point plus noise.  Sample k belongs to class k mod
-    classes.  spread: size of the noise, over what is the class's.
+    A class is a random point, and a sample is that point plus noise.  Sample k belongs to class k
+    mod classes.  spread: size of the noise, relative to the points.
     """
 
     def __init__(

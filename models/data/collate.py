@@ -1,5 +1,6 @@
-"""Items of a data set -> a batch, as torch's default_collate makes it of tensors, numbers and
-arrays; what cannot be stacked is told by field and item.
+"""collate: items of a data set -> a batch, as torch's default_collate stacks them.
+
+An error names the field and the item that cannot be stacked.
 """
 
 from __future__ import annotations
@@ -16,26 +17,30 @@ _STACKED = (Tensor, np.ndarray, np.number, np.bool_, bool, int, float, complex)
 _INSTEAD: Mapping[Any, str] = {
     str: "leave it out of __getitem__",
     bytes: "leave it out of __getitem__",
-    type(None): "leave it out of __getitem__, or write a tensor for what is missing",
+    type(None): "leave it out of __getitem__, or return a tensor in its place",
     list: "write torch.tensor(…)",
     tuple: "write torch.tensor(…)",
-    dict: "give what is in it fields of their own",
+    dict: "make a field of each of its values",
 }
 
 
 class ItemError(ValueError):
-    """Items that make no batch.  Its text names fields and items."""
+    """Items that cannot be stacked; the text names field and item."""
 
 
-def collated(items: Sequence[Any], numbers: Sequence[int]) -> dict[str, Tensor]:
-    """{field: (B, …)} of B items.  numbers: of the items in the data set.  Raises ItemError."""
+def collate(items: Sequence[Any], numbers: Sequence[int]) -> dict[str, Tensor]:
+    """Stack B items to {field: (B, …)}.
+
+    numbers: indices of the items in the data set, for messages.  Raise ItemError if they cannot be
+    stacked, or are no dicts of tensors, numbers or arrays.
+    """
     try:
         batch = default_collate(list(items))
         if _is_batch(batch):
             return {field: value.detach() for field, value in batch.items()}
     except Exception as error:
-        raise ItemError(_fault(items, numbers) or f"{_numbered(numbers)}: {error}") from None
-    raise ItemError(_fault(items, numbers) or f"{_numbered(numbers)} make no dict of tensors")
+        raise ItemError(_find_fault(items, numbers) or f"{_list(numbers)}: {error}") from None
+    raise ItemError(_find_fault(items, numbers) or f"{_list(numbers)} make no dict of tensors")
 
 
 def _is_batch(value: Any) -> bool:
@@ -51,10 +56,8 @@ def _is_name(field: Any) -> bool:
     return isinstance(field, str) and field != "" and not field.startswith("@")
 
 
-def _fault(items: Sequence[Any], numbers: Sequence[int]) -> str:
-    """What is wrong with the first item that cannot be stacked with the first of all; "": nothing
-    that shows.
-    """
+def _find_fault(items: Sequence[Any], numbers: Sequence[int]) -> str:
+    """Describe the first item that cannot be stacked with item 0; "" if none is found."""
     first = items[0]
     for item, number in zip(items, numbers, strict=False):
         if fault := _fault_of(item, number):
@@ -73,25 +76,25 @@ def _fault(items: Sequence[Any], numbers: Sequence[int]) -> str:
 
 def _fault_of(item: Any, number: int) -> str:
     if not isinstance(item, Mapping):
-        return f"item {number} is {_named(item)}: return a dict, {{field: tensor}}"
+        return f"item {number} is {_with_article(item)}: return a dict, {{field: tensor}}"
     if not item:
         return f"item {number} has no fields"
     for field, value in item.items():
         if not _is_name(field):
-            return f"field {field!r} of item {number} has no name: write a str without an @"
+            return f"field {field!r} of item {number} is no name: write a str without @ in front"
         if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
             what = f"an array of dtype {value.dtype}: leave it out of __getitem__"
         elif isinstance(value, _STACKED):
             continue
         else:
             instead = (text for kind, text in _INSTEAD.items() if isinstance(value, kind))
-            what = f"{_named(value)}: {next(instead, 'make it a tensor')}"
+            what = f"{_with_article(value)}: {next(instead, 'make it a tensor')}"
         return f"field {field!r} of item {number} is {what}"
     return ""
 
 
-def _named(value: Any) -> str:
-    """ "None", "a str", "an Image"."""
+def _with_article(value: Any) -> str:
+    """Return words for a value's type: "None", "a str", "an Image"."""
     if value is None:
         return "None"
     name = type(value).__name__
@@ -102,13 +105,13 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(np.shape(value)) if not isinstance(value, Tensor) else tuple(value.shape)
 
 
-def _numbered(numbers: Sequence[int]) -> str:
+def _list(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:3]))
     return f"items {shown}{' …' if len(numbers) > 3 else ''}"
 
 
 def item_of(data: Any, number: int) -> Any:
-    """data[number]; what it raises says of which item."""
+    """Return data[number]; an error gets a note that names the item."""
     try:
         return data[number]
     except Exception as error:
@@ -116,8 +119,8 @@ def item_of(data: Any, number: int) -> Any:
         raise
 
 
-def unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
-    """Fields of which two batches hold other bytes."""
+def differing_fields(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    """Return the fields whose bytes differ between two batches."""
     bytes_of = lambda value: value.contiguous().flatten().view(torch.uint8)  # noqa: E731
     return [
         field

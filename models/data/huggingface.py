@@ -15,9 +15,9 @@ from flowrun.models.data.stacked import StackedDataset
 class HuggingFace(StackedDataset):
     """Columns of a saved data set as tensors (pip install flowrun[huggingface]).
 
-    path: the folder.  split: one of a DatasetDict.
+    path: the folder.  split: name of a split, if the folder holds a DatasetDict.
     fields: field of the batch -> column; None: every column under its own name.  Columns hold
-    numbers or nested lists of them, equally long in all rows.
+    numbers, or nested lists of numbers with the same lengths in all rows.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class HuggingFace(StackedDataset):
         found = datasets.load_from_disk(str(Path(path).expanduser()))
         if isinstance(found, datasets.DatasetDict):
             if split not in found:
-                raise ValueError(f"{path}: split is one of {', '.join(found)}, not {split!r}")
+                raise ValueError(f"{path}: split must be one of {', '.join(found)}, not {split!r}")
             found = found[split]
         known = found.column_names
         self.fields = dict(fields or {name: name for name in known})
@@ -43,12 +43,12 @@ class HuggingFace(StackedDataset):
         return len(self.rows)
 
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
-        """All rows in one call of `datasets`; each call reads and converts columns."""
+        """Return the items, read in one call of `datasets`, as each call converts columns."""
         rows = self.rows[indices.tolist()]
         return {field: _tensor(rows[column]) for field, column in self.fields.items()}
 
 
 def _tensor(values: object) -> Tensor:
-    """Fractions as float32, as models take them."""
+    """Return numbers as a tensor, floating-point ones as float32."""
     made = torch.from_numpy(np.asarray(values))
     return made.float() if made.is_floating_point() else made

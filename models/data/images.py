@@ -1,4 +1,4 @@
-"""Images of users: a folder with a folder for each class, read, decoded and augmented in steps."""
+"""Image files in a folder for each class, read, decoded and augmented in steps."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 from flowrun.models.data.steps import Step, StepwiseDataset
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"}
-_DECODE_S, _AUGMENT_S = 10e-9, 8e-9  # of one pixel, on one core: about, for what is foreseen
+_DECODE_S, _AUGMENT_S = 10e-9, 8e-9  # seconds a pixel on one core, about, for the rehearsal
 _MEAN, _STD = 114.0, 58.0  # of photographs, over all channels
 
 
 class ImageFolder(StepwiseDataset):
     """{images (3, size, size) float32, labels () int64} of path/CLASS/image files, decoded by PIL.
 
-    Classes are numbered in sorted order of their folders.  The items stand in a shuffled order that
-    is always the same, so that the last ones are a fair sample.
+    Classes are numbered in sorted order of their folders.  The items have a shuffled order that is
+    always the same, so that the last ones are a fair sample.
     size: pixels along a side.  The short side of an image is scaled to 8/7 of it; a square is cut
     from that, at random and mirrored or not in training, from the middle in evaluation.
     """
@@ -57,16 +57,16 @@ class ImageFolder(StepwiseDataset):
         return len(self.files)
 
     def label(self, index: int) -> Tensor:
-        """Class of a sample."""
+        """Return the class of a sample."""
         return torch.tensor(self.files[index][1])
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """(the file's bytes, class)."""
+        """Return (the file's bytes, class)."""
         file, label = self.files[index]
         return file.read_bytes(), label
 
     def decode(self, sample: tuple[bytes, int]) -> tuple[np.ndarray[Any, Any], int]:
-        """(pixels (height, width, 3) uint8 with the short side scaled, class)."""
+        """Return (pixels (height, width, 3) uint8 with the short side scaled, class)."""
         from PIL import Image
 
         encoded, label = sample
@@ -80,7 +80,7 @@ class ImageFolder(StepwiseDataset):
     def augment(
         self, sample: tuple[np.ndarray[Any, Any], int], draws: np.random.Generator | None
     ) -> dict[str, Tensor]:
-        """A square of the image as the item's tensors."""
+        """Return a square of the image as the item's tensors."""
         pixels, label = sample
         spare = np.array(pixels.shape[:2]) - self.size
         top, left = spare // 2 if draws is None else draws.integers(0, spare + 1)

@@ -1,4 +1,4 @@
-"""Masked language modelling: some tokens of another data set hidden, to be told by the rest."""
+"""Masked language modelling: hidden tokens of another data set, to be predicted from the rest."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch.utils.data import Dataset
 from flowrun.models.data.stacked import StackedDataset, batch_of
 from flowrun.models.data.steps import sample_seconds
 
-_SAMPLE_S = 17e-6  # of a sample's draws, on one core: about
+_SAMPLE_S = 17e-6  # seconds of a sample's draws on one core, about
 
 
 class Masked(StackedDataset):
     """{tokens (T,), segments (T,), positions (K,), targets (K,)}, int64.
 
     source: a map-style data set with the field `tokens` (T,), ids below `vocabulary`.
-    share: of the tokens that are looked at; every sample has the same number of them, K, so that a
-    mean over any part of a batch weighs its samples alike.
-    mask: the id that stands for a hidden token.  Of the positions 80 % are hidden, 10 % hold a
-    random id, 10 % are left (Devlin et al., arXiv 1810.04805, section 3.1).
+    share: of the tokens that are to be predicted; every sample has the same number of them, K, so
+    that a mean over any part of a batch weighs its samples alike.
+    mask: the id of a hidden token.  80 % of the positions are hidden, 10 % hold a random id, 10 %
+    keep theirs (Devlin et al., arXiv 1810.04805, section 3.1).
     Positions are a function of (seed, index).  segments: 0 in the first half, 1 in the second.
     """
 
@@ -40,7 +40,7 @@ class Masked(StackedDataset):
         return len(self.source)  # type: ignore[arg-type]
 
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
-        """The draws alone are made sample by sample."""
+        """Return the items; only the draws are made sample by sample."""
         tokens = batch_of(self.source, indices)["tokens"].clone()
         batch, length = tokens.shape
         count = max(1, round(self.share * length))

@@ -21,8 +21,8 @@ _CLASSES = 8
 class Photographs(StepwiseDataset):
     """{images (3, size, size) float32, labels () int64}: a window of a quarter of a photograph.
 
-    A class is one of the quarters, 8 in all; sample k is of class k mod 8, and where its window
-    lies is a function of k.  In training it is mirrored at random.
+    A class is one of the quarters, 8 in all; sample k is of class k mod 8, and the position of its
+    window is a function of k.  In training the window is mirrored at random.
     samples: number of items.  size: pixels along a side, at most 200.
     """
 
@@ -45,17 +45,17 @@ class Photographs(StepwiseDataset):
         return self.samples
 
     def label(self, index: int) -> Tensor:
-        """Class of a sample."""
+        """Return the class of a sample."""
         return torch.tensor(index % _CLASSES)
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """(the file's bytes, index)."""
+        """Return (the file's bytes, index)."""
         if not 0 <= index < self.samples:
             raise IndexError(index)
         return self.files[index % _CLASSES // 4].read_bytes(), index
 
     def decode(self, sample: tuple[bytes, int]) -> tuple[np.ndarray[Any, Any], int]:
-        """(pixels (427, 640, 3) uint8, index)."""
+        """Return (pixels (427, 640, 3) uint8, index)."""
         from PIL import Image
 
         encoded, index = sample
@@ -65,7 +65,7 @@ class Photographs(StepwiseDataset):
     def augment(
         self, sample: tuple[np.ndarray[Any, Any], int], draws: np.random.Generator | None
     ) -> dict[str, Tensor]:
-        """The window as the item's tensors."""
+        """Return the window as the item's tensors."""
         pixels, index = sample
         label = int(self.label(index))
         quarter = np.array((_HEIGHT // 2, _WIDTH // 2))

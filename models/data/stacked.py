@@ -1,6 +1,6 @@
-"""Samples made many at once: rows of a tensor are one gather, not a call and a view a sample.
+"""Data sets that make many samples in one call: a gather of rows instead of a call a sample.
 
-A batch of 1024 samples made one by one takes 3 to 7 ms of Python, in a thread beside compute.
+A batch of 1024 samples that are made one by one takes 3 to 7 ms of Python.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flowrun.models.data.collate import collated, item_of
+from flowrun.models.data.collate import collate, item_of
 
 
 class StackedDataset(Dataset[dict[str, Tensor]], ABC):
-    """A map-style data set that writes `stacked` and `__len__`; its items follow from them.
+    """A map-style data set that defines `stacked` and `__len__`; items follow from `stacked`.
 
-    unprepared: field -> the method that makes it of the index alone (models/data/steps.py).
-    sample_seconds: of one sample among many, about: time on one core, for what is foreseen.
+    unprepared: field -> the method that makes it from the index alone (models/data/steps.py).
+    sample_seconds: seconds of a sample of a batch on one core, about, for the rehearsal.
     """
 
     unprepared: ClassVar[Mapping[str, str]] = {}
@@ -28,11 +28,11 @@ class StackedDataset(Dataset[dict[str, Tensor]], ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Samples."""
+        """Return the number of samples."""
 
     @abstractmethod
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
-        """The items of the indices (B,) int64, one after the other: {field: (B, …)}."""
+        """Return the items at indices (B,) int64, stacked: {field: (B, …)}."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < len(self):
@@ -42,40 +42,44 @@ class StackedDataset(Dataset[dict[str, Tensor]], ABC):
 
 
 class Rows(StackedDataset):
-    """Fields are tensors that are kept; a sample is a row of each.  Raises ValueError for tensors
-    of unlike lengths.
+    """A data set of tensors in memory; a sample is a row of each field.
+
+    Raise ValueError for tensors of different lengths.
     """
 
     def __init__(self, **fields: Tensor) -> None:
         lengths = {name: len(values) for name, values in fields.items()}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"fields of one length are needed; they have {lengths}")
+            raise ValueError(f"all fields must have one length; they have {lengths}")
         self.fields = fields
 
     def __len__(self) -> int:
         return len(next(iter(self.fields.values())))
 
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
-        """One gather a field."""
+        """Return the items by one gather a field."""
         return {name: values[indices] for name, values in self.fields.items()}
 
 
 def batch_of(data: Dataset[Any], indices: Tensor) -> dict[str, Tensor]:
-    """Items of any map-style data set, stacked: {field: (B, …)}.
+    """Return items of any map-style data set, stacked: {field: (B, …)}.
 
-    By its `stacked`; else by its `__getitems__` (torch's: a list of items); else one by one.  What
-    the data set raises says of which items; raises ItemError where they make no batch.
+    The items come from its `stacked`, else from its `__getitems__` (torch's, a list of items), else
+    one by one.  An error of the data set gets a note that names the items.  Raise ItemError if they
+    cannot be stacked.
     """
     chosen = indices.tolist()
     stacked = _method(data, "stacked")
     if stacked:
-        return _told(chosen, lambda: stacked(indices))  # type: ignore[no-any-return]
+        return _name_items(chosen, lambda: stacked(indices))  # type: ignore[no-any-return]
     many = _method(data, "__getitems__")
-    items = _told(chosen, lambda: many(chosen)) if many else [item_of(data, k) for k in chosen]
-    return collated(items, chosen)
+    items = (
+        _name_items(chosen, lambda: many(chosen)) if many else [item_of(data, k) for k in chosen]
+    )
+    return collate(items, chosen)
 
 
-def _told(chosen: list[int], make: Callable[[], Any]) -> Any:
+def _name_items(chosen: list[int], make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:
@@ -84,12 +88,12 @@ def _told(chosen: list[int], make: Callable[[], Any]) -> Any:
         raise
 
 
-def many_at_once(data: Dataset[Any]) -> str | None:
-    """The method by which `batch_of` makes many items in one call; None: one by one."""
+def batch_method(data: Dataset[Any]) -> str | None:
+    """Return the method by which `batch_of` makes a batch in one call; None: one by one."""
     return next((name for name in ("stacked", "__getitems__") if _method(data, name)), None)
 
 
 def _method(data: Dataset[Any], name: str) -> Callable[[Any], Any] | None:
-    """A tensor that a data set keeps under this name is none."""
+    """Return a method of the data set; an attribute that is not callable is none."""
     found = getattr(data, name, None)
     return found if callable(found) else None

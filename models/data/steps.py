@@ -1,8 +1,7 @@
-"""Items made in steps: read, decode, augment …, so that each runs beside the others and beside
-compute.
+"""Data sets whose items are made in steps: read, decode, augment …
 
-A data set that names its steps is a pipeline: every step becomes an actor of each rank, with two
-registers between one and the next (engine/lowering/lower.py).
+Such a data set is a pipeline: every step becomes an actor of each rank, with two registers between
+one and the next (engine/lowering), so that the steps and compute run at the same time.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from torch.utils.data import Dataset
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A method of the data set: value of the step before -> value.  The first is given the index.
+    """A method of the data set: value of the step before -> value; the first takes the index.
 
-    seconds, num_bytes: of one sample, about: time on one core, and size of what it returns.
-    random: the method takes a second argument, a numpy Generator; None in evaluation, where it is
-    to do what is most usual (cut out the middle, do not mirror).
+    seconds, num_bytes: of a sample, about: time on one core, and size of the result.
+    random: the method takes a second argument, a numpy Generator.  It is None in evaluation, for
+    which the method makes the typical choice (crop the middle, do not mirror).
     """
 
     name: str
@@ -34,8 +33,8 @@ class Step:
 class StepwiseDataset(Dataset[dict[str, Tensor]]):
     """A map-style data set whose items are made by `steps`; the last returns a dict of tensors.
 
-    unprepared: field -> the method that makes it of the index alone, as the steps would.  A
-    pipeline stage that reads no other field does no step.
+    unprepared: field -> the method that makes it from the index alone, as the steps would.  A
+    pipeline stage that reads only such fields runs no step.
     """
 
     steps: tuple[Step, ...]
@@ -44,30 +43,31 @@ class StepwiseDataset(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         value: Any = index
         for step in self.steps:
-            value = apply(self, step.name, value, None)
+            value = apply_step(self, step.name, value, None)
         return value
 
 
 def preparation(data: Any) -> tuple[Step, ...]:
-    """The steps that a data set names; none for one that makes its items at once."""
+    """Return the steps of a data set; () for one that makes an item in one call."""
     return tuple(getattr(data, "steps", ()))
 
 
-def unprepared(data: Any) -> Mapping[str, str]:
-    """Fields that can be had without the rest of their samples, each with the method that makes it
-    of the index alone.
-    """
+def unprepared_fields(data: Any) -> Mapping[str, str]:
+    """Return field -> method that makes it from the index, without the rest of the sample."""
     found: Mapping[str, str] = getattr(data, "unprepared", {})
     return found
 
 
 def sample_seconds(data: Any) -> float:
-    """Of one sample that is made at once, on one core, as the data set says; 0: nothing is said."""
+    """Return the seconds of a sample on one core, as the data set states; 0 if it does not."""
     return float(getattr(data, "sample_seconds", 0.0))
 
 
-def apply(data: Any, name: str, value: Any, seed: tuple[int, ...] | None) -> Any:
-    """One step of one sample.  seed: of what is random in it; None: nothing is."""
+def apply_step(data: Any, name: str, value: Any, seed: tuple[int, ...] | None) -> Any:
+    """Run the step `name` of a sample of `data` on the value of the step before.
+
+    seed: of a random step; None: the typical choice.
+    """
     step = next(s for s in data.steps if s.name == name)
     method = getattr(data, name)
     if not step.random:

@@ -18,13 +18,13 @@ class Text(Windows):
 
     path: a file, or a folder whose files are read in sorted order; None: the Python standard
     library's own .py files.
-    length: T; windows do not overlap.  max_bytes: of the stream.
+    length: T; windows do not overlap.  max_bytes: bytes of the stream that are read.
     """
 
     def __init__(
         self, path: str | None = None, length: int = 64, max_bytes: int = 8_000_000
     ) -> None:
-        stream = b"".join(_capped(_files(path), max_bytes))
+        stream = b"".join(_read_bytes(_files(path), max_bytes))
         if len(stream) <= length:
             raise ValueError(f"{path}: {len(stream)} bytes do not fill a window of {length} + 1")
         self.stream = np.frombuffer(stream, dtype=np.uint8)
@@ -43,15 +43,15 @@ def _files(path: str | None) -> list[Path]:
 
 
 def _standard_library() -> Iterator[Path]:
-    """Python's own source files, without installed packages, whose folders are not entered."""
+    """Yield Python's own source files, without those of installed packages."""
     others = {"site-packages", "dist-packages", "__pycache__"}
     for folder, inner, files in os.walk(sysconfig.get_paths()["stdlib"]):
         inner[:] = [name for name in inner if name not in others]
         yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
-def _capped(files: list[Path], max_bytes: int) -> Iterator[bytes]:
-    """Contents of the files until max_bytes are read."""
+def _read_bytes(files: list[Path], max_bytes: int) -> Iterator[bytes]:
+    """Yield the contents of files until max_bytes are read."""
     left = max_bytes
     for file in files:
         if left <= 0:

@@ -1,4 +1,4 @@
-"""Token files: ids one after the other as 16 or 32 bit numbers, mapped into memory, not read."""
+"""Token files: consecutive ids as 16 or 32 bit numbers, mapped into memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tokens(Windows):
 
     def __init__(self, path: str, length: int = 1024, dtype: str = "uint16") -> None:
         if dtype not in DTYPES:
-            raise ValueError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         file = Path(path).expanduser()
         if not file.is_file():
             raise FileNotFoundError(f"there is no file {path}")
@@ -35,8 +35,10 @@ class Tokens(Windows):
 
 
 def write_tokens(path: str | Path, pieces: Iterable[Sequence[int]], dtype: str = "uint16") -> int:
-    """Write pieces of ids one after the other; how many there were.  Raises ValueError for an id
-    that does not fit.
+    """Write a token file; return the number of tokens.
+
+    path: file to write.  pieces: sequences of ids.  dtype: uint16 or uint32.  Raise ValueError for
+    an id that does not fit.
     """
     largest, total = np.iinfo(dtype).max, 0
     with Path(path).open("wb") as file:
@@ -56,9 +58,11 @@ def tokenise(
     end: int | None = None,
     dtype: str = "uint16",
 ) -> int:
-    """Write the tokens of text files; how many there were.
+    """Write the tokens of text files to a token file; return their number.
 
-    encode: text -> ids, such as a tokenizer's `encode`.  end: an id put behind each file.
+    files: text files.  path: file to write.  encode: text -> ids, such as a tokenizer's `encode`.
+    end: an id that follows each file; None: none.  dtype: uint16 or uint32.  Raise ValueError for
+    an id that does not fit.
     """
     tail = [] if end is None else [end]
     texts = (Path(file).read_text(encoding="utf-8") for file in files)

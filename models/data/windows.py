@@ -1,4 +1,4 @@
-"""Windows of a stream of ids, for models that tell the next one."""
+"""Windows of a stream of ids, for models that predict the next id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flowrun.models.data.stacked import StackedDataset
 class Windows(StackedDataset):
     """{tokens (T,), targets (T,)}, int64, targets one id ahead; windows do not overlap.
 
-    stream: ids (N,) of any integers, in memory or mapped into it, more than `length`, which is T.
+    stream: ids (N,) of any integer dtype, in memory or mapped, more than `length`, which is T.
     """
 
     def __init__(self, stream: np.ndarray[Any, Any], length: int) -> None:
@@ -25,6 +25,6 @@ class Windows(StackedDataset):
         return len(self.windows)
 
     def stacked(self, indices: Tensor) -> dict[str, Tensor]:
-        """Both fields show parts of the same windows."""
+        """Return the items; both fields are views of the same windows."""
         windows = torch.from_numpy(self.windows[indices.numpy()].astype(np.int64))
         return {"tokens": windows[:, :-1], "targets": windows[:, 1:]}

@@ -87,7 +87,7 @@ def test_the_loss_adds_a_share_of_the_balance() -> None:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"depth": 1, "experts": 2}, "leaves no block for experts"),
+        ({"depth": 1, "experts": 2}, "the second block is the first mixture"),
         ({"depth": 2, "experts": 2, "chosen": 3}, "3 of 2 experts"),
     ],
 )

@@ -41,6 +41,7 @@ NO_PARTICIPLES = {
 }
 NO_PARTICIPLES |= {"fold", "gradient", "intent", "moment", "need", "represent", "round", "seed"}
 NO_PARTICIPLES |= {"sound", "speed", "tangent", "unfold"}
+NO_PARTICIPLES |= {"augment", "stacked"}  # stacked: a method of users' data sets
 FEWEST = 3  # parameters from which a public function has to name them all
 
 

@@ -41,7 +41,7 @@ def test_files_that_are_no_token_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "odd").write_bytes(b"abc")
     with pytest.raises(ValueError, match="3 bytes are no whole number of uint16"):
         Tokens(str(tmp_path / "odd"))
-    with pytest.raises(ValueError, match="'int8' is none of uint16, uint32"):
+    with pytest.raises(ValueError, match="one of uint16, uint32, not 'int8'"):
         Tokens(str(tmp_path / "odd"), dtype="int8")
     write_tokens(tmp_path / "short", [[1, 2]])
     with pytest.raises(ValueError, match=r"2 tokens do not fill a window of 2 \+ 1"):
@@ -156,5 +156,5 @@ def test_columns_of_a_saved_data_set_are_fields(tmp_path: Path) -> None:
     data = HuggingFace(str(tmp_path / "d"), "train", {"tokens": "input_ids", "score": "score"})
     assert len(data) == 2 and set(data[0]) == {"tokens", "score"}
     assert data[1]["tokens"].tolist() == [3, 4] and data[1]["score"].dtype == torch.float32
-    with pytest.raises(ValueError, match="split is one of train, not 'test'"):
+    with pytest.raises(ValueError, match="split must be one of train, not 'test'"):
         HuggingFace(str(tmp_path / "d"), "test")
