@@ -16,7 +16,7 @@ from rich.table import Table
 
 from flowrun.engine.hardware.hardware import Hardware
 from flowrun.engine.runtime.calibration.calibrated import digits
-from flowrun.engine.runtime.calibration.op_times import TimeRatios, op_times
+from flowrun.engine.runtime.calibration.op_times import TimeRatios, measure_op_times
 from flowrun.engine.runtime.process import heap
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.schema import Recipe
@@ -84,9 +84,7 @@ def _measure_job(job: Job, hardware: Hardware, steps: int) -> TimeRatios:
 def _rank(rank: int, job: Job, hardware: Hardware, steps: int, folder: str) -> None:
     heap.keep_pages()
     torch.set_num_threads(1)
-    found = op_times(
-        job.training.plan, job.materials.sampler, job.materials.initial, hardware, steps
-    )
+    found = measure_op_times(job.training.plan, job.sampler, job.initial, hardware, steps)
     Path(folder, str(rank)).write_bytes(pickle.dumps(found))
 
 

@@ -72,7 +72,7 @@ def better_cpu(recipe: Recipe) -> str:
     from flowrun.engine.runtime.kernels import products  # and torch, which most commands do without
 
     here = recipe.launch.name == "local" and choose_profile(recipe).name == CPU
-    return ZEN5 if here and products.rule() == products.WIDE else ""
+    return ZEN5 if here and products.rule() == products.FULL_WIDTH else ""
 
 
 def _of_gpu(name: str) -> tuple[str, bool]:

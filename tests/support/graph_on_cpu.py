@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flowrun.engine.runtime.kernels.cuda_graphs import twin
+from flowrun.engine.runtime.kernels.cuda_graphs import empty_twin
 from flowrun.engine.runtime.kernels.kernels import Kernel
 
 
@@ -24,9 +24,9 @@ class OnCpu:
     def __init__(self) -> None:
         self.lasting: set[int] = set()  # addresses; nobody frees what lies there
 
-    def outside(self, like: Tensor) -> Tensor:
+    def allocate(self, like: Tensor) -> Tensor:
         """Memory in which nothing passes; zeros, for `record` runs what it records."""
-        own = twin(like)
+        own = empty_twin(like)
         storage = own.untyped_storage()
         ctypes.memset(storage.data_ptr(), 0, storage.nbytes())  # no op that would be recorded
         self.lasting.add(storage.data_ptr())

@@ -1,4 +1,4 @@
-"""Calibrated: measurements -> a hardware profile.  Pure; calibration/calibration.py measures."""
+"""calibrated: measurements -> a hardware profile; pure functions.  calibration.py measures."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BATCHED, ELEMENTS = "batched", "elements"
 
 @dataclass(frozen=True, slots=True)
 class TimedWork:
-    """Seconds of one kind of work of a device.  work: operations, bytes, elements or pieces, as
-    `what` has it.
+    """The seconds that a device takes for one kind of work.
 
     what: "fp32 forward" and the like, "attention fp32", "convolution", "batched", "elements" and
-    an op, "stream", "op".
+        an op, "stream", "op".
+    work: operations, bytes, elements or ops, according to `what`.
     """
 
     what: str
@@ -33,11 +33,14 @@ class TimedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Seconds of one kind of communication.
+    """The seconds of one kind of communication.
 
-    kind: of a step (boxing.py), or "message".  members: ranks that take part.  message_bytes: of
-    the tensor that they share, or that is sent.  sent_bytes: by each rank.  between_ops: that it
-    adds to ops which it stands between, as in a step; busy_s: then, what a rank's cores did for it.
+    kind: of a boxing step (boxing.py), or "message".
+    members: number of ranks that take part.
+    message_bytes: size of the tensor that they share or send.
+    sent_bytes: bytes that each rank sends.
+    seconds: of a call in a loop; if between_ops, what a call adds to the ops around it.
+    busy_s: seconds in which the cores of a rank work for it, if between_ops.
     """
 
     kind: str
@@ -49,7 +52,7 @@ class Moved:
     busy_s: float = 0.0
 
 
-# What is timed -> the key that says how fast it is beside forward's fp32 products of equal work.
+# kind of work -> the key of the profile for its speed relative to fp32 products of forward
 _SHARES = {
     f"fp32 {BACKWARD}": "backward_share",
     f"fp32 {WEIGHT_GRAD}": "weight_grad_share",
@@ -62,8 +65,9 @@ One = TypeVar("One", TimedWork, Moved)
 
 
 def typical(rounds: Sequence[Sequence[One]]) -> list[One]:
-    """Of measurements that were all made several times, in one order: each with its median, for a
-    machine that others use has slow minutes.
+    """Return each measurement with the median of its seconds over all rounds.
+
+    rounds: the same measurements in the same order.  A machine that others use has slow minutes.
     """
     return [
         replace(
@@ -78,11 +82,11 @@ def typical(rounds: Sequence[Sequence[One]]) -> list[One]:
     ]
 
 
-_OF_A_RUN = {"core", "cores"}  # keys that follow from how many ranks a host has
+_OF_A_RUN = {"core", "cores"}  # keys that depend on the number of ranks of a host
 
 
 def with_device(base: Hardware, timed: Sequence[TimedWork]) -> Hardware:
-    """The profile with what was measured of one rank's device; the rest as it was."""
+    """Return the profile `base` with the measured figures of a rank's device."""
     by_kind: dict[str, list[TimedWork]] = {}
     for one in timed:
         by_kind.setdefault(one.what, []).append(one)
@@ -113,8 +117,9 @@ def with_device(base: Hardware, timed: Sequence[TimedWork]) -> Hardware:
 def _convolution_share(
     forward: Sequence[TimedWork], backward: Sequence[TimedWork], hardware: Hardware
 ) -> float:
-    """Of all layers together, as a net has them: their median would be that of none.  Gradients'
-    products have a share of their own already.
+    """Return the speed of convolutions, relative to products, over all layers of a net together.
+
+    Their median would be that of no net.  The products of gradients have a share of their own.
     """
     measured_s = sum(one.seconds for one in forward)
     measured_s += sum(one.seconds * hardware.backward_share for one in backward)
@@ -123,7 +128,10 @@ def _convolution_share(
 
 
 def curve(timed: Sequence[TimedWork]) -> Products:
-    """The fastest, and what each size reaches of it; never less than a smaller one does."""
+    """Return the highest speed of products, and the share of it that each size reaches.
+
+    A size counts as at least as fast as the sizes below it.
+    """
     sizes = sorted({one.work for one in timed})
     speeds = [median(t.work / t.seconds for t in timed if t.work == size) for size in sizes]
     rising = [max(speeds[: k + 1]) for k in range(len(speeds))]
@@ -132,41 +140,41 @@ def curve(timed: Sequence[TimedWork]) -> Products:
 
 
 def exchange_bytes(moved: Sequence[Moved]) -> int:
-    """Of one group that was timed both ways, between ops: the size of message up to which an
-    exchange is worth it; 0: none is.  With it all sizes take least together, each counted alike.
+    """Return the size of message up to which an exchange is faster than an all-reduce; 0: never.
 
-    In a loop of its own an exchange among more ranks than cores looks better than it is in a step,
-    and figures of the same thing differ by a factor of three.
+    moved: measurements of one group, both ways, between ops.  The result is the size with the least
+    sum of log seconds over all sizes.  In a loop without ops between, an exchange among more ranks
+    than cores looks faster than it is in a step, and repeated figures differ by a factor of three.
     """
     ways = {
         kind: {m.message_bytes: m.seconds for m in moved if m.kind == kind and m.between_ops}
         for kind in (ALL_REDUCE, EXCHANGE)
     }
 
-    def together(most: int) -> float:
+    def total_log_seconds(most: int) -> float:
         return sum(
             log(ways[EXCHANGE if size <= most else ALL_REDUCE][size]) for size in ways[EXCHANGE]
         )
 
-    return min((0, *sorted(ways[EXCHANGE])), key=together)
+    return min((0, *sorted(ways[EXCHANGE])), key=total_log_seconds)
 
 
 def crowded_share(paces: Sequence[Sequence[tuple[float, float]]], cores: int) -> float:
-    """Of the speed of its share of a core, what a rank reaches among more ranks than cores.
+    """Return the speed of a rank among more ranks than cores, over its share of a core's speed.
 
-    paces: of every rank, in each round beside all and beside one a core (0: stood aside); rounds
-    are compared one by one.
+    paces: for every rank and round, (pace with all ranks at work, pace with one rank a core at
+    work; 0 if this rank paused).  cores: of the host.  Rounds are compared one by one.
     """
     share = min(1.0, cores / len(paces))
     rounds = [
-        fmean(crowded for crowded, _ in each) / (fmean(a for _, a in each if a) * share)
+        fmean(all_pace for all_pace, _ in each) / (fmean(own for _, own in each if own) * share)
         for each in zip(*paces, strict=True)
     ]
     return digits(min(1.0, median(rounds)))
 
 
 def is_used(moved: Moved, level: Level) -> bool:
-    """False of an all-reduce of a size that goes the other way on this level."""
+    """Return whether the level would run an all-reduce of this size in this way."""
     if moved.kind not in (ALL_REDUCE, EXCHANGE):
         return True
     exchanged = moved.message_bytes <= level.max_exchange_bytes(moved.members)
@@ -174,9 +182,10 @@ def is_used(moved: Moved, level: Level) -> bool:
 
 
 def level_of(moved: Sequence[Moved], level: Level) -> Level:
-    """The level with latency and bandwidth as measured, of what it uses.  Bandwidth is that of
-    transfers one after another; latency that of the smallest between ops, and of it the part that
-    cores are busy.
+    """Return the level with measured latency, busy time and bandwidth.
+
+    moved: measurements, of which those that the level would use count.  Bandwidth comes from
+    transfers one after another, latency and busy time from the smallest message between ops.
     """
     used = [one for one in moved if is_used(one, level)]
     least = min(one.message_bytes for one in used)
@@ -196,7 +205,7 @@ def level_of(moved: Sequence[Moved], level: Level) -> Level:
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(seconds at 0, work per second): the line with the least squares of relative errors.
+    """Fit a line by least squares of relative errors; return (seconds at 0, work per second).
 
     points: (work, seconds), of at least two sizes.
     """
@@ -207,12 +216,12 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
     along = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
     slope = along / spread
-    assert slope > 0, f"more takes no longer: {points}"
+    assert slope > 0, f"more work takes no longer: {points}"
     return max(0.0, mean_y - slope * mean_x), 1 / slope
 
 
 def as_yaml(hardware: Hardware) -> Mapping[str, object]:
-    """The keys of a profile, as a file of the group `hardware` has them."""
+    """Return the keys of a profile as in a file of the config group `hardware`."""
     tree: dict[str, object] = {}
     for name in (n for n in Hardware.__dataclass_fields__ if n not in _OF_A_RUN):
         value = getattr(hardware, name)
@@ -230,15 +239,15 @@ def as_yaml(hardware: Hardware) -> Mapping[str, object]:
 
 
 def _share(timed: Sequence[TimedWork], products: Products) -> float:
-    """Of the speed of forward's products, the median."""
+    """Return the median of speeds relative to `products`."""
     return digits(median(products.seconds(one.work) / one.seconds for one in timed))
 
 
 def _speed(timed: Sequence[TimedWork]) -> float:
-    """Work a second, the median."""
+    """Return the median of work per second."""
     return digits(median(one.work / one.seconds for one in timed))
 
 
 def digits(value: float) -> float:
-    """Three of them: more says nothing."""
+    """Round to three significant digits, the precision of these measurements."""
     return float(f"{value:.3g}")

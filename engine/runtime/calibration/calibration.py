@@ -1,5 +1,7 @@
-"""What the device of a rank does, and the links between ranks, measured as a run uses them: one
-thread a rank, the kernels of regions, the transport of collectives and messages.
+"""calibration: measure the device of a rank and the links between ranks.
+
+They are used as in a run: one thread a rank, the kernels of regions, the transport of collectives
+and messages.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.transport import BucketLayout, layout_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_COLD_BYTES = 1 << 26  # operands in turn: a training step has swept the caches in between
-_IN_A_ROW = 4  # calls between ops, timed together
-_LEAST_S = 1e-5
-_ROWS = 64  # of what is moved, for each rank
-_SETS = 8  # of a probe's tensors, in turn
+_COLD_BYTES = 1 << 26  # of operands used in turn, as in a step, so that no cache holds them
+_CALLS_PER_TIMING = 4  # calls between ops that are timed together
+_MIN_ADDED_S = 1e-5
+_ROWS_PER_RANK = 64  # of a tensor that is moved
+_PROBE_SETS = 8  # sets of a probe's tensors, used in turn
 _CPU = torch.device("cpu")
 _EXCHANGED = BoxingStep(0, P, B, exchanged=True)
 _STEPS = (
@@ -57,13 +59,17 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSizes:
-    """How much is measured.
+    """The sizes and numbers of measurements.
 
-    products: (tokens, in, out) of each; dtypes: names, of DTYPES.  stream_bytes: of each of three
-    vectors.  moved_bytes: of the tensors that are moved, at least a kilobyte for two ranks and four
-    for four (rows and columns that each rank has a part of).  trials: of each.  pace_s: for how
-    long ranks that are more than cores compute at a time; pace_rounds: how often.  rounds: of
-    everything; of each figure the median counts.
+    products: (tokens, in, out) of each product.
+    dtypes: names of DTYPES.
+    stream_bytes: size of each of three vectors that are added.
+    moved_bytes: sizes of tensors that are moved, at least 1 KiB for two ranks and 4 KiB for four,
+        so that each rank has a part of rows and columns.
+    trials: calls of each, of which the median counts.
+    pace_s: seconds for which ranks that are more than cores compute at a time.
+    pace_rounds: number of such phases.
+    rounds: repetitions of everything, of which the median counts.
     """
 
     products: tuple[tuple[int, int, int], ...]
@@ -77,12 +83,12 @@ class ProbeSizes:
 
 
 def device_times(device: torch.device, sizes: ProbeSizes) -> list[TimedWork]:
-    """Of this rank's device."""
+    """Measure this rank's device; sizes: which products and vectors, and how many trials."""
     timed: list[TimedWork] = []
     for name, (tokens, wide, out) in itertools.product(sizes.dtypes, sizes.products):
         timed += _products(name, tokens, wide, out, device, sizes.trials)
     timed += _attention(device, sizes.trials)
-    timed += _probed(sizes.trials)
+    timed += _time_probes(sizes.trials)
     count = sizes.stream_bytes // 4
     vectors = [torch.randn(count, device=device) for _ in range(3)]
     taken = _seconds(lambda k: torch.add(vectors[k % 3], vectors[(k + 1) % 3]), device, sizes)
@@ -96,7 +102,7 @@ def device_times(device: torch.device, sizes: ProbeSizes) -> list[TimedWork]:
 def _products(
     name: str, tokens: int, wide: int, out: int, device: torch.device, trials: int
 ) -> Iterator[TimedWork]:
-    """Of a layer and of both its gradients."""
+    """Time the product of a linear layer and those of both its gradients."""
     dtype, mm, addmm = DTYPES[name], kernel_of(_aten.mm.default), kernel_of(_aten.addmm.default)
     each = (tokens * wide + out * wide + tokens * out) * dtype.itemsize
     sets = [
@@ -110,50 +116,52 @@ def _products(
         WEIGHT_GRAD: lambda t: mm(t[2].t(), t[0]),
     }
     for phase, run in work.items():
-        taken = _repeated(lambda k, run=run: run(sets[k % len(sets)]), device, trials)  # type: ignore[misc]
+        taken = _median_seconds(lambda k, run=run: run(sets[k % len(sets)]), device, trials)  # type: ignore[misc]
         yield TimedWork(f"{name} {phase}", 2.0 * tokens * wide * out, taken)
 
 
 def _attention(device: torch.device, trials: int) -> Iterator[TimedWork]:
-    """Causal, as op_flops counts it: forward 4, backward 10 for each of a query's numbers."""
+    """Time causal attention; op_flops counts 4 (forward) and 10 for each number of a query."""
     heads, length, width = 8, 128, 32
     q, k, v = (torch.randn(4, heads, length, width, device=device) for _ in "qkv")
     forward = kernel_of(_aten._scaled_dot_product_flash_attention_for_cpu.default)
     backward = kernel_of(_aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
 
-    def both(_: int) -> None:  # no autograd: it does not work in a fork of who has used it
+    def both(_: int) -> None:  # no autograd: it fails in a fork of a process that has used it
         out, logsumexp = forward(q, k, v, 0.0, True)
         backward(out, q, k, v, out, logsumexp, 0.0, True)
 
     flop = 14.0 * q.numel() * length
-    yield TimedWork("attention fp32", flop, _repeated(both, device, trials))
+    yield TimedWork("attention fp32", flop, _median_seconds(both, device, trials))
 
 
-def _probed(trials: int) -> Iterator[TimedWork]:
-    """Convolutions, products of heads, and ops that take longer than their bytes."""
+def _time_probes(trials: int) -> Iterator[TimedWork]:
+    """Time convolutions, products of heads, and ops that take longer than their bytes."""
     for forward, backward in convolution_probes():
-        yield _timed(CONVOLUTION, forward, trials)
-        yield _timed(CONVOLUTION_BACKWARD, backward, trials)
+        yield _time_probe(CONVOLUTION, forward, trials)
+        yield _time_probe(CONVOLUTION_BACKWARD, backward, trials)
     for probe in batched_probes():
-        yield _timed(BATCHED, probe, trials)
+        yield _time_probe(BATCHED, probe, trials)
     for target, probe in element_probes().items():
-        yield _timed(f"{ELEMENTS} {target}", probe, trials)
+        yield _time_probe(f"{ELEMENTS} {target}", probe, trials)
 
 
-def _timed(what: str, probe: Probe, trials: int) -> TimedWork:
-    sets = [probe.tensors() for _ in range(_SETS)]
-    taken = _repeated(lambda k: probe.run(*sets[k % _SETS]), _CPU, trials)
+def _time_probe(what: str, probe: Probe, trials: int) -> TimedWork:
+    sets = [probe.tensors() for _ in range(_PROBE_SETS)]
+    taken = _median_seconds(lambda k: probe.run(*sets[k % _PROBE_SETS]), _CPU, trials)
     return TimedWork(what, probe.work, taken)
 
 
 def paces(
     rank: int, cores: int, seconds: float, rounds: int, meet: Callable[[], object]
 ) -> list[tuple[float, float]]:
-    """How often a second this rank runs all probes of single ops, so many times in turn: beside all
-    ranks, and beside one a core (0 of those that stand aside then).  Ranks that share a core take
-    turns, and find another's tensors in its caches; a slow minute of the machine hits both.
+    """Measure how often per second this rank runs all probes of single ops.
 
-    seconds: of each, at least.  meet: returns when all ranks have called it.
+    rank: of this host.  cores: of this host.  seconds: least length of each phase.  rounds: number
+    of results.  meet: returns when all ranks have called it.  Each result is (pace while all ranks
+    run, pace while one rank a core runs; 0 for ranks that pause).  Ranks that share a core take
+    turns, and find another's tensors in its caches; a slow minute of the machine affects both
+    phases of a round.
     """
     probes = [*itertools.chain(*convolution_probes()), *element_probes().values()]
     sets = [(probe.run, probe.tensors()) for probe in probes]
@@ -162,7 +170,7 @@ def paces(
         for run, tensors in sets:
             run(*tensors)
 
-    once()  # the library makes its kernels
+    once()  # libraries create their kernels in the first call
     found = []
     for _ in range(rounds):
         meet()
@@ -173,7 +181,7 @@ def paces(
 
 
 def _pace(once: Callable[[], object], seconds: float) -> float:
-    """Calls a second; with one more at the end, beside which slower ranks end theirs."""
+    """Return calls per second; one more call keeps the core busy until slower ranks end."""
     begin, calls, spent = time.perf_counter(), 0, 0.0
     while not calls or spent < seconds:
         once()
@@ -185,33 +193,32 @@ def _pace(once: Callable[[], object], seconds: float) -> float:
 def link_times(
     links: Links, rank: int, ranks: Sequence[int], sizes: ProbeSizes, exchanged: bool
 ) -> list[Moved]:
-    """Of every collective, and of messages to the next rank; all ranks of the group call it.
+    """Measure every collective, and messages between two ranks; all ranks of the group call this.
 
-    exchanged: also of all-reduces as exchanges, which ranks that share memory have no use for; of
-    both ways, messages of all sizes between ops.
-
-    What is summed lies by columns, as the gradients of weights do: to turn them takes longer than
-    to copy them.
+    links: the transport.  rank: this rank.  ranks: the group.  sizes: which tensors, and how many
+    trials.  exchanged: measure all-reduces as exchanges, too, and both ways between ops for all
+    sizes; ranks that share memory do not use exchanges.  Tensors that are summed are column-major,
+    as the gradients of weights are: transposing takes longer than copying.
     """
     group, parts = tuple(ranks), len(ranks)
     links.join_groups([group])
     moved: list[Moved] = []
     steps = (_EXCHANGED, *_STEPS) if exchanged else _STEPS
     for num_bytes, step in itertools.product(sizes.moved_bytes, steps):
-        shape = (_ROWS * parts, max(parts, num_bytes // (4 * _ROWS * parts)))
+        shape = (_ROWS_PER_RANK * parts, max(parts, num_bytes // (4 * _ROWS_PER_RANK * parts)))
         layouts = BucketLayout((layout_of(step, shape, (step.source,), (parts,), (0,)),))
         rows = shape[0] // parts if step.source == S(0) else shape[0]
-        pieces = _in_turn((rows, shape[1]), by_columns=step.source == P)
+        pieces = _cold_tensors((rows, shape[1]), column_major=step.source == P)
 
         def collective(k: int, step=step, pieces=pieces, layouts=layouts) -> None:  # type: ignore[no-untyped-def]
             piece = [pieces[k % len(pieces)]]
             pending = links.start(step, piece, layouts, group, group.index(rank))
-            _settled(links, pending)
+            _wait(links, pending)
 
         total = 4 * math.prod(shape)
         sent = step_bytes(step, (step.source,), (parts,), total) / parts
         dist.barrier()
-        taken = _repeated(collective, _CPU, sizes.trials)
+        taken = _median_seconds(collective, _CPU, sizes.trials)
         moved.append(
             Moved(
                 kind=step.kind, members=parts, message_bytes=total, sent_bytes=sent, seconds=taken
@@ -219,7 +226,7 @@ def link_times(
         )
         both_ways = exchanged and step.kind in (ALL_REDUCE, EXCHANGE)
         if both_ways or num_bytes == min(sizes.moved_bytes):
-            added, busy_s = _between_ops(collective, sizes.trials)
+            added, busy_s = _time_between_ops(collective, sizes.trials)
             moved.append(
                 Moved(
                     kind=step.kind,
@@ -236,21 +243,21 @@ def link_times(
 
 
 def _messages(links: Links, rank: int, sizes: ProbeSizes) -> list[Moved]:
-    """There and back between ranks 0 and 1, halved."""
+    """Time messages from rank 0 to rank 1 and back, and halve the seconds."""
     moved = []
     for num_bytes in sizes.moved_bytes:
-        vectors = _in_turn((num_bytes // 4,))
+        vectors = _cold_tensors((num_bytes // 4,))
 
         def there_and_back(k: int, vectors=vectors) -> None:  # type: ignore[no-untyped-def]
             vector = vectors[k % len(vectors)]
             for sender in (0, 1):
                 if rank == sender:
-                    _settled(links, links.send([vector], 1 - rank, 0))
+                    _wait(links, links.send([vector], 1 - rank, 0))
                 else:
                     shapes, dtypes = [vector.shape], [vector.dtype]
-                    _settled(links, links.receive(shapes, dtypes, 1 - rank, 0))
+                    _wait(links, links.receive(shapes, dtypes, 1 - rank, 0))
 
-        taken = _repeated(there_and_back, _CPU, sizes.trials)
+        taken = _median_seconds(there_and_back, _CPU, sizes.trials)
         moved.append(
             Moved(
                 kind="message",
@@ -263,12 +270,13 @@ def _messages(links: Links, rank: int, sizes: ProbeSizes) -> list[Moved]:
     return moved
 
 
-def _between_ops(run: Callable[[int], Any], trials: int) -> tuple[float, float]:
-    """Seconds that a call adds to ops that it stands between, as in a step: its caches are
-    theirs, and who it waits for may be late, or wait for a core.  And those in which all threads of
-    this process compute while it lasts.
+def _time_between_ops(run: Callable[[int], Any], trials: int) -> tuple[float, float]:
+    """Return (seconds that a call adds to the ops around it, CPU seconds of this process in it).
+
+    As in a step, the ops have replaced its tensors in the caches, and the ranks that it waits for
+    may be late, or wait for a core.
     """
-    wide = _in_turn((256, 1024))
+    wide = _cold_tensors((256, 1024))
     narrow = torch.ones(1024, 256)
 
     def ops(k: int) -> None:
@@ -287,34 +295,34 @@ def _between_ops(run: Callable[[int], Any], trials: int) -> tuple[float, float]:
         taken = []
         for each in (both, ops):
             begin = time.perf_counter()
-            for k in range(_IN_A_ROW):
+            for k in range(_CALLS_PER_TIMING):
                 each(k)
             taken.append(time.perf_counter() - begin)
-        added.append((taken[0] - taken[1]) / _IN_A_ROW)
-    return max(_LEAST_S, median(added)), median(busy)
+        added.append((taken[0] - taken[1]) / _CALLS_PER_TIMING)
+    return max(_MIN_ADDED_S, median(added)), median(busy)
 
 
-def _in_turn(shape: tuple[int, ...], by_columns: bool = False) -> list[torch.Tensor]:
-    """As many as no cache holds: what is sent was made some ops ago."""
+def _cold_tensors(shape: tuple[int, ...], column_major: bool = False) -> list[torch.Tensor]:
+    """Return more tensors than a cache holds: in a run, a tensor was made some ops ago."""
     each = 4 * math.prod(shape)
     count = max(1, min(32, _COLD_BYTES // each))
     vectors = [torch.ones(math.prod(shape)) for _ in range(count)]  # zeros would all be one page
-    return [v.view(shape[::-1]).t() if by_columns else v.view(shape) for v in vectors]
+    return [v.view(shape[::-1]).t() if column_major else v.view(shape) for v in vectors]
 
 
-def _settled(links: Links, pending: Any) -> list[torch.Tensor]:
-    """As the loop does: sleep where others wake it."""
+def _wait(links: Links, pending: Any) -> list[torch.Tensor]:
+    """Wait for communication as a rank's loop does, asleep until another rank wakes it."""
     pending.on_done(lambda: links.inbox.put((0, 0)))
     links.inbox.get()
     return pending.wait()  # type: ignore[no-any-return]
 
 
 def _seconds(run: Callable[[int], Any], device: torch.device, sizes: ProbeSizes) -> float:
-    return _repeated(run, device, sizes.trials)
+    return _median_seconds(run, device, sizes.trials)
 
 
-def _repeated(run: Callable[[int], Any], device: torch.device, trials: int) -> float:
-    """Median seconds of one call; the first two are not counted."""
+def _median_seconds(run: Callable[[int], Any], device: torch.device, trials: int) -> float:
+    """Return the median seconds of a call over `trials` calls that follow two uncounted ones."""
     taken = []
     for k in range(trials + 2):
         start = time.perf_counter()

@@ -1,5 +1,6 @@
-"""Ops timed where they are: a plan runs in this process for some steps, with a clock around every
-call of its regions.
+"""op_times: ops timed in a run, in which a clock wraps every call of a plan's regions.
+
+The plan runs for some steps in this process.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.region_program import region_lines
 from flowrun.engine.runtime.rank.readers import BatchSource
 
-_UNCOUNTED = 2  # steps in which memory is touched for the first time
+_WARM_STEPS = 2  # not counted: memory is touched for the first time
 TimeRatios = dict[tuple[str, str], list[float]]  # (target, shapes) -> measured over foreseen
 
 
 @dataclass(frozen=True, slots=True)
 class _TimedCalls:
-    """The op of a line of a program, and what each of its calls took."""
+    """The op of a line of a program, and the seconds of each of its calls."""
 
     op: Op
     stage: int
     seconds: list[float] = field(default_factory=list)
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, timed."""
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with a clock."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter()
@@ -48,18 +49,20 @@ class _TimedCalls:
         return timed
 
 
-def op_times(
+def measure_op_times(
     plan: Plan,
     batches: BatchSource,
     initial: Mapping[str, torch.Tensor],
     hardware: Hardware,
     steps: int,
 ) -> TimeRatios:
-    """What ops take, of what `hardware` foresees; one value for each call in the plan, the mean
-    of its acts on all ranks.
+    """Run a plan and return measured over foreseen seconds of ops, one value a call in the plan.
 
-    Means, because ops add up to a step: what they take has a long tail, so that the sum of medians
-    is 1 to 4 % less than a step.
+    plan: to run, on all its ranks in this process.  batches: what they read.  initial: values of
+    variables.  hardware: the profile that foresees seconds.  steps: number of steps that count.
+
+    Each value is the mean over acts and ranks.  Seconds of ops have a long tail, so that the sum of
+    medians is 1 to 4 % less than a step, which the sum of means is not.
     """
     timed: list[_TimedCalls] = []
 
@@ -73,16 +76,16 @@ def op_times(
         }
 
     cluster = VirtualCluster(plan, batches, initial, kernels=kernels)
-    cluster.run(_UNCOUNTED)
+    cluster.run(_WARM_STEPS)
     for one in timed:
         one.seconds.clear()
-    cluster.run(_UNCOUNTED + steps, first=_UNCOUNTED)
+    cluster.run(_WARM_STEPS + steps, first=_WARM_STEPS)
     found: TimeRatios = defaultdict(list)
     for one in timed:
         grid = plan.placements[one.stage].shape
         foreseen = local_seconds(one.op, plan.tensors, grid, hardware)
         if not foreseen or not one.seconds:
-            continue  # a view; another step's
+            continue  # a view, or an op that ran in no counted step
         ins, outs = local_shapes(one.op, plan.tensors, grid)
         dtype = dtype_name(one.op, plan.tensors)
         key = one.op.target, text_of(dtype, measured_shapes(ins, outs))
@@ -96,4 +99,4 @@ def _kernel(
     program, ops = region_lines(plan, work, stage, coordinate)
     clocks = [_TimedCalls(each, stage) for each in ops]
     timed += clocks
-    return emit(program, lambda line, function: clocks[line].around(function))
+    return emit(program, lambda line, function: clocks[line].wrap(function))

@@ -1,7 +1,7 @@
-"""Probes: single ops as a training step has them, to be timed for a profile.
+"""probes: single ops as in a training step, to be timed for a hardware profile.
 
-Each is what a rank of a small model holds: about a megabyte, in a cache or not as the loop that
-calls them has it.
+The tensors are as large as those of a rank of a small model, about a megabyte; whether a cache
+holds them depends on the loop that calls the op.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SAMPLES, CHANNELS, SIDE = 16, 64, 16
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An op on tensors that are made anew for each of several sets.
+    """An op to time, and a function that makes a set of its arguments.
 
-    work: elements of the first output, or operations.  tensors: of one set.
+    work: elements of the first output, or operations.  tensors: makes the arguments of `run`.
     """
 
     work: float
@@ -38,9 +38,7 @@ class Probe:
 
 
 def element_probes() -> Mapping[str, Probe]:
-    """Op target -> probe, of ops that may take longer than their bytes
-    (Hardware.elements_per_s).
-    """
+    """Return op target -> probe, for ops slower than their bytes (Hardware.elements_per_s)."""
     made = {**_row_probes(), **_norm_probes(), **_image_probes(), **_table_probes()}
     return {target: made[target] for target in sorted(made)}
 
@@ -164,16 +162,16 @@ def _table_probes() -> Mapping[str, Probe]:
     values = (looked_up, width)
 
     def ids() -> tuple[Tensor, ...]:
-        """By Zipf's law: few of them come often."""
+        """Draw ids by Zipf's law, so that few ids are frequent, and their gradients."""
         return (rows ** torch.rand(looked_up)).long(), torch.randn(*values)
 
     def table() -> tuple[Tensor, ...]:
         seen, grads = ids()
-        return torch.randn(rows, width), torch.ones(rows, width), *_coalesced(seen, grads)
+        return torch.randn(rows, width), torch.ones(rows, width), *_coalesce(seen, grads)
 
     adagrad = sparse.RowUpdate("adagrad", _adagrad)
     return {
-        "flow.coalesce": Probe(float(looked_up), ids, _coalesced),
+        "flow.coalesce": Probe(float(looked_up), ids, _coalesce),
         "flow.update_rows": Probe(
             float(looked_up * width),
             table,
@@ -182,7 +180,7 @@ def _table_probes() -> Mapping[str, Probe]:
     }
 
 
-def _coalesced(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+def _coalesce(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     return sparse.coalesce([ids], [grads], [-1])
 
 
@@ -192,8 +190,9 @@ def _adagrad(param: Tensor, grad: Tensor, total: Tensor) -> tuple[Tensor, Tensor
 
 
 def convolution_probes() -> Iterator[tuple[Probe, Probe]]:
-    """Forward, and both gradients, of the layers of a small residual net: its first, and those of
-    two bottlenecks.  work: operations.
+    """Yield (forward, both gradients) of layers of a small residual net; work is in operations.
+
+    The layers are the first one and those of two bottlenecks.
     """
     run = kernel_of(aten.convolution.default)
     run_back = kernel_of(aten.convolution_backward.default)
@@ -228,7 +227,7 @@ def convolution_probes() -> Iterator[tuple[Probe, Probe]]:
 
 
 def batched_probes() -> Iterator[Probe]:
-    """Products of attention's heads, as they lie between products of all of them."""
+    """Yield products of attention's heads, with the strides of views of all heads."""
     for samples, tokens, heads, width in ((16, 64, 4, 32), (8, 128, 4, 64)):
         work = 2.0 * samples * heads * tokens * tokens * width
 

@@ -1,7 +1,7 @@
-"""compile_ahead: the code of a plan's regions, made on all cores before ranks are forked.
+"""compile_ahead: compile a plan's regions on all cores before ranks are forked.
 
-Each program is compiled in a process of its own, which leaves it in Inductor's cache on disk; this
-process then takes it from there.  So no thread or pool is started that a fork would lose.
+Each program is compiled in a process of its own, which leaves the code in Inductor's cache on disk;
+this process then loads it.  So this process starts no thread or pool, which a fork would lose.
 """
 
 from __future__ import annotations
@@ -18,34 +18,36 @@ from flowrun.engine.runtime.inductor.compiled import CompiledPiece, CompiledRegi
 from flowrun.engine.runtime.inductor.inductor import cache_folder
 
 
-def to_compile(regions: CompiledRegions) -> tuple[CompiledPiece, ...]:
-    """What no run on this host has compiled."""
-    folder = _compiled()
+def list_new_pieces(regions: CompiledRegions) -> tuple[CompiledPiece, ...]:
+    """Return the pieces that no run on this host has compiled."""
+    folder = _marker_folder()
     return tuple(part for key, part in regions.different.items() if not (folder / key).exists())
 
 
 def compile_ahead(regions: CompiledRegions, processes: int = os.cpu_count() or 1) -> None:
-    """Compile what is new, `processes` at a time, then load everything.
+    """Compile what is new in `processes` processes at a time, then load all code.
 
-    Raises RunError for the first program that Inductor does not compile.
+    Raise RunError for the first program that Inductor does not compile.
     """
-    new = to_compile(regions)
+    new = list_new_pieces(regions)
     if len(new) > 1 and processes > 1:
-        _in_processes(regions, new, processes)
-    folder = _compiled()
+        _compile_in_processes(regions, new, processes)
+    folder = _marker_folder()
     for key, part in regions.different.items():
         regions.kernel(part)
         (folder / key).touch()
 
 
-def _compiled() -> Path:
-    """A folder with an empty file for each key that Inductor's cache has."""
+def _marker_folder() -> Path:
+    """Return the folder with an empty file for each key in Inductor's cache."""
     folder = cache_folder() / "flowrun"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _in_processes(regions: CompiledRegions, parts: Iterable[CompiledPiece], processes: int) -> None:
+def _compile_in_processes(
+    regions: CompiledRegions, parts: Iterable[CompiledPiece], processes: int
+) -> None:
     fork = multiprocessing.get_context("fork")
     waiting = list(parts)
     running: list[Any] = []
@@ -59,7 +61,7 @@ def _in_processes(regions: CompiledRegions, parts: Iterable[CompiledPiece], proc
 
 
 def _compile_quietly(regions: CompiledRegions, part: CompiledPiece) -> None:
-    """What fails here fails again in the parent, which says so."""
+    """Compile a piece; exit quietly on failure, which the parent meets again and reports."""
     try:
         regions.kernel(part)
     except RunError:

@@ -1,8 +1,8 @@
-"""CompiledRegions: the regions of a plan as compiled programs, equal ones once for all ranks of a
-host.
+"""CompiledRegions: the regions of a plan as compiled programs.
 
-Made before ranks are, so that forked workers inherit the code.  A piece of a region has a key: the
-text of its program at the shapes that a rank holds, and how its inputs lie.
+Equal pieces are compiled once for all ranks of a host, before ranks are forked, which inherit the
+code.  The key of a piece is a hash of its program's text, at the shapes that a rank holds, and of
+its inputs' shapes and strides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from flowrun.engine.actors.sums import sums_of
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import local_shape
 from flowrun.engine.runtime.inductor.graph_breaks import GraphPiece, split
-from flowrun.engine.runtime.inductor.inductor import Boxed, Code, Spec, compiled, made_specs
+from flowrun.engine.runtime.inductor.inductor import (
+    Boxed,
+    Code,
+    Spec,
+    compile_program,
+    infer_specs,
+)
 from flowrun.engine.runtime.kernels.kernels import Kernel, emit
 from flowrun.engine.runtime.kernels.program import Program
 from flowrun.engine.runtime.kernels.region_program import region_program
@@ -29,9 +35,9 @@ Strides = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class CompiledPiece:
-    """A piece of a region as one rank runs it.
+    """A piece of a region on one rank.
 
-    specs: how its inputs lie.  key: equal for equal code; "" if it runs as it is.
+    specs: of its inputs.  key: equal for equal code; "" for a piece that is not compiled.
     """
 
     piece: GraphPiece
@@ -41,16 +47,17 @@ class CompiledPiece:
 
 @dataclass(frozen=True, slots=True)
 class CompiledRegion:
-    """A region as one rank runs it."""
+    """A region on one rank, in pieces."""
 
     program: Program
     parts: tuple[CompiledPiece, ...]
 
 
 class CompiledRegions:
-    """Called as Kernels are (kernels.py), with a rank of the plan.
+    """Kernels (kernels.py) whose regions are compiled.
 
-    device: "cpu" or "cuda".  threads: of one rank's compute.  code: by key, what is compiled.
+    plan: holds the regions.  device: "cpu" or "cuda".  threads: compute threads of a rank.
+    code: key -> compiled code.
     """
 
     def __init__(self, plan: Plan, device: str, threads: int) -> None:
@@ -64,7 +71,7 @@ class CompiledRegions:
     def __call__(
         self, plan: Plan, stage: int, coordinate: Coordinate, device: torch.device
     ) -> Mapping[int, Kernel]:
-        """Region actor -> kernel; what is not compiled yet is compiled now."""
+        """Return region actor -> kernel; compile what is not compiled yet."""
         assert plan is self.plan, "compiled for another plan"
         return {
             actor: Chain(
@@ -76,12 +83,12 @@ class CompiledRegions:
 
     @property
     def count(self) -> int:
-        """Regions of the plan: of one rank of each stage."""
+        """The number of regions in the plan: those of one rank of each stage."""
         return sum(isinstance(actor.work, RegionWork) for actor in self.plan.actors)
 
     @property
     def different(self) -> Mapping[str, CompiledPiece]:
-        """Key -> a part of all that have it, of all ranks: what there is to compile."""
+        """Key -> a piece with that key, over all ranks: the pieces to compile."""
         return {
             part.key: part
             for stage, placement in enumerate(self.plan.placements)
@@ -92,16 +99,18 @@ class CompiledRegions:
         }
 
     def kernel(self, part: CompiledPiece) -> Boxed:
-        """Its code; what is not there yet is compiled, or taken from Inductor's cache on disk.
+        """Return the code of a piece, compiled now or loaded from Inductor's cache on disk.
 
-        Raises RunError if Inductor does not compile it.
+        Raise RunError if Inductor does not compile it.
         """
         if not part.key:
             return emit(part.piece.program)
         if part.key not in self.code:
             program = part.piece.program
             try:
-                self.code[part.key] = compiled(program, part.specs, self.device, self.threads)
+                self.code[part.key] = compile_program(
+                    program, part.specs, self.device, self.threads
+                )
             except Exception as error:
                 raise RunError(
                     "engine.compiler",
@@ -113,13 +122,13 @@ class CompiledRegions:
     # ------------------------------------------------------------------ what a rank runs
 
     def of_rank(self, stage: int, coordinate: Coordinate) -> Mapping[int, CompiledRegion]:
-        """Region actor -> region.  On CUDA only ranks ask: it touches the device."""
+        """Return region actor -> region.  On CUDA only ranks call this, as it opens the device."""
         if (stage, coordinate) not in self._regions:
             self._regions[stage, coordinate] = self._of_rank(stage, coordinate)
         return self._regions[stage, coordinate]
 
     def _of_rank(self, stage: int, coordinate: Coordinate) -> dict[int, CompiledRegion]:
-        """Tensors lie as the regions before leave them; what comes from elsewhere is row-major."""
+        """Derive strides region after region; inputs that no region makes are row-major."""
         known: dict[str, Spec] = {}
         regions = {}
         for actor in self.plan.stage_actors(stage):
@@ -145,7 +154,7 @@ class CompiledRegions:
     def _region(
         self, program: Program, given: Sequence[Spec]
     ) -> tuple[CompiledRegion, dict[int, Spec]]:
-        """A region whose inputs lie so, and how each of its values does."""
+        """Return a region whose inputs have the specs `given`, and the specs of all its values."""
         specs = dict(enumerate(given))
         parts = []
         for piece in split(program):
@@ -156,16 +165,16 @@ class CompiledRegions:
             part = CompiledPiece(piece, reads, "" if piece.plain else key)
             made = self._made.get((text, reads))
             if made is None:
-                made = self._made[text, reads] = self._specs(part)
+                made = self._made[text, reads] = self._result_specs(part)
             specs.update(zip(piece.makes, made, strict=True))
             parts.append(part)
         return CompiledRegion(program, tuple(parts)), specs
 
-    def _specs(self, part: CompiledPiece) -> tuple[Spec, ...]:
-        """How what a part makes lies.  On CUDA its code decides, and so is compiled first."""
+    def _result_specs(self, part: CompiledPiece) -> tuple[Spec, ...]:
+        """Return the specs of a piece's results; on CUDA the compiled code decides on them."""
         if not part.piece.makes:
             return ()
-        made = made_specs(part.piece.program, part.specs, self.device)
+        made = infer_specs(part.piece.program, part.specs, self.device)
         if self.device == "cpu" or not part.key:
             return made
         code = self.kernel(part)
@@ -174,14 +183,14 @@ class CompiledRegions:
 
 
 def _strides(part: CompiledPiece) -> Strides:
-    """What code insists on."""
+    """Return the strides that compiled code requires of its inputs; () if it is not compiled."""
     return tuple(spec.stride for spec in part.specs) if part.key else ()
 
 
 class Chain:
-    """The kernel of a program in pieces; what no piece reads any more is dropped before the next.
+    """The kernel of a program in pieces; a value is dropped after the last piece that reads it.
 
-    pieces: each with the strides of its inputs, if they count, and its kernel.
+    pieces: (piece, strides that its inputs must have or (), kernel).
     """
 
     def __init__(
@@ -206,14 +215,14 @@ class Chain:
             inputs = [held.pop(k) if last else held[k] for k, last in reads]
             for k, stride in enumerate(strides):
                 if inputs[k].stride() != stride:
-                    inputs[k] = _laid(inputs[k], stride)
+                    inputs[k] = _copy_with_strides(inputs[k], stride)
             held.update(zip(makes, kernel(inputs), strict=True))
         return tuple([held[k] for k in self.results])
 
 
-def _laid(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A copy that lies as the code was compiled for: of what came from outside in another way.
+def _copy_with_strides(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """Copy an input to the strides for which the code was compiled.
 
-    Variables, which are changed where they are, always lie row-major (Rank).
+    This is never a variable, which code changes in place: these are always row-major (Rank).
     """
     return value.new_empty_strided(value.shape, stride).copy_(value)

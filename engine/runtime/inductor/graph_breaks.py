@@ -1,7 +1,7 @@
-"""Pieces: a program cut where a line is not compiled, so that all else can be.
+"""graph_breaks: a program cut into pieces, at lines that are not compiled.
 
-Compiled and other pieces alternate.  A line goes to the first piece of its kind behind what it
-reads, and behind those who read what it changes.
+Compiled and plain pieces alternate.  A line goes to the first piece of its kind that follows the
+pieces of its inputs, and the pieces that read a value which it changes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 
 @dataclass(frozen=True, slots=True)
 class GraphPiece:
-    """program: with numbers of its own.  reads, makes: the values of the whole program that these
-    are.  plain: it runs as it is.
+    """A piece of a program.
+
+    program: the piece as a program with its own numbers.
+    reads, makes: numbers, in the whole program, of its inputs and results.
+    plain: the piece is not compiled.
     """
 
     program: Program
@@ -29,22 +32,23 @@ class GraphPiece:
 
 
 def split(program: Program) -> tuple[GraphPiece, ...]:
-    """The pieces in the order in which they run."""
+    """Return the pieces of a program in the order in which they run."""
     lines: dict[int, list[ProgramCall]] = {}
     for line, at in zip(program.lines, _places(program), strict=True):
         lines.setdefault(at, []).append(line)
     wanted = set(program.results)
     pieces: list[GraphPiece] = []
     for at in sorted(lines, reverse=True):
-        piece = _piece(lines[at], wanted, bool(at % 2) or not _fuses(lines[at]))
+        piece = _piece(lines[at], wanted, bool(at % 2) or not _is_fusible(lines[at]))
         wanted.update(piece.reads)
         pieces.append(piece)
     return tuple(reversed(pieces))
 
 
-def _fuses(lines: list[ProgramCall]) -> bool:
-    """True if there is something to fuse: products are calls of a library either way, and views are
-    nothing.
+def _is_fusible(lines: list[ProgramCall]) -> bool:
+    """Return whether there is something to fuse.
+
+    Products call a library in any case, and views do no work.
     """
     functions = [line.call.function for line in lines]
     if not all(isinstance(function, torch._ops.OpOverload) for function in functions):
@@ -54,7 +58,7 @@ def _fuses(lines: list[ProgramCall]) -> bool:
 
 
 def _places(program: Program) -> list[int]:
-    """Line by line the number of its piece: even ones are compiled."""
+    """Return the number of each line's piece; even pieces are compiled."""
     made = dict.fromkeys(range(program.reads), 0)  # value -> piece that made or last changed it
     read = dict(made)  # value -> last piece that reads it
     places = []
@@ -90,7 +94,7 @@ def _piece(lines: list[ProgramCall], wanted: set[int], plain: bool) -> GraphPiec
             tuple(numbers[k] for k in line.changes),
             plain=line.plain,
             into=None if line.into is None else numbers[line.into],
-        )  # not loose: other pieces are compiled for rows
+        )  # any_stride stays False: the next pieces are compiled for row-major inputs
         for line in lines
     )
     program = Program(len(reads), renamed, tuple(numbers[k] for k in makes))

@@ -1,8 +1,9 @@
-"""Programs compiled by torch's Inductor.  The only file that knows its internals
-(tests/engine/runtime/inductor/test_inductor.py names what is relied on).
+"""inductor: programs compiled by torch's Inductor.
 
-A program is traced into ATen ops by make_fx, local programs of flow.* ops too, made functional, and
-handed to compile_fx_inner.  What changes variables in place is written back at the end of it.
+This is the only file that knows Inductor's internals
+(tests/engine/runtime/inductor/test_inductor.py names what is relied on).  make_fx traces a program,
+including local programs of flow.* ops, into functional ATen ops, and compile_fx_inner compiles
+these.  The new values of variables that change in place are copied back at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Boxed = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """How a tensor lies in memory."""
+    """The shape, strides and dtype of a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -34,24 +35,27 @@ class Spec:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Spec:
-        """That of a tensor, fake ones too."""
+        """Return the spec of a tensor, which may be fake."""
         return Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     @staticmethod
     def row_major(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
-        """Dense, the last dim innermost."""
+        """Return the spec of a contiguous tensor."""
         return Spec.of(torch.empty(shape, dtype=dtype, device="meta"))
 
 
-def made_specs(program: Program, specs: Sequence[Spec], device: str) -> tuple[Spec, ...]:
-    """How the results lie, found on tensors without memory."""
+def infer_specs(program: Program, specs: Sequence[Spec], device: str) -> tuple[Spec, ...]:
+    """Return the specs of a program's results, by running it on fake tensors.
+
+    specs: of its inputs.  device: "cpu" or "cuda".
+    """
     with FakeTensorMode(), torch.no_grad(), torch.device(device):
         return tuple(map(Spec.of, emit(program)(_examples(specs, device))))
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A compiled program.  It takes a list, and empties it as it goes.
+    """A compiled program, which takes a list and empties it.
 
     strides: of the results; on CUDA Inductor pads rows that are not aligned.
     """
@@ -63,10 +67,13 @@ class Code:
         return self.run(values)
 
 
-def compiled(program: Program, specs: Sequence[Spec], device: str, threads: int) -> Code:
-    """The program as compiled code."""
+def compile_program(program: Program, specs: Sequence[Spec], device: str, threads: int) -> Code:
+    """Compile a program.
+
+    specs: of its inputs.  device: "cpu" or "cuda".  threads: compute threads of a rank.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of what torch imports
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised by torch's own imports
         from torch._guards import TracingContext, tracing
         from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx_inner
@@ -78,9 +85,9 @@ def compiled(program: Program, specs: Sequence[Spec], device: str, threads: int)
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     settings = {
-        "compile_threads": 1,  # no pool of processes, which a fork would not take along
-        "size_asserts": False,  # the kernel has looked
-        "cpp.vec_isa_ok": True,  # what the CPU has is not tried with the compiler: 10 s a process
+        "compile_threads": 1,  # no pool of processes, which a fork would lose
+        "size_asserts": False,  # Chain checks strides
+        "cpp.vec_isa_ok": True,  # trying vector instructions with the compiler takes 10 s a process
         "fx_graph_cache": True,
         "cpp.threads": threads,
     }
@@ -102,13 +109,13 @@ def compiled(program: Program, specs: Sequence[Spec], device: str, threads: int)
             module = joint_graph_passes(module)
             code: Any = compile_fx_inner(module, examples, is_inference=True)
     strides = [stride for stride in reported or () if stride is not None]
-    return Code(_seen(code.current_callable), tuple(strides))
+    return Code(_report_allocations(code.current_callable), tuple(strides))
 
 
 # ---- oneDNN's product (products.py) --------------------------------------------------------------
 
-# Inductor takes torch's own op for it with constant weights alone; one that it does not know it
-# calls as it is.
+# Inductor compiles torch's own op for it with constant weights only; an op that it does not know is
+# called unchanged.
 _OPS = torch.library.Library("flowrun", "FRAGMENT")
 _OPS.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
@@ -138,7 +145,7 @@ def _products() -> dict[Any, Callable[..., torch.Tensor]]:
 
 @contextmanager
 def _no_monitor() -> Iterator[None]:
-    """A progress bar that nobody sees starts a thread, which a fork would lose."""
+    """Within the block, let tqdm start no monitor thread, which a fork would lose."""
     bars: Any = vars(torch.hub)["tqdm"]
     before, bars.monitor_interval = getattr(bars, "monitor_interval", 0), 0
     try:
@@ -148,7 +155,7 @@ def _no_monitor() -> Iterator[None]:
 
 
 def require_compiler() -> None:
-    """Raises RecipeError (engine.compiler) where Inductor has no C++ compiler."""
+    """Raise RecipeError (engine.compiler) if Inductor finds no C++ compiler."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -157,20 +164,23 @@ def require_compiler() -> None:
     except InvalidCxxCompiler as error:
         raise RecipeError(
             "engine.compiler",
-            f"inductor makes C++ code, and this host has no compiler: {error}",
-            "Install g++ (or name one: CXX=clang++), or write engine.compiler=eager.",
+            f"inductor needs a C++ compiler, and this host has none: {error}",
+            "Install g++ (or name another: CXX=clang++), or set engine.compiler=eager.",
         ) from error
 
 
 def cache_folder() -> Path:
-    """Where Inductor keeps what it compiled; TORCHINDUCTOR_CACHE_DIR moves it."""
+    """Return the folder of Inductor's cache; TORCHINDUCTOR_CACHE_DIR moves it."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return Path(cache_dir())
 
 
-def _seen(code: Any) -> Boxed:
-    """The code, which allocates behind torch's back unless a dispatch mode is looking."""
+def _report_allocations(code: Any) -> Boxed:
+    """Return the code, which allocates through torch while a dispatch mode is active.
+
+    Otherwise it uses Inductor's faster allocator, which dispatch modes do not see.
+    """
     names = getattr(code, "__func__", code).__globals__
     allocate = "empty_strided_cpu"
 
@@ -178,7 +188,7 @@ def _seen(code: Any) -> Boxed:
         if not torch._C._len_torch_dispatch_stack() or allocate not in names:
             return code(values)  # type: ignore[no-any-return]
         quick = names[allocate]
-        names[allocate] = _allocated
+        names[allocate] = _allocate
         try:
             return code(values)  # type: ignore[no-any-return]
         finally:
@@ -187,7 +197,7 @@ def _seen(code: Any) -> Boxed:
     return run
 
 
-def _allocated(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+def _allocate(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype)
 
 

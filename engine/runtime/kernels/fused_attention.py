@@ -1,13 +1,13 @@
-"""Fused attention by device: capture, which runs on a CPU, writes the CPU's op.
+"""Fused attention by device; capture runs on a CPU and records the CPU's op.
 
-On CUDA the same two calls go to `flowrun.attention` and its gradient, which are torch's kernels
-there: in bf16 and fp16 without a mask cuDNN's where torch itself would take it (Hopper and
-Blackwell), else FlashAttention (Dao 2023) from compute capability 8 on, and the memory-efficient
-kernel for all else.  None draws at random: dropout is ops of its own by then.  They are ops, not
-functions, so that Inductor calls them as they are.
+On CUDA the op and its gradient become `flowrun.attention` and `flowrun.attention_backward`, which
+call torch's kernels.  In bf16 and fp16 without a mask that is cuDNN's kernel if torch itself would
+choose it (Hopper and Blackwell), else FlashAttention (Dao 2023) from compute capability 8 on; in
+all other cases it is the memory-efficient kernel.  None of them drops anything, as dropout is
+separate ops by then.  They are ops, not functions, so that Inductor calls them unchanged.
 
-Relied on of torch: `_fused_sdp_choice` says what scaled_dot_product_attention would take; results
-of cuDNN's kernel lie as those of FlashAttention do, which is asked where shapes alone are wanted.
+Relied upon of torch: `_fused_sdp_choice` returns what scaled_dot_product_attention would choose;
+results of cuDNN's kernel have the strides of FlashAttention's, which computes shapes alone.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch.nn.attention import SDPBackend
 
 aten = torch.ops.aten
 
-_WIDEST = 256  # heads that FlashAttention knows
-_WHOLE = 8  # widths are multiples of it, for either kernel
-_ROWS = 32  # the efficient kernel pads logsumexp to a multiple of it
-_BIAS = 16  # and takes a mask whose rows lie so many numbers apart, or a multiple
+_MAX_FLASH_WIDTH = 256  # width of a head that FlashAttention supports
+_WIDTH_MULTIPLE = 8  # every kernel needs a head width that is a multiple of it
+_ROW_MULTIPLE = 32  # the efficient kernel pads logsumexp to a multiple of it
+_BIAS_MULTIPLE = 16  # the efficient kernel needs a mask whose row stride is a multiple of it
 
 
 def forward(
@@ -39,9 +39,12 @@ def forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """aten._scaled_dot_product_flash_attention_for_cpu, on whatever device: of query (samples,
-    heads, queries, width), key and value (samples, heads, keys, width) the output, as query, and
-    logsumexp (samples, heads, queries) in fp32.
+    """Compute aten._scaled_dot_product_flash_attention_for_cpu on any device.
+
+    query: (samples, heads, queries, width).  key, value: (samples, heads, keys, width).
+    dropout_p: 0 on CUDA.  is_causal: a query sees no later keys.  attn_mask: added to the scores.
+    scale: of the scores; None: 1 / sqrt(width).  Return the output, shaped as query, and the
+    logsumexp of the scores (samples, heads, queries) in fp32.
     """
     how = {"attn_mask": attn_mask, "scale": scale}
     if query.is_cpu:
@@ -65,7 +68,11 @@ def backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value on CUDA; arguments as of aten's for the CPU."""
+    """Compute the gradients of query, key and value on CUDA.
+
+    grad: of the output.  query, key, value, dropout_p, is_causal, attn_mask, scale: as in
+    `forward`.  out, logsumexp: its results.
+    """
     assert not dropout_p, "capture writes dropout as ops of its own"
     run = torch.ops.flowrun.attention_backward.default
     given = (grad, query, key, value, out, logsumexp)
@@ -94,7 +101,7 @@ def _attention(
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
     width, scale = query.shape[-1], scale or query.shape[-1] ** -0.5
-    query, key, value = _whole(query), _whole(key), _whole(value)
+    query, key, value = _pad_width(query), _pad_width(key), _pad_width(value)
     if _is_cudnn(query, key, value, mask, causal):
         out, logsumexp, *_ = aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, 0.0, causal, False, scale=scale
@@ -123,8 +130,8 @@ def _attention_backward(
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     width, scale = query.shape[-1], scale or query.shape[-1] ** -0.5
-    grad, query, key, value, out = (_whole(x) for x in (grad, query, key, value, out))
-    # seed and offset: what a kernel would draw dropout from, and looks at where there is some
+    grad, query, key, value, out = (_pad_width(x) for x in (grad, query, key, value, out))
+    # seed and offset of dropout: kernels read them only if there is some
     sizes = (None, None, query.shape[2], key.shape[2])
     if _is_cudnn(query, key, value, mask, causal):
         seed = torch.empty((), dtype=torch.int64, device=query.device)
@@ -144,7 +151,7 @@ def _attention_backward(
         )
     else:
         seed = torch.empty((), dtype=torch.int64, device=query.device)
-        rows = F.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROWS))
+        rows = F.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROW_MULTIPLE))
         bias, wanted = _bias(query, key, mask), [True, True, True, False]
         grads = aten._scaled_dot_product_efficient_attention_backward(
             *(grad, query, key, value, bias, out, rows, seed, seed, 0.0, wanted, causal),
@@ -159,27 +166,27 @@ for _name, _run in (("attention", _attention), ("attention_backward", _attention
         _OPS.impl(_name, _run, _where)
 
 
-_picked: dict[Any, bool] = {}  # by dtype, shapes and causality
+_cudnn_choices: dict[Any, bool] = {}  # by dtype, shapes and causality
 
 
 def _is_cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> bool:
-    """Both ops ask the same, of the same query, key and value, and so go the same way."""
+    """Return whether cuDNN's kernel runs; the answer is the same for an op and its gradient."""
     if query.is_meta or mask is not None:
         return False
     how = (query.dtype, query.shape, key.shape, value.shape, causal)
-    if how not in _picked:
+    if how not in _cudnn_choices:
         choice = torch._fused_sdp_choice(query, key, value, None, 0.0, causal)
         wanted = choice == SDPBackend.CUDNN_ATTENTION.value
-        _picked[how] = wanted and _cudnn_stats(query.device) is not None
-    return _picked[how]
+        _cudnn_choices[how] = wanted and _cudnn_stats(query.device) is not None
+    return _cudnn_choices[how]
 
 
 @cache
 def _cudnn_stats(device: torch.device) -> tuple[int, ...] | None:
-    """What cuDNN's logsumexp has behind (samples, heads, queries): releases of torch differ.
+    """Return the dims that follow (samples, heads, queries) in cuDNN's logsumexp.
 
-    None, with a warning, where its kernel fails, or does not do what FlashAttention does: that one
-    is used then.
+    Releases of torch differ.  None, with a warning, if cuDNN's kernel fails or does not agree with
+    FlashAttention, which is used instead.
     """
     draws = torch.Generator(device).manual_seed(0)
     grad, query, key, value = (
@@ -202,36 +209,37 @@ def _cudnn_stats(device: torch.device) -> tuple[int, ...] | None:
         )
         for made, other in zip(found, (one, lse, *rest), strict=True):
             if made.stride() != other.stride():
-                raise RuntimeError(f"results lie at {made.stride()}, not at {other.stride()}")
+                raise RuntimeError(f"its strides are {made.stride()}, not {other.stride()}")
             torch.testing.assert_close(made, other, rtol=2**-4, atol=2**-4)
     except (RuntimeError, AssertionError) as error:
-        warnings.warn(f"attention is FlashAttention's, not cuDNN's: {error}", stacklevel=2)
+        warnings.warn(f"FlashAttention runs instead of cuDNN's attention: {error}", stacklevel=2)
         return None
     return tuple(stats.shape[3:])
 
 
 def _is_flash(query: Tensor, mask: Tensor | None) -> bool:
-    """Both ops ask the same, and so go the same way."""
-    narrow = query.dtype in (torch.bfloat16, torch.float16)
-    return narrow and mask is None and query.shape[-1] <= _WIDEST and _has_flash()
+    """Return whether FlashAttention runs; the answer is the same for an op and its gradient."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return half and mask is None and query.shape[-1] <= _MAX_FLASH_WIDTH and _has_flash()
 
 
 @cache
 def _has_flash() -> bool:
-    """Of this process's device; without one (shapes alone are asked for) it is thought new."""
+    """Return whether the device supports FlashAttention; True without one, to compute shapes."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 8
 
 
-def _whole(x: Tensor) -> Tensor:
-    """Zeros behind each head, which add nothing to a product; a head's numbers side by side."""
-    x = F.pad(x, (0, -x.shape[-1] % _WHOLE)) if x.shape[-1] % _WHOLE else x
+def _pad_width(x: Tensor) -> Tensor:
+    """Pad heads with zeros, which add nothing to a product; make the last dim contiguous."""
+    padding = -x.shape[-1] % _WIDTH_MULTIPLE
+    x = F.pad(x, (0, padding)) if padding else x
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _bias(query: Tensor, key: Tensor, mask: Tensor | None) -> Any:
-    """What is added to the scores (samples, heads, queries, keys), in the dtype of the query."""
+    """Return what is added to the scores (samples, heads, queries, keys), in the query's dtype."""
     if mask is None:
         return None
     keys = mask.shape[-1]
-    mask = F.pad(mask.to(query.dtype), (0, -keys % _BIAS))[..., :keys]
+    mask = F.pad(mask.to(query.dtype), (0, -keys % _BIAS_MULTIPLE))[..., :keys]
     return mask.expand(*query.shape[:3], key.shape[2])

@@ -1,6 +1,4 @@
-"""Regions as programs: the ops of a region, at the shapes that one rank holds, emitted as
-one Python function.
-"""
+"""Kernels of regions: the ops of a region, at the shapes of one rank, as a Python function."""
 
 from __future__ import annotations
 
@@ -21,9 +19,9 @@ from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.kernels.program import Program, ProgramCall
 from flowrun.engine.runtime.kernels.region_program import region_program
 
-# reads -> makes, then the new values of `updates` (RegionWork); the list is emptied
+# `reads` -> `makes`, then the new values of `updates` (RegionWork); the list is emptied
 Kernel = Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]
-# the number of a line, its function -> what is called instead
+# (number of a line, its function) -> the function that is called instead
 KernelWrapper = Callable[[int, Callable[..., Any]], Callable[..., Any]]
 # a plan, a stage, a rank's coordinate and device -> region actor -> kernel
 Kernels = Callable[[Plan, int, tuple[int, ...], torch.device], Mapping[int, Kernel]]
@@ -34,7 +32,10 @@ CPU = torch.device("cpu")
 def eager_kernels(
     plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device = CPU
 ) -> Mapping[int, Kernel]:
-    """Region actor -> kernel, op after op, for the rank at a coordinate of a stage."""
+    """Return region actor -> kernel that runs op after op.
+
+    plan: holds the regions.  stage, coordinate: of the rank.  device: of its tensors.
+    """
     return {
         actor.id: emit(region_program(plan, actor.work, stage, coordinate), device=device)
         for actor in plan.stage_actors(stage)
@@ -42,59 +43,58 @@ def eager_kernels(
     }
 
 
-def emit(
-    program: Program, around: KernelWrapper | None = None, device: torch.device = CPU
-) -> Kernel:
-    """A program as Python code.  around: what calls the function of a line.  device: where what is
-    made from nothing is made.
+def emit(program: Program, wrap: KernelWrapper | None = None, device: torch.device = CPU) -> Kernel:
+    """Compile a program to a Python function.
 
-    It empties the list, so that what nobody else holds is free behind the op that reads it last.
+    program: the calls.  wrap: replaces the function of each line; None: updates are batched
+    instead.  device: where ops without inputs make their tensors.  The function empties the list
+    that it takes, so that a tensor is freed after the op that reads it last.
     """
-    lines = program.lines if around else updates_at_once(program.lines)
+    lines = program.lines if wrap else batch_updates(program.lines)
     names: dict[str, Any] = {}  # of functions and of arguments that are no values of the program
     for at, line in enumerate(lines):
         function = _function(line, device)
-        names[f"call{at}"] = around(at, function) if around else function
+        names[f"call{at}"] = wrap(at, function) if wrap else function
     exec(_code(_text(program, lines, names)), names)
     kernel: Kernel = names["kernel"]
     return kernel
 
 
 def _function(line: ProgramCall, device: torch.device) -> Callable[..., Any]:
-    """What a line calls, with the value that it writes into before its arguments."""
+    """Return what a line calls; if it writes into a value, that is the first argument."""
     function = line.call.function
     if line.into is not None:
         function = into(function)
-    function = kernel_of(function, line.loose)
+    function = kernel_of(function, line.any_stride)
     if device == CPU or any(refs((line.call.args, line.call.kwargs))):
         return function
-    return made_on(device, function)
+    return run_on_device(device, function)
 
 
 @lru_cache(maxsize=4096)
 def _code(text: str) -> CodeType:
-    """Ranks that hold equal parts, and blocks of a model, have the same."""
+    """Compile a text; ranks that hold equal parts, and equal blocks of a model, share it."""
     return compile(text, "<region>", "exec")
 
 
 def _text(program: Program, lines: Sequence[ProgramCall], names: dict[str, Any]) -> str:
-    """The function `kernel` of a program; call0 is the function of its first line.
+    """Return the source of the function `kernel`; call0 is the function of its first line.
 
-    names: is given the arguments that the text names.
+    names: receives the arguments that the source refers to by name.
     """
     rows = [f"{_value(k)}, " for k in range(program.reads)]
     text = ["def kernel(values):", f" {''.join(rows)}= values" if rows else "", " values.clear()"]
-    behind = _last_reads(program, lines)
+    unread = _last_reads(program, lines)
     for at, line in enumerate(lines):
         args = line.call.args if line.into is None else (Ref(str(line.into)), *line.call.args)
-        given = [_written(x, names) for x in args]
-        given += [f"{name}={_written(x, names)}" for name, x in line.call.kwargs]
+        given = [_source(x, names) for x in args]
+        given += [f"{name}={_source(x, names)}" for name, x in line.call.kwargs]
         made = [(k, number) for k, number in enumerate(line.made) if number is not None]
         text.append(f" made = call{at}({', '.join(given)})")
         text += [
             f" {_value(n)} = made" if line.single else f" {_value(n)} = made[{k}]" for k, n in made
         ]
-        text.append(f" {''.join(f'{_value(k)} = ' for k in behind[at])}made = None")
+        text.append(f" {''.join(f'{_value(k)} = ' for k in unread[at])}made = None")
     return "\n".join([*text, f" return ({''.join(f'{_value(k)}, ' for k in program.results)})"])
 
 
@@ -102,12 +102,12 @@ def _value(number: int | str) -> str:
     return f"v{number}"
 
 
-def _written(argument: Any, names: dict[str, Any]) -> str:
-    """An argument of a call as text."""
+def _source(argument: Any, names: dict[str, Any]) -> str:
+    """Return the source of an argument."""
     if isinstance(argument, Ref):
         return _value(argument.name)
     if isinstance(argument, tuple) and any(refs(argument)):
-        return f"({''.join(f'{_written(x, names)}, ' for x in argument)})"
+        return f"({''.join(f'{_source(x, names)}, ' for x in argument)})"
     if type(argument) in (bool, int, str, NoneType):
         return repr(argument)
     name = f"given{len(names)}"
@@ -116,7 +116,7 @@ def _written(argument: Any, names: dict[str, Any]) -> str:
 
 
 def _last_reads(program: Program, lines: Sequence[ProgramCall]) -> list[list[int]]:
-    """Behind each line, the values that nothing reads any more."""
+    """Return for each line the values that no later line reads."""
     last = {k: 0 for k in range(program.reads)}
     for at, line in enumerate(lines):
         read = [*line.reads, *(() if line.into is None else (line.into,))]
@@ -128,20 +128,21 @@ def _last_reads(program: Program, lines: Sequence[ProgramCall]) -> list[list[int
     return out
 
 
-def made_on(device: torch.device, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Called with this default device: in a run within it torch would ask Python about each call,
-    a microsecond long.
+def run_on_device(device: torch.device, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with a default device.
+
+    A default device for the whole run would cost a microsecond in each call of torch.
     """
 
-    def there(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         with device:
             return function(*args, **kwargs)
 
-    return there
+    return run
 
 
-def updates_at_once(lines: Sequence[ProgramCall]) -> list[ProgramCall]:
-    """Updates that follow one another, by the same numbers, as one line: a call takes 6 us."""
+def batch_updates(lines: Sequence[ProgramCall]) -> list[ProgramCall]:
+    """Merge consecutive updates of equal settings into one line, as a call takes 6 us."""
     out: list[ProgramCall] = []
     for (function, kwargs, _), run in groupby(lines, _update_key):
         alike = list(run)
@@ -159,7 +160,7 @@ def updates_at_once(lines: Sequence[ProgramCall]) -> list[ProgramCall]:
 
 
 def _update_key(line: ProgramCall) -> tuple[Callable[..., Any] | None, Any, int]:
-    """Equal for updates that go together; nothing else goes with anything."""
+    """Return a key that is equal for updates that can be merged, and unique for other lines."""
     if line.call.function in OF_MANY:
         return line.call.function, line.call.kwargs, 0
     return None, (), id(line)

@@ -1,11 +1,11 @@
-"""LiveBytes: the bytes of tensors that are alive in this process, measured exactly.
+"""LiveBytes: the exact number of bytes of the tensors that are alive in this process.
 
-A mode under which every torch op reports what it returns; a storage counts from the op that made it
-until its last owner is gone, whoever that is (a register, a view, a message under way).  A mode is
-one thread's: threads that read samples enter one of their own, over the same count, and report
-samples that are no tensors too.  It slows ops down, so drivers measure the first steps of a run
-alone.  What an op allocates and frees within itself is not seen, nor what libraries take: that is
-the process's anonymous memory less this.
+Under this dispatch mode every torch op reports what it returns; a storage counts from the op that
+made it until its last owner (a register, a view, a message in flight) is gone.  A mode belongs to
+one thread: threads that read samples enter a mode of their own with the same count, and also report
+samples that are no tensors.  The mode slows ops down, so drivers measure only the first steps of a
+run.  It does not see what an op allocates and frees within itself, nor what libraries allocate;
+that is the process's anonymous memory less this count.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts while it is on.  known: tensors that are there already.  count: of another thread's
-    mode, to add to.
+    """A dispatch mode that counts bytes while it is on.
+
+    known: tensors that are alive already.  count: the count of another thread's mode, to add to.
     """
 
     def __init__(self, known: Iterable[torch.Tensor] = (), count: _Count | None = None) -> None:
@@ -35,17 +36,17 @@ class LiveBytes(TorchDispatchMode):
 
     @property
     def peak(self) -> int:
-        """Most bytes at once while any mode over this count was on."""
+        """The largest number of bytes at a time while any mode with this count was on."""
         return self.count.peak
 
     @property
     def live(self) -> int:
-        """Bytes that are counted now; at most, some of their owners may have gone."""
+        """An upper bound of the bytes that are alive now, as some owners may be gone."""
         return self.count.live
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch asks: True would import the compiler with the first op of each rank, 0.8 s."""
+        """Answer torch: True would import the compiler in the first op of a rank, for 0.8 s."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,9 +61,7 @@ class LiveBytes(TorchDispatchMode):
         self.count.add(tensors)
 
     def read(self, supply: Callable[..., list[Any]], *args: Any) -> list[Any]:
-        """supply(*args), in a thread of its own: what it makes counts, tensors and lists of samples
-        that are anything.
-        """
+        """Call supply(*args) in its own thread; count its tensors and lists of samples."""
         with LiveBytes(count=self.count):
             made = [_ByteSamples(x) if isinstance(x, list) else x for x in supply(*args)]
         leaves = tree_leaves([list(x) if isinstance(x, _ByteSamples) else x for x in made])
@@ -73,14 +72,14 @@ class LiveBytes(TorchDispatchMode):
 
 
 class _ByteSamples(list[Any]):
-    """Samples of a micro-batch: unlike a plain list, one whose end can be waited for."""
+    """A list of the samples of a micro-batch that, unlike a plain list, has weak references."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Count:
-    """Bytes that are alive, whichever thread made them.
+    """The bytes that are alive, of all threads.
 
-    storages: by address, with the bytes.  samples: lists, with the bytes of what is no tensor.
+    storages: address -> (storage, bytes).  samples: (list, bytes of its items without tensors).
     """
 
     live: int = 0
@@ -90,30 +89,30 @@ class _Count:
     lock: Lock = field(default_factory=Lock)
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Storages that are not counted yet."""
+        """Add the storages that are not counted yet."""
         with self.lock:
             for tensor in tensors:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self.storages:
                     self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
                     self.live += storage.nbytes()
-            self._reach()
+            self._raise_peak()
 
     def add_samples(self, samples: _ByteSamples) -> None:
-        """Arrays and bytes in a list of samples, as long as the list is there."""
+        """Add the arrays and bytes in a list of samples for as long as the list is alive."""
         num_bytes = sum(map(_held_bytes, tree_leaves(list(samples))))
         with self.lock:
             self.samples.append((weakref.ref(samples), num_bytes))
             self.live += num_bytes
-            self._reach()
+            self._raise_peak()
 
-    def _reach(self) -> None:
-        if self.live > self.peak:  # at most: some may have gone
+    def _raise_peak(self) -> None:
+        if self.live > self.peak:  # an upper bound: some owners may be gone
             self.drop_dead()
             self.peak = max(self.peak, self.live)
 
     def drop_dead(self) -> None:
-        """Forget what has no owner any more."""
+        """Drop everything that has no owner any more."""
         for key, (reference, num_bytes) in list(self.storages.items()):
             if reference.expired():
                 del self.storages[key]
@@ -123,7 +122,7 @@ class _Count:
 
 
 def _held_bytes(value: Any) -> int:
-    """Bytes of what a data set hands on and is no tensor."""
+    """Return the bytes of an item of a sample that is no tensor."""
     if isinstance(value, np.ndarray):
         return int(value.nbytes)
     return len(value) if isinstance(value, bytes | bytearray) else 0

@@ -23,18 +23,18 @@ Tensor = torch.Tensor
 
 
 def into(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """The function as one that takes a tensor before its arguments, fills it and returns it.
+    """Return the function as one that takes a tensor before its arguments, fills and returns it.
 
-    A tensor that is not contiguous, and does not lie as the result would, is left alone: then the
-    result is a new one.
+    If that tensor is not contiguous and has other strides than the result would have, it is left
+    alone, and the result is a new tensor.
     """
     variant = _variants()[function]
     overload = kernel_of(variant.overload)
 
     def write(made: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not made.is_contiguous() and not _lies_as_made(made, variant, args):
+        if not made.is_contiguous() and not _has_strides_of_result(made, variant, args):
             return function(*args, **kwargs)  # type: ignore[no-any-return]
-        if variant.along_rows and not _lie_in_rows(made, *args):
+        if variant.along_rows and not _is_along_rows(made, *args):
             return made.copy_(function(*args, **kwargs))
         return overload(*args, **kwargs, **{variant.name: made})  # type: ignore[no-any-return]
 
@@ -42,7 +42,7 @@ def into(function: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def can_write(function: Callable[..., Any]) -> bool:
-    """True if the function needs no memory of its own to write into a given tensor."""
+    """Return whether the function can write into a given tensor without memory of its own."""
     return function in _variants()
 
 
@@ -51,16 +51,16 @@ def _variants() -> Mapping[Callable[..., Any], OutVariant]:
     return {whole_function(target): known.out for target, known in OPS.items() if known.out}
 
 
-def _lies_as_made(made: Tensor, variant: OutVariant, args: tuple[Any, ...]) -> bool:
-    """True if the function, elementwise, would lay its result out as `made` lies."""
-    if variant.along_rows:  # it may make a contiguous result of an argument that is not
+def _has_strides_of_result(made: Tensor, variant: OutVariant, args: tuple[Any, ...]) -> bool:
+    """Return whether an elementwise function would give its result the strides of `made`."""
+    if variant.along_rows:  # its result may be contiguous though an argument is not
         return False
     alike = (x for x in args if isinstance(x, Tensor) and x.shape == made.shape)
-    return all(_strides(x) == _strides(made) for x in alike) and _lies_dense(made)
+    return all(_strides(x) == _strides(made) for x in alike) and _is_dense(made)
 
 
-def _lie_in_rows(made: Tensor, *args: Any) -> bool:
-    """True if the op works along the last dim of contiguous tensors.  args: (…, dim, flag)."""
+def _is_along_rows(made: Tensor, *args: Any) -> bool:
+    """Return whether an op works along the last dim of contiguous tensors; args: (…, dim, flag)."""
     *read, dim, _ = args
     return dim % made.dim() == made.dim() - 1 and all(x.is_contiguous() for x in (made, *read))
 
@@ -69,8 +69,8 @@ def _strides(x: Tensor) -> list[int]:
     return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
 
 
-def _lies_dense(x: Tensor) -> bool:
-    """True if the elements lie side by side, each by itself, in whatever order of dims."""
+def _is_dense(x: Tensor) -> bool:
+    """Return whether the elements fill memory without gaps or repeats, in any order of dims."""
     step = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1 and stride != step:

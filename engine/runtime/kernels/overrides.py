@@ -1,4 +1,4 @@
-"""What runs in place of a torch op on this machine."""
+"""overrides: kernels that run in the place of torch's own on this machine."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from flowrun.engine.runtime.kernels import products, row_chunks
 aten = torch.ops.aten
 
 
-def kernel_of(function: Callable[..., Any], loose: bool = False) -> Callable[..., Any]:
-    """Mostly the op itself.
+def kernel_of(function: Callable[..., Any], any_stride: bool = False) -> Callable[..., Any]:
+    """Return what runs for a function of torch or of the engine, mostly that function itself.
 
-    loose: what it makes may lie as it comes.
+    any_stride: its result may have any strides.
     """
     if function is create.constant:
-        return kept()
+        return cache_constant()
     if function in _BY_DEVICE:
         return _BY_DEVICE[function]
     if not products.rule():
         return function
-    return (_LOOSE if loose else _REPLACED).get(function, _REPLACED.get(function, function))
+    known = {**_PRODUCTS, **(_ANY_STRIDE_PRODUCTS if any_stride else {})}
+    return known.get(function, function)
 
 
-def kept() -> Callable[..., Tensor]:
-    """flow.constant of one op: its numbers go to the device once, for a copy from the host makes a
-    step wait and is in no CUDA graph.  What it hands out is the reader's to write over.
+def cache_constant() -> Callable[..., Tensor]:
+    """Return flow.constant of one op, which copies its numbers to the device only once.
+
+    A copy from the host makes a step wait, and cannot be part of a CUDA graph.  Each call returns
+    a tensor of its own, which its reader may overwrite.
     """
     made: list[Tensor] = []
 
@@ -54,8 +57,9 @@ def _attention_backward(grad: Tensor, *given: Any, **how: Any) -> tuple[Tensor, 
 def _layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of narrow activations and wide weights, as autocast leaves them on a CPU; CUDA's kernel takes
-    one dtype.
+    """Normalize low-precision activations with fp32 weights, as autocast leaves them on a CPU.
+
+    CUDA's kernel takes only one dtype, so activations are cast there.
     """
     run = aten.native_layer_norm.default
     if x.is_cpu or weight is None or weight.dtype == x.dtype:
@@ -89,12 +93,12 @@ _BY_DEVICE: Mapping[Callable[..., Any], Callable[..., Any]] = {
     reduce.log_sum_exp: row_chunks.log_sum_exp,
     cross_entropy.gradient_of_logits: row_chunks.gradient_of_logits,
 }
-_REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
+_PRODUCTS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     aten.mm.default: products.mm,
     aten.addmm.default: products.addmm,
     aten.convolution.default: pointwise.convolution,
     aten.convolution_backward.default: pointwise.convolution_backward,
 }
-_LOOSE: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    aten.mm.default: products.mm_as_it_comes,
+_ANY_STRIDE_PRODUCTS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    aten.mm.default: products.mm_any_stride,
 }

@@ -1,10 +1,9 @@
-"""Convolutions by kernels of one pixel, which are products of matrices: which library does them.
+"""Convolutions with 1 x 1 kernels, which are matrix products, and the library that computes them.
 
-torch gives them to MKL where it has one thread and fewer than 16 samples, all others to oneDNN
-(products.py says what is wrong with MKL).  oneDNN brings images and weight into an order of its
-own, and what it makes back, which for the gradient of a weight can take twice its product: where
-the weight is the largest of the three, it is less to bring the images into matrices of one row a
-pixel.
+torch calls MKL for them if it has one thread and fewer than 16 samples, else oneDNN (products.py
+says why MKL is slow).  oneDNN reorders images and weight, and its result back, which for the
+gradient of a weight can take twice as long as the product.  If the weight is the largest of the
+three, it is cheaper to permute the images into matrices of one row a pixel.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ aten = torch.ops.aten
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: Any) -> Tensor:
-    """aten.convolution; given: stride, padding, dilation, transposed, output_padding, groups."""
+    """Compute aten.convolution of x (samples, channels, height, width), weight and bias.
+
+    given: stride, padding, dilation, transposed, output_padding, groups.
+    """
     if _is_product(x, weight, given):
         given = _to_onednn(given)
     return aten.convolution.default(x, weight, bias, *given)  # type: ignore[no-any-return]
@@ -32,8 +34,10 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *given: Any) -> 
 def convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *rest: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """aten.convolution_backward: gradients of x, weight and bias.  rest: given as in forward, and
-    which are wanted; the others are None.
+    """Compute aten.convolution_backward: gradients of x, weight and bias.
+
+    grad: of the result.  x, weight: as in forward.  bias_sizes: shape of the bias.  rest: `given`
+    as in forward, then which gradients are wanted; the others are None.
     """
     given, wanted = rest[:-1], rest[-1]
     of_weight = None
@@ -49,23 +53,23 @@ def convolution_backward(
 
 
 def _is_product(x: Tensor, weight: Tensor, given: Sequence[Any]) -> bool:
-    """True if it is one, and large enough."""
+    """Return whether a convolution is a product, and large enough for the other library."""
     rule = products.rule()
-    if rule is None or not rule.pointwise or x.dtype != torch.float32 or not x.is_cpu:
+    if rule is None or not rule.pixel_convolutions or x.dtype != torch.float32 or not x.is_cpu:
         return False
     stride, padding, _, transposed, _, groups = given
     if weight.shape[2:] != (1, 1) or any(padding) or transposed or groups > 1:
         return False
     pixels: int = x.numel() // math.prod(stride)  # of all channels
-    return 2 * pixels * len(weight) >= rule.least_flop
+    return 2 * pixels * len(weight) >= rule.min_flop
 
 
 def _to_onednn(given: Sequence[Any]) -> tuple[Any, ...]:
-    """A kernel of one pixel has nothing to dilate, but torch calls oneDNN for what is dilated."""
+    """Set a dilation, which changes nothing for a 1 x 1 kernel but makes torch call oneDNN."""
     stride, padding, _, *others = given
     return (stride, padding, (2, 2), *others)
 
 
 def _rows(images: Tensor) -> Tensor:
-    """(samples, channels, height, width) -> (samples x height x width, channels), new memory."""
+    """Copy (samples, channels, height, width) to (samples x height x width, channels)."""
     return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])

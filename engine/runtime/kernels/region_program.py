@@ -1,4 +1,4 @@
-"""region_program: the ops of a region -> what one rank runs for them."""
+"""region_program: the ops of a region -> the program that one rank runs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from flowrun.engine.runtime.transport.transport import local_step
 def region_program(
     plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]
 ) -> Program:
-    """reads, then the sums so far (sums_of; None with the first micro-batch) -> makes, then the new
-    values of `updates`; for the rank at a coordinate of a stage.
+    """Return the program of a region for one rank.
+
+    plan: holds the graph.  work: the region.  stage, coordinate: of the rank.  The program takes
+    `reads`, then the sums so far (sums_of; None in the first micro-batch), and returns `makes`,
+    then the new values of `updates`.
     """
     return region_lines(plan, work, stage, coordinate)[0]
 
@@ -36,18 +39,21 @@ def region_program(
 def region_lines(
     plan: Plan, work: RegionWork, stage: int, coordinate: tuple[int, ...]
 ) -> tuple[Program, tuple[Op, ...]]:
-    """Return the program, and the op that each of its lines runs."""
+    """Return the program of a region for one rank, and the op that each of its lines runs.
+
+    plan, work, stage, coordinate: as in region_program.
+    """
     writer = _Writer(plan, work, plan.placements[stage].shape, coordinate)
     ops: list[Op] = []
     for op in work.ops:
         writer.op(op)
-        if len(writer.lines) > len(ops):  # an op that hands its input on has none
+        if len(writer.lines) > len(ops):  # an identity has no line
             ops.append(op)
     return writer.program((*work.makes, *(new for _, new in work.updates))), tuple(ops)
 
 
 class _Writer:
-    """The lines so far, and the number of every tensor."""
+    """The lines written so far, and the number of every tensor."""
 
     def __init__(
         self, plan: Plan, work: RegionWork, grid: tuple[int, ...], coordinate: tuple[int, ...]
@@ -60,22 +66,22 @@ class _Writer:
         self.numbers = {name: k for k, name in enumerate(reads)}
         self.before = {new: old for old, new in work.updates}
         self.over = dict(work.overwrites)
-        self.loose = as_they_come(plan, work)
+        self.any_stride = as_they_come(plan, work)
         self.own = taken_over(plan, work)
         self.lines: list[ProgramCall] = []
 
     def program(self, results: Iterable[str]) -> Program:
-        """What was written."""
+        """Return the program that returns tensors of these names."""
         return Program(self.reads, tuple(self.lines), tuple(self.numbers[n] for n in results))
 
     def op(self, op: Op) -> None:
-        """A line, or none if the op hands its input on."""
+        """Append the line of an op; an identity has none."""
         summed = op.makes and op.makes[0] in self.sums
-        call = self._added(op) if summed else _local(self.plan, op, *self.rank)
+        call = self._accumulate(op) if summed else _localize(self.plan, op, *self.rank)
         if call is None:
             self.numbers[op.makes[0]] = self.numbers[op.inputs[0]]
             return
-        if op.target == CHECK:  # readers read what it looks at: they wait for nothing more
+        if op.target == CHECK:  # readers read its input
             self.numbers[op.makes[0]] = self.numbers[op.inputs[0]]
             self._line(replace(op, outputs=(None,)), call, None)
             return
@@ -84,8 +90,8 @@ class _Writer:
             into = self.numbers[self.over[op.makes[0]]]
         self._line(op, call, into)
 
-    def _added(self, op: Op) -> LocalCall:
-        """This micro-batch's addend, onto those before."""
+    def _accumulate(self, op: Op) -> LocalCall:
+        """Return the call that adds to the sum over earlier micro-batches."""
         (total,), own = op.makes, op.makes[0] in self.own
         return LocalCall(accumulate, (*op.args, Ref(_before(total))), (("own", own),))
 
@@ -106,10 +112,16 @@ class _Writer:
                 made.append(self._new(name))
         single = len(op.outputs) == 1 and not makes_list(op.target)
         plain = has(op.target, Trait.PLAIN)
-        loose = op.name in self.loose
+        any_stride = op.name in self.any_stride
         self.lines.append(
             ProgramCall(
-                call, tuple(made), single, tuple(changes), plain=plain, into=into, loose=loose
+                call,
+                tuple(made),
+                single,
+                tuple(changes),
+                plain=plain,
+                into=into,
+                any_stride=any_stride,
             )
         )
 
@@ -120,14 +132,14 @@ class _Writer:
 
 
 def _before(name: str) -> str:
-    """The sum of the micro-batches before."""
+    """Return the name of the sum over earlier micro-batches."""
     return f"{name} before"
 
 
-def _local(
+def _localize(
     plan: Plan, op: Op, grid: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> LocalCall | None:
-    """What this rank runs in place of the op; None if it is the identity."""
+    """Return the call that this rank runs for the op; None if it is the identity."""
     tensors = plan.tensors
     if has(op.target, Trait.IDENTITY) or op.target == ACCUMULATE:
         return None
@@ -156,8 +168,9 @@ def _local(
 def _boxing(
     op: Op, shape: Shape, grid: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> Callable[..., Any]:
-    """The local step of a boxing op as a function of one tensor (FX prints constants, and a Step is
-    none).
+    """Return the local step of a boxing op as a function of one tensor.
+
+    FX prints arguments as constants, which a BoxingStep is not.
     """
     step, nd_sbp = op.args[1], op.in_sbp[0]
 

@@ -1,9 +1,9 @@
-"""row_chunks: two ops on logits that run some rows at a time on a CPU.
+"""row_chunks: two ops on logits that process some rows at a time on a CPU.
 
-Each makes tensors as large as its logits on the way; of a few rows these stay in the cache of a
-core, and are never there as a whole.  A row is made of the same row of what is read, so that the
-result is the same but for the last few elements of a chunk: where rows fill no vectors, exp2 may
-round these otherwise.  All ranks cut alike, so what several hold is equal on them.
+Each has intermediate tensors as large as its logits; those of a few rows stay in the cache of a
+core, and the whole is never in memory.  Each row depends on the same row of the inputs alone, so
+that chunks change nothing but the last few elements of a chunk, which exp2 may round otherwise if
+they do not fill a vector.  All ranks cut alike, so that results that several hold are equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ CHUNK_BYTES = 1 << 21  # of one tensor and thread
 
 
 def log_sum_exp(x: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """ops.math.reduce.log_sum_exp; in chunks where each row of a matrix is reduced."""
+    """Compute ops.math.reduce.log_sum_exp of x over `dims`; in chunks for the rows of a matrix.
+
+    keepdim: keep the reduced dims with size 1.
+    """
     count = _num_chunks(x) if x.dim() == 2 and dims in ((1,), (-1,)) else 1
     made = [reduce.log_sum_exp(rows, dims, keepdim) for rows in x.tensor_split(count)]
     return torch.cat(made) if count > 1 else made[0]
@@ -38,7 +41,12 @@ def gradient_of_logits(
     *given: Any,
     out: Tensor | None = None,
 ) -> Tensor:
-    """ops.nn.cross_entropy.gradient_of_logits; in chunks where the loss was reduced."""
+    """Compute ops.nn.cross_entropy.gradient_of_logits; in chunks if the loss was reduced.
+
+    grad: of the loss.  x: logits (rows, classes).  lse: (rows, 1).  target: (rows).  weight: of the
+    classes.  reduction: none, mean or sum by torch's number.  given: further arguments of the op.
+    out: the tensor to fill, or None.
+    """
     count = _num_chunks(x) if reduction != NONE else 1
     if count == 1:
         return cross_entropy.gradient_of_logits(
@@ -54,7 +62,10 @@ def gradient_of_logits(
 
 
 def _num_chunks(x: Tensor) -> int:
-    """At least two rows each: of a single one all threads would share the sum."""
+    """Return the number of chunks, of two rows at least.
+
+    All threads would share the sum over a single row, in another order.
+    """
     if not x.is_cpu:
         return 1
     num_bytes = x.numel() * max(x.itemsize, 4)  # computed in fp32 at least

@@ -20,7 +20,7 @@ from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
 from flowrun.engine.runtime.kernels import fused_attention as attention
-from flowrun.engine.runtime.kernels.cuda_graphs import WARM_STEPS, Played, graphed
+from flowrun.engine.runtime.kernels.cuda_graphs import WARM_STEPS, RecordedKernel, record_kernels
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 from flowrun.engine.runtime.transport.links import Links
@@ -66,7 +66,7 @@ def a_rank(
 ) -> Iterator[DistributedRank]:
     plan, device = compiled(training, Layout()).plan, torch.device("cuda", 0)
     kernels: Kernels = CompiledRegions(plan, "cuda", 1) if compiler == "inductor" else eager_kernels
-    kernels = graphed(kernels) if plays else kernels
+    kernels = record_kernels(kernels) if plays else kernels
     with closing(Links(0, device)) as links:
         values = initial(training)
         yield DistributedRank(plan, 0, training.rows, values, device, links, kernels=kernels)
@@ -100,7 +100,7 @@ def test_graphs_train_as_ops_do(training: Training, compiler: str) -> None:
             losses.append([result["loss"] for result in rank.run(steps)])
     apart = largest(abs(one - other) / abs(one) for one, other in zip(*losses, strict=True))
     assert apart < (2e-2 if training is NARROW else 1e-4)
-    assert all(isinstance(k, Played) and k.plays for k in rank.body.kernels.values())
+    assert all(isinstance(k, RecordedKernel) and k.plays for k in rank.body.kernels.values())
 
 
 @pytest.mark.parametrize("plays", [False, True])

@@ -115,12 +115,12 @@ def test_ranks_on_gpus_are_planned_for_by_a_profile_of_theirs(
 
 
 def test_a_profile_that_fits_the_processor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowrun.engine.runtime.kernels.products.rule", lambda: products.WIDE)
+    monkeypatch.setattr("flowrun.engine.runtime.kernels.products.rule", lambda: products.FULL_WIDTH)
     (note,) = Job(load(["recipe=gpt_dp"]), values=False).notes
     assert "hardware=zen5" in note
     for given in ("hardware=zen5", "hardware=dgx_a100", "launch=virtual"):
         assert Job(load(["recipe=gpt_dp", given]), values=False).notes == ()
-    monkeypatch.setattr("flowrun.engine.runtime.kernels.products.rule", lambda: products.HALF_WIDE)
+    monkeypatch.setattr("flowrun.engine.runtime.kernels.products.rule", lambda: products.HALF_WIDTH)
     assert Job(load(["recipe=gpt_dp"]), values=False).notes == ()
 
 

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.runtime.kernels import cuda_graphs as graphs
-from flowrun.engine.runtime.kernels.cuda_graphs import WARM_STEPS, Lasting, Played, graphed
+from flowrun.engine.runtime.kernels.cuda_graphs import (
+    WARM_STEPS,
+    LastingMemory,
+    RecordedKernel,
+    record_kernels,
+)
 from flowrun.engine.runtime.kernels.kernels import Kernel, eager_kernels
 from flowrun.engine.strategy import Recompute
 from support.graph_on_cpu import OnCpu
@@ -29,13 +34,13 @@ class Kept:
     """Kernels that are played, and kept to be asked afterwards."""
 
     def __init__(self) -> None:
-        self.played: list[Played] = []
+        self.played: list[RecordedKernel] = []
 
     def __call__(
         self, plan: Plan, stage: int, coordinate: tuple[int, ...], device: torch.device
     ) -> Mapping[int, Kernel]:
-        made = graphed(eager_kernels, OnCpu)(plan, stage, coordinate, device)
-        self.played += [kernel for kernel in made.values() if isinstance(kernel, Played)]
+        made = record_kernels(eager_kernels, OnCpu)(plan, stage, coordinate, device)
+        self.played += [kernel for kernel in made.values() if isinstance(kernel, RecordedKernel)]
         return made
 
 
@@ -77,16 +82,16 @@ def doubled(values: list[Tensor]) -> tuple[Tensor, ...]:
     return (values.pop() * 2,)
 
 
-def region(kernel: Kernel, moving: tuple[int, ...] = (0,), warm: int = 0) -> Played:
-    return Played(kernel, moving, warm, Lasting(OnCpu()))
+def region(kernel: Kernel, moving: tuple[int, ...] = (0,), warm: int = 0) -> RecordedKernel:
+    return RecordedKernel(kernel, moving, warm, LastingMemory(OnCpu()))
 
 
-def lasting(played: Played, value: Tensor) -> Tensor:
+def lasting(played: RecordedKernel, value: Tensor) -> Tensor:
     """The same where nothing moves."""
-    return played.lasting.twin(value).copy_(value)
+    return played.memory.allocate(value).copy_(value)
 
 
-def recordings(played: Played) -> int:
+def recordings(played: RecordedKernel) -> int:
     return sum(map(len, played.recordings.values()))
 
 
@@ -107,7 +112,7 @@ def test_what_stays_is_read_where_it_is() -> None:
     for _ in range(3):
         for x in places:
             assert torch.equal(played([x])[0], 2 * x)
-    assert (len(played.recordings), len(played.lasting.lent), len(played.slots)) == (2, 0, 1)
+    assert (len(played.recordings), len(played.memory.lent), len(played.slots)) == (2, 0, 1)
 
 
 def test_what_is_still_held_is_not_written_again() -> None:
@@ -181,13 +186,13 @@ def test_recordings_of_other_places_fill_the_same_slot() -> None:
 
 
 def test_beyond_so_many_places_inputs_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST_PLACES", 2)
+    monkeypatch.setattr(graphs, "MAX_ADDRESS_SETS", 2)
     played = region(doubled)
     places = [lasting(played, torch.full((3,), float(k))) for k in range(5)]
     for _ in range(3):
         for x in places:
             assert torch.equal(played([x])[0], 2 * x)
-    assert (recordings(played), len(played.lasting.lent)) == (3, 1)
+    assert (recordings(played), len(played.memory.lent)) == (3, 1)
 
 
 def test_elements_that_are_shown_twice_are_copied_once() -> None:
@@ -201,7 +206,7 @@ def test_elements_that_are_shown_twice_are_copied_once() -> None:
         twice, shown = played([x.expand(2, 3)])
         assert twice.tolist() == [[2 + 2 * k, 4 + 2 * k, 6 + 2 * k]] * 2
         assert shown.stride() == (0, 1) and shown.tolist() == [[2 + k, 3 + k, 4 + k]] * 4
-    ((lent,),) = played.lasting.lent.values()
+    ((lent,),) = played.memory.lent.values()
     assert lent.untyped_storage().nbytes() == 12
 
 
@@ -211,13 +216,13 @@ def test_regions_share_what_their_inputs_are_copied_to() -> None:
         return (one + other, one - other)
 
     first = region(added, moving=(0, 1))
-    second = Played(added, (0, 1), 0, first.lasting)
+    second = RecordedKernel(added, (0, 1), 0, first.memory)
     for k in range(3):
         held = first([torch.full((2,), float(k)), torch.ones(2)])
         total, difference = second([torch.full((2,), 9.0), torch.full((2,), float(k))])
         assert [x.tolist() for x in held] == [[k + 1] * 2, [k - 1] * 2]
         assert (total.tolist(), difference.tolist()) == ([9 + k] * 2, [9 - k] * 2)
-    assert [len(lent) for lent in first.lasting.lent.values()] == [2]
+    assert [len(lent) for lent in first.memory.lent.values()] == [2]
 
 
 @pytest.mark.parametrize("stays", [False, True])

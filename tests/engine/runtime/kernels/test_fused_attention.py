@@ -241,9 +241,9 @@ def test_cudnns_is_used_where_torch_would_and_it_agrees(
     kernels: None, forgotten: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, query, key, value = _given(SHAPES["equal"], torch.bfloat16)
-    monkeypatch.setattr(attention, "_picked", {})
+    monkeypatch.setattr(attention, "_cudnn_choices", {})
     assert not attention._is_cudnn(query, key, value, None, True)  # on a CPU
-    monkeypatch.setattr(attention, "_picked", {})
+    monkeypatch.setattr(attention, "_cudnn_choices", {})
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *given: 3)
     assert attention._is_cudnn(query, key, value, None, True)
     assert not attention._is_cudnn(query, key, value, torch.zeros(64, 64), False)
@@ -255,9 +255,9 @@ def test_cudnns_is_not_used_where_it_fails(
     forgotten: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, query, key, value = _given(SHAPES["equal"], torch.bfloat16)
-    monkeypatch.setattr(attention, "_picked", {})
+    monkeypatch.setattr(attention, "_cudnn_choices", {})
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *given: 3)
-    with pytest.warns(UserWarning, match="FlashAttention's, not cuDNN's: .*backend"):
+    with pytest.warns(UserWarning, match="instead of cuDNN's attention: .*backend"):
         assert not attention._is_cudnn(query, key, value, None, True)
 
 

@@ -40,7 +40,7 @@ def _given(stride: int = 1, padding: int = 0, groups: int = 1) -> tuple[object, 
 def test_a_convolution_by_one_pixel_is_torchs_within_rounding(
     shape: tuple[int, int, tuple[int, int], int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "rule", lambda: products.WIDE)
+    monkeypatch.setattr(products, "rule", lambda: products.FULL_WIDTH)
     (x, weight, grad), given = _tensors(*shape), _given(shape[-1])
     assert pointwise._is_product(x, weight, given)
     bias = torch.linspace(-1, 1, len(weight))
@@ -64,7 +64,7 @@ def test_a_convolution_by_one_pixel_is_torchs_within_rounding(
 
 @needs_onednn
 def test_it_is_onednns_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "rule", lambda: products.WIDE)
+    monkeypatch.setattr(products, "rule", lambda: products.FULL_WIDTH)
     x, weight, grad = _tensors(*SHAPES[0])
     with profile(use_cpu=True) as seen:
         kernel_of(aten.convolution.default)(x, weight, None, *_given())
@@ -89,7 +89,7 @@ def test_it_is_onednns_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_convolutions_are_torchs_to_the_bit(
     weight: torch.Tensor, given: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "rule", lambda: products.WIDE)
+    monkeypatch.setattr(products, "rule", lambda: products.FULL_WIDTH)
     x = torch.linspace(-1, 1, 64 * 28 * 28).view(1, 64, 28, 28).to(weight.dtype)
     assert not pointwise._is_product(x, weight, given)
     expected = aten.convolution(x, weight, None, *given)
@@ -97,6 +97,6 @@ def test_other_convolutions_are_torchs_to_the_bit(
 
 
 def test_one_along_a_line_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "rule", lambda: products.WIDE)
+    monkeypatch.setattr(products, "rule", lambda: products.FULL_WIDTH)
     x, weight, given = torch.ones(4, 64, 500), torch.ones(96, 64, 1), ([1], [0], [1], False, [0], 1)
     assert pointwise.convolution(x, weight, None, *given).shape == (4, 96, 500)

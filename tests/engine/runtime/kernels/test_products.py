@@ -25,7 +25,7 @@ def _matrix(rows: int, columns: int, transposed: bool) -> torch.Tensor:
 
 
 @needs_onednn
-@pytest.mark.parametrize("rule", [products.HALF_WIDE, products.WIDE], ids=["half", "wide"])
+@pytest.mark.parametrize("rule", [products.HALF_WIDTH, products.FULL_WIDTH], ids=["half", "wide"])
 @pytest.mark.parametrize("second", [True, False], ids=["second transposed", "second as it lies"])
 @pytest.mark.parametrize("first", [True, False], ids=["first transposed", "first as it lies"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -47,7 +47,7 @@ def test_a_product_is_torchs_within_rounding(
     assert made.is_contiguous() and added.is_contiguous()
     torch.testing.assert_close(made.double(), exact, **tolerance)
     torch.testing.assert_close(added.double(), exact + bias.double(), **tolerance)
-    assert torch.equal(products.mm_as_it_comes(x, y), made)
+    assert torch.equal(products.mm_any_stride(x, y), made)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_a_product_is_torchs_within_rounding(
 def test_what_gains_nothing_is_torchs_to_the_bit(
     first: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "rule", lambda: products.HALF_WIDE)
+    monkeypatch.setattr(products, "rule", lambda: products.HALF_WIDTH)
     second = torch.linspace(-1, 1, first.shape[1] * 300).view(first.shape[1], 300)
     assert torch.equal(products.mm(first, second), aten.mm.default(first, second))
 
 
 @needs_onednn
 def test_factors_and_a_matrix_that_is_added_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "rule", lambda: products.WIDE)
+    monkeypatch.setattr(products, "rule", lambda: products.FULL_WIDTH)
     first, second = _matrix(512, 128, False), _matrix(128, 256, True)
     added = torch.randn(512, 256)
     for bias, factors in ((added, {}), (added[0], {"beta": 0.5}), (added[:, :1], {})):
@@ -74,11 +74,11 @@ def test_factors_and_a_matrix_that_is_added_are_torchs(monkeypatch: pytest.Monke
 
 
 def test_other_ops_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "rule", lambda: products.WIDE)
+    monkeypatch.setattr(products, "rule", lambda: products.FULL_WIDTH)
     assert kernel_of(aten.add.Tensor) is aten.add.Tensor
     assert kernel_of(aten.mm.default) is products.mm
-    assert kernel_of(aten.addmm.default, loose=True) is products.addmm
-    assert kernel_of(aten.mm.default, loose=True) is products.mm_as_it_comes
+    assert kernel_of(aten.addmm.default, any_stride=True) is products.addmm
+    assert kernel_of(aten.mm.default, any_stride=True) is products.mm_any_stride
     monkeypatch.setattr(products, "rule", lambda: None)
     assert kernel_of(aten.mm.default) is aten.mm.default
 
@@ -86,7 +86,7 @@ def test_other_ops_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("keys", [16, 512])
 def test_a_gradient_of_attention_is_torchs(keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the rounding of bf16; where there are many keys, to the bit."""
-    monkeypatch.setattr(products, "rule", lambda: products.WIDE)
+    monkeypatch.setattr(products, "rule", lambda: products.FULL_WIDTH)
     generator = torch.Generator().manual_seed(keys)
     query, key, value, grad = (
         torch.randn(2, keys, 3, 32, generator=generator).bfloat16().transpose(1, 2)

@@ -12,8 +12,8 @@ from flowrun.engine.ir.sbp import B, S
 from flowrun.engine.ops.flow import update
 from flowrun.engine.ops.signature import LocalCall
 from flowrun.engine.runtime.inductor.compiled import CompiledRegions
-from flowrun.engine.runtime.kernels.kernels import updates_at_once
-from flowrun.engine.runtime.kernels.program import ProgramCall, described
+from flowrun.engine.runtime.kernels.kernels import batch_updates
+from flowrun.engine.runtime.kernels.program import ProgramCall, describe
 from support.layouts import Layout, compiled
 from support.plain_loop import gpt
 
@@ -78,7 +78,7 @@ def test_a_program_is_another_on_another_device_or_with_more_threads() -> None:
     ],
 )
 def test_text_tells_what_a_call_does(one: Any, other: Any, equal: bool) -> None:
-    assert (described(one) == described(other)) is equal
+    assert (describe(one) == describe(other)) is equal
 
 
 def test_updates_that_follow_one_another_by_the_same_numbers_are_one_line() -> None:
@@ -98,7 +98,7 @@ def test_updates_that_follow_one_another_by_the_same_numbers_are_one_line() -> N
         line(update.adamw, 3, 0.2),
         line(update.adamw, 4, 0.2),
     ]
-    first, *between, last = updates_at_once(lines)
+    first, *between, last = batch_updates(lines)
     assert between == lines[2:5]
     assert first.call == LocalCall(
         update.adamw_of_many, (((Ref("0"),), (Ref("1"),)),), (("lr", 0.1),)

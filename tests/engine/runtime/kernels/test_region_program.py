@@ -33,7 +33,7 @@ def lines(micro_batches: int, layout: Layout = ALONE) -> Iterator[ProgramCall]:
 
 def loose(found: Iterator[ProgramCall]) -> int:
     """Products whose result may lie in any order."""
-    return [line.call.function for line in found if line.loose].count(aten.mm.default)
+    return [line.call.function for line in found if line.any_stride].count(aten.mm.default)
 
 
 def test_gradients_of_weights_are_only_added_up_where_a_step_has_micro_batches() -> None:
