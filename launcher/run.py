@@ -54,7 +54,9 @@ def run(
     recipe, planned = settled(recipe, progress)  # auto.placement: the fastest placement that fits
     with compiling():
         job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
-        training, evaluation = job.compiled  # capture, passes, plan, rehearsal (engine/compile.py)
+        training, evaluation = (
+            job.plans.compiled
+        )  # capture, passes, plan, rehearsal (engine/compile.py)
     if recipe.train.save:
         weights.check(job.saved, job.names)
     with alone(folder, recipe.launch.nnodes):

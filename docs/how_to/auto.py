@@ -79,7 +79,7 @@ def search_of(keys: Sequence[str], pins: bool) -> tuple[LayoutSearch, float]:
     strategy = replace(job.strategy, auto=Auto(enabled=True))
     if not pins:
         strategy = replace(strategy, pins=())
-    graph = capture_rows(job.task, job.example, strategy)
+    graph = capture_rows(job.materials.task, job.materials.example, strategy)
     graph = advance(graph, strategy, TRAINED)
     gc.disable()  # as launcher/job/job.py does while a plan is made
     begin = time.process_time()

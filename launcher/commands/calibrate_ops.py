@@ -84,7 +84,9 @@ def _measure_job(job: Job, hardware: Hardware, steps: int) -> TimeRatios:
 def _rank(rank: int, job: Job, hardware: Hardware, steps: int, folder: str) -> None:
     heap.keep_pages()
     torch.set_num_threads(1)
-    found = measure_op_times(job.training.plan, job.sampler, job.initial, hardware, steps)
+    found = measure_op_times(
+        job.training.plan, job.materials.sampler, job.materials.initial, hardware, steps
+    )
     Path(folder, str(rank)).write_bytes(pickle.dumps(found))
 
 

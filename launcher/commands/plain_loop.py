@@ -53,7 +53,7 @@ def plain_loop(
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     update = _PlainUpdate(job.strategy.optimizer, job.strategy.loss_scale, model)
     train, parts = recipe.train, 1 if whole else recipe.train.micro_batches
-    sampler = replace(job.sampler, micro_batches=parts)
+    sampler = replace(job.materials.sampler, micro_batches=parts)
     rows = train.batch_size // parts // replicas
     dtype = AUTOCAST[recipe.precision.dtype]
     losses = []

@@ -165,7 +165,7 @@ def restore(job: Job, start: Checkpoint) -> None:
                 f"and {_shown(tensor.shape, tensor.dtype)} here.",
             )
     unused = [name for name in job.unused if name in there]
-    job.initial = job.initial.but(read_whole(start.folder, unused))
+    job.materials.initial = job.materials.initial.but(read_whole(start.folder, unused))
 
 
 def notes(job: Job, start: Checkpoint) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 A Recipe enters; a Job leaves, whose plans are compiled when they are asked for.
 
-job.py               read this first
+job.py               read this first; materials.py what plans are made of; job_plans.py the plans
 recipe_strategy.py optimizer.py lr_schedule.py   what the recipe asks of the compiler
 sampler.py segments.py   which samples a step reads; pieces of a run between events
 compiling.py         the kernels of regions: op after op, or compiled

@@ -73,7 +73,7 @@ def _list_broken(broken: list[str]) -> Iterator[str]:
 
 def _of_samples(job: Job, step: int) -> Iterator[str]:
     """The samples of a step; of those that hold numbers that are not finite, the fields."""
-    recipe, sampler = job.recipe, job.sampler
+    recipe, sampler = job.recipe, job.materials.sampler
     rows, found = recipe.micro_batch_size, list[str]()
     for micro_batch in range(recipe.train.micro_batches):
         for name, value in sampler(step, micro_batch, slice(0, rows)).items():

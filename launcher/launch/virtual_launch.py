@@ -41,8 +41,8 @@ def execute_virtual(
     recipe = job.recipe
     torch.set_num_threads(recipe.launch.threads)
     seed = recipe.launch.message_order_seed
-    initial = None if job.start else job.initial
-    arguments = (training.plan, job.sampler, initial, seed, False, kernels)
+    initial = None if job.start else job.materials.initial
+    arguments = (training.plan, job.materials.sampler, initial, seed, False, kernels)
     traced = recipe.engine.traced_steps
     cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
     if job.start:
@@ -107,7 +107,9 @@ def _evaluator(job: Job, evaluation: Rehearsed, trained: VirtualCluster) -> Virt
         rank: body.variables_for(evaluation.plan, job.evaluated)
         for rank, body in trained.ranks.items()
     }
-    return VirtualCluster(evaluation.plan, job.evaluation_sampler, job.initial, there=there)
+    return VirtualCluster(
+        evaluation.plan, job.materials.evaluation_sampler, job.materials.initial, there=there
+    )
 
 
 def _shards(job: Job, cluster: VirtualCluster) -> Iterator[Shard]:
@@ -115,7 +117,7 @@ def _shards(job: Job, cluster: VirtualCluster) -> Iterator[Shard]:
     for rank, body in cluster.ranks.items():
         yield from to_write(cluster.plan, rank, body.variables)
     for name in job.unused:
-        yield whole(name, job.initial[name])
+        yield whole(name, job.materials.initial[name])
 
 
 def _checkpoint(job: Job, cluster: VirtualCluster, run_folder: Path, step: int) -> None:

@@ -154,8 +154,8 @@ class Worker:
 
     def _body(self, rank: int, device: torch.device, links: Links) -> DistributedRank:
         job, steps = self.job, self.job.recipe.engine.traced_steps
-        initial = None if job.start else job.initial
-        arguments = (self.training.plan, rank, job.sampler, initial, device, links)
+        initial = None if job.start else job.materials.initial
+        arguments = (self.training.plan, rank, job.materials.sampler, initial, device, links)
         metered = device.type == "cpu"  # on CUDA torch counts by itself
         if steps:
             return RecordedRank(*arguments, metered=metered, kernels=self.kernels, trace=steps)
@@ -208,9 +208,9 @@ class Worker:
     ) -> DistributedRank:
         """This rank of the evaluation plan; it reads the variables that training writes."""
         assert self.evaluation is not None
-        plan, sampler = self.evaluation.plan, self.job.evaluation_sampler
+        plan, sampler = self.evaluation.plan, self.job.materials.evaluation_sampler
         there = trained.body.variables_for(plan, self.job.evaluated)
-        initial, links = self.job.initial, trained.links
+        initial, links = self.job.materials.initial, trained.links
         with _with_peers(rank, "while the ranks meet for evaluation"):
             links.join(plan)
         return DistributedRank(plan, rank, sampler, initial, device, links, there=there)
@@ -247,7 +247,7 @@ class Worker:
         """This rank's part of all variables; the first rank makes what forward does not read."""
         yield from to_write(self.training.plan, rank, trained.body.variables)
         for name in self.job.unused if rank == 0 else ():
-            yield whole(name, self.job.initial[name])
+            yield whole(name, self.job.materials.initial[name])
 
     def _fingerprint(self) -> str:
         """Equal on hosts that run the same thing."""

@@ -22,7 +22,7 @@ class Captures:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.blocks = find_repeated_blocks(job.model)
+        self.blocks = find_repeated_blocks(job.materials.model)
         self._known: dict[tuple[int, int], LogicalGraph] = {}
 
     def of(self, rows: int, strategy: Strategy, count: int = 0) -> LogicalGraph:
@@ -32,7 +32,7 @@ class Captures:
         shards = len(strategy.placements[0].ranks) if strategy.mirrored else 1
         key = rows // shards, count
         if key not in self._known:
-            batch, task = self.job.sampler(0, 0, slice(0, rows)), self.job.task
+            batch, task = self.job.materials.sampler(0, 0, slice(0, rows)), self.job.materials.task
             if count:
                 task = replace(task, model=keep_blocks(task.model, self.blocks, count))
             self._known[key] = capture_rows(task, batch, strategy)

@@ -103,7 +103,7 @@ class Planner:
         the hundreds of numbers that measured ops bring, these would take longer than the planning.
         """
         recipe = freeze(change_keys(self._keys, self.keys_of(candidate)))
-        return add_reading(strategy_of(recipe), self.job.data)
+        return add_reading(strategy_of(recipe), self.job.materials.data)
 
     @cached_property
     def _keys(self) -> RecipeSchema:

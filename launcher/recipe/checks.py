@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from flowrun.engine.ir.placement import BATCH_AXES
+from flowrun.engine.strategy import Zero
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.hardware_keys import check_hardware
 from flowrun.launcher.recipe.placement_keys import parse_pins
@@ -20,7 +21,6 @@ from flowrun.launcher.recipe.schema import (
     WEIGHTS,
     Recipe,
     RecipeSchema,
-    Zero,
 )
 from flowrun.launcher.recipe.value_ranges import check_values
 

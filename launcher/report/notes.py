@@ -99,8 +99,8 @@ def _slow_readers(job: Job) -> Iterator[str]:
 
 
 def _no_validation(job: Job) -> Iterator[str]:
-    asked, samples = job.recipe.eval, length(job.data)
-    if asked.batches and asked.fraction and not job.sampler.held_out:
+    asked, samples = job.recipe.eval, length(job.materials.data)
+    if asked.batches and asked.fraction and not job.materials.sampler.held_out:
         yield f"no validation: {asked.fraction:.0%} of {samples} samples are none (eval.fraction)"
 
 
@@ -112,8 +112,8 @@ def _zero_of_one_rank(job: Job) -> Iterator[str]:
 
 def _note_unchecked_capture(job: Job) -> Iterator[str]:
     """Note why the captured step was not compared with the module (engine/capture/check/)."""
-    if job.check and job.check.why_none:
-        yield f"what was captured was not compared with the model: {job.check.why_none}"
+    if job.plans.check and job.plans.check.why_none:
+        yield f"what was captured was not compared with the model: {job.plans.check.why_none}"
 
 
 FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
@@ -173,7 +173,8 @@ def _blocks_nothing(job: Job) -> str:
 
 
 _HELD_OUT = _unless(
-    lambda job: job.sampler.held_out, "no samples are held out (eval.fraction, eval.batches)"
+    lambda job: job.materials.sampler.held_out,
+    "no samples are held out (eval.fraction, eval.batches)",
 )
 NO_EFFECT = (
     *(NoEffect("optim", key, _unread(key)) for key in ("betas", "eps", "momentum", "weight_decay")),

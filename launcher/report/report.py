@@ -167,7 +167,7 @@ class Report:
             step_times=measure_steps(plan, log.notes),
             model_flops=model_flops(plan),
             advice=advice,
-            capture_check_s=job.check.seconds if job.check else None,
+            capture_check_s=job.plans.check.seconds if job.plans.check else None,
         )
 
     def to_json(self) -> str:

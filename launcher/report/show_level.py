@@ -78,9 +78,9 @@ def _lines(job: Job, level: str) -> Iterator[str]:
     if level == RECIPE:
         yield job.recipe.text
     elif level in LEVELS:
-        yield str(advance(job.captured, job.strategy, level))
+        yield str(advance(job.plans.captured, job.strategy, level))
     elif level in (REGIONS, ACTORS):
-        plan = lower(advance(job.captured, job.strategy, BOXED), job.strategy, level)
+        plan = lower(advance(job.plans.captured, job.strategy, BOXED), job.strategy, level)
         yield from _actors(plan)
     else:
         yield from FINISHED[level](job.training.plan)

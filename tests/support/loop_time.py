@@ -92,7 +92,9 @@ class EmptyRank(DistributedRank):
 
     def __init__(self, job: Job, plan: Plan, rank: int) -> None:
         cpu = torch.device("cpu")
-        super().__init__(plan, rank, job.sampler, job.initial, cpu, _NoLinks(rank, cpu))
+        super().__init__(
+            plan, rank, job.materials.sampler, job.materials.initial, cpu, _NoLinks(rank, cpu)
+        )
         self.body.readers = cast(Readers, _EmptyReaders())
         self.body.kernels = {k: self._kernel(plan.actors[k]) for k in self.body.kernels}
         self.arrived = {a.id: _Arrived([_Nothing() for _ in a.makes]) for a in plan.actors}

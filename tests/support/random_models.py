@@ -44,8 +44,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flowrun.engine.errors import FlowrunError, RunError
-from flowrun.launcher.job import forked as beside
-from flowrun.launcher.job import job
+from flowrun.launcher.job import forked, job_plans
 from flowrun.launcher.recipe.compose import compose, freeze, resolve
 from flowrun.launcher.recipe.schema import change_keys
 from flowrun.launcher.run import run
@@ -787,20 +786,22 @@ def captured_once() -> Iterator[None]:
     """All layouts of one model are planned from one capture, which is checked once: neither knows
     of layouts.
     """
-    capture, check = job.traced, job.Job._checked
-    job.traced = _once(capture)  # type: ignore[assignment]
-    job.Job._checked = _once(lambda self: beside.run_in_fork(lambda: check(self)))  # type: ignore[method-assign]
-    started, job.started = job.started, _here
+    capture, check = job_plans.trace_rows, job_plans.JobPlans._checked
+    job_plans.trace_rows = _once(capture)  # type: ignore[assignment]
+    job_plans.JobPlans._checked = _once(  # type: ignore[method-assign]
+        lambda self: forked.run_in_fork(lambda: check(self))
+    )
+    start, job_plans.start_fork = job_plans.start_fork, _here
     try:
         yield
     finally:
-        job.traced, job.started = capture, started
-        job.Job._checked = check  # type: ignore[method-assign]
+        job_plans.trace_rows, job_plans.start_fork = capture, start
+        job_plans.JobPlans._checked = check  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
 def _here(make: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
-    """beside.started, without a process."""
+    """forked.start_fork, without a process."""
     yield make
 
 

@@ -17,7 +17,7 @@ from support.small_recipes import RECIPES, small_job
 @cache
 def _captured(recipe: str, *overrides: str) -> tuple[LogicalGraph, Strategy]:
     job = small_job(RECIPES[0].with_name(f"{recipe}.yaml"), *overrides)
-    return capture_rows(job.task, job.example, job.strategy), job.strategy
+    return capture_rows(job.materials.task, job.materials.example, job.strategy), job.strategy
 
 
 ENABLED = Auto(enabled=True)

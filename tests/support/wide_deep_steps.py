@@ -22,7 +22,7 @@ SIZES = (100_000, 1_000_000, 10_000_000)
 def step_ms(ids: int, *overrides: str, steps: int = 60) -> float:
     """Median CPU milliseconds of a step."""
     job = Job(load(["recipe=wide_deep", f"model.ids={ids}", *overrides]))
-    ranks = VirtualCluster(job.training.plan, job.sampler, job.initial)
+    ranks = VirtualCluster(job.training.plan, job.materials.sampler, job.materials.initial)
     times = []
     ranks.run(steps, lambda step, results: times.append(time.process_time()))
     return 1e3 * statistics.median(b - a for a, b in pairwise(times[10:]))

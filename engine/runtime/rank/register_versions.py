@@ -13,6 +13,7 @@ from flowrun.engine.actors.plan import (
     RegionWork,
 )
 from flowrun.engine.actors.sums import sums_of
+from flowrun.engine.ir.graph import Op
 from flowrun.engine.ops.flow.sparse import COLLECT
 
 
@@ -80,7 +81,8 @@ def ports(
     """Those registers of an actor whose versions come and go: variables are updated in place."""
     acts = plan.acts_per_step(actor)
     at = {name: k for k, name in enumerate(actor.makes)}
-    ops, any_order = (), frozenset[str]()
+    ops: tuple[Op, ...] = ()
+    any_order: frozenset[str] = frozenset()
     if isinstance(actor.work, RegionWork):
         ops, any_order = actor.work.ops, frozenset(actor.work.sent)
     collected = frozenset(name for op in ops if op.target == COLLECT for name in op.makes)

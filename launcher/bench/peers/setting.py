@@ -61,12 +61,14 @@ class Setting:
 
     def output(self, model: nn.Module, batch: PeerBatch) -> Any:
         """Call the model on a batch."""
-        return model(**{argument: batch[name] for argument, name in self.job.task.inputs.items()})
+        return model(
+            **{argument: batch[name] for argument, name in self.job.materials.task.inputs.items()}
+        )
 
     def loss(self, output: Any, batch: PeerBatch) -> Tensor:
         """The mean over the batch: of the recipe's loss, or the model's own."""
-        if self.job.task.loss is not None:
-            return self.job.task.loss(output, batch)
+        if self.job.materials.task.loss is not None:
+            return self.job.materials.task.loss(output, batch)
         return output if isinstance(output, Tensor) else output.loss  # type: ignore[no-any-return]
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -79,7 +81,7 @@ class _MicroBatches(Dataset[PeerBatch]):
     """Item k is micro-batch k of the run: `rows` of it."""
 
     def __init__(self, job: Job, rows: slice) -> None:
-        self.sampler, self.rows = job.sampler, rows
+        self.sampler, self.rows = job.materials.sampler, rows
         self.micro_batches = job.recipe.train.micro_batches
         self.steps = job.recipe.train.steps
 

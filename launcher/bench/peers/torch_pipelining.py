@@ -44,7 +44,7 @@ def pipeline(setting: Setting) -> TrainStep:
     def step() -> Tensor | None:
         update.zero_grad(set_to_none=True)
         batch = _join([next(batches) for _ in range(setting.micro_batches)])
-        inputs = [batch[name] for name in job.task.inputs.values()] if first else []
+        inputs = [batch[name] for name in job.materials.task.inputs.values()] if first else []
         losses: list[Tensor] = []
         given: dict[str, Any] = {"target": batch[_target(setting)], "losses": losses}
         schedule.step(*inputs, **(given if last else {}))

@@ -142,7 +142,7 @@ def shards(folder: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     plan = job.training.plan
     trained = weights.load(folder)
     for rank in (0, 1):
-        body = Rank(plan, rank, job.sampler, trained, torch.device("cpu"))
+        body = Rank(plan, rank, job.materials.sampler, trained, torch.device("cpu"))
         weights.save_shards(workplace, rank, 2, to_write(plan, rank, body.variables), job.about(4))
     return workplace
 

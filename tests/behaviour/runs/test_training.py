@@ -86,7 +86,7 @@ def test_averages_follow_the_weights_are_evaluated_and_written(tmp_path: Path) -
     weights = load_file(tmp_path / "0.5True" / "weights.safetensors")
     averages = load_file(tmp_path / "0.5True" / "ema.safetensors")
     assert set(weights) == set(averages)
-    for name, before in Job(recipe).initial.items():
+    for name, before in Job(recipe).materials.initial.items():
         expected = before + (1 - 0.5**3) * (weights[name] - before)
         torch.testing.assert_close(averages[name], expected)
     assert losses[0.5, False] == losses[0.0, True] != losses[0.5, True]
@@ -112,7 +112,7 @@ def test_a_function_in_the_working_directory_updates_the_weights(
     text += "train: {steps: 3}\neval: {batches: 0}\n"
     recipe = load([recipe_file(tmp_path, text)])
     run(recipe, tmp_path)
-    before, after = Job(recipe).initial, load_file(tmp_path / "weights.safetensors")
+    before, after = Job(recipe).materials.initial, load_file(tmp_path / "weights.safetensors")
     moved = torch.cat([(after[name] - before[name]).flatten() for name in before]) / 0.003
     torch.testing.assert_close(moved, moved.round(), atol=2e-3, rtol=0)
     assert set(moved.round().int().tolist()) >= {-3, -1, 1, 3}

@@ -72,7 +72,7 @@ class Trained:
     def batch(self, step: int) -> dict[str, Tensor]:
         """What all ranks together read in a step."""
         job = Job(load([self.recipe, "train.micro_batches=1"]))
-        return dict(job.sampler(step, 0, slice(0, job.recipe.train.batch_size)))
+        return dict(job.materials.sampler(step, 0, slice(0, job.recipe.train.batch_size)))
 
 
 OF_THE_LIBRARY = ("architectures", "model_type", "transformers_version", "dtype")

@@ -151,7 +151,7 @@ def elsewhere(*arguments, **named):
 aot_autograd.aot_export_joint_with_descriptors = elsewhere
 for name in sys.argv[1:]:
     job = Job(load(["recipe=small", "engine.cache=false", f"launch.device={name}"]))
-    training, evaluation = job.compiled
+    training, evaluation = job.plans.compiled
     assert job.device_type == name and job.training is training and evaluation is not None
 print("ok")
 """

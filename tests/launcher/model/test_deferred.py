@@ -316,7 +316,7 @@ def test_a_rank_never_holds_more_than_its_shards_and_a_weight(layout: str) -> No
     plan = job.training.plan
     for rank in (p.ranks[-1] for p in plan.placements):
         with Memory() as memory:
-            body = Rank(plan, rank, job.sampler, job.initial, CPU)
+            body = Rank(plan, rank, job.materials.sampler, job.materials.initial, CPU)
         own = sum(x.nbytes for x in body.variables.values())
         states = {v.tensor for v in plan.graph.variables if v.kind == "state"}
         weights = sum(x.nbytes for name, x in body.variables.items() if name not in states)
@@ -333,7 +333,7 @@ def test_layouts_begin_with_the_values_of_plain_torch() -> None:
     plain = named_tensors(instantiate_model(load(_large())))
     for layout in LAYOUTS.values():
         job = Job(load(_large(*layout)))
-        cluster = VirtualCluster(job.training.plan, job.sampler, job.initial)
+        cluster = VirtualCluster(job.training.plan, job.materials.sampler, job.materials.initial)
         trained = {v.name for v in job.training.plan.graph.variables if v.kind == "parameter"}
         assert trained == plain.keys()
         assert all(same(cluster.value(name), plain[name]) for name in trained)

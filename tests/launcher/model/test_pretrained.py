@@ -82,10 +82,10 @@ def plain_loss(recipe_weights: Path, step: int) -> float:
     recipe = load(["recipe=tied", "train.micro_batches=1"])
     job, model = Job(recipe), instantiate_model(recipe)
     model.load_state_dict(load_file(recipe_weights))
-    batch = job.sampler(step, 0, slice(0, 8))
+    batch = job.materials.sampler(step, 0, slice(0, 8))
     with torch.no_grad():
-        assert job.task.loss is not None
-        return float(job.task.loss(model(batch["images"]), batch))
+        assert job.materials.task.loss is not None
+        return float(job.materials.task.loss(model(batch["images"]), batch))
 
 
 def test_a_run_leaves_every_name_of_the_state_dict(place: Path) -> None:
@@ -135,7 +135,7 @@ def started(path: Path) -> dict[str, torch.Tensor]:
     """The state that ranks, and plain torch, start from there."""
     recipe = load(["recipe=tied", f"model.weights={path}"])
     job, plain = Job(recipe), instantiate_model(recipe).state_dict()
-    state = {name: job.initial[tensor] for name, tensor in job.names.items()}
+    state = {name: job.materials.initial[tensor] for name, tensor in job.names.items()}
     assert same(state, plain)
     return state
 

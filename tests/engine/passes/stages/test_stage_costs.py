@@ -36,7 +36,7 @@ def task(stages: int) -> tuple[LogicalGraph, Strategy]:
         "train.micro_batches=12",
         "recompute.modules=[]",
     )
-    return capture_rows(job.task, job.example, job.strategy), job.strategy
+    return capture_rows(job.materials.task, job.materials.example, job.strategy), job.strategy
 
 
 def rehearsed(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:

@@ -1,0 +1,190 @@
+"""JobPlans: the plans of training and evaluation, captured, checked, planned and kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+
+from flowrun.engine.capture.capture import Batch, Traced, import_tracer, rewrite_trace
+from flowrun.engine.capture.check.compare import check_capture
+from flowrun.engine.compile import (
+    Rehearsed,
+    capture_evaluation_rows,
+    plan_evaluation,
+    plan_training,
+    trace_rows,
+)
+from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.passes.mirrored_view import rows_of_a_rank
+from flowrun.engine.strategy import Strategy
+from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fork
+from flowrun.launcher.job.garbage import pause_collection
+from flowrun.launcher.job.materials import Materials
+from flowrun.launcher.job.plan_cache import PlanCache, inputs
+from flowrun.launcher.recipe.device import has_gpus
+from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.terminal import doing
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How long the comparison of what was captured with the model took; why there was none."""
+
+    seconds: float
+    why_none: str
+
+
+class JobPlans:
+    """Makes each plan when it is asked for, once.
+
+    check: what the comparison of the captured step with the model found, where there was one.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        materials: Materials,
+        strategy: Strategy,
+        *,
+        planned: Rehearsed | None,
+        device_type: str,
+        checks: bool,
+    ) -> None:
+        """planned: the training plan, where it is known already.  device_type: of ranks.
+
+        checks: compare the captured step with the model itself.
+        """
+        self.recipe = recipe
+        self.materials = materials
+        self.strategy = strategy
+        self.planned = planned
+        self.device_type = device_type
+        self.checks = checks
+        self.check: Check | None = None
+        self.cache = PlanCache(recipe.engine.cache)
+
+    @cached_property
+    def training(self) -> Rehearsed:
+        """The training plan and its rehearsal: made in this process unless by `compiled`."""
+        if self.planned:
+            return self.planned
+        captured = self.captured
+        doing.doing("planning")
+        with pause_collection():
+            made_of = inputs(self.strategy, captured)
+            return self.cache.get(
+                "training", made_of, lambda: plan_training(captured, self.strategy)
+            )
+
+    @cached_property
+    def traced(self) -> Traced:
+        """Training, as torch captured it."""
+        doing.doing("capturing the model")
+        with pause_collection():
+            return trace_rows(self.materials.task, self.materials.example, self.strategy)
+
+    @cached_property
+    def captured(self) -> LogicalGraph:
+        """Training, as captured."""
+        traced = self.traced
+        with pause_collection():
+            return rewrite_trace(traced, self.materials.task)
+
+    @property
+    def evaluation(self) -> Rehearsed | None:
+        """The evaluation plan; None if nothing is held out."""
+        return self.compiled[1]
+
+    @cached_property
+    def compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
+        """The plans of training and evaluation; where ranks may be forked that use CUDA, made in
+        another process.  Raises RecipeError if what was captured is not what the model computes.
+        """
+        if not has_gpus():
+            return self._compiled()
+
+        def make() -> tuple[Rehearsed, Rehearsed | None, list[str], Check | None]:
+            return *self._compiled(), self.cache.notes, self.check
+
+        with self._checking():  # no fork of a process that has captured can run autograd
+            self.training, evaluation, self.cache.notes, self.check = run_in_fork(make)
+        return self.training, evaluation
+
+    def _compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
+        """Evaluation is captured in another process while this one captures and plans training:
+        0.6 of 6 s to the first step of a GPT of 4 blocks.  A third compares what was captured with
+        the model itself.
+        """
+        with pause_collection():
+            import_tracer()
+        evaluates = bool(self.materials.sampler.held_out)
+        new = evaluates and not self.planned
+        with (
+            fork_concurrently(self._captured_evaluation if new else None) as elsewhere,
+            nullcontext() if has_gpus() else self._checking(),
+        ):
+            training = self.training
+            if not evaluates:
+                return training, None
+            graph = elsewhere() or self._captured_evaluation()
+            return training, self._planned_evaluation(graph, training)
+
+    @contextmanager
+    def _checking(self) -> Iterator[None]:
+        """Within, another process looks whether the captured step is what the model computes; at
+        the end its answer is waited for.
+        """
+        if not self.checks:
+            yield
+            return
+        if not (self.planned or has_gpus()):
+            _ = self.traced  # the other process has it, too
+        with start_fork(self._checked) as check:
+            yield
+            self.check = check()
+
+    def _checked(self) -> Check:
+        """Compare; raises RecipeError."""
+        start = time.perf_counter()
+        batches = [self.materials.example, self._second_example()]
+        batches = [rows_of_a_rank(batch, self.strategy) for batch in batches]
+        here = self.device_type == "cpu"
+        why = check_capture(
+            self.materials.task, batches, self.traced, self.materials.initial, on_cpu=here
+        )
+        return Check(time.perf_counter() - start, why)
+
+    def _second_example(self) -> Batch:
+        """The second micro-batch; the first again, if a sample of it cannot be read: the rank that
+        reads it will tell.
+        """
+        rows, parts = slice(0, self.recipe.micro_batch_size), self.recipe.train.micro_batches
+        try:
+            return (
+                self.materials.sampler(0, 1, rows)
+                if parts > 1
+                else self.materials.sampler(1, 0, rows)
+            )
+        except Exception:  # whatever a data set may raise
+            return self.materials.example
+
+    def _captured_evaluation(self) -> LogicalGraph:
+        with pause_collection():
+            return capture_evaluation_rows(
+                self.materials.task, self.materials.example, self.strategy
+            )
+
+    def _planned_evaluation(self, graph: LogicalGraph, training: Rehearsed) -> Rehearsed:
+        """It follows the plan of training, and so is made of what that one is made of."""
+
+        def make() -> Rehearsed:
+            return plan_evaluation(graph, self.strategy, training.plan)
+
+        with pause_collection():
+            if self.planned:
+                return make()
+            made_of = inputs(self.strategy, self.captured, graph)
+            return self.cache.get("evaluation", made_of, make)

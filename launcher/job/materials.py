@@ -1,0 +1,88 @@
+"""Materials: the model, the data and the task that a recipe names, made in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrun.engine.capture.capture import Batch, Task
+from flowrun.launcher.job.recipe_strategy import AUTOCAST
+from flowrun.launcher.job.sampler import Sampler, forms_of, length
+from flowrun.launcher.model import build
+from flowrun.launcher.model.dataset_checks import data_errors
+from flowrun.launcher.model.initial import Initial, with_values
+from flowrun.launcher.recipe.checks import check_batch
+from flowrun.launcher.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Materials:
+    """What plans are made of, and what training reads.
+
+    initial: value of every parameter and buffer, by the model's own names, each made when it is
+        asked for; empty where there is only to be planned.
+    sampler, evaluation_sampler: batches of the samples that are trained on, and held out.
+    example: the first micro-batch.  notes: what a user should know of the model.
+    """
+
+    model: nn.Module
+    initial: Initial
+    data: Any
+    sampler: Sampler
+    evaluation_sampler: Sampler
+    example: Batch
+    task: Task
+    notes: tuple[str, ...]
+
+
+def make_materials(recipe: Recipe, device_type: str, values: bool) -> Materials:
+    """Make the model, the data set and the task of a recipe.  Raises RecipeError.
+
+    device_type: of ranks, "cpu" or "cuda".  values: False: for a plan alone, without initial
+    values.
+    """
+    torch.set_num_threads(1)  # a pool of threads made here would be dead in forked workers
+    torch.manual_seed(recipe.train.seed)
+    described = build.describe_model(recipe, draws=values)
+    data = build.instantiate_data(recipe)
+    sampler = _sampler(recipe, data)
+    with data_errors():
+        example = sampler(0, 0, slice(0, recipe.micro_batch_size))
+    sampler = replace(sampler, forms=forms_of(example))
+    task = Task(
+        described.model,
+        build.task_inputs(recipe, described.model, example),
+        build.instantiate_loss(recipe),
+        build.instantiate_metrics(recipe),
+        autocast=AUTOCAST[recipe.precision.dtype],
+        low_precision_attention=device_type != "cpu",
+        seed=recipe.train.seed,
+        keep_logits=recipe.engine.keeps_logits,
+        run_checks=recipe.engine.check,
+    )
+    return Materials(
+        model=described.model,
+        initial=with_values(described.initial, task.tensors) if values else Initial({}),
+        data=data,
+        sampler=sampler,
+        evaluation_sampler=replace(sampler, evaluation=True),
+        example=example,
+        task=task,
+        notes=tuple(described.notes),
+    )
+
+
+def _sampler(recipe: Recipe, data: Any) -> Sampler:
+    """The samples that are trained on; raises RecipeError where they fill no batch."""
+    held_out = int(length(data) * recipe.eval.fraction) if recipe.eval.batches else 0
+    check_batch(recipe, length(data) - held_out)
+    return Sampler(
+        data=data,
+        seed=recipe.train.seed,
+        batch_size=recipe.train.batch_size,
+        micro_batches=recipe.train.micro_batches,
+        held_out=held_out,
+    )
