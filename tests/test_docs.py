@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -25,6 +26,10 @@ from flowrun.launcher.recipe.compose import load, spell
 from flowrun.launcher.recipe.schema import RecipeSchema
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "make"))
+
+import command_help  # noqa: E402
+
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 USUAL = "defaults: [/model: gpt_tiny, /data: text, /optim: adamw, /launch: local]\n"
 OF_A_RUN = "recipe=gpt_hybrid"  # what a run folder of the pages may have trained
@@ -61,9 +66,9 @@ def snippets(text: str) -> Iterator[str]:
 
 
 def of_pages(found: Callable[[str], Iterator[str]]) -> dict[str, str]:
-    """What is found on the pages, each once -> the page that has it first."""
-    pages = {page: list(found(page.read_text())) for page in PAGES}
-    return {text: page.stem for page in reversed(PAGES) for text in pages[page]}
+    """What is found on the pages and in the commands' help, each once -> the page that has it."""
+    texts = {page.stem: page.read_text() for page in PAGES} | {"help": command_help.page()}
+    return {text: name for name in texts for text in found(texts[name])}
 
 
 COMMANDS_OF_PAGES = [
@@ -91,9 +96,11 @@ def composed(line: str) -> None:
     """Compose what a command would; a sweep, every combination."""
     _, *given = shlex.split(line, comments=True)
     command = given.pop(0) if given[0] in COMMANDS else "run"
-    for option in {"--save-recipe", "--cfg"} & {*given}:
+    for option in {"--save-recipe", "--cfg", "--level", "--step", "--config-dir"} & {*given}:
         at = given.index(option)
         del given[at : at + 2]
+        if option == "--config-dir":  # a profile of the reader's own
+            given.remove("hardware=mine")
     overrides = [text for text in given if "=" in text.removeprefix("--")]
     assert set(given) - set(overrides) <= {"-m"} or command in ("resume", "export", "calibrate"), (
         line
