@@ -28,7 +28,7 @@ ENGINE = (
     ("passes/stages",),
     ("lowering", "rehearsal"),
     ("pipeline", "trace"),
-    ("runtime/transport", "compile"),
+    ("runtime/transport", "compile", "runtime/kernels/cpu"),
     ("runtime/kernels",),
     ("runtime/inductor", "runtime/rank"),
     ("runtime/drivers",),

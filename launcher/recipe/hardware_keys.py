@@ -69,7 +69,9 @@ def better_cpu(recipe: Recipe) -> str:
     """A shipped profile of this host's processor, where the recipe names none; empty if there is
     none.  A plan is made by it only where it is asked for: it is the same on every machine.
     """
-    from flowrun.engine.runtime.kernels import products  # and torch, which most commands do without
+    from flowrun.engine.runtime.kernels.cpu import (
+        products,  # and torch, which most commands do without
+    )
 
     here = recipe.launch.name == "local" and choose_profile(recipe).name == CPU
     return ZEN5 if here and products.rule() == products.FULL_WIDTH else ""

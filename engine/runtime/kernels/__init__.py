@@ -1,7 +1,7 @@
 """A region of ops as one Python function on tensors.
 
 kernels.py region_program.py   read these first: ops -> source -> function; program.py: one op
-overrides.py products.py pixel_convolutions.py fused_attention.py   by other kernels than torch's
-out_variants.py row_chunks.py   results over memory that is there; some rows at a time
+overrides.py fused_attention.py cpu/   by other kernels than torch's; cpu/: those for CPUs
+out_variants.py   results over memory that is there
 cuda_graphs.py live_bytes.py   a region played as a CUDA graph; bytes counted by a dispatch mode
 """

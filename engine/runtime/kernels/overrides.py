@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrun.engine.ops.math import reduce
-from flowrun.engine.ops.nn import cross_entropy
 from flowrun.engine.ops.shapes import create
-from flowrun.engine.runtime.kernels import fused_attention as attention
-from flowrun.engine.runtime.kernels import pixel_convolutions as pointwise
-from flowrun.engine.runtime.kernels import products, row_chunks
+from flowrun.engine.runtime.kernels import fused_attention
+from flowrun.engine.runtime.kernels.cpu import products
+from flowrun.engine.runtime.kernels.cpu.cpu_kernels import cpu_kernel
 
 aten = torch.ops.aten
 
@@ -25,12 +23,7 @@ def kernel_of(function: Callable[..., Any], any_stride: bool = False) -> Callabl
     """
     if function is create.constant:
         return cache_constant()
-    if function in _BY_DEVICE:
-        return _BY_DEVICE[function]
-    if not products.rule():
-        return function
-    known = {**_PRODUCTS, **(_ANY_STRIDE_PRODUCTS if any_stride else {})}
-    return known.get(function, function)
+    return _BY_DEVICE.get(function) or cpu_kernel(function, any_stride)
 
 
 def cache_constant() -> Callable[..., Tensor]:
@@ -50,7 +43,7 @@ def cache_constant() -> Callable[..., Tensor]:
 
 
 def _attention_backward(grad: Tensor, *given: Any, **how: Any) -> tuple[Tensor, ...]:
-    run = products.attention_backward if grad.is_cpu else attention.backward
+    run = products.attention_backward if grad.is_cpu else fused_attention.backward
     return run(grad, *given, **how)
 
 
@@ -86,19 +79,8 @@ def _layer_norm_backward(
 
 
 _BY_DEVICE: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: attention.forward,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: fused_attention.forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
-    reduce.log_sum_exp: row_chunks.log_sum_exp,
-    cross_entropy.gradient_of_logits: row_chunks.gradient_of_logits,
-}
-_PRODUCTS: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    aten.mm.default: products.mm,
-    aten.addmm.default: products.addmm,
-    aten.convolution.default: pointwise.convolution,
-    aten.convolution_backward.default: pointwise.convolution_backward,
-}
-_ANY_STRIDE_PRODUCTS: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    aten.mm.default: products.mm_any_stride,
 }

@@ -16,7 +16,7 @@ import torch
 
 from flowrun.engine.actors.plan import BoxWork
 from flowrun.engine.ir.graph import FORWARD
-from flowrun.engine.runtime.kernels import products
+from flowrun.engine.runtime.kernels.cpu import products
 from support.layouts import CLIP, Layout, compiled, compiled_evaluation, run_plan, virtual_run
 from support.plain_loop import Training, gpt, plain_loop
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowrun.engine.actors.plan import RegionWork
-from flowrun.engine.runtime.kernels import products
+from flowrun.engine.runtime.kernels.cpu import products
 from flowrun.engine.runtime.kernels.program import ProgramCall
 from flowrun.engine.runtime.kernels.region_program import region_program
 from flowrun.engine.runtime.rank.rank import Rank

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from flowrun.engine.runtime.kernels import products
+from flowrun.engine.runtime.kernels.cpu import products
 
 Tensor = torch.Tensor
 

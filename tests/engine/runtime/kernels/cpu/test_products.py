@@ -1,4 +1,4 @@
-"""engine/runtime/kernels/products.py: oneDNN's products are torch's, and only they are replaced.
+"""kernels/cpu/products.py: oneDNN's products are torch's, and only they are replaced.
 
 Relied on of torch: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None) is
 x @ weight.t() + bias, for strided weights too.
@@ -7,7 +7,7 @@ x @ weight.t() + bias, for strided weights too.
 import pytest
 import torch
 
-from flowrun.engine.runtime.kernels import products
+from flowrun.engine.runtime.kernels.cpu import products
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 aten = torch.ops.aten

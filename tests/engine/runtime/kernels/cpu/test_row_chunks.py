@@ -6,7 +6,7 @@ import torch
 from flowrun.engine.ops.math import reduce
 from flowrun.engine.ops.nn import cross_entropy
 from flowrun.engine.ops.nn.loss import MEAN
-from flowrun.engine.runtime.kernels import row_chunks
+from flowrun.engine.runtime.kernels.cpu import row_chunks
 
 CLASSES = 64  # whole vectors, so that exp2 rounds alike
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.autograd.profiler import profile
 
-from flowrun.engine.runtime.kernels import pixel_convolutions as pointwise
-from flowrun.engine.runtime.kernels import products
+from flowrun.engine.runtime.kernels.cpu import pixel_convolutions as pointwise
+from flowrun.engine.runtime.kernels.cpu import products
 from flowrun.engine.runtime.kernels.overrides import kernel_of
 
 aten = torch.ops.aten

@@ -1,0 +1,42 @@
+"""cpu_kernels: torch's op -> the kernel that runs in its place on this processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from flowrun.engine.ops.math import reduce
+from flowrun.engine.ops.nn import cross_entropy
+from flowrun.engine.runtime.kernels.cpu import pixel_convolutions, products, row_chunks
+
+aten = torch.ops.aten
+Function = Callable[..., Any]
+
+
+def cpu_kernel(function: Function, any_stride: bool) -> Function:
+    """Return the kernel in place of `function`, or `function`.
+
+    any_stride: its result may have any strides.
+    """
+    if function in _CHUNKED:
+        return _CHUNKED[function]
+    if not products.rule():
+        return function
+    return (_ANY_STRIDE if any_stride else _ONEDNN).get(function, _ONEDNN.get(function, function))
+
+
+# the kernel asks where its tensors are
+_CHUNKED: Mapping[Function, Function] = {
+    reduce.log_sum_exp: row_chunks.log_sum_exp,
+    cross_entropy.gradient_of_logits: row_chunks.gradient_of_logits,
+}
+# where oneDNN is faster than what torch calls
+_ONEDNN: Mapping[Function, Function] = {
+    aten.mm.default: products.mm,
+    aten.addmm.default: products.addmm,
+    aten.convolution.default: pixel_convolutions.convolution,
+    aten.convolution_backward.default: pixel_convolutions.convolution_backward,
+}
+_ANY_STRIDE: Mapping[Function, Function] = {aten.mm.default: products.mm_any_stride}
