@@ -20,8 +20,8 @@ from dataclasses import replace
 from flowrun.engine.cost.seconds import boxing_seconds, local_seconds
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Variable
 from flowrun.engine.ir.placement import Placement, largest_shape
+from flowrun.engine.passes.layout.infer_sbp import infer_sbp
 from flowrun.engine.passes.layout.pin_activations import pin_activations
-from flowrun.engine.passes.search.search_sbp import assign_sbp
 from flowrun.engine.passes.sum_tied_gradients import sum_tied_gradients
 from flowrun.engine.passes.update.update_ops import update_ops
 from flowrun.engine.strategy import Strategy
@@ -38,8 +38,8 @@ def weigh_line(
     ops that are not there follow their inputs.  strategy: as one_stage returns it.
     """
     graph = _add_accumulators(graph, places, strategy)
-    for rewrite in (pin_activations, assign_sbp):
-        graph = rewrite(graph, strategy)
+    # inferred though the plan's layout may be searched: that would take several times as long
+    graph = infer_sbp(pin_activations(graph, strategy), strategy)
     hardware, micro_batches = strategy.hardware, strategy.micro_batches
     seconds = [0.0] * length
     made: dict[str, int] = {}  # tensor -> the op of the line
@@ -64,14 +64,11 @@ def weigh_line(
 
 
 def one_stage(strategy: Strategy) -> Strategy:
-    """Return the strategy of the first stage alone, or of one rank if the grids of stages differ.
-
-    Its layout is inferred: a search would take several times as long.
-    """
+    """Return the strategy of the first stage alone, or of one rank if grids of stages differ."""
     first = strategy.placements[0]
     if any(placement.shape != first.shape for placement in strategy.placements):
         first = Placement(tuple((name, 1) for name, _ in first.axes), first.ranks[:1])
-    return replace(strategy, placements=(first,), auto=replace(strategy.auto, enabled=False))
+    return replace(strategy, placements=(first,))
 
 
 def _add_accumulators(
