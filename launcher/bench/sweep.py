@@ -27,7 +27,7 @@ from flowrun.launcher.bench.runs import FLOWRUN, Run
 from flowrun.launcher.bench.suite import Suite, Sweep
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.place.captures import Captures
-from flowrun.launcher.place.place import placed
+from flowrun.launcher.place.place import place_by
 from flowrun.launcher.place.planner import Planner
 from flowrun.launcher.place.space import Candidate, Space
 from flowrun.launcher.recipe.compose import compose, load
@@ -217,7 +217,7 @@ def picks(
     captures = Captures(Job(_placed_by_auto(suite, name, config_dir), values=False))
     for ranks in suite.sweep.ranks:
         try:
-            pick = placed(Planner(captures, ranks)).best.candidate
+            pick = place_by(Planner(captures, ranks)).best.candidate
         except FlowrunError as error:
             said = f"{name}, {ranks} ranks: nothing is picked. {error}"
         else:

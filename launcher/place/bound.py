@@ -30,8 +30,10 @@ VARIABLES = ("parameter", "buffer", "state")
 
 
 def fill_pipeline(work_s: float, forward: float, stages: int, micro_batches: int) -> float:
-    """Seconds of a step at least, however its stages are cut.  work_s: of all micro-batches on all
-    stages; forward: the share of it that is forward.
+    """Return the least seconds of a step, for any cut into stages.
+
+    work_s: of all micro-batches on all stages.  forward: the share of it that is forward.  stages,
+    micro_batches: their numbers.
 
     Stage k computes w[k] for each of m micro-batches, and begins when the first has come through
     all before it: m w[k] + forward (w[0] + … + w[k-1]).  The largest of these is least where all
@@ -64,7 +66,7 @@ class WholeStep:
         return WholeStep(sum(seconds.values()), seconds[FORWARD], held, strategy.hardware.core)
 
     def bound(self, branch: Branch) -> Bound:
-        """Of all candidates of a branch."""
+        """Bound all candidates of a branch."""
         work = self.seconds / branch.stage_ranks
         forward = self.forward_s / self.seconds if self.seconds else 0.0
         core = self.core
@@ -98,7 +100,7 @@ class LaidOutBranch:
 
     @cached_property
     def _work(self) -> tuple[StageWork, ...]:
-        """Of each stage."""
+        """The work of each stage."""
         grids = [placement.shape for placement in self.strategy.placements]
         each, forward, once = ([0.0] * len(grids) for _ in range(3))
         of_weights = self.graph.of_weights
@@ -123,8 +125,8 @@ class LaidOutBranch:
 
     @cached_property
     def seconds(self) -> float:
-        """Of a step, at least: a stage begins when the first micro-batch has come through those
-        before it, and what is made of its weights is there.
+        """The least seconds of a step: a stage begins when the first micro-batch has come through
+        the stages before it, and what is made of its weights exists.
         """
         begins = itertools.accumulate((work.forward_s for work in self._work), initial=0.0)
         count = self.strategy.micro_batches
@@ -132,10 +134,12 @@ class LaidOutBranch:
             max(begin, work.once_s) + count * work.each_s
             for begin, work in zip(begins, self._work, strict=False)  # begins has the end, too
         )
-        return self._crowded(slowest)
+        return self._share_cores(slowest)
 
-    def _crowded(self, seconds: float) -> float:
-        """Of the longest way through the stages, alone; or of all ranks' work on their cores."""
+    def _share_cores(self, seconds: float) -> float:
+        """Return the seconds of the longest path through the stages, or of all ranks' work on the
+        cores that they share, whichever is more.
+        """
         ranks = [len(placement.ranks) for placement in self.strategy.placements]
         count = self.strategy.micro_batches
         works = (n * (w.once_s + count * w.each_s) for n, w in zip(ranks, self._work, strict=True))
@@ -143,7 +147,7 @@ class LaidOutBranch:
 
     @property
     def forward_s(self) -> float:
-        """What all stages compute in the forward of a step."""
+        """The seconds that all stages compute in the forward of a step."""
         return self.strategy.micro_batches * sum(work.forward_s for work in self._work)
 
     @cached_property
@@ -154,10 +158,10 @@ class LaidOutBranch:
         count = self.strategy.micro_batches
         stages = [a.each_s + b for a, b in zip(self._work, self._link_s, strict=True)]
         once_s = max(work.once_s for work in self._work)
-        return self._crowded((count - 1) * max(stages) + sum(stages) + once_s)
+        return self._share_cores((count - 1) * max(stages) + sum(stages) + once_s)
 
     def bytes(self, zero: int, kinds: Collection[str] = VARIABLES) -> int:
-        """At least, of a rank, under a stage of ZeRO: weights, buffers and states."""
+        """Return the least bytes of a rank under a stage of ZeRO: variables of these kinds."""
         needed = [0] * len(self.strategy.placements)
         by_name = {v.name: v for v in self.graph.variables if v.kind == "parameter"}
         for v in (v for v in self.graph.variables if v.kind in kinds):

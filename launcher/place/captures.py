@@ -26,8 +26,9 @@ class Captures:
         self._known: dict[tuple[int, int], LogicalGraph] = {}
 
     def of(self, rows: int, strategy: Strategy, count: int = 0) -> LogicalGraph:
-        """Of the whole model, or with so many of its equal blocks.  The mirrored view captures what
-        one rank reads.
+        """Capture the whole model, or one with `count` of its equal blocks.
+
+        rows: samples of a micro-batch.  strategy: the mirrored view captures what one rank reads.
         """
         shards = len(strategy.placements[0].ranks) if strategy.mirrored else 1
         key = rows // shards, count

@@ -36,7 +36,7 @@ class ReducedDepthPlan:
 
     @property
     def stages(self) -> range:
-        """Of the plan."""
+        """The stages of the plan."""
         return range(len(self.found.plan.placements))
 
     @cached_property
@@ -49,7 +49,7 @@ class ReducedDepthPlan:
 
     @property
     def bound_bytes(self) -> tuple[int, ...]:
-        """Of a rank, by stage."""
+        """The bytes of a rank, by stage."""
         return self.found.rehearsal.bound_bytes
 
     @cached_property
@@ -58,8 +58,8 @@ class ReducedDepthPlan:
         live = [Live(self.found.plan, stage) for stage in self.stages]
         return tuple(sum(map(each.footprint.storage_bytes, each.slots)) for each in live)
 
-    def stretched(self, shares: Sequence[float]) -> StretchedPlan:
-        """With as much work in all, of which each stage has its share."""
+    def stretch(self, shares: Sequence[float]) -> StretchedPlan:
+        """Return the plan with as much work in all, of which each stage has its share."""
         total = sum(self.work_s)
         factor = [share * total / work for share, work in zip(shares, self.work_s, strict=True)]
 
@@ -72,7 +72,7 @@ class ReducedDepthPlan:
 
     @property
     def repeated_s(self) -> float:
-        """What recomputation runs again on all stages, in a step."""
+        """The seconds that recomputation runs again on all stages, in a step."""
         plan, hardware = self.found.plan, self.strategy.hardware
         return sum(repeated_seconds(plan, stage, hardware) for stage in self.stages)
 
@@ -98,7 +98,7 @@ class StretchedPlan:
 
     @property
     def step_s(self) -> float:
-        """Of a step."""
+        """The seconds of a step."""
         return self.found.rehearsal.step_s
 
     @property
@@ -108,8 +108,9 @@ class StretchedPlan:
 
     @cached_property
     def fill_s(self) -> float:
-        """What a further stage adds to a step: the first activation reaches the third so much later
-        than the second; the last gradient reaches the first so much later than the second.
+        """The seconds that a further stage adds to a step: by these the first activation reaches
+        the third stage later than the second, and the last gradient the first later than the
+        second.
         """
         plan, last = self.found.plan, self.found.plan.micro_batches - 1
         if len(plan.placements) < 3:
@@ -131,24 +132,26 @@ def extrapolate(
     plans: tuple[ReducedDepthPlan, ReducedDepthPlan],
     limit: int,
 ) -> Outcome:
-    """blocks: of the whole.  cuts: how many each of its stages has.  plans: of the candidate, with
-    fewer blocks and with more.
+    """Extrapolate a candidate from plans of few blocks.
+
+    blocks: of the whole.  cuts: the number of blocks on each of its stages.  plans: of the
+    candidate, with fewer blocks and with more.  limit: bytes that a rank has, 0: not limited.
     """
     few, more = plans
     stages, here = candidate.branch.stages, len(more.stages)
 
     def linear(low: float, high: float, each: float) -> float:
-        """At so many blocks a stage."""
+        """Extend a line through two plans to `each` blocks a stage."""
         return low + (high - low) * (each - few.each) / (more.each - few.each)
 
     def whole(low: float, high: float) -> float:
-        """Of all stages of a plan -> of all of the whole."""
+        """Turn a figure of all stages of a plan into that of all stages of the whole."""
         return linear(low, high, blocks / here)
 
-    most = _kept(cuts, here)
+    most = _thin_out(cuts, here)
     work = [max(0.0, linear(*each)) for each in zip(few.work_s, more.work_s, most, strict=True)]
     shares = [each / sum(work) for each in work]
-    low, high = few.stretched(shares), more.stretched(shares)
+    low, high = few.stretch(shares), more.stretch(shares)
     along = (sum(work) - sum(few.work_s)) / (sum(more.work_s) - sum(few.work_s))
 
     def at_work(one: float, other: float) -> float:
@@ -182,8 +185,8 @@ def extrapolate(
     )
 
 
-def _kept(cuts: Sequence[float], here: int) -> tuple[float, ...]:
-    """Of the first stage, the slowest between, the last; of as many as a plan has."""
+def _thin_out(cuts: Sequence[float], here: int) -> tuple[float, ...]:
+    """Keep the first stage, the slowest between, and the last; as many as a plan has."""
     return (cuts[0], max(cuts[1:-1]), cuts[-1]) if here == 3 else tuple(cuts)
 
 
@@ -196,8 +199,9 @@ def _further_held(candidate: Candidate, here: int, stage: int) -> int:
 
 
 def most_in_flight(candidate: Candidate, stages: int, behind: int) -> int:
-    """Micro-batches that a stage may hold for backward, of a plan of so many stages;
-    behind: those from this one on.
+    """Return the micro-batches that a stage of a candidate may hold for backward.
+
+    stages: of the plan.  behind: number of stages from this one on.
     """
     in_flight = scale_in_flight(candidate.in_flight, candidate.branch.stages, stages)
     count = candidate.branch.micro_batches
@@ -205,8 +209,9 @@ def most_in_flight(candidate: Candidate, stages: int, behind: int) -> int:
 
 
 def scale_in_flight(in_flight: int | str, stages: int, here: int) -> int | str:
-    """What stands for an in_flight of so many stages where there are fewer.  A micro-batch is on
-    its way for a time that grows with the stages, so that as many of them for each stage keep the
-    stages as busy; rounded up.
+    """Scale an in_flight of `stages` stages to the fewer stages `here`, rounded up.
+
+    A micro-batch is on its way for a time that grows with the stages, so that equally many for each
+    stage keep the stages equally busy.
     """
     return math.ceil(in_flight * here / stages) if isinstance(in_flight, int) else in_flight

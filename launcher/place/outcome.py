@@ -1,4 +1,4 @@
-"""What is known of a candidate: a Bound before it is planned, an Outcome behind it."""
+"""A candidate has a Bound before it is planned, and an Outcome after that."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where a step goes, in seconds, of a rank; the mean over all ranks.
+    """The seconds of a step by what a rank spends them on; the mean over all ranks.
 
     work: acts that compute, but for `repeated`, what recomputation runs again.  bytes: waits while
     messages of the rank are under way.  bubble: other waits.
@@ -44,8 +44,8 @@ class Outcome:
     bytes: of the rank that may need most, which is `rank`, of `stage`; missing: of these.
     sent_bytes: of all ranks, a step.  bubble: share of a step in which ranks do not compute.
     expected_s: what its bound expected.  problem: why there is no plan; empty where there is.
-    extrapolated: from plans of few of the model's blocks.  told: of a whole plan, what such plans
-    had told.
+    extrapolated: from plans of few of the model's blocks.  told: for a whole plan, the outcome that
+    was extrapolated before.
     """
 
     candidate: Candidate
@@ -72,7 +72,11 @@ class Outcome:
 def outcome_of(
     candidate: Candidate, found: Rehearsed, strategy: Strategy, expected_s: float
 ) -> Outcome:
-    """What a plan's rehearsal says."""
+    """Turn a plan's rehearsal into an outcome.
+
+    candidate, found: the candidate and its plan.  strategy: of it.  expected_s: what its bound
+    expected.
+    """
     rehearsal, placements = found.rehearsal, found.plan.placements
     needed = rehearsal.bound_bytes
     stage = max(range(len(needed)), key=needed.__getitem__)
@@ -87,13 +91,13 @@ def outcome_of(
         stage=stage,
         sent_bytes=rehearsal.sent_bytes,
         bubble=idle,
-        spent=_spent(found, strategy, ranks, idle),
+        spent=_split_step(found, strategy, ranks, idle),
         expected_s=expected_s,
     )
 
 
-def _spent(found: Rehearsed, strategy: Strategy, ranks: list[int], idle: float) -> Spent:
-    """Waits of a steady step are shared out as those of the first, whose timeline there is."""
+def _split_step(found: Rehearsed, strategy: Strategy, ranks: list[int], idle: float) -> Spent:
+    """Split a steady step as the first, whose timeline is known, splits its waits."""
     step_s, share = found.rehearsal.step_s, moving_share(found, ranks)
     repeated = sum(
         n * repeated_seconds(found.plan, stage, strategy.hardware) for stage, n in enumerate(ranks)
@@ -118,7 +122,9 @@ Spans = list[tuple[float, float]]
 
 
 def _gaps(found: Rehearsed, stage: int) -> tuple[Spans, Spans]:
-    """Of the first step of a stage: when its ranks do not compute, when messages are under way."""
+    """Find when the ranks of a stage do not compute in the first step, and when messages are under
+    way.
+    """
     busy: Spans = []
     links: Spans = []
     for event in found.rehearsal.first_step:
@@ -137,10 +143,10 @@ def _gaps(found: Rehearsed, stage: int) -> tuple[Spans, Spans]:
         at = max(at, end)
     if at < found.rehearsal.first_step_s:
         gaps.append((at, found.rehearsal.first_step_s))
-    return gaps, _merged(links)
+    return gaps, _merge(links)
 
 
-def _merged(spans: Spans) -> Spans:
+def _merge(spans: Spans) -> Spans:
     out: Spans = []
     for start, end in sorted(spans):
         if out and start <= out[-1][1]:

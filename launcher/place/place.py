@@ -15,7 +15,7 @@ from flowrun.launcher.place.reduced_depth import MAX_PLANS, ReducedDepthPlanner
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.terminal.units import size
 
-MAX_WHOLE_PLANS = 3  # candidates that are planned whole, of those that few blocks tell of
+MAX_WHOLE_PLANS = 3  # extrapolated candidates that are planned whole
 EXTRAPOLATION_TOLERANCE = 0.05  # relative error of a step time foreseen by few blocks
 
 
@@ -33,16 +33,16 @@ class Placed:
 
 
 def place(recipe: Recipe) -> Placed:
-    """Search.
+    """Search for the fastest placement.
 
     Raises RecipeError at hardware.memory_bytes if nothing fits: the closest candidate, and which
     rank lacks how many bytes; what the compiler said if nothing can be compiled.
     """
-    return placed(Planner.of(recipe))
+    return place_by(Planner.of(recipe))
 
 
-def placed(planner: Planner) -> Placed:
-    """The same, with what the planner knows already."""
+def place_by(planner: Planner) -> Placed:
+    """Search with a planner, and what it knows already."""
     found = _by_few_blocks(planner) if planner.skip_repeats else _by_all(planner)
     if found.best is None:
         raise _nothing(planner, found)
@@ -71,7 +71,7 @@ def _by_few_blocks(planner: Planner) -> PlacementResult:
 
 
 def _may_be_best(told: Outcome, found: PlacementResult) -> bool:
-    """If it is no slower, by what few blocks tell, than the best that was planned whole."""
+    """Return True if an extrapolated outcome is no slower than the best that was planned whole."""
     whole = [outcome for outcome in found.outcomes if outcome.told]
     best = min((o.told.step_s for o in whole if o.fits and o.told), default=math.inf)
     return told.step_s <= best * (1 + EXTRAPOLATION_TOLERANCE) and (

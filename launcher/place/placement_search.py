@@ -20,7 +20,7 @@ SHOWN = 10
 
 
 class PlanSource(Protocol):
-    """What the search asks of the compiler."""
+    """The source answers what the search asks of the compiler."""
 
     def branches(self) -> Iterable[tuple[Branch, Bound]]:
         """All, with what is known before any layout."""
@@ -29,7 +29,7 @@ class PlanSource(Protocol):
         """The candidates of a branch; none if it cannot be compiled."""
 
     def smaller(self, candidate: Candidate) -> Iterable[Candidate]:
-        """What to try where this one lacks memory."""
+        """Yield candidates to try if this one lacks memory."""
 
     def plan(self, candidate: Candidate) -> Outcome:
         """Compile and rehearse."""
@@ -63,24 +63,27 @@ class PlacementResult:
 
     @property
     def next(self) -> Outcome | None:
-        """Of those that fit and are extrapolated, the fastest."""
+        """Return the fastest of those that fit and are extrapolated."""
         return next((o for o in self.outcomes if o.fits and o.extrapolated), None)
 
     @property
     def closest(self) -> Outcome | None:
-        """Of those that lack memory, the one that lacks least."""
+        """Return the one that lacks least of those that lack memory."""
         lacking = [outcome for outcome in self.outcomes if outcome.missing]
         return min(lacking, key=lambda o: (o.missing, o.step_s), default=None)
 
     def instead(self, told: Outcome, whole: Outcome) -> PlacementResult:
-        """With a candidate's whole plan in the place of what few blocks told of it."""
+        """Replace what was extrapolated for a candidate by its whole plan."""
         kept = (each for each in self.outcomes if each is not told)
         outcomes = (*kept, replace(whole, told=told))
         return replace(self, outcomes=tuple(sorted(outcomes, key=order)))
 
 
 def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> PlacementResult:
-    """limit: bytes of a rank, 0 = none.  most: plans.  shown: how many of the best are to be sure.
+    """Search the candidates of a source by branch and bound.
+
+    limit: bytes of a rank, 0: not limited.  most: largest number of plans.  shown: the number of
+    best candidates that must be sure.
 
     If nothing fits, half as many plans again look for what lacks least.
     """
@@ -115,7 +118,7 @@ def search(source: PlanSource, limit: int, most: int, shown: int = SHOWN) -> Pla
 
 
 def order(outcome: Outcome) -> tuple[bool, bool, float, int, tuple[int, ...]]:
-    """What fits before what does not, by time, then by memory; what failed is last."""
+    """Order outcomes: those that fit first, by time, then by memory; failed ones last."""
     simple = simplicity(outcome.candidate)
     return bool(outcome.problem), bool(outcome.missing), outcome.step_s, outcome.bytes, simple
 
@@ -143,7 +146,7 @@ class _Open:
 
 
 class _Waiting:
-    """What has not been looked at."""
+    """Branches and candidates that have not been looked at."""
 
     def __init__(self, items: Iterable[tuple[Branch | Candidate, Bound]]) -> None:
         self.items: list[_Open] = []
@@ -157,12 +160,12 @@ class _Waiting:
         plans of the same grid came to; of a grid without plans by the best that another came to:
         each that may be good is tried before many of one.
         """
-        promise = self._expected(outcomes) if by_time else lambda item: float(item.bound.bytes)
+        promise = self._expect(outcomes) if by_time else lambda item: float(item.bound.bytes)
         best = min(range(len(self.items)), key=lambda k: promise(self.items[k]))
         return self.items.pop(best)
 
     @staticmethod
-    def _expected(outcomes: list[Outcome]) -> Callable[[_Open], float]:
+    def _expect(outcomes: list[Outcome]) -> Callable[[_Open], float]:
         slower: dict[object, list[float]] = {}
         for outcome in outcomes:
             if outcome.expected_s and not outcome.problem:
@@ -179,10 +182,10 @@ class _Waiting:
 
     def expected_s(self, outcomes: list[Outcome]) -> float:
         """The least."""
-        return min(map(self._expected(outcomes), self.items), default=0.0)
+        return min(map(self._expect(outcomes), self.items), default=0.0)
 
     def least_s(self) -> float:
-        """Of the bounds."""
+        """The least seconds of the bounds."""
         return min((item.bound.seconds for item in self.items), default=0.0)
 
     def __len__(self) -> int:

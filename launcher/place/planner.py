@@ -36,9 +36,9 @@ MIN_BLOCKS_TO_EXTRAPOLATE = 12  # from as many on, candidates are planned with f
 
 
 class Planner:
-    """A search.Source.  captures: of the recipe's job.  ranks: that are placed.
+    """A planner is a PlanSource.  captures: of the recipe's job.  ranks: the number to place.
 
-    skip_repeats: the model repeats so many blocks that few of them shall tell of all.
+    skip_repeats: the model repeats many blocks, and few of them are planned for all.
     """
 
     def __init__(self, captures: Captures, ranks: int) -> None:
@@ -62,11 +62,11 @@ class Planner:
 
     @staticmethod
     def of(recipe: Recipe) -> Planner:
-        """Of the ranks that the recipe places."""
+        """Make the planner of the ranks that the recipe places."""
         return Planner(Captures(Job(recipe, values=False)), recipe.placed_ranks)
 
     def _has_blocks_in_line(self) -> bool:
-        """One block, or two, make a model too: not where they lie side by side."""
+        """Return True if one block, or two, make a model too: not if blocks lie side by side."""
         try:
             for count in (1, 2):
                 self._all_rows(count)
@@ -78,9 +78,9 @@ class Planner:
 
     @cached_property
     def space(self) -> Space:
-        """Of the recipe."""
+        """The candidates of the recipe."""
         graph = self._all_rows(2 if self.skip_repeats else 0)
-        return Space.of(self.tree, self.ranks, repeated(graph))
+        return Space.of(self.tree, self.ranks, find_repeated(graph))
 
     def keys_of(self, candidate: Candidate) -> dict[str, Any]:
         """The recipe's keys that the candidate sets, nested."""
@@ -94,10 +94,10 @@ class Planner:
 
     def recipe_of(self, candidate: Candidate) -> Recipe:
         """The recipe with the candidate's keys, as any other.  Raises RecipeError."""
-        return to_recipe(self._merged(self.keys_of(candidate)))
+        return to_recipe(self._merge(self.keys_of(candidate)))
 
     def strategy_of(self, candidate: Candidate) -> Strategy:
-        """What the compiler is asked.  Raises RecipeError.
+        """Return what the compiler is asked for a candidate.  Raises RecipeError.
 
         Its recipe is the one of recipe_of, but not by way of a tree of OmegaConf and of YAML: with
         the hundreds of numbers that measured ops bring, these would take longer than the planning.
@@ -110,10 +110,10 @@ class Planner:
         """The recipe's.  All candidates share what they do not set: answers that are kept of a
         hardware's ops serve all.
         """
-        return resolve(self._merged({}))
+        return resolve(self._merge({}))
 
-    def _merged(self, keys: Mapping[str, Any]) -> DictConfig:
-        """The recipe with other keys."""
+    def _merge(self, keys: Mapping[str, Any]) -> DictConfig:
+        """Merge other keys into the recipe."""
         base = OmegaConf.create({**self.tree, "auto": without_own(self.tree["auto"])})
         merged = OmegaConf.merge(schema(), base, keys)
         assert isinstance(merged, DictConfig)
@@ -141,7 +141,7 @@ class Planner:
             yield candidate, bound
 
     def smaller(self, candidate: Candidate) -> Iterator[Candidate]:
-        """With recomputation."""
+        """Yield the candidate with recomputation."""
         for each in self.space.smaller(candidate):
             self.expected[each] = self.expected.get(candidate, 0.0)
             yield each
@@ -194,7 +194,7 @@ class Planner:
 
     @cached_property
     def alone(self) -> Strategy:
-        """One rank that does all, as fast as each of those that are placed."""
+        """The strategy of one rank that does all, as fast as each of those that are placed."""
         names = self.job.strategy.axes
         return replace(
             self.job.strategy,
@@ -206,7 +206,7 @@ class Planner:
         )
 
     def all_of(self, count: int = 0) -> WholeStep:
-        """A step of the whole model, or with so many of its equal blocks."""
+        """Return a step of the whole model, or of one with `count` of its equal blocks."""
         return WholeStep.of(self._all_rows(count), self.alone)
 
     def _all_rows(self, count: int = 0) -> LogicalGraph:
@@ -233,23 +233,23 @@ def without_own(auto: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def staging_of(strategy: Strategy) -> Strategy:
-    """What the stages depend on: equal for candidates that share them (passes.stage)."""
+    """Reduce a strategy to what the stages depend on: equal for candidates that share them."""
     return replace(layout_of(strategy), in_flight="auto")
 
 
 def layout_of(strategy: Strategy) -> Strategy:
-    """What the layout depends on: equal for candidates that share one (pipeline.advance)."""
+    """Reduce a strategy to what the layout depends on: equal for candidates that share one."""
     axis = None if strategy.zero.axis in BATCH_AXES else strategy.zero.axis
     return replace(boxing_of(strategy), zero=Zero(axis), recompute=Recompute())
 
 
 def boxing_of(strategy: Strategy) -> Strategy:
-    """What all passes together depend on: equal for candidates that share a boxed graph."""
+    """Reduce a strategy to what passes depend on: equal for candidates that share a boxed graph."""
     return replace(strategy, in_flight="1f1b" if strategy.in_flight in JOINED else "auto")
 
 
-def repeated(graph: LogicalGraph) -> tuple[str, ...]:
-    """Patterns of the modules that are repeated: "blocks.*"."""
+def find_repeated(graph: LogicalGraph) -> tuple[str, ...]:
+    """Find patterns of the modules that are repeated: "blocks.*"."""
     units = {unit_of(op.module) for op in graph.ops if op.module}
     families: dict[str, int] = {}
     for unit in units:

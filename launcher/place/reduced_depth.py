@@ -47,13 +47,13 @@ class ReducedDepthPlanner:
 
     @cached_property
     def space(self) -> Space:
-        """Of the whole model."""
+        """The candidates of the whole model."""
         return self.planner.space
 
     # ------------------------------------------------------------------ search.Source
 
     def branches(self) -> Iterator[tuple[Branch, Bound]]:
-        """Those that make sense."""
+        """Yield the branches that make sense."""
         one, two = (self.planner.all_of(count) for count in (1, 2))
         more = self.blocks.count - 1
         whole = WholeStep(
@@ -79,8 +79,8 @@ class ReducedDepthPlanner:
         return not node or node % inner == 0 or "placement.axes" in self.space.fixed
 
     def open(self, branch: Branch) -> Iterator[tuple[Candidate, Bound]]:
-        """For each schedule and stage of ZeRO the least recomputation that may fit; more of ZeRO
-        only where it saves recomputation, or makes it fit.
+        """Yield, for each schedule and stage of ZeRO, the least recomputation that may fit; more of
+        ZeRO only where it saves recomputation, or makes the candidate fit.
         """
         least: dict[int | str, tuple[bool, int]] = {}
         try:
@@ -101,7 +101,7 @@ class ReducedDepthPlanner:
         return not self.planner.limit or bound.bytes <= self.planner.limit
 
     def smaller(self, candidate: Candidate) -> Iterator[Candidate]:
-        """More recomputation; or, once there is no more of it, more of ZeRO."""
+        """Yield more recomputation, or, if there is no more of it, more of ZeRO."""
         options: tuple[Candidate, ...] = (candidate,)
         if "recompute.modules" not in self.space.fixed:
             leaf = replace(candidate, recompute=(), keep=())
@@ -116,8 +116,8 @@ class ReducedDepthPlanner:
             yield each
 
     def _leaves(self, branch: Branch) -> Iterator[Candidate]:
-        """With schedules that say how many micro-batches are in flight, whatever the memory.  gpipe
-        only where the recipe's is to stay: it takes as long as 1f1b, and holds more.
+        """Yield schedules that fix how many micro-batches are in flight, for any memory.  gpipe
+        only if the recipe's must stay: it takes as long as 1f1b, and holds more.
         """
         stays = "placement.in_flight" in self.space.fixed
         for leaf in self.space.leaves(branch):
@@ -133,7 +133,7 @@ class ReducedDepthPlanner:
         return self._depth_bound(candidate.branch, recomputed).bound(candidate)
 
     def _bound_branch(self, branch: Branch, recomputed: Recompute) -> DepthBound:
-        """By the layouts of one block and of two."""
+        """Bound a branch by the layouts of one block and of two."""
         whole = self.planner.strategy_of(Candidate(branch))
         strategy = replace(
             whole,
@@ -148,7 +148,7 @@ class ReducedDepthPlanner:
 
     @pause_collection()
     def plan(self, candidate: Candidate) -> Outcome:
-        """Plan it with few blocks and with more, and tell what the whole will take."""
+        """Plan a candidate with few blocks and with more, and extrapolate the whole."""
         stages = min(MAX_STAGES, candidate.branch.stages)
         deep = stages == MAX_STAGES and self.blocks.count >= MIN_DEEP_BLOCKS * (
             candidate.branch.stages
@@ -164,7 +164,7 @@ class ReducedDepthPlanner:
         return replace(told, expected_s=self.planner.expected.get(candidate, 0.0))
 
     def _cuts(self, branch: Branch, whole: Strategy) -> tuple[float, ...]:
-        """How many blocks each stage has."""
+        """Return the number of blocks on each stage."""
         if branch.stages == 1:
             return (float(self.blocks.count),)
         rows = self.planner.job.recipe.train.batch_size // branch.micro_batches
@@ -175,7 +175,7 @@ class ReducedDepthPlanner:
     # ------------------------------------------------------------------ short plans
 
     def _short(self, whole: Strategy, stages: int, each: int) -> ReducedDepthPlan:
-        """The first stage of the whole, one between and the last, with so many blocks each."""
+        """Plan the first stage of the whole, one between and the last, with `each` blocks each."""
         last = len(whole.placements) - 1
         kept = sorted({0, last} if stages < MAX_STAGES else {0, last // 2, last})
         strategy = replace(

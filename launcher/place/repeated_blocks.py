@@ -1,6 +1,6 @@
 """repeated_blocks: the same model with fewer of its equal blocks, and where to cut it into stages.
 
-What a model of many equal blocks takes is linear in their number, so that few of them tell all
+What a model of many equal blocks takes is linear in their number, so that few of them suffice
 (reduced_depth.py).
 """
 
@@ -38,13 +38,13 @@ def find_repeated_blocks(model: nn.Module) -> RepeatedBlocks:
         RepeatedBlocks(path, len(part))
         for path, part in model.named_modules()
         if isinstance(part, nn.ModuleList | nn.Sequential)
-        and len({_described(block) for block in part}) == 1
+        and len({_describe(block) for block in part}) == 1
     ]
     return max(found, key=lambda blocks: blocks.count, default=RepeatedBlocks("", 0))
 
 
-def _described(block: nn.Module) -> Hashable:
-    """Equal for blocks that compute alike: what they print, and what they hold."""
+def _describe(block: nn.Module) -> Hashable:
+    """Describe a block, equally for blocks that compute alike: its print, and what it holds."""
     held = (*block.named_parameters(), *block.named_buffers())
     return str(block), tuple((name, tensor.shape, tensor.dtype) for name, tensor in held)
 
@@ -83,10 +83,11 @@ def cut_after_blocks(graph: LogicalGraph, blocks: RepeatedBlocks, each: int) -> 
 def cut_evenly(
     pieces: Sequence[Op], line: ForwardSequence, blocks: RepeatedBlocks, ranks: Sequence[int]
 ) -> tuple[float, ...]:
-    """How many blocks each stage of the whole model has, where it is cut as the compiler cuts it;
-    parts of a block count by their work.  Not counted: on the first stage what lies before the
-    blocks, on the last what lies behind them; they have fewer than none where they do not even have
-    all of that, which others have then.
+    """Return the number of blocks on each stage of the whole model, cut as the compiler cuts it.
+
+    Parts of a block count by their work.  What lies before the blocks does not count on the first
+    stage, nor what lies after them on the last; the number is negative if a stage does not even
+    have all of that, which others then have.
 
     pieces, line: of the model with two blocks (split_stages.line_to_cut); the second stands for all
     behind the first.  ranks: of each stage.

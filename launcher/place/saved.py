@@ -26,7 +26,10 @@ from flowrun.launcher.terminal.units import seconds, size
 
 
 def save(placed: Placed, overrides: list[str], file: Path) -> None:
-    """Write a recipe that composes to the one that won.  overrides: of the command line."""
+    """Write to `file` a recipe that composes to the one that was placed.
+
+    overrides: of the command line.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text(placed, overrides))
 
@@ -67,7 +70,7 @@ def text(placed: Placed, overrides: list[str]) -> str:
 
 
 def _own(file: Path) -> dict[str, Any]:
-    """What the recipe's file says; a recipe that it builds on stays named in its defaults."""
+    """Read the recipe's file; a recipe that it builds on stays named in its defaults."""
     found: Any = OmegaConf.to_container(OmegaConf.load(file))
     found.setdefault("name", file.stem)
     found["defaults"] = [_anywhere(entry, file) for entry in found.get("defaults") or []]

@@ -43,7 +43,7 @@ def table(found: PlacementResult) -> RenderableType:
 
 
 _NOTE = (
-    "~: told by plans of few of the model's blocks (docs/how_to/placement_search.md), as are the"
+    "~: from plans of few of the model's blocks (docs/how_to/placement_search.md), as are the"
     " memory, bytes and bubble of rows without a whole plan."
 )
 
@@ -90,7 +90,7 @@ def _more(one: Spent, other: Spent, name: str) -> float:
 
 
 def coverage(found: PlacementResult) -> str:
-    """What was planned and what was not, and what that proves."""
+    """Say what was planned and what was not, and what that proves."""
     planned = sum(not outcome.problem for outcome in found.outcomes)
     failed = len(found.outcomes) - planned
     text = f"{planned} candidates planned"
@@ -110,7 +110,7 @@ def coverage(found: PlacementResult) -> str:
 
 
 def _figures(outcome: Outcome) -> dict[str, str]:
-    """By heading."""
+    """Return the figures of an outcome by heading."""
     told = outcome if outcome.extrapolated else outcome.told
     return {
         "a step": "" if outcome.extrapolated else seconds(outcome.step_s),

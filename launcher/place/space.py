@@ -26,17 +26,17 @@ class Branch:
 
     @property
     def grid(self) -> tuple[Axes, int]:
-        """What decides the shape of a rank's work."""
+        """The sizes that decide the shape of a rank's work."""
         return self.axes, self.stages
 
     @property
     def num_ranks(self) -> int:
-        """Of all stages."""
+        """The number of ranks of all stages."""
         return self.stage_ranks * self.stages
 
     @property
     def stage_ranks(self) -> int:
-        """Of one stage."""
+        """The number of ranks of one stage."""
         count = 1
         for _, size in self.axes:
             count *= size
@@ -96,7 +96,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What may be chosen.
+    """The space of candidates: what may be chosen.
 
     axes: names, outermost first.  batch_axes: those whose ranks divide the batch.  zero_axis: that
     ZeRO shards over, "" for none.  blocks: patterns of the model's repeated modules.
@@ -114,7 +114,11 @@ class Space:
 
     @staticmethod
     def of(tree: Mapping[str, Any], ranks: int, blocks: Sequence[str] = ()) -> Space:
-        """tree: the recipe's keys, resolved.  ranks: that are placed."""
+        """Make the space of a recipe.
+
+        tree: the recipe's keys, resolved.  ranks: the number to place.  blocks: patterns of the
+        model's repeated modules.
+        """
         auto, sizes = tree["auto"], tree["placement"]["axes"]
         mirrored = tree["view"] == MIRRORED
         names = list(sizes)
@@ -140,7 +144,7 @@ class Space:
         """Every grid of the ranks, with every number of micro-batches whose rows it divides."""
         for *sizes, stages in factors(self.ranks, len(self.axes) + 1):
             axes = tuple(zip(self.axes, sizes, strict=True))
-            if stages > self.most_stages or not self._allowed(dict(axes), stages):
+            if stages > self.most_stages or not self._is_allowed(dict(axes), stages):
                 continue
             shards = 1
             for name, size in axes:
@@ -149,7 +153,7 @@ class Space:
                 if self.batch_size // count % shards == 0:
                     yield Branch(axes, stages, count)
 
-    def _allowed(self, axes: Mapping[str, int], stages: int) -> bool:
+    def _is_allowed(self, axes: Mapping[str, int], stages: int) -> bool:
         wanted = self.fixed.get("placement.axes")
         if wanted is not None and any(wanted.get(name, 1) != n for name, n in axes.items()):
             return False
@@ -164,7 +168,7 @@ class Space:
         return [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
 
     def leaves(self, branch: Branch) -> Iterator[Candidate]:
-        """Without recomputation, but where it is to stay as the recipe has it."""
+        """Yield candidates without recomputation, unless the recipe's must stay."""
         shards = dict(branch.axes).get(self.zero_axis, 1)
         zeros = (0, 1, 2, 3) if shards > 1 else (0,)
         recompute = tuple(self.fixed.get("recompute.modules", ()))
