@@ -6,7 +6,6 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cache
 
-from flowrun.engine import pipeline
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.actors.schedules import held_micro_batches
 from flowrun.engine.capture.capture import (
@@ -54,6 +53,7 @@ def plan_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     found = plan_laid_out(advance(graph, strategy, LAID_OUT), strategy)
     if missing_bytes(found, strategy):
         raise memory_error(found, strategy)
+    validate(found.plan, made_by="rehearse")
     return found
 
 
@@ -143,13 +143,12 @@ def capture_evaluation_rows(task: Task, batch: Batch, strategy: Strategy) -> Log
 def plan_evaluation(graph: LogicalGraph, strategy: Strategy, training: Plan) -> Rehearsed:
     """Plan a captured evaluation in the layout of the training plan."""
     follow = follow_training(strategy, training.graph)
-    return lower_and_rehearse(advance(graph, follow, BOXED, EVALUATION), follow)
+    found = lower_and_rehearse(advance(graph, follow, BOXED, EVALUATION), follow)
+    validate(found.plan, made_by="rehearse")
+    return found
 
 
 def lower_and_rehearse(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
     plan = lower(graph, strategy)
     rehearsal = rehearse(plan)
-    plan = replace(plan, order=rehearsal.order)
-    if strategy.check or pipeline.always_verify:
-        validate(plan, made_by="rehearse")
-    return Rehearsed(plan, rehearsal)
+    return Rehearsed(replace(plan, order=rehearsal.order), rehearsal)

@@ -20,8 +20,8 @@ from flowrun.engine.actors.plan import (
 from flowrun.engine.boxing.boxing import BoxingStep, exchange_if_small
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.location import Location
-from flowrun.engine.lowering.form_regions import moves
-from flowrun.engine.lowering.lower import with_actors
+from flowrun.engine.lowering.form_regions import is_communication
+from flowrun.engine.lowering.lower import set_actors
 from flowrun.engine.ops.flow.structure import TRANSFER
 from flowrun.engine.strategy import Strategy
 
@@ -29,22 +29,23 @@ Bucket = tuple[object, ...]  # what ops of one message have in common
 
 
 def add_boxings(plan: Plan, strategy: Strategy) -> Plan:
-    """A pass: an actor for each collective, two for each message from one stage to another."""
+    """Add an actor for each collective, and two for each message between stages (a pass)."""
     boxings: list[Actor] = []
     for channel, ops in enumerate(_buckets(plan).values()):
         far = ops[0].target == TRANSFER
         boxings += _transfer(plan, ops, channel) if far else [_collective(plan, strategy, ops)]
-    return with_actors(plan, (*plan.actors, *boxings))
+    return set_actors(plan, (*plan.actors, *boxings))
 
 
 def _buckets(plan: Plan) -> dict[Bucket, list[Op]]:
+    """Group the ops that share a message, in order of the first of each."""
     buckets: dict[Bucket, list[Op]] = {}
     maker = {name: actor.id for actor in plan.actors for name in actor.makes}
     start: dict[str, object] = dict(maker)  # tensor -> the actor, or the bucket, that it comes from
     for v in plan.variables.values():
         # variables that one region updates travel together; constants by themselves
         start[v.tensor] = ("constant", v.tensor) if v.new is None else maker[v.new]
-    for op in (op for op in plan.graph.ops if moves(op)):
+    for op in (op for op in plan.graph.ops if is_communication(op)):
         (source,) = op.inputs
         key: Bucket = (start[source], op.stage, op.phase, op.chunk)
         if op.target == TRANSFER:
@@ -58,7 +59,7 @@ def _buckets(plan: Plan) -> dict[Bucket, list[Op]]:
 
 
 def _transfer(plan: Plan, ops: Sequence[Op], channel: int) -> Iterator[Actor]:
-    """The two ends of a message from one stage to another."""
+    """Make the two ends of a message from one stage to another."""
     first, source = ops[0], ops[0].args[1]
     work = TransferWork(channel, source, first.stage, _moves(plan, ops))
     title = f"{first.module or 'step'}.{source}to{first.stage}.{first.phase}"
@@ -69,8 +70,10 @@ def _transfer(plan: Plan, ops: Sequence[Op], channel: int) -> Iterator[Actor]:
 
 
 def _collective(plan: Plan, strategy: Strategy, ops: Sequence[Op]) -> Actor:
-    """One message.  Its bytes are those of the rank with the largest shards: all ranks have to go
-    the same way.
+    """Make a collective of one message.
+
+    Whether it goes as an exchange is decided by the bytes of the rank with the largest shards, for
+    all ranks have to go the same way.
     """
     first, moves = ops[0], _moves(plan, ops)
     steps: list[BoxingStep] = [op.args[1] for op in ops]

@@ -15,12 +15,12 @@ from flowrun.engine.actors.plan import READER, Actor, FeedWork, Plan, PrepareWor
 from flowrun.engine.ir.graph import COUNT, FORWARD, UPDATE, Feed, LogicalTensor
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import largest_shape
-from flowrun.engine.lowering.lower import with_actors
+from flowrun.engine.lowering.lower import set_actors
 from flowrun.engine.strategy import Strategy
 
 
 def add_readers(plan: Plan, strategy: Strategy) -> Plan:
-    """A pass: readers of every stage, before all other actors."""
+    """Add the readers of every stage, before all other actors (a pass)."""
     tensors, locations = dict(plan.tensors), dict(plan.locations)
     readers: list[Actor] = []
     for stage in range(strategy.num_stages):
@@ -34,7 +34,7 @@ def add_readers(plan: Plan, strategy: Strategy) -> Plan:
                 source = chain[-1][0].name if chain else None
                 readers.append(_reader(strategy, feeds, source))
     plan = replace(plan, tensors=tensors, locations=locations)
-    return with_actors(plan, (*readers, *plan.actors))
+    return set_actors(plan, (*readers, *plan.actors))
 
 
 def _reader(strategy: Strategy, feeds: tuple[Feed, ...], source: str | None) -> Actor:
@@ -53,8 +53,10 @@ def _are_unprepared(strategy: Strategy, feeds: tuple[Feed, ...]) -> bool:
 def _together(
     plan: Plan, strategy: Strategy, feeds: tuple[Feed, ...]
 ) -> Iterator[tuple[Feed, ...]]:
-    """Feeds that one reader supplies.  Counts of a step read it ahead: they have a reader of their
-    own where their fields can be had without the rest of their samples.
+    """Group the feeds that one reader supplies.
+
+    Counts of a step read it ahead: their fields have a reader of their own if these can be had
+    without the rest of their samples.
     """
     counted = tuple(
         feed

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from flowrun.engine.actors.plan import REGION, Actor, Plan, RegionWork
 from flowrun.engine.ir.graph import COUNT, PHASES, WEIGHTS, LogicalGraph, Op
 from flowrun.engine.ir.module_path import unit_of
-from flowrun.engine.lowering.lower import with_actors
+from flowrun.engine.lowering.lower import set_actors
 from flowrun.engine.ops.flow.structure import BOX, TRANSFER
 from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has, is_view
@@ -29,7 +29,12 @@ RegionKey = tuple[int, int, int, int]  # stage, phase, run, depth
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Ops in topological order; unit: the block of the model they come from."""
+    """One program.
+
+    key: stage, index of the phase, run, depth.
+    unit: the block of the model that the ops come from; "a..b" where chains were joined.
+    ops: in topological order.
+    """
 
     key: RegionKey
     unit: str
@@ -44,11 +49,11 @@ class Region:
 
 def add_regions(plan: Plan, strategy: Strategy) -> Plan:
     """A pass: an actor for each region."""
-    return with_regions(plan, form_regions(plan.graph))
+    return set_regions(plan, form_regions(plan.graph))
 
 
-def regions_of(plan: Plan) -> Iterable[Region]:
-    """The regions that the actors of a plan of level regions run, in order."""
+def read_regions(plan: Plan) -> Iterable[Region]:
+    """Read the regions of a plan of level regions back from its actors, in order."""
     for actor in plan.actors:
         assert isinstance(actor.work, RegionWork), actor
         unit, phase, run, depth = actor.name.rsplit(".", 3)
@@ -56,8 +61,10 @@ def regions_of(plan: Plan) -> Iterable[Region]:
         yield Region(key, unit, actor.work.ops)
 
 
-def with_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
-    """The plan with an actor for each of these regions, which together have all its ops."""
+def set_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
+    """Return the plan with one actor a region.  regions: together they have all ops of the graph
+    that are not communication.
+    """
     graph = plan.graph
     region_of = {op.name: k for k, region in enumerate(regions) for op in region.ops}
     maker = {name: region_of.get(op.name) for op in graph.ops for name in op.makes}
@@ -84,7 +91,7 @@ def with_regions(plan: Plan, regions: Sequence[Region]) -> Plan:
             k, region.name, REGION, stage, phase=PHASES[phase], per_step=ops[0].per_step, work=work
         )
 
-    return with_actors(plan, (actor(k, region) for k, region in enumerate(regions)))
+    return set_actors(plan, (actor(k, region) for k, region in enumerate(regions)))
 
 
 def _is_only_sent(graph: LogicalGraph, name: str) -> bool:
@@ -93,27 +100,27 @@ def _is_only_sent(graph: LogicalGraph, name: str) -> bool:
     return bool(readers) and all(reader.target == BOX for reader in readers)
 
 
-def moves(op: Op) -> bool:
-    """True for ops that are communication: actors of their own."""
+def is_communication(op: Op) -> bool:
+    """True if the op moves bytes between ranks, and so is done by an actor of its own."""
     return op.target == TRANSFER or (op.target == BOX and op.args[1].moves)
 
 
 def form_regions(graph: LogicalGraph) -> tuple[Region, ...]:
-    """All regions, in topological order."""
-    runs, counts = _runs(graph), of_counts(graph)
-    depths = _sink(graph, runs, _depths(graph, counts))
+    """Find all regions of a boxed graph, in topological order."""
+    runs, counts = _number_runs(graph), tensors_of_counts(graph)
+    depths = _sink(graph, runs, _count_depths(graph, counts))
     members: dict[RegionKey, list[Op]] = {}
     for op in graph.ops:
-        if not moves(op):
+        if not is_communication(op):
             key = (op.stage, PHASES.index(op.phase), runs[op.name], depths[op.name])
             members.setdefault(key, []).append(op)
-    regions = tuple(Region(key, _unit(ops), tuple(ops)) for key, ops in members.items())
+    regions = tuple(Region(key, _unit_of_ops(ops), tuple(ops)) for key, ops in members.items())
     late = {r.key: counts.isdisjoint(n for op in r.ops for n in op.makes) for r in regions}
     return tuple(sorted(regions, key=lambda r: (late[r.key], r.key[3], *r.key[1:3], r.key[0])))
 
 
-def of_counts(graph: LogicalGraph) -> frozenset[str]:
-    """What is made of counts before the first forward of a step (passes/count_step.py)."""
+def tensors_of_counts(graph: LogicalGraph) -> frozenset[str]:
+    """Tensors that are made of counts before a step's first forward (passes/count_step.py)."""
     found: set[str] = set()
     for op in graph.ops:
         if op.phase == COUNT or (op.phase == WEIGHTS and not found.isdisjoint(op.inputs)):
@@ -121,20 +128,20 @@ def of_counts(graph: LogicalGraph) -> frozenset[str]:
     return frozenset(found)
 
 
-def _unit(ops: list[Op]) -> str:
+def _unit_of_ops(ops: list[Op]) -> str:
     return next((unit_of(op.module) for op in ops if op.module), "step")
 
 
-def _runs(graph: LogicalGraph) -> dict[str, int]:
-    """Op -> number of its run: for each stage, phase and chunk it grows where the block changes, to
-    one that no other chunk has.
+def _number_runs(graph: LogicalGraph) -> dict[str, int]:
+    """Number the runs: op -> number.  For each stage, phase and chunk the number grows where the
+    block changes, to one that no other chunk has.
     """
     current: dict[tuple[int, str, int], tuple[str, int]] = {}
     count: dict[tuple[int, str], int] = {}
     runs: dict[str, int] = {}
     made: dict[str, tuple[tuple[int, str], int]] = {}
     for op in graph.ops:
-        if moves(op):
+        if is_communication(op):
             continue
         group, chunk = (op.stage, op.phase), (op.stage, op.phase, op.chunk)
         unit, number = current.get(chunk, ("", -1))
@@ -150,8 +157,11 @@ def _runs(graph: LogicalGraph) -> dict[str, int]:
     return runs
 
 
-def _depths(graph: LogicalGraph, counts: frozenset[str]) -> dict[str, int]:
-    """Of each op; to what reads them with every micro-batch, counts of the step are there."""
+def _count_depths(graph: LogicalGraph, counts: frozenset[str]) -> dict[str, int]:
+    """Count the moving boxings behind each op.
+
+    Counts of the step are there already for what reads them with every micro-batch.
+    """
     depth_of: dict[str, int] = {}
     depths: dict[str, int] = {}
     for op in graph.ops:
@@ -160,24 +170,25 @@ def _depths(graph: LogicalGraph, counts: frozenset[str]) -> dict[str, int]:
         depth = max((depth_of.get(name, 0) for name in behind), default=0)
         depths[op.name] = depth
         for name in op.makes:
-            depth_of[name] = depth + moves(op)
+            depth_of[name] = depth + is_communication(op)
     return depths
 
 
 def _sink(graph: LogicalGraph, runs: dict[str, int], depths: dict[str, int]) -> dict[str, int]:
-    """Move views, and ops that wait for weights only, to the depth of their first reader in the
-    same run.
+    """Give views, and ops that wait for weights only, the depth of their first reader in the same
+    run.
     """
     out = dict(depths)
     reported = {tensor for _, tensor in graph.results}
     variables = graph.variable_of
     for op in reversed(graph.ops):
-        if moves(op) or reported.intersection(op.makes):
+        if is_communication(op) or reported.intersection(op.makes):
             continue
         free = is_view(op.target) or all(name in variables for name in op.inputs)
         readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
         same = all(
-            not moves(r) and (r.stage, r.phase, runs[r.name]) == (op.stage, op.phase, runs[op.name])
+            not is_communication(r)
+            and (r.stage, r.phase, runs[r.name]) == (op.stage, op.phase, runs[op.name])
             for r in readers
         )
         if free and readers and same:

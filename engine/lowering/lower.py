@@ -48,13 +48,13 @@ def _locations(graph: LogicalGraph) -> dict[str, Location]:
     return found
 
 
-def with_actors(plan: Plan, actors: Iterable[Actor]) -> Plan:
-    """The plan with these actors, numbered in order; it has no registers yet."""
+def set_actors(plan: Plan, actors: Iterable[Actor]) -> Plan:
+    """Return the plan with these actors, numbered in order.  It must not have registers yet."""
     return replace(plan, actors=tuple(replace(actor, id=k) for k, actor in enumerate(actors)))
 
 
 def add_reports(plan: Plan, strategy: Strategy) -> Plan:
-    """A pass: one actor a stage reports the scalars that are made there."""
+    """Add an actor a stage that reports the scalars which are made there (a pass)."""
     by_stage: dict[int, list[tuple[str, str]]] = {}
     for name, tensor in plan.graph.results:
         by_stage.setdefault(plan.locations[tensor].stage, []).append((name, tensor))
@@ -64,11 +64,11 @@ def add_reports(plan: Plan, strategy: Strategy) -> Plan:
         )
         for stage, results in by_stage.items()
     )
-    return with_actors(plan, (*plan.actors, *reports))
+    return set_actors(plan, (*plan.actors, *reports))
 
 
 def add_costs(plan: Plan, strategy: Strategy) -> Plan:
-    """A pass: seconds and bytes of one act of every actor, and the network that carries it."""
+    """Fill in what one act of each actor costs: seconds, bytes, the network level (a pass)."""
     cost = ActorCost(plan, strategy)
 
     def costed(actor: Actor) -> Actor:

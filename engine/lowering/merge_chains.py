@@ -24,10 +24,10 @@ from flowrun.engine.actors.plan import Plan
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, PHASES, WEIGHT_GRAD, WEIGHTS, LogicalGraph
 from flowrun.engine.lowering.form_regions import (
     Region,
-    moves,
-    of_counts,
-    regions_of,
-    with_regions,
+    is_communication,
+    read_regions,
+    set_regions,
+    tensors_of_counts,
 )
 from flowrun.engine.ops.flow.structure import TRANSFER
 from flowrun.engine.strategy import Strategy
@@ -36,16 +36,17 @@ Node = int | str  # a region's number, or the name of a moving op or of a stage'
 
 
 def join_chains(plan: Plan, strategy: Strategy) -> Plan:
-    """A pass: one actor for the regions of each chain."""
-    regions = tuple(regions_of(plan))
-    return with_regions(plan, merge_chains(plan.graph, regions, strategy.micro_batches))
+    """Join the regions of each chain to one actor (a pass)."""
+    regions = tuple(read_regions(plan))
+    return set_regions(plan, merge_chains(plan.graph, regions, strategy.micro_batches))
 
 
 def merge_chains(
     graph: LogicalGraph, regions: Sequence[Region], micro_batches: int
 ) -> tuple[Region, ...]:
-    """The regions, in topological order; a chain stands where its first region stood, and its
-    regions' ops one behind the other.
+    """Join chains: the regions that remain, in topological order.
+
+    A chain takes the place of its first region; its regions' ops follow one another.
     """
     merging = _Merging(graph, regions, micro_batches)
     merged: set[int] = set()
@@ -65,7 +66,7 @@ class _Merging:
 
     def __init__(self, graph: LogicalGraph, regions: Sequence[Region], micro_batches: int) -> None:
         self.regions = regions
-        self.before = _before(graph, regions)
+        self.before = _find_inputs(graph, regions)
         self.readers: dict[Node, list[int]] = {}
         for node, read in self.before.items():
             if isinstance(node, int):
@@ -77,7 +78,7 @@ class _Merging:
         for node in order:
             for other in self.before.get(node, ()):
                 self.ancestors[node] |= self.ancestors[other] | self.bit[other]
-        moving = {op.name for op in graph.ops if moves(op)}
+        moving = {op.name for op in graph.ops if is_communication(op)}
         self.boxings = dict.fromkeys(order, 0)  # those that wait for a node
         for node in reversed(order):
             here = self.boxings[node] | (self.bit[node] if node in moving else 0)
@@ -87,18 +88,18 @@ class _Merging:
         programs = [_program(graph, region) for region in regions]
         times = Counter(programs)
         self.equal = {k for k, program in enumerate(programs) if times[program] > 1}
-        self.waiting = _waiting(graph)
+        self.waiting = _stages_that_wait(graph)
         self.may_wait = (WEIGHT_GRAD,) if micro_batches == 1 else (FORWARD, BACKWARD, WEIGHT_GRAD)
 
     def chain(self, first: int, merged: Collection[int]) -> list[int]:
-        """The regions that follow one another from the first on, without those merged before."""
+        """Follow a chain from its first region on, without regions that are merged already."""
         found = [first]
         while (following := self._follows(found)) is not None and following not in merged:
             found.append(following)
         return found
 
     def _follows(self, chain: Sequence[int]) -> int | None:
-        """The region that joins a chain."""
+        """Find the region that joins the end of a chain; None: it ends here."""
         stage, phase = self.regions[chain[0]].key[:2]
         if chain[0] in self.equal or (stage in self.waiting and PHASES[phase] in self.may_wait):
             return None
@@ -116,10 +117,10 @@ class _Merging:
         return sum(self.bit[node] for node in nodes)
 
 
-def _before(graph: LogicalGraph, regions: Sequence[Region]) -> dict[Node, set[Node]]:
+def _find_inputs(graph: LogicalGraph, regions: Sequence[Region]) -> dict[Node, set[Node]]:
     """Region, or name of a moving op -> what it reads the tensors of."""
     inside: dict[str, Node] = {op.name: k for k, r in enumerate(regions) for op in r.ops}
-    there = _made_of_weights(graph)
+    there = _tensors_of_weights(graph)
     maker: dict[str, Node] = {f.tensor: f"batch@{f.stage}" for f in graph.feeds if not f.per_step}
     for op in graph.ops:
         maker.update((name, inside.get(op.name, op.name)) for name in op.makes if name not in there)
@@ -139,19 +140,19 @@ def _program(graph: LogicalGraph, region: Region) -> tuple[object, ...]:
     )
 
 
-def _made_of_weights(graph: LogicalGraph) -> frozenset[str]:
+def _tensors_of_weights(graph: LogicalGraph) -> frozenset[str]:
     """Tensors that a rank makes of its own weights alone, once a step; and counts of the step."""
     there = set(graph.variable_of) | {f.tensor for f in graph.feeds if f.per_step}
     for op in graph.ops:
-        if op.phase == WEIGHTS and not moves(op) and there.issuperset(op.inputs):
+        if op.phase == WEIGHTS and not is_communication(op) and there.issuperset(op.inputs):
             there.update(op.makes)
-    return of_counts(graph) | there
+    return tensors_of_counts(graph) | there
 
 
-def _waiting(graph: LogicalGraph) -> frozenset[int]:
+def _stages_that_wait(graph: LogicalGraph) -> frozenset[int]:
     """Stages that wait for others in a micro-batch: others of its acts go between."""
     found: set[int] = set()
     for op in graph.ops:
-        if moves(op) and not op.per_step:
+        if is_communication(op) and not op.per_step:
             found |= {op.stage, op.args[1]} if op.target == TRANSFER else {op.stage}
     return frozenset(found)

@@ -23,14 +23,14 @@ from flowrun.engine.strategy import Strategy
 
 
 def reuse_buffers(plan: Plan, strategy: Strategy) -> Plan:
-    """A pass: results are written over what nobody reads any more, if the strategy asks for it."""
+    """Write results over what nobody reads any more, if the strategy asks for it (a pass)."""
     return overwrite(plan) if strategy.overwrites else plan
 
 
 def overwrite(plan: Plan) -> Plan:
     """Fills `overwrites` of every region."""
     found: dict[int, tuple[tuple[str, str], ...]] = {}
-    before = _ended_before(plan)
+    before = _find_ended(plan)
     for stage in range(len(plan.placements)):
         names = _Names(plan, stage)
         for actor in plan.stage_actors(stage):
@@ -46,7 +46,7 @@ def _with(actor: Actor, overwrites: tuple[tuple[str, str], ...]) -> Actor:
     return replace(actor, work=replace(actor.work, overwrites=overwrites))
 
 
-def _ended_before(plan: Plan) -> Mapping[int, int]:
+def _find_ended(plan: Plan) -> Mapping[int, int]:
     """Actor -> a bit for each that has ended its act of a micro-batch before the actor begins its
     own, whatever the timing: what it makes is read on the way there.
     """
@@ -57,10 +57,10 @@ def _ended_before(plan: Plan) -> Mapping[int, int]:
         if not any(plan.actors[k].per_step for k in (r.producer, *r.readers)):  # of a micro-batch
             for reader in r.readers:
                 makers[reader].add(r.producer)
-    return all_before(makers)
+    return find_ancestors(makers)
 
 
-def all_before(makers: Mapping[int, Collection[int]]) -> Mapping[int, int]:
+def find_ancestors(makers: Mapping[int, Collection[int]]) -> Mapping[int, int]:
     """Number -> a bit for each of those before it on any way.  makers: those right before it."""
     found: dict[int, int] = {}
     for number in TopologicalSorter(makers).static_order():
@@ -111,7 +111,7 @@ def _of_region(
         variant = info(op.target).out
         for argument in variant.over if variant else ():
             ref = op.args[argument]
-            if not isinstance(ref, Ref) or not _alike(plan, op, ref.name):
+            if not isinstance(ref, Ref) or not _match_in_layout(plan, op, ref.name):
                 continue
             memory = names.memory(ref.name)
             unread = last[memory] == k and reads[memory] == 1 and memory not in kept
@@ -127,7 +127,7 @@ def _tensors(op: Op) -> Iterable[str]:
     return (arg.name for arg in (*op.args, *(v for _, v in op.kwargs)) if isinstance(arg, Ref))
 
 
-def _alike(plan: Plan, op: Op, name: str) -> bool:
+def _match_in_layout(plan: Plan, op: Op, name: str) -> bool:
     """Of one shape, dtype and layout."""
     read, made = plan.graph.tensors[name], plan.graph.tensors[op.makes[0]]
     layouts = {op.in_sbp[k] for k, other in enumerate(op.inputs) if other == name}

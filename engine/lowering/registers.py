@@ -12,14 +12,13 @@ from functools import cached_property
 
 from flowrun.engine.actors.plan import BOX, READER, Actor, Plan, Register
 from flowrun.engine.actors.schedules import held_micro_batches
-from flowrun.engine.errors import PlanError
 from flowrun.engine.ir.graph import BACKWARD, COUNT, PHASES, UPDATE, WEIGHT_GRAD
 from flowrun.engine.lowering.throttle import Throttle
 from flowrun.engine.strategy import Strategy
 
 
 def add_registers(plan: Plan, strategy: Strategy) -> Plan:
-    """A pass: the registers between actors.  Raises RecipeError for an unknown schedule."""
+    """Add the registers between actors (a pass).  Raises RecipeError for an unknown schedule."""
     return _Connector(plan, strategy).connect()
 
 
@@ -29,7 +28,7 @@ class _Connector:
     strategy: Strategy
 
     def connect(self) -> Plan:
-        """The plan with registers, and the ids of those that each actor reads and fills."""
+        """Make all registers, and tell each actor which ones it reads and fills."""
         readers = self.readers
         groups: dict[tuple[int | None, bool, tuple[int, ...]], list[str]] = {}
         for name in (*(v.tensor for v in self.plan.graph.variables), *self.maker):
@@ -74,9 +73,9 @@ class _Connector:
         )
         return replace(self.plan, actors=tuple(actors), registers=tuple(registers))
 
-    @cached_property
+    @property
     def actors(self) -> tuple[Actor, ...]:
-        """Without registers."""
+        """The actors, which have no registers yet."""
         return self.plan.actors
 
     @cached_property
@@ -132,7 +131,6 @@ class _Connector:
             if self._is_counted(producer):  # all of a step is read before its first forward
                 slots = max(slots, self.strategy.micro_batches + self.strategy.register_slots)
         label = self.actors[producer].name if producer is not None else "constant"
-        self._check_rates(label, per_step, readers, names)
         return Register(
             id=id,
             name=label,
@@ -147,20 +145,8 @@ class _Connector:
             stash=stash,
         )
 
-    def _check_rates(
-        self, label: str, per_step: bool, readers: Iterable[int], names: tuple[str, ...]
-    ) -> None:
-        """A reader returns as many versions a step as there are made, or a ring fills for good."""
-        slow = [self.actors[r].name for r in readers if self.actors[r].per_step]
-        if slow and not per_step and self.strategy.micro_batches > 1:
-            raise PlanError(
-                f"register of {label} ({', '.join(names)})",
-                f"it is filled with every micro-batch, but {slow[0]} reads it once a step.",
-                "This is a defect of flowrun's compiler: please report the recipe.",
-            )
-
     def _is_stash(self, producer: int | None, readers: Iterable[int]) -> bool:
-        """Waits for backward (or, from backward, for weight_grad)."""
+        """True if the register waits for backward (or, from backward, for weight_grad)."""
         made_in = PHASES.index(self.actors[producer].phase) if producer is not None else 0
         later = {PHASES.index(self.actors[r].phase) for r in readers}
         return (
@@ -175,7 +161,7 @@ class _Connector:
         return any(self.actors[k].phase == COUNT for k in readers)
 
     def _chunks(self, producer: int | None, readers: Iterable[int]) -> tuple[int, bool]:
-        """(the first chunk that has to do with a register, it waits for another chunk's turn).
+        """Return (the first chunk of a register's ends, whether it waits for another chunk's turn).
 
         What a reader supplies to its last chunk waits with what it supplies to the first.
         """
@@ -190,9 +176,9 @@ class _Connector:
         return min(found), len(found) > 1
 
     def _chunk(self, k: int) -> int:
-        """Of what a draft makes; a message to another stage is of the chunk that it leaves."""
-        draft = self.actors[k]
-        makers = map(self.plan.graph.producer.get, draft.makes or draft.reads)
+        """The chunk of what an actor makes; a message to another stage is of the one it leaves."""
+        actor = self.actors[k]
+        makers = map(self.plan.graph.producer.get, actor.makes or actor.reads)
         return min((op.chunk for op in makers if op is not None), default=0)
 
     def _in_flight(self, stage: int, chunk: int) -> int:
@@ -210,13 +196,13 @@ class _Connector:
         )
 
     def _single_stage_slots(self) -> int:
-        """Two micro-batches in flight where backward waits for collectives, else one.
+        """Hold two micro-batches in flight if backward waits for collectives, else one.
 
         It does not wait for what is gathered ahead, nor for what it leaves to be summed: ZeRO.
         """
         ahead = self.throttle
         waits = (
-            d.kind == BOX and d.phase == BACKWARD and not (ahead.gathers(k) or ahead.reduces(k))
-            for k, d in enumerate(self.actors)
+            a.kind == BOX and a.phase == BACKWARD and not (ahead.gathers(k) or ahead.reduces(k))
+            for k, a in enumerate(self.actors)
         )
         return 2 if any(waits) else 1

@@ -21,22 +21,22 @@ from flowrun.engine.boxing.boxing import ALL_GATHER, replace_axis
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, Split
-from flowrun.engine.lowering.form_regions import moves
-from flowrun.engine.lowering.overwrite import all_before
+from flowrun.engine.lowering.form_regions import is_communication
+from flowrun.engine.lowering.overwrite import find_ancestors
 from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
 
 
 def share_weights(plan: Plan, strategy: Strategy) -> Plan:
-    """A pass: such gathers are marked, if all ranks share memory."""
+    """Mark the gathers that move no byte, if all ranks share memory (a pass)."""
     if not strategy.shared_memory:
         return plan
     grids = [placement.shape for placement in plan.placements]
-    return replace(plan, actors=tuple(one_copy(plan.actors, plan.graph, grids)))
+    return replace(plan, actors=tuple(mark_shared_gathers(plan.actors, plan.graph, grids)))
 
 
-def one_copy(
+def mark_shared_gathers(
     actors: Sequence[Actor], graph: LogicalGraph, grids: Sequence[tuple[int, ...]]
 ) -> list[Actor]:
     """The actors, with `one_copy` of such gathers set.  grids: of each stage; all ranks share
@@ -65,10 +65,10 @@ def one_copy(
         return all(
             move.read in homes
             and len(axes[move.read]) == 1
-            and _side_by_side(move.shape, homes[move.read], step.axis, grid)
+            and _are_one_stretch(move.shape, homes[move.read], step.axis, grid)
             and (
                 move.read not in updates
-                or order.are_read_before(k, _shown(graph, move.made), updates[move.read])
+                or order.are_read_before(k, _possible_views(graph, move.made), updates[move.read])
             )
             for step, move in zip(work.steps, work.moves, strict=True)
         )
@@ -80,7 +80,7 @@ def one_copy(
     ]
 
 
-def _side_by_side(shape: Sequence[int], nd_sbp: NdSbp, axis: int, grid: tuple[int, ...]) -> bool:
+def _are_one_stretch(shape: Sequence[int], nd_sbp: NdSbp, axis: int, grid: tuple[int, ...]) -> bool:
     """True if what the ranks of an axis hold are pieces of one stretch of memory."""
     split = nd_sbp[axis]
     assert isinstance(split, Split), "it is gathered"
@@ -88,12 +88,12 @@ def _side_by_side(shape: Sequence[int], nd_sbp: NdSbp, axis: int, grid: tuple[in
     return math.prod(whole[: split.dim]) == 1
 
 
-def _shown(graph: LogicalGraph, name: str) -> set[str]:
+def _possible_views(graph: LogicalGraph, name: str) -> set[str]:
     """Tensors that may be views of this one."""
     found, left = {name}, [name]
     while left:
         for op in graph.consumers.get(left.pop(), ()):
-            if not has(op.target, Trait.ALLOCATES) and not moves(op):
+            if not has(op.target, Trait.ALLOCATES) and not is_communication(op):
                 new = set(op.makes) - found
                 found |= new
                 left += new
@@ -115,7 +115,7 @@ class _ActOrder:
                 self._readers.setdefault(name, []).append(k)
                 if name in maker and _waits_for_all(actor, actors[maker[name]], name):
                     makers[k].add(maker[name])
-        self._before = all_before(makers)
+        self._before = find_ancestors(makers)
 
     def are_read_before(self, gather: int, names: Iterable[str], update: int) -> bool:
         """True if each reader of these tensors comes before a collective of the gather's group that

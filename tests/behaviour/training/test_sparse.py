@@ -17,7 +17,7 @@ from flowrun.engine.compile import compile_training
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.sbp import B, S, Sbp
-from flowrun.engine.lowering.form_regions import moves
+from flowrun.engine.lowering.form_regions import is_communication
 from flowrun.engine.ops.flow import sparse
 from flowrun.engine.passes.update.sparse_ops import LOOKED_UP
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
@@ -337,7 +337,9 @@ def test_ranks_that_divide_the_batch_exchange_rows_of_a_large_table(layout: Layo
     large = partial(WideDeep, 100_000, FIELDS, NUMBERS, WIDTH, (8,))
     graph = compiled_graph(training(large, DECAYED), layout)
     boxed = {
-        (op.inputs[0], op.args[1].kind) for op in graph.ops if moves(op) and op.phase == UPDATE
+        (op.inputs[0], op.args[1].kind)
+        for op in graph.ops
+        if is_communication(op) and op.phase == UPDATE
     }
     assert (f"rows/{TABLE}", "all_gather") in boxed
     assert f"grad/{TABLE}" not in {name for name, _ in boxed}

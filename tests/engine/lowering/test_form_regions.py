@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrun.engine.ir.graph import FORWARD, PHASES, LogicalGraph
-from flowrun.engine.lowering.form_regions import Region, form_regions, moves
+from flowrun.engine.lowering.form_regions import Region, form_regions, is_communication
 from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
 from support.graph_text import one_axis, one_rank_stages, rewritten
@@ -68,7 +68,7 @@ def assert_regions_can_run(graph: LogicalGraph) -> None:
     """Each op once; regions and moving boxings, as wholes, read only what was made before."""
     regions = form_regions(graph)
     inside = {op.name: k for k, region in enumerate(regions) for op in region.ops}
-    assert sorted(inside) == sorted(op.name for op in graph.ops if not moves(op))
+    assert sorted(inside) == sorted(op.name for op in graph.ops if not is_communication(op))
     node = {op.name: inside.get(op.name, op.name) for op in graph.ops}
     before: dict[object, set[object]] = {n: set() for n in node.values()}
     for op in graph.ops:

@@ -14,7 +14,7 @@ from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref, Variab
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, NdSbp, P, S
-from flowrun.engine.lowering.shared_weights import one_copy
+from flowrun.engine.lowering.shared_weights import mark_shared_gathers
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.shared_weight_memory import (
     SharedMemory,
@@ -71,7 +71,7 @@ UPDATE = region("update", ["w", "grad"], ["new"])
 
 def lies_once(*actors: Actor, grid: tuple[int, ...] = (2,), ops: Sequence[Op] = ()) -> bool:
     """Whether the gather, which is the first actor, moves no byte."""
-    work = one_copy(actors, graph(*ops), [grid])[0].work
+    work = mark_shared_gathers(actors, graph(*ops), [grid])[0].work
     assert isinstance(work, BoxWork)
     return work.one_copy
 
@@ -100,7 +100,7 @@ def test_an_update_that_waits_for_no_other_rank_keeps_the_gather() -> None:
 def test_pieces_that_are_not_one_stretch_of_the_whole_keep_the_gather() -> None:
     columns = collective(BoxingStep(0, S(1), B), "w", "whole")
     actors = (columns, BACKWARD, SCATTER, UPDATE)
-    work = one_copy(actors, graph(dim=1), [(2,)])[0].work
+    work = mark_shared_gathers(actors, graph(dim=1), [(2,)])[0].work
     assert isinstance(work, BoxWork) and not work.one_copy
 
 
