@@ -114,13 +114,18 @@ def _mixed_boxings(plan: Plan) -> Iterator[Fault]:
             yield Fault(name_of(actor), f"it is on axis {actor.work.step.axis}.")
 
 
-def _changed_shapes(plan: Plan) -> Iterator[Fault]:
+def _changed_moves(plan: Plan) -> Iterator[Fault]:
     for actor in plan.actors:
-        if isinstance(actor.work, BoxWork | TransferWork):
-            for move in actor.work.moves:
-                before, after = plan.tensors[move.read], plan.tensors[move.made]
-                if (before.shape, before.dtype) != (after.shape, after.dtype):
-                    yield Fault(name_of(actor), f"{before} becomes {after}.")
+        if not isinstance(actor.work, BoxWork | TransferWork):
+            continue
+        for move in actor.work.moves:
+            for name, location in ((move.read, move.source), (move.made, move.target)):
+                tensor = plan.tensors[name]
+                if (tensor.shape, tensor.dtype) != (move.shape, move.dtype):
+                    yield Fault(name_of(actor), f"it moves {tensor} as {move.dtype}{move.shape}.")
+                if location != plan.locations[name]:
+                    found = f"%{name} lies as {plan.locations[name]}, and moves as {location}."
+                    yield Fault(name_of(actor), found)
 
 
 def _bad_overwrites(plan: Plan) -> Iterator[Fault]:
@@ -181,7 +186,7 @@ PLAN_RULES: tuple[Promise[Plan], ...] = (
     ),
     Promise(ACTORS, "a channel has one send and one receive of its tensors.", _unmatched_sends),
     Promise(ACTORS, "a boxing is one collective with a step for each tensor.", _mixed_boxings),
-    Promise(ACTORS, "communication keeps shapes and dtypes.", _changed_shapes),
+    Promise(ACTORS, "a move has shape, dtype and locations of its tensors.", _changed_moves),
     Promise(ACTORS, "one actor does each op of the graph.", _lost_ops),
     *REGISTER_RULES,
     Promise(

@@ -60,7 +60,7 @@ FORMULAS: Mapping[str, str] = {
 
 def level_report(job: Job, level: str) -> str:
     """One line of explanation, the passes that lead to the level, and its text."""
-    passes = [rewrite.__name__ for rewrite in (TRAINING | PLAN_PASSES).get(level, ())]
+    passes = [each.__name__ for each in TRAINING.get(level) or PLAN_PASSES.get(level, ())]
     lines = [f"{level}: {EXPLAINED[level]}"]
     lines += [f"passes: {', '.join(passes)}"] if passes else []
     return "\n".join((*lines, "", *(list(_lines(job, level)) or ["(none)"]))).rstrip()
@@ -111,10 +111,9 @@ def _formula(plan: Plan, actor: Actor, work: BoxWork) -> str:
     grid = plan.placements[actor.stage].shape
     parts = grid[work.step.axis]
     shared = 0
-    for step, (read, _) in zip(work.steps, work.pairs, strict=True):
-        tensor, nd_sbp = plan.graph.tensors[read], plan.locations[read][1]
-        whole = largest_shape(tensor.shape, replace_axis(nd_sbp, step.axis, B), grid)
-        shared += math.prod(whole) * tensor.dtype.itemsize
+    for step, move in zip(work.steps, work.moves, strict=True):
+        whole = replace_axis(move.source.nd_sbp, step.axis, B)
+        shared += math.prod(largest_shape(move.shape, whole, grid)) * move.dtype.itemsize
     groups = len(plan.placements[actor.stage].ranks) // parts
     many = f" in each of {groups} groups" if groups > 1 else ""
     return (

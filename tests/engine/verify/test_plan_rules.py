@@ -84,6 +84,13 @@ def on_two_axes(plan: Plan) -> Plan:
     return with_actor(plan, box, work={"steps": steps})
 
 
+def moved_from_elsewhere(plan: Plan) -> Plan:
+    """A collective whose first tensor is said to lie as what it makes."""
+    box = first(plan, BOX)
+    move, *rest = box.work.moves  # type: ignore[union-attr]
+    return with_actor(plan, box, work={"moves": (replace(move, source=move.target), *rest)})
+
+
 Plant = Callable[[Plan], Plan]
 FAULTS: tuple[tuple[Plant, str, str], ...] = (
     (lambda p: with_register(p, stash(p), readers=(99,)), "register ", "it names actor 99"),
@@ -99,6 +106,7 @@ FAULTS: tuple[tuple[Plant, str, str], ...] = (
         "op ",
         "0 actors do it",
     ),
+    (moved_from_elsewhere, "actor ", "and moves as"),
     (without_an_act, "actor ", "has act 0 of it 0 times, not 1."),
     (on_two_axes, "actor ", "2 steps for 1 tensors"),
     (overwritten, "actor ", "is written over"),
