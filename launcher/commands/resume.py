@@ -165,7 +165,8 @@ def restore(job: Job, start: Checkpoint) -> None:
                 f"and {_shown(tensor.shape, tensor.dtype)} here.",
             )
     unused = [name for name in job.unused if name in there]
-    job.materials.initial = job.materials.initial.but(read_whole(start.folder, unused))
+    initial = job.materials.initial.but(read_whole(start.folder, unused))
+    job.materials = replace(job.materials, initial=initial)
 
 
 def notes(job: Job, start: Checkpoint) -> Iterator[str]:

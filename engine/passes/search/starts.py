@@ -122,4 +122,4 @@ class _Walk:
         source = self.options.tied.get(name, name)
         homes = self.homes_of[source]
         self.homes.setdefault(source, homes.index(wanted) if wanted in homes else 0)
-        self.there[name] = frozenset(((self.stages[name], homes[self.homes[source]]),))
+        self.there[name] = frozenset((Location(self.stages[name], homes[self.homes[source]]),))
