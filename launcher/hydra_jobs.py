@@ -82,9 +82,9 @@ def _job(cfg: Any, config_dir: str | None) -> Any:
         chosen: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
         recipe = to_recipe(regroup(cfg, chosen, config_dir))
         if recipe.launch.name == "slurm":
-            from flowrun.launcher.run import settled
+            from flowrun.launcher.run import settle
 
-            recipe, _ = settled(recipe)
+            recipe, _ = settle(recipe)
             return _submit(recipe, Path(HydraConfig.get().runtime.output_dir))
         doing.doing("importing torch")
         with pause_collection():

@@ -47,21 +47,19 @@ def run(
 ) -> Report:
     """Train a recipe; its plan, metrics, weights and report go to `folder`.
 
-    start: a checkpoint to go on from (resume.py).  Raises FlowrunError: nothing was started if it
-    is a RecipeError, SbpError or PlanError.
+    progress: shows the run to a person.  start: a checkpoint to go on from (resume.py).  Raises
+    FlowrunError: nothing was started if it is a RecipeError, SbpError or PlanError.
     """
     check_runs(recipe)
-    recipe, planned = settled(recipe, progress)  # auto.placement: the fastest placement that fits
+    recipe, planned = settle(recipe, progress)  # auto.placement: the fastest placement that fits
     with compiling():
         job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
-        training, evaluation = (
-            job.plans.compiled
-        )  # capture, passes, plan, rehearsal (engine/compile.py)
+        training, evaluation = job.plans.compiled  # capture … rehearsal (engine/compile.py)
     if recipe.train.save:
         weights.check(job.saved, job.names)
     with alone(folder, recipe.launch.nnodes):
         prepare(folder, resumed=start is not None)
-        resumed = _resumed(job, start) if start else ()
+        resumed = _resume(job, start) if start else ()
         record = Record(folder, job, progress)
         record.write_plan(training, (*notes(job), *resumed))
         execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
@@ -73,21 +71,21 @@ def run(
             raise
         if log.notes:
             trace.write(record.folder / trace.NAME, training, log.notes)
-        report = Report.of(job, training, log)  # what was foreseen beside what was measured
+        report = Report.of(job, training, log)  # foreseen and measured
         record.write_report(report)
         return report
 
 
-def _resumed(job: Job, start: Checkpoint) -> tuple[str, ...]:
-    """Put the job where the checkpoint left it; what a person should know."""
+def _resume(job: Job, start: Checkpoint) -> tuple[str, ...]:
+    """Put the job where the checkpoint left it; return notes for a person."""
     from flowrun.launcher.commands import resume  # imports what few runs need: 0.8 s
 
     resume.restore(job, start)
     return tuple(resume.notes(job, start))
 
 
-def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Rehearsed | None]:
-    """The recipe as it will run; with its plan, where flowrun has placed it."""
+def settle(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Rehearsed | None]:
+    """Return the recipe as it will run, with its plan if flowrun has placed it."""
     if not recipe.auto.placement:
         return recipe, None
     from flowrun.launcher.place.place import place
@@ -101,7 +99,7 @@ def settled(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, R
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a recipe will do.
+    """A recipe's plan, before anything runs.
 
     Attributes:
         recipe: the recipe as it will run, with the placement that a search chose.
@@ -118,10 +116,10 @@ class Planned:
 
 
 def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None) -> Planned:
-    """What a recipe will do: stages, layers, boxings, memory, time; before these the candidates,
-    where it is to be placed.  Starts nothing.
+    """Show what a recipe will do: stages, layers, boxings, memory, time; first the candidates, if
+    it asks to be placed.  Nothing is started.
 
-    save: where to write the placed recipe, which `overrides` were composed to.
+    overrides: what the recipe was composed from.  save: where to write the placed recipe.
     """
     terminal, width = sys.stdout.isatty(), output_width()
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
@@ -147,19 +145,19 @@ def plan(recipe: Recipe, overrides: Sequence[str] = (), save: Path | None = None
 
 
 def plan_level(recipe: Recipe, level: str) -> str:
-    """One level of the compiler as text (report/show_level.py).  Starts nothing.
+    """Show one level of the compiler as text (report/show_level.py).  Nothing is started.
 
     Raises RecipeError for an unknown level, and as `plan` does.
     """
     from flowrun.launcher.report.show_level import check_level, level_report
 
     check_level(level)
-    recipe, planned = settled(recipe)
+    recipe, planned = settle(recipe)
     return level_report(Job(recipe, values=False, planned=planned), level)
 
 
 def verify(recipe: Recipe) -> LayoutComparison:
-    """A few steps of the recipe under every layout, each beside plain torch."""
+    """Train a few steps of the recipe under every layout, and compare each with plain torch."""
     from flowrun.launcher.commands.verify import compare_layouts
 
     return compare_layouts(recipe, run)

@@ -47,7 +47,7 @@ def legend(suite: Suite) -> str:
         f"ms: of a step, the median of {runs}, each without its first {suite.warmup}; "
         "least: of all. share: flowrun's part of the peer's time, the median of the rounds' own; "
         "of flowrun, its efficiency: one rank / (ranks x time). MB: of the rank that takes most, "
-        "beside what it had before training. sent MB: of all ranks in a step. losses: how far the "
+        "without what it had before training. sent MB: of all ranks in a step. losses: how far the "
         f"peer's are off in any step, relative; allowed is {suite.loss_tolerance:.0e}."
     )
 

@@ -70,8 +70,10 @@ THOROUGH = ProbeSizes(
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What some processes measure together.  device: that of a rank too, before the links.  paced:
-    how fast they compute side by side, behind them; they are more than cores.
+    """A session: what some processes measure together.
+
+    device: measure the device of a rank, too, before the links.  paced: measure how fast they
+    compute at the same time, after the links; there are more of them than cores.
     """
 
     ranks: int
@@ -82,7 +84,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class OfRank:
-    """What one process measured.  had: of a core, while it timed its device."""
+    """A rank's measurements.  had: its share of a core, while it timed its device."""
 
     device: Sequence[TimedWork]
     links: Sequence[Moved]

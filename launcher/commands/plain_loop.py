@@ -89,8 +89,8 @@ def _loss(parts: RecipeParts, model: nn.Module, batch: Mapping[str, Tensor]) -> 
 
 
 class _PlainUpdate:
-    """One step of plain torch: scaling, clipping, rates, and torch's own optimizer or the function
-    that the recipe names.
+    """The update of a step by plain torch: scaling, clipping, rates, and torch's own optimizer or
+    the function that the recipe names.
     """
 
     def __init__(self, asked: Optimizer, scale: LossScale | None, model: nn.Module) -> None:

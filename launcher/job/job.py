@@ -31,7 +31,7 @@ from flowrun.launcher.terminal import doing
 
 @dataclass(frozen=True, slots=True)
 class WorkUnit:
-    """What speed counts: a unit, tokens or samples, and how many of it a step has."""
+    """The unit that speed counts, tokens or samples, and its number in a step."""
 
     unit: str
     per_step: int
@@ -42,7 +42,7 @@ class WorkUnit:
 
 
 class Job:
-    """What a recipe stands for.  Built once on each host; workers inherit it.
+    """A job is a recipe made concrete.  Built once on each host; workers inherit it.
 
     materials: the model, the data and the task.  plans: what they are compiled to.
 
@@ -86,7 +86,7 @@ class Job:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """What is left of the run."""
+        """The segments that are left of the run."""
         return segments(self.recipe, self.start.step if self.start else 0)
 
     @property
@@ -110,7 +110,7 @@ class Job:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What went otherwise than a user expects, known without a plan; notes.py has the rest."""
+        """Notes on what a user may not expect, known without a plan; notes.py has the others."""
         return (*self.materials.notes, *self._of_data, *self._of_hardware, *self.plans.cache.notes)
 
     @cached_property
@@ -127,7 +127,7 @@ class Job:
 
     @property
     def _of_hardware(self) -> tuple[str, ...]:
-        """What the recipe's own profile, and the plan, do not say."""
+        """Return notes on the hardware that neither the profile nor the plan has."""
         named, used, out = self.recipe.hardware, self.strategy.hardware, []
         if named.device != used.device:
             here, what = gpu_name() or "a GPU", f"of which {named.name} says nothing"
@@ -216,7 +216,7 @@ class Job:
         return trained | {name: (given.shape(name), given.dtype(name)) for name in self.unused}
 
     def about(self, step: int) -> About:
-        """What a checkpoint after `step` steps says of itself."""
+        """Return the description of a checkpoint after `step` steps."""
         train = self.recipe.train
         return About(step, train.seed, train.batch_size, self.names)
 

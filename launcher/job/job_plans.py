@@ -31,7 +31,7 @@ from flowrun.launcher.terminal import doing
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How long the comparison of what was captured with the model took; why there was none."""
+    """The seconds that comparing what was captured with the model took, or why there was none."""
 
     seconds: float
     why_none: str

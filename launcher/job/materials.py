@@ -20,7 +20,7 @@ from flowrun.launcher.recipe.schema import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Materials:
-    """What plans are made of, and what training reads.
+    """The materials of a job: what plans are made from, and what training reads.
 
     initial: value of every parameter and buffer, by the model's own names, each made when it is
         asked for; empty where there is only to be planned.

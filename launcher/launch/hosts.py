@@ -116,11 +116,11 @@ class EventSender:
         """Send the results of a step, and the seconds since the last; one rank of the run does."""
         self._send("step", step, results, seconds, everywhere=True)
 
-    def evaluated(self, step: int, results: dict[str, float]) -> None:
+    def send_evaluation(self, step: int, results: dict[str, float]) -> None:
         """Send the means over the held-out samples, with the weights after `step`."""
         self._send("evaluated", step, results, everywhere=True)
 
-    def saved(self, folder: Path) -> None:
+    def send_saved(self, folder: Path) -> None:
         """Say that all ranks have written a checkpoint."""
         self._send("saved", str(folder), everywhere=True)
 

@@ -1,4 +1,4 @@
-"""What a rank takes while it trains."""
+"""The memory of a rank while it trains."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from flowrun.launcher.launch.process_memory import most_taken, taken
 
 
 class RankMemory:
-    """For itself, of what it did not inherit from the launcher.
+    """The memory of a rank, without what it inherited from the launcher.
 
     peak: most bytes of tensors at once: on the CPU those of the first steps, counted one by one; on
     CUDA what torch has handed out.  process_peak: most bytes of anonymous memory, with what
     allocator and libraries keep, on CUDA what the allocator has taken, up to the first evaluation
-    or checkpoint: behind it theirs are in the same number.  What lies in shared memory comes on
-    top: of both messages (Links.message_bytes), of the second variables
-    (DistributedRank.shared_bytes).
+    or checkpoint: after that theirs are in the same number.  Shared memory comes on top: messages
+    (Links.message_bytes) to both figures, variables (DistributedRank.shared_bytes) to the second.
     """
 
     def __init__(self, device: torch.device) -> None:

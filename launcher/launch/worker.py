@@ -128,7 +128,7 @@ class Worker:
                 evaluation = evaluation or self._evaluator(rank, body, device)
                 results = evaluation.run(self.job.eval_steps)
                 if evaluation.reports:
-                    events.evaluated(segment.last - 1, self.job.validation(results))
+                    events.send_evaluation(segment.last - 1, self.job.validation(results))
             if segment.save:
                 self._checkpoint(rank, body, segment.last, events)
         if recipe.train.save:
@@ -241,7 +241,7 @@ class Worker:
                 )
             checkpoint.write(folder, self._shards(rank, trained), alone=False)
         if trained.reports:
-            events.saved(folder)
+            events.send_saved(folder)
 
     def _shards(self, rank: int, trained: DistributedRank) -> Iterator[Shard]:
         """This rank's part of all variables; the first rank makes what forward does not read."""

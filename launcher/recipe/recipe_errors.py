@@ -51,13 +51,16 @@ def one_of(words: Iterable[str]) -> str:
 
 
 def require(holds: bool, where: str, problem: str, instead: str = "") -> None:
-    """Raise RecipeError at the key `where` unless the statement holds."""
+    """Raise RecipeError at the key `where` unless the statement holds.
+
+    problem: the facts.  instead: what to write.
+    """
     if not holds:
         raise RecipeError(where, problem, instead)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The nearest known word as a question, else all that there are."""
+    """Suggest the nearest known word as a question, or list all words."""
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:

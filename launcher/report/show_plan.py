@@ -71,7 +71,7 @@ def plan_report(job: Job, width: int = 100) -> RenderableType:
 def layers(plan: Plan) -> Table:
     """Every parameter with shape and SBP, and what leaves its module; equal blocks share a line."""
     table = _table("layers", "parameter", "stage", "shape", "SBP", "a rank holds", "output", "SBP ")
-    for row in _merged(_layer_rows(plan), many=len(plan.placements) > FEW):
+    for row in _merge(_layer_rows(plan), many=len(plan.placements) > FEW):
         table.add_row(*row)
     return table
 
@@ -106,7 +106,7 @@ def _shape(shape: Iterable[int]) -> str:
     return " x ".join(map(str, shape)) or "scalar"
 
 
-def _merged(rows: Iterable[tuple[str, ...]], *, many: bool) -> list[tuple[str, ...]]:
+def _merge(rows: Iterable[tuple[str, ...]], *, many: bool) -> list[tuple[str, ...]]:
     """Rows that differ only by the number of a block become one: blocks.0-3.attn.qkv.weight; of
     many stages, also those that differ by the stage.
     """
@@ -223,7 +223,7 @@ def times(job: Job, training: Rehearsed) -> Text:
 
 
 def compiler(job: Job, training: Rehearsed) -> list[RenderableType]:
-    """How many programs Inductor gets, where the recipe asks for it."""
+    """Say how many programs Inductor gets, if the recipe asks for it."""
     if job.recipe.engine.compiler != INDUCTOR:
         return []
     return [Text(f"inductor compiles {summary(compiled_regions(job, training))}")]
