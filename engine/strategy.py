@@ -220,8 +220,8 @@ class Strategy:
     in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
         "zero_bubble", or "auto", the fewest that are as good as what memory allows, up to zero
         bubble (compile.py).
-    reduces_wide: gradients are summed over ranks in the dtype of their accumulators.
-    accumulates_wide: these have the dtype of the weights; else the one that the gradient was
+    reduce_in_fp32: gradients are summed over ranks in the dtype of their accumulators.
+    accumulate_in_fp32: these have the dtype of the weights; else the one that the gradient was
         computed in.
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
         once.
@@ -251,8 +251,8 @@ class Strategy:
     auto: Auto = Auto()
     optimizer: Optimizer = Optimizer()
     loss_scale: LossScale | None = None
-    reduces_wide: bool = False
-    accumulates_wide: bool = True
+    reduce_in_fp32: bool = False
+    accumulate_in_fp32: bool = True
     micro_batches: int = 1
     mirrored: bool = False
     counts_step: bool = True

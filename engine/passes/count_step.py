@@ -344,8 +344,8 @@ class _Rewriting:
                 one = state and self.tensors[divisor.name].num_elements == 1
                 if one and state and state.kind == UNKNOWN and op.args[0].name not in self.known:
                     self.notes.append(
-                        f"the loss divides by {divisor.name}, of which it is not known how to count"
-                        " it over the step: micro-batches are averaged as means there"
+                        f"the loss divides by {divisor.name}, which cannot be counted over the"
+                        " step: micro-batches are averaged as means there"
                     )
         yield from dict.fromkeys(self.notes)
 

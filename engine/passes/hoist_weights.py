@@ -117,7 +117,7 @@ class _Hoister:
         viewed = self._of_weights(op) and not _makes_memory(op)
         if not viewed and not self._widens(op):
             return
-        if not viewed and self.strategy.reduces_wide:
+        if not viewed and self.strategy.reduce_in_fp32:
             self.ops[op.name] = self._cast_before_sum(op)
             return
         wanted: dict[tuple[tuple[NdSbp, ...], str], list[str]] = {}

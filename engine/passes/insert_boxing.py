@@ -195,12 +195,12 @@ class _Boxer:
         )
         if stage != target_stage:
             far = self.strategy.hardware.is_far(source_placement, target_placement)
-            leaves, enters = transfer_sbps(
+            sent, received = transfer_sbps(
                 source_placement, nd_sbp, target_placement, target, shape, far
             )
-            yield from _path_places(stage, nd_sbp, leaves, source_placement.shape, shape)
-            yield None, Location(target_stage, enters)
-            nd_sbp = enters
+            yield from _path_places(stage, nd_sbp, sent, source_placement.shape, shape)
+            yield None, Location(target_stage, received)
+            nd_sbp = received
         yield from _path_places(target_stage, nd_sbp, target, target_placement.shape, shape)
 
     def _append(

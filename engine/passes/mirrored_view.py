@@ -73,8 +73,8 @@ def own_ops(graph: LogicalGraph, strategy: Strategy) -> frozenset[str]:
     joint: set[str] = set()
     own: set[str] = set()
     for op in graph.ops:
-        leaves = op.target in (SHARE, BY_RANK)
-        if leaves or joint.intersection(op.inputs):
+        is_joint = op.target in (SHARE, BY_RANK)
+        if is_joint or joint.intersection(op.inputs):
             joint.update(op.makes)
         elif op.phase != UPDATE and info(op.target).relabels is None:
             own.add(op.name)
@@ -168,12 +168,12 @@ class _Mirror:
         flat = self._op(
             f"{tensor}/index", "aten.view.default", index.name, "", FORWARD, (), shape=()
         )
-        wide = self._op(f"{tensor}/first", "aten.mul.Scalar", tensor, "", FORWARD, self.ranks)
+        first = self._op(f"{tensor}/first", "aten.mul.Scalar", tensor, "", FORWARD, self.ranks)
         added = replace(
-            self._op(made, "aten.add.Tensor", wide.name, "", FORWARD),
-            args=(Ref(wide.name), Ref(flat.name)),
+            self._op(made, "aten.add.Tensor", first.name, "", FORWARD),
+            args=(Ref(first.name), Ref(flat.name)),
         )
-        return [count, index, flat, wide, added]
+        return [count, index, flat, first, added]
 
     def _by_rank(self, name: str, tensor: str) -> tuple[Op, Op]:
         shape = (self.ranks,)

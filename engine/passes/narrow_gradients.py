@@ -21,10 +21,10 @@ def narrow_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     """Let the results "grad/..." name the gradients before their last cast, which nothing else
     reads.
     """
-    if strategy.accumulates_wide:
+    if strategy.accumulate_in_fp32:
         return graph
     gone: set[str] = set()
-    wide: list[str] = []
+    without_cast: list[str] = []
     results: list[tuple[str, str]] = []
     for name, tensor in graph.results:
         is_gradient = name.startswith("grad/")
@@ -32,16 +32,19 @@ def narrow_gradients(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         if computed is not None:
             gone.add(tensor)
         elif is_gradient:
-            wide.append(name.removeprefix("grad/"))
+            without_cast.append(name.removeprefix("grad/"))
         results.append((name, computed or tensor))
-    names = ", ".join(wide[:4]) + (" …" if len(wide) > 4 else "")
-    note = f"gradients added up as they were computed; wide are {len(wide)}: {names}"
+    names = ", ".join(without_cast[:4]) + (" …" if len(without_cast) > 4 else "")
+    note = (
+        "gradients are accumulated in the dtype that they were computed in; "
+        f"{len(without_cast)} were computed in their weight's: {names}"
+    )
     return replace(
         graph,
         ops=tuple(op for op in graph.ops if not gone.intersection(op.makes)),
         tensors={name: tensor for name, tensor in graph.tensors.items() if name not in gone},
         results=tuple(results),
-        notes=(*graph.notes, note) if wide else graph.notes,
+        notes=(*graph.notes, note) if without_cast else graph.notes,
     )
 
 

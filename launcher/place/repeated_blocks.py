@@ -96,7 +96,10 @@ def cut_evenly(
     start, end = second[0], second[-1] + 1
     again = (*range(end), *list(range(start, end)) * (blocks.count - 2), *range(end, len(pieces)))
     whole = ForwardSequence(
-        *(tuple(each[k] for k in again) for each in (line.work_s, line.entering_s, line.leaving_s))
+        *(
+            tuple(each[k] for k in again)
+            for each in (line.work_s, line.entering_s, line.returning_s)
+        )
     )
     cuts = (0, *balance_cuts(whole, ranks), len(again))
     work = [sum(whole.work_s[one:other]) for one, other in itertools.pairwise(cuts)]

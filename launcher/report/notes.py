@@ -101,7 +101,8 @@ def _slow_readers(job: Job) -> Iterator[str]:
 def _no_validation(job: Job) -> Iterator[str]:
     asked, samples = job.recipe.eval, length(job.materials.data)
     if asked.batches and asked.fraction and not job.materials.sampler.held_out:
-        yield f"no validation: {asked.fraction:.0%} of {samples} samples are none (eval.fraction)"
+        share = f"{asked.fraction:.0%} of {samples} samples"
+        yield f"no validation: {share} is less than one sample (eval.fraction)"
 
 
 def _zero_of_one_rank(job: Job) -> Iterator[str]:
@@ -203,7 +204,7 @@ NO_EFFECT = (
     NoEffect(
         "launch",
         "message_order_seed",
-        _unless(lambda job: job.recipe.launch.name == "virtual", "launch=virtual alone reads it"),
+        _unless(lambda job: job.recipe.launch.name == "virtual", "only launch=virtual reads it"),
     ),
     NoEffect(
         "launch",
@@ -219,7 +220,7 @@ NO_EFFECT = (
     NoEffect(
         "engine",
         "overwrites",
-        _unless(lambda job: job.recipe.engine.compiler == EAGER, "compiled code sees to that"),
+        _unless(lambda job: job.recipe.engine.compiler == EAGER, "the compiler does this itself"),
     ),
 )
 

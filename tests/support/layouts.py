@@ -41,8 +41,8 @@ class Layout:
     register_slots: int = 2
     grids: tuple[tuple[int, int], ...] = ()
     recompute: Recompute = field(default_factory=Recompute)
-    reduces_wide: bool = False
-    accumulates_wide: bool = True
+    reduce_in_fp32: bool = False
+    accumulate_in_fp32: bool = True
     shared: bool = False
     pinned: bool = True
 
@@ -127,8 +127,8 @@ def strategy(training: Training, layout: Layout) -> Strategy:
         zero=Zero("data", layout.zero, 64) if layout.zero else Zero(),
         recompute=layout.recompute,
         loss_scale=training.loss_scale,
-        reduces_wide=layout.reduces_wide,
-        accumulates_wide=layout.accumulates_wide,
+        reduce_in_fp32=layout.reduce_in_fp32,
+        accumulate_in_fp32=layout.accumulate_in_fp32,
         optimizer=replace(training.optimizer, clip_norm=layout.clip_norm),
         micro_batches=training.micro_batches,
         in_flight=layout.in_flight,

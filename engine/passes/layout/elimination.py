@@ -51,20 +51,20 @@ class Least:
 
 
 def minimise(
-    sizes: Sequence[int], tables: Iterable[CostTable], widest: int = MAX_TABLE_ENTRIES
+    sizes: Sequence[int], tables: Iterable[CostTable], max_entries: int = MAX_TABLE_ENTRIES
 ) -> Least:
     """Return values of variables (0 .. sizes[v] - 1) for which the sum of the tables is least.
 
-    If eliminating a variable would make a table of more than `widest` entries, its neighbours with
-    most neighbours are fixed at the value that looks best for each alone; the result is then not
-    proved least.  sizes: number of values of each variable.  tables: the costs.
+    sizes: number of values of each variable.  tables: the costs.  max_entries: if eliminating a
+    variable would make a larger table, its neighbours with most neighbours are fixed at the value
+    that looks best for each alone; the result is then not proved least.
     """
     network = _OpenTables(sizes, tables)
     # (variable, its best value for each choice of its neighbours)
     left: list[tuple[int, CostTable]] = []
     exact = True
     for v in order_variables(sizes, network.neighbours):
-        while v in network.tables and network.entries(v) > widest:
+        while v in network.tables and network.entries(v) > max_entries:
             exact = False
             u = max((v, *network.neighbours[v]), key=lambda u: (len(network.neighbours[u]), u))
             left.append((u, network.fix(u)))
@@ -77,19 +77,18 @@ def minimise(
 
 
 def lower_bound(
-    sizes: Sequence[int], tables: Iterable[CostTable], widest: int = MAX_TABLE_ENTRIES
+    sizes: Sequence[int], tables: Iterable[CostTable], max_entries: int = MAX_TABLE_ENTRIES
 ) -> float:
     """Return a bound that no choice can be below.
 
-    Mini-buckets (Dechter and Rish 2003): if eliminating a variable would make a table of more than
-    `widest` entries, its tables are divided into parts, and each part is minimised on its own.
-    sizes,
-    tables: as of `minimise`.
+    sizes, tables: as of `minimise`.  max_entries: if eliminating a variable would make a larger
+    table, its tables are divided into parts, and each part is minimised on its own (mini-buckets,
+    Dechter and Rish 2003).
     """
     network = _OpenTables(sizes, tables)
     for v in order_variables(sizes, network.neighbours):
-        if network.entries(v) > widest:
-            network.relax(v, widest)
+        if network.entries(v) > max_entries:
+            network.relax(v, max_entries)
         else:
             network.eliminate(v)
     return network.constant
@@ -144,12 +143,12 @@ class _OpenTables:
         near = tuple(sorted(self.neighbours[v]))
         return CostTable(near, self._leave(v, near, self._without(v)))
 
-    def relax(self, v: int, widest: int) -> None:
-        """Eliminate v in parts of at most `widest` entries (more, if a single table has more)."""
+    def relax(self, v: int, max_entries: int) -> None:
+        """Eliminate v in parts of at most `max_entries` entries, or of a single larger table."""
         parts: list[tuple[set[int], list[CostTable]]] = []
         for table in sorted(self._without(v), key=lambda table: -table.values.size):
             for over, tables in parts:
-                if math.prod(self.sizes[u] for u in over.union(table.over)) <= widest:
+                if math.prod(self.sizes[u] for u in over.union(table.over)) <= max_entries:
                     over.update(table.over)
                     tables.append(table)
                     break

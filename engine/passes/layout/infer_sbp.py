@@ -96,7 +96,7 @@ def _without_table(graph: LogicalGraph, strategy: Strategy, axis: int) -> Iterat
         else:
             yield (
                 f"{target} in {where} has no signature table: "
-                f"all ranks of {strategy.axes[axis]} do all of it"
+                f"every rank of {strategy.axes[axis]} computes all of it"
             )
 
 

@@ -79,11 +79,11 @@ class Boxings:
         known: dict[tuple[LocationNumbers, LocationNumbers], float] = {}
         asked = [sorted(place[form] for form in forms) for forms in want_at]
         for have, i in have_at.items():
-            there = tuple(sorted(place[form] for form in have))
+            existing = tuple(sorted(place[form] for form in have))
             for j, places in enumerate(asked):
-                missing = tuple(k for k in places if k not in there)
+                missing = tuple(k for k in places if k not in existing)
                 self.complete &= len(missing) <= MAX_ORDERED_FORMS
-                seconds[i, j] = times * _least(into, there, missing, known)
+                seconds[i, j] = times * _least(into, existing, missing, known)
                 for k in missing:
                     held[every[k].stage][i, j] += copies[k]
         at = np.ix_([have_at[f] for f in made], [want_at[f] for f in wanted])
@@ -123,10 +123,10 @@ def _least(
         lasts = missing
         if len(missing) > MAX_ORDERED_FORMS:
             lasts = (max(missing, key=lambda f: (min(into[f][h] for h in have), f)),)
-        there = have + missing
+        existing = have + missing
         known[key] = min(
             _least(into, have, tuple(k for k in missing if k != f), known)
-            + min(into[f][h] for h in there if h != f)
+            + min(into[f][h] for h in existing if h != f)
             for f in lasts
         )
     return known[key]

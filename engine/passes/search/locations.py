@@ -99,9 +99,9 @@ def _small_unions(
         if math.comb(len(every), size) + len(sets) > MAX_SETS and sets:
             break
         for some in itertools.combinations(every, size):
-            there = certain | frozenset(some)
-            if all(any(f <= there for f in forms) for forms in options):
-                sets[there] = None
+            union = certain | frozenset(some)
+            if all(any(f <= union for f in forms) for forms in options):
+                sets[union] = None
     whole = {Location(at.stage, (B,) * len(at.nd_sbp)) for at in every}
     sets[certain | frozenset(whole)] = None
     return tuple(sets)

@@ -189,12 +189,12 @@ class _Maker:
             if not complete:
                 sets = tuple(dict.fromkeys((*sets, *self._sets_of_starts(certain, choosing))))
                 self.complete = False
-            there = Choices(len(self.sizes), sets)
-            self.sets.append((there, tuple(choosing)))
+            form_set = Choices(len(self.sizes), sets)
+            self.sets.append((form_set, tuple(choosing)))
             self.sizes.append(len(sets))
-            self._pay(name, maker, there)
+            self._pay(name, maker, form_set)
             for reader in choosing:
-                self._ask(there, reader)
+                self._ask(form_set, reader)
 
     def _sets_of_starts(
         self, certain: Locations, choosing: Sequence[Choices]
@@ -204,13 +204,15 @@ class _Maker:
             asked = (r.forms[choice[r.variable]] for r in choosing if r.variable is not None)
             yield certain.union(*asked)
 
-    def _ask(self, there: Choices, reader: Choices) -> None:
+    def _ask(self, form_set: Choices, reader: Choices) -> None:
         """Require that a reader's forms are in the set."""
-        key = ("asked", there.forms, reader.forms)
+        key = ("asked", form_set.forms, reader.forms)
         if key not in self._known:
-            self._known[key] = _forbid_others([[f <= e for f in reader.forms] for e in there.forms])
-        assert there.variable is not None and reader.variable is not None
-        self._forbid((there.variable, reader.variable), self._known[key])
+            self._known[key] = _forbid_others(
+                [[f <= e for f in reader.forms] for e in form_set.forms]
+            )
+        assert form_set.variable is not None and reader.variable is not None
+        self._forbid((form_set.variable, reader.variable), self._known[key])
 
     def _pay(
         self,

@@ -26,16 +26,16 @@ class Neighbourhood:
     """The choices near one choice.
 
     free: variable -> the values that it may take; other variables stay.  follows: variable -> the
-    variable whose value it takes.  widest: entries of a table in its elimination.
+    variable whose value it takes.  max_entries: entries of a table in its elimination.
     """
 
     free: Mapping[int, Sequence[int]]
     follows: Mapping[int, int] = field(default_factory=dict)
-    widest: int = 1 << 17
+    max_entries: int = 1 << 17
 
 
 def neighbourhoods(network: Network, best: Choice) -> Iterator[Neighbourhood]:
-    """Yield the neighbourhoods of a choice, the widest first."""
+    """Yield the neighbourhoods of a choice, the largest first."""
     num_axes = len(network.options.rows[0][0])
     for axis in range(num_axes) if num_axes > 1 else ():
         yield _one_axis(network, best, axis)
@@ -53,7 +53,7 @@ def _one_axis(network: Network, best: Choice, axis: int) -> Neighbourhood:
         others = [a for a in range(len(now)) if a != axis]
         free[v] = [k for k, at in enumerate(options) if all(at[a] == now[a] for a in others)]
     free |= _sets(network, best, free, range(len(network.sets)))
-    return Neighbourhood(free, widest=1 << 20)
+    return Neighbourhood(free, max_entries=1 << 20)
 
 
 class OpGroups:
@@ -127,20 +127,20 @@ def _sets(
     """Return the sets that the readers' allowed rows may ask for."""
     allowed: dict[int, Sequence[int]] = {}
     for at in some:
-        there, readers = network.sets[at]
-        assert there.variable is not None
+        form_set, readers = network.sets[at]
+        assert form_set.variable is not None
         asked = [
             dict.fromkeys(r.forms[k] for k in free.get(r.variable, (best[r.variable],)))  # type: ignore[index, arg-type]
             for r in readers
         ]
         possible = frozenset().union(*(f for forms in asked for f in forms))
-        certain = frozenset.intersection(*there.forms)
+        certain = frozenset.intersection(*form_set.forms)
         values = [
             k
-            for k, forms in enumerate(there.forms)
+            for k, forms in enumerate(form_set.forms)
             if forms - certain <= possible
             and all(any(f <= forms for f in options) for options in asked)
         ]
-        now = best[there.variable]
-        allowed[there.variable] = values if now in values else [now, *values]
+        now = best[form_set.variable]
+        allowed[form_set.variable] = values if now in values else [now, *values]
     return allowed

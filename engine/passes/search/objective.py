@@ -199,14 +199,14 @@ class Objective:
         placements = self.strategy.placements
         crossing = self.strategy.hardware.crossing(placements[stage], placements[to_stage])
         far = self.strategy.hardware.is_far(placements[stage], placements[to_stage])
-        leaves, enters = transfer_sbps(
+        sent, received = transfer_sbps(
             placements[stage], source, placements[to_stage], target, shape, far
         )
-        moved = itemsize * math.prod(largest_shape(shape, enters, placements[to_stage].shape))
+        moved = itemsize * math.prod(largest_shape(shape, received, placements[to_stage].shape))
         return (
-            self._along(stage, source, leaves, shape, num_bytes)
+            self._along(stage, source, sent, shape, num_bytes)
             + (crossing.message_seconds(moved) + self.wait_s)
-            + self._along(to_stage, enters, target, shape, num_bytes)
+            + self._along(to_stage, received, target, shape, num_bytes)
         )
 
     def _along(

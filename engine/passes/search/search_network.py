@@ -117,7 +117,7 @@ def _least(
         if len(values) == 1:
             choice[v] = values[0]
     lengths = [len(around.free[v]) for v in leads]
-    found = minimise(lengths, map(CostTable, sums, sums.values()), around.widest).choice
+    found = minimise(lengths, map(CostTable, sums, sums.values()), around.max_entries).choice
     for v, k in place.items():
         choice[v] = around.free[v][found[k]]
     return tuple(choice)

@@ -105,8 +105,8 @@ def note(result: LayoutSearch) -> str:
     proof = "proved least" if found.gap == 0.0 else f"at most {found.gap:.1%} above the least"
     if found.bound <= 0.0:
         proof = "not proved least"
-    text = f"auto: the layout takes {result.seconds * 1e3:.1f} ms by the search's own account, "
-    text += f"op by op and boxing by boxing: {proof}"
+    text = f"auto: the layout takes {result.seconds * 1e3:.1f} ms by the search's own estimate, "
+    text += f"summed over ops and boxings: {proof}"
     if result.byte_s:
-        text += f"; held bytes weighed in, {result.bytes / 1e6:.0f} MB"
+        text += f"; bytes have a price, and a rank holds {result.bytes / 1e6:.0f} MB"
     return text

@@ -44,11 +44,11 @@ def with_sets(network: Network, chosen: Choice) -> Choice:
     chosen: one of the starts of the network, if the network does not have all sets.
     """
     choice = list(chosen)
-    for there, readers in network.sets:
+    for form_set, readers in network.sets:
         asked = frozenset().union(
             *(r.forms[choice[r.variable]] for r in readers if r.variable is not None)
         )
-        enough = ((len(forms), k) for k, forms in enumerate(there.forms) if asked <= forms)
+        enough = ((len(forms), k) for k, forms in enumerate(form_set.forms) if asked <= forms)
         choice.append(min(enough)[1])
     return tuple(choice)
 
@@ -67,14 +67,14 @@ def greedy(graph: LogicalGraph, options: Options, objective: Objective) -> Choic
 class _Walk:
     """A walk along the ops.
 
-    there: tensor -> the forms in which it exists so far.  homes: source -> the index of its home.
+    forms: tensor -> the forms in which it exists so far.  homes: source -> the index of its home.
     """
 
     def __init__(self, graph: LogicalGraph, options: Options, objective: Objective) -> None:
         self.graph = graph
         self.options = options
         self.objective = objective
-        self.there: dict[str, Locations] = {}
+        self.forms: dict[str, Locations] = {}
         self.homes: dict[str, int] = {}
         self.stages = {source.tensor: source.stage for source in graph.sources}
         self.homes_of = dict(zip(options.sources, options.homes, strict=True))
@@ -88,12 +88,12 @@ class _Walk:
                 costs[k] += self._price(name, Location(op.stage, nd_sbp), stays=name in written)
         chosen = int(costs.argmin())
         for name, nd_sbp in zip(op.inputs, inputs_of(rows[chosen]), strict=True):
-            if name not in self.there:
+            if name not in self.forms:
                 self._settle(name, nd_sbp)
-            self.there[name] |= {Location(op.stage, nd_sbp)}
+            self.forms[name] |= {Location(op.stage, nd_sbp)}
         for made, made_as in zip(op.outputs, outputs_of(rows[chosen]), strict=True):
             if made is not None:
-                self.there[made] = frozenset((Location(op.stage, made_as),))
+                self.forms[made] = frozenset((Location(op.stage, made_as),))
         return chosen
 
     def _writes(self, op: Op, name: str) -> bool:
@@ -106,13 +106,13 @@ class _Walk:
         stays: the op writes it in place, so it must exist in that form.
         """
         source = self.options.tied.get(name, name)
-        if name not in self.there and source not in self.homes:
+        if name not in self.forms and source not in self.homes:
             return 0.0 if form.nd_sbp in self.homes_of[source] else math.inf
-        if name not in self.there:
+        if name not in self.forms:
             self._settle(name, None)
         if stays:
-            return 0.0 if form in self.there[name] else math.inf
-        ways = (self.objective.box_seconds(name, have, form) for have in self.there[name])
+            return 0.0 if form in self.forms[name] else math.inf
+        ways = (self.objective.box_seconds(name, have, form) for have in self.forms[name])
         return self.objective.box_times(name) * min(ways)
 
     def _settle(self, name: str, wanted: NdSbp | None) -> None:
@@ -122,4 +122,4 @@ class _Walk:
         source = self.options.tied.get(name, name)
         homes = self.homes_of[source]
         self.homes.setdefault(source, homes.index(wanted) if wanted in homes else 0)
-        self.there[name] = frozenset((Location(self.stages[name], homes[self.homes[source]]),))
+        self.forms[name] = frozenset((Location(self.stages[name], homes[self.homes[source]]),))

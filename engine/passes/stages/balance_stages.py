@@ -27,18 +27,18 @@ class ForwardSequence:
 
     All seconds are sums over the ranks of a stage.
     work_s: of each piece, forward and backward.
-    entering_s, leaving_s: of messages for a cut before that piece: activations that enter the stage
-        behind it, gradients that return to the stage before it; the first of each is 0.
+    entering_s, returning_s: of messages for a cut before that piece: activations that enter the
+        stage behind it, gradients that return to the stage before it; the first of each is 0.
     """
 
     work_s: tuple[float, ...]
     entering_s: tuple[float, ...]
-    leaving_s: tuple[float, ...]
+    returning_s: tuple[float, ...]
 
     def seconds(self, start: int, end: int) -> float:
         """Return the seconds of a stage with the pieces start … end - 1."""
-        leaving = self.leaving_s[end] if end < len(self.work_s) else 0.0
-        return sum(self.work_s[start:end]) + self.entering_s[start] + leaving
+        returning = self.returning_s[end] if end < len(self.work_s) else 0.0
+        return sum(self.work_s[start:end]) + self.entering_s[start] + returning
 
 
 def balance_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -> tuple[int, ...]:
@@ -63,15 +63,15 @@ def balance_cuts(line: ForwardSequence, ranks: Sequence[int], chunks: int = 1) -
         for end in range(k + 1, n - (stages - k - 1) + 1):
             if total[end] < least:
                 continue
-            leaving = line.leaving_s[end] if end < n else 0.0
+            returning = line.returning_s[end] if end < n else 0.0
             for start in range(end - 1, k - 1, -1):
                 work = total[end] - total[start]
                 if work / share > limit:
                     break
-                seconds = (work + line.entering_s[start] + leaving) / share
+                seconds = (work + line.entering_s[start] + returning) / share
                 if start in best and seconds <= limit:
                     sent, slowest, cuts = best[start]
-                    sent += line.entering_s[start] + line.leaving_s[start]
+                    sent += line.entering_s[start] + line.returning_s[start]
                     found = (sent, max(slowest, seconds), (*cuts, start))
                     here[end] = min(here.get(end, found), found)
         best = here
@@ -85,7 +85,7 @@ def _too_many(pieces: int, stages: int, chunks: int) -> RecipeError:
     return RecipeError(
         "placement.chunks" if split else "placement.stages",
         f"the recipe asks for {parts}, but the model can be cut into at most {pieces} pieces:"
-        " only so many of its ops before the loss compute.",
+        " the other ops before the loss compute nothing.",
         f"Write at most {pieces // stages} chunks." if split else f"Write at most {pieces} stages.",
     )
 
@@ -117,8 +117,8 @@ def _least_seconds_below(line: ForwardSequence, ranks: Sequence[int], limit: flo
                     break
                 if total[end] < least:
                     continue
-                leaving = line.leaving_s[end] if end < n else 0.0
-                seconds = max(slowest, (work + line.entering_s[start] + leaving) / share)
+                returning = line.returning_s[end] if end < n else 0.0
+                seconds = max(slowest, (work + line.entering_s[start] + returning) / share)
                 if seconds <= limit and seconds < here.get(end, math.inf):
                     here[end] = seconds
         best = here
@@ -145,13 +145,15 @@ def make_line(
     follows it.  link: between stages.  act_s: of one act.  Seconds are sums over the ranks of a
     stage.
     """
-    entering, leaving = _crossing_seconds(graph, line_ops, link, act_s)
-    starts = _cut_points(line_ops, seconds, [a + b for a, b in zip(entering, leaving, strict=True)])
+    entering, returning = _crossing_seconds(graph, line_ops, link, act_s)
+    starts = _cut_points(
+        line_ops, seconds, [a + b for a, b in zip(entering, returning, strict=True)]
+    )
     ends = [*starts[1:], len(line_ops)]
     return starts, ForwardSequence(
         tuple(sum(seconds[start:end]) for start, end in zip(starts, ends, strict=True)),
         tuple(entering[start] for start in starts),
-        tuple(leaving[start] for start in starts),
+        tuple(returning[start] for start in starts),
     )
 
 

@@ -52,7 +52,7 @@ def shard_optimizer(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         names = ", ".join(kept[:4]) + (" …" if len(kept) > 4 else "")
         note += f", {len(kept)} stay B (small, or no dim divides): {names}"
     if tables:
-        note += f", {len(tables)} tables stay where they are, for they are updated by rows"
+        note += f", {len(tables)} tables are not sharded because they are updated by rows"
     ops = graph.ops
     if strategy.zero.stage >= 2:
         of_tensors = {v.tensor: homes[v.name] for v in graph.variables if v.name in homes}

@@ -143,7 +143,7 @@ def test_gradients_are_summed_over_ranks_in_fp32_where_asked_for(
     training: Training, layout: Layout
 ) -> None:
     """As torch's DistributedDataParallel has it under autocast; else as FSDP: in bf16."""
-    wide = replace(layout, reduces_wide=True)
+    wide = replace(layout, reduce_in_fp32=True)
     assert torch.bfloat16 in reduced(training, layout)
     assert reduced(training, wide) == {torch.float32}
     alone, found = (virtual_run(training, each, STEPS).losses for each in (Layout(), wide))
@@ -162,7 +162,7 @@ def test_gradients_are_added_up_as_they_were_computed_where_asked_for(
     many = replace(gpt(blocks=1, width=16), autocast=torch.bfloat16, micro_batches=4)
     wide, found = (
         run_plan(many, compiled(many, layout).plan, 3).losses
-        for layout in (Layout(), Layout(accumulates_wide=False))
+        for layout in (Layout(), Layout(accumulate_in_fp32=False))
     )
     assert wide == pytest.approx(autocast_loop(many, 3), rel=1e-6)
     assert found == pytest.approx(autocast_loop(many, 3, narrow=True), rel=1e-6)
@@ -174,13 +174,13 @@ LINEAR = ("blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight", "head.weight")
 
 @ANY_LAYOUT
 def test_gradients_added_up_in_bf16_are_reduced_in_it_and_hold_less(layout: Layout) -> None:
-    narrow = replace(layout, accumulates_wide=False)
+    narrow = replace(layout, accumulate_in_fp32=False)
     graph = compiled(BF16, narrow).plan.graph
     assert {graph.tensors[f"grad/{name}"].dtype for name in LINEAR} == {torch.bfloat16}
     if layout.data > 1:
         assert torch.bfloat16 in reduced(BF16, narrow)
     found = virtual_run(BF16, narrow, STEPS)
-    alone = virtual_run(BF16, Layout(accumulates_wide=False), STEPS).losses
+    alone = virtual_run(BF16, Layout(accumulate_in_fp32=False), STEPS).losses
     assert found.losses == pytest.approx(alone, rel=NOISE)
     assert {w.dtype for w in found.weights.values()} == {torch.float32}
     less, more = (compiled(BF16, each).rehearsal.bound_bytes for each in (narrow, layout))

@@ -19,8 +19,8 @@ CAST = """
 """
 
 
-def narrowed(text: str, accumulates_wide: bool = False) -> LogicalGraph:
-    strategy = one_rank_stages(1, accumulates_wide=accumulates_wide)
+def narrowed(text: str, accumulate_in_fp32: bool = False) -> LogicalGraph:
+    strategy = one_rank_stages(1, accumulate_in_fp32=accumulate_in_fp32)
     return narrow_gradients(graph_of(text), strategy)
 
 

@@ -142,7 +142,7 @@ def test_samples_that_are_ready_in_time_are_not_noted() -> None:
 
 def test_samples_too_few_to_hold_any_out_are_noted() -> None:
     (note,) = about("no validation", MLP, "eval.fraction=0.0001")
-    assert note == "no validation: 0% of 1797 samples are none (eval.fraction)"
+    assert note == "no validation: 0% of 1797 samples is less than one sample (eval.fraction)"
     assert not about("no validation", MLP, "eval.batches=0")
 
 
@@ -176,7 +176,7 @@ NO_EFFECT = {
     ),
     "engine.overwrites": (
         ["engine.overwrites=false", "engine.compiler=inductor"],
-        "compiled code sees to that",
+        "the compiler does this itself",
     ),
 }
 

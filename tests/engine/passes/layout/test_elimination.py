@@ -50,7 +50,7 @@ def test_elimination_finds_what_brute_force_finds(network: Network) -> None:
 @given(network=networks())
 def test_too_wide_a_network_still_gets_a_choice_and_its_cost(network: Network) -> None:
     sizes, tables = network
-    found = minimise(sizes, tables, widest=2)
+    found = minimise(sizes, tables, max_entries=2)
     assert found.cost == total(tables, found.choice)
     assert found.cost >= minimise(sizes, tables).cost
 
@@ -59,7 +59,7 @@ def test_a_network_wider_than_allowed_is_not_called_exact() -> None:
     pairs = itertools.combinations(range(5), 2)
     tables = [CostTable(pair, np.eye(3)) for pair in pairs]
     assert minimise([3] * 5, tables).exact
-    assert not minimise([3] * 5, tables, widest=3**4).exact
+    assert not minimise([3] * 5, tables, max_entries=3**4).exact
 
 
 def test_what_everybody_reads_leaves_last() -> None:
@@ -67,6 +67,6 @@ def test_what_everybody_reads_leaves_last() -> None:
     hubs, links = (0, 1), range(2, 200)
     tables = [CostTable((hub, link), np.eye(20, 4)) for hub in hubs for link in links]
     tables += [CostTable((link, link + 1), np.eye(4)) for link in links[:-1]]
-    found = minimise([20, 20, *[4] * len(links)], tables, widest=20 * 20 * 4 * 4)
+    found = minimise([20, 20, *[4] * len(links)], tables, max_entries=20 * 20 * 4 * 4)
     assert found.exact
     assert found.cost == pytest.approx(0.0)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flowrun.engine.ir.graph import LogicalGraph
+from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B
 from flowrun.engine.passes.search.make_network import make_network
@@ -70,7 +71,7 @@ def test_a_rank_holds_what_its_own_stage_holds() -> None:
     for name, readers in graph.consumers.items():  # what comes from the other stage is a copy
         maker = graph.producer.get(name)
         for stage in {op.stage for op in readers if maker and op.stage != maker.stage}:
-            held[stage] += objective.copy_bytes(name, (stage, (B,)))
+            held[stage] += objective.copy_bytes(name, Location(stage, (B,)))
     assert min(held) > 0
     assert net.cost(found.choice)[1] == max(held)
 

@@ -49,7 +49,7 @@ def test_cuts_are_the_best_of_all_cuts(line: ForwardSequence, data: st.DataObjec
         return max(line.seconds(a, b) / share for (a, b), share in zip(bounds, ranks, strict=True))
 
     def sent(cuts: tuple[int, ...]) -> float:
-        return sum(line.entering_s[cut] + line.leaving_s[cut] for cut in cuts)
+        return sum(line.entering_s[cut] + line.returning_s[cut] for cut in cuts)
 
     every = list(itertools.combinations(range(1, n), stages - 1))
     limit = min(map(slowest, every)) + WORK_TOLERANCE * sum(line.work_s) / sum(ranks)
