@@ -39,8 +39,8 @@ class Rehearsed:
 def compile_training(task: Task, batch: Batch, strategy: Strategy) -> Rehearsed:
     """Capture a task, plan it, and rehearse the plan.
 
-    batch: one micro-batch of all ranks.  Raises RecipeError if a rank may need more than
-    `hardware.memory_bytes`.
+    batch: one micro-batch of all ranks.  strategy: what the recipe asks of the compiler.  Raises
+    RecipeError if a rank may need more than `hardware.memory_bytes`.
     """
     return plan_training(capture_rows(task, batch, strategy), strategy)
 
@@ -58,12 +58,15 @@ def plan_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 
 
 def capture_rows(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
-    """Capture a step on one micro-batch: of a rank in the mirrored view, else of all ranks."""
+    """Capture a step on one micro-batch: of a rank in the mirrored view, else of all ranks.
+
+    Arguments as for compile_training.
+    """
     return rewrite_trace(trace_rows(task, batch, strategy), task)
 
 
 def trace_rows(task: Task, batch: Batch, strategy: Strategy) -> Traced:
-    """Return what torch captured for capture_rows, not rewritten yet."""
+    """Return what torch captured for capture_rows, with the same arguments, not rewritten yet."""
     return trace(task, rows_of_a_rank(batch, strategy))
 
 
@@ -130,18 +133,24 @@ def memory_error(found: Rehearsed, strategy: Strategy) -> RecipeError:
 def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: Plan) -> Rehearsed:
     """Compile forward alone, in eval mode, with every weight where training keeps it.
 
-    training: the plan to follow.  Other arguments and errors as for compile_training.
+    training: the plan to follow.  task, batch and strategy as for compile_training.
     """
     return plan_evaluation(capture_evaluation_rows(task, batch, strategy), strategy, training)
 
 
 def capture_evaluation_rows(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
-    """Capture the evaluation of one micro-batch: of a rank in the mirrored view, else of all."""
+    """Capture the evaluation of one micro-batch: of a rank in the mirrored view, else of all.
+
+    Arguments as for compile_training.
+    """
     return capture_evaluation(task, rows_of_a_rank(batch, strategy))
 
 
 def plan_evaluation(graph: LogicalGraph, strategy: Strategy, training: Plan) -> Rehearsed:
-    """Plan a captured evaluation in the layout of the training plan."""
+    """Plan a captured evaluation, `graph`, in the layout of the training plan.
+
+    strategy: that of training.
+    """
     follow = follow_training(strategy, training.graph)
     found = lower_and_rehearse(advance(graph, follow, BOXED, EVALUATION), follow)
     validate(found.plan, made_by="rehearse")

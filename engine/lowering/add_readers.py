@@ -27,7 +27,7 @@ def add_readers(plan: Plan, strategy: Strategy) -> Plan:
         for per_step in (False, True):
             found = [f for f in plan.graph.feeds if f.stage == stage and f.per_step == per_step]
             for feeds in _together(plan, strategy, tuple(found)):
-                chain = list(_prepared(plan, strategy, feeds))
+                chain = list(_chain_of_steps(plan, strategy, feeds))
                 for made, lies, actor in chain:
                     tensors[made.name], locations[made.name] = made, lies
                     readers.append(actor)
@@ -69,7 +69,7 @@ def _together(
         yield feeds
 
 
-def _prepared(
+def _chain_of_steps(
     plan: Plan, strategy: Strategy, feeds: tuple[Feed, ...]
 ) -> Iterator[tuple[LogicalTensor, Location, Actor]]:
     """A chain of actors, one for each step that makes a sample, with what each makes, and where.

@@ -29,7 +29,7 @@ RegionKey = tuple[int, int, int, int]  # stage, phase, run, depth
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One program.
+    """Ops that one program runs.
 
     key: stage, index of the phase, run, depth.
     unit: the block of the model that the ops come from; "a..b" where chains were joined.

@@ -44,9 +44,10 @@ def join_chains(plan: Plan, strategy: Strategy) -> Plan:
 def merge_chains(
     graph: LogicalGraph, regions: Sequence[Region], micro_batches: int
 ) -> tuple[Region, ...]:
-    """Join chains: the regions that remain, in topological order.
+    """Join the regions of each chain of a boxed graph; return those that remain, in order.
 
-    A chain takes the place of its first region; its regions' ops follow one another.
+    regions: in topological order.  micro_batches: of a step.  A chain takes the place of its first
+    region; its regions' ops follow one another.
     """
     merging = _Merging(graph, regions, micro_batches)
     merged: set[int] = set()

@@ -30,7 +30,7 @@ def reuse_buffers(plan: Plan, strategy: Strategy) -> Plan:
 def overwrite(plan: Plan) -> Plan:
     """Fills `overwrites` of every region."""
     found: dict[int, tuple[tuple[str, str], ...]] = {}
-    before = _find_ended(plan)
+    before = _actors_before(plan)
     for stage in range(len(plan.placements)):
         names = _Names(plan, stage)
         for actor in plan.stage_actors(stage):
@@ -46,7 +46,7 @@ def _with(actor: Actor, overwrites: tuple[tuple[str, str], ...]) -> Actor:
     return replace(actor, work=replace(actor.work, overwrites=overwrites))
 
 
-def _find_ended(plan: Plan) -> Mapping[int, int]:
+def _actors_before(plan: Plan) -> Mapping[int, int]:
     """Actor -> a bit for each that has ended its act of a micro-batch before the actor begins its
     own, whatever the timing: what it makes is read on the way there.
     """

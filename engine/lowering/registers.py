@@ -28,7 +28,7 @@ class _Connector:
     strategy: Strategy
 
     def connect(self) -> Plan:
-        """Make all registers, and tell each actor which ones it reads and fills."""
+        """Make all registers, and give each actor those that it reads and fills."""
         readers = self.readers
         groups: dict[tuple[int | None, bool, tuple[int, ...]], list[str]] = {}
         for name in (*(v.tensor for v in self.plan.graph.variables), *self.maker):
@@ -97,7 +97,7 @@ class _Connector:
 
     @cached_property
     def throttle(self) -> Throttle:
-        """What would run ahead."""
+        """The pairs of actors of which one holds the other back."""
         return Throttle(self.actors, self.maker, self.readers, self.plan.graph.variable_of)
 
     def _producer(self, name: str) -> int | None:

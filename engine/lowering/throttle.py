@@ -3,7 +3,7 @@
 Weights are always there to be gathered (ZeRO 3), and nothing waits for the reduction of a gradient
 (ZeRO 2, 3) but a sum.  The registers between neighbours hold neither: a rank that is early would
 gather every weight, or hold every gradient until the other ranks come.  So an empty register goes
-from one to the other, `ahead` regions apart.
+from one to the other, with a distance of `ahead` regions.
 """
 
 from __future__ import annotations

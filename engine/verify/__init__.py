@@ -1,4 +1,4 @@
-"""What each level of a graph, and a plan, promise: tables of small statements that can be run.
+"""Tables of small statements that can be run: what each level of a graph, and a plan, promise.
 
 A pass may rely on the promises of the level that it reads and has to keep those of the level that
 it makes.  They are tried after every pass in tests, and in a run under `engine.check=true`.

@@ -22,7 +22,7 @@ from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.verify.layout_rules import LAYOUT_RULES
-from flowrun.engine.verify.rules import Fault, Promise, name_of, refuse_faults, repeated
+from flowrun.engine.verify.rules import Fault, Promise, find_repeated, name_of, refuse_faults
 from flowrun.engine.verify.subject import Subject
 
 KINDS = ("parameter", "buffer", "state")
@@ -31,25 +31,25 @@ KINDS = ("parameter", "buffer", "state")
 def verify(graph: LogicalGraph, strategy: Strategy, made_by: str = "") -> None:
     """Raise PlanError if the graph breaks a promise of its level; it names the op and the pass.
 
-    made_by: the name of the pass that returned the graph.
+    strategy: what the graph is compiled for.  made_by: the name of the pass that returned it.
     """
     reached = LEVELS.index(graph.level)
     rules = (rule for rule in GRAPH_RULES if LEVELS.index(rule.since) <= reached)
     refuse_faults(rules, Subject(graph, strategy), graph.level, made_by)
 
 
-def _repeated_names(subject: Subject) -> Iterator[Fault]:
+def _find_repeated_names(subject: Subject) -> Iterator[Fault]:
     graph = subject.graph
-    for name in repeated(op.name for op in graph.ops):
+    for name in find_repeated(op.name for op in graph.ops):
         yield Fault(f"op {name}", "two ops have this name.")
     sources = [source.tensor for source in graph.sources]
-    for name in repeated([*sources, *(name for op in graph.ops for name in op.makes)]):
+    for name in find_repeated([*sources, *(name for op in graph.ops for name in op.makes)]):
         yield Fault(f"tensor {name}", "it has two makers.")
-    for name in repeated(v.name for v in graph.variables):
+    for name in find_repeated(v.name for v in graph.variables):
         yield Fault(f"variable {name}", "two variables have this name.")
 
 
-def _unknown_tensors(subject: Subject) -> Iterator[Fault]:
+def _find_unknown_tensors(subject: Subject) -> Iterator[Fault]:
     graph = subject.graph
     for op in graph.ops:
         for name in (*op.inputs, *op.makes):
@@ -63,7 +63,7 @@ def _unknown_tensors(subject: Subject) -> Iterator[Fault]:
             yield Fault(f"tensor {name}", f"the graph lists it under this name, not {tensor.name}.")
 
 
-def _inputs_made_late(subject: Subject) -> Iterator[Fault]:
+def _find_late_inputs(subject: Subject) -> Iterator[Fault]:
     made = {source.tensor for source in subject.graph.sources}
     for op in subject.graph.ops:
         for name in op.inputs:
@@ -73,7 +73,7 @@ def _inputs_made_late(subject: Subject) -> Iterator[Fault]:
         made.update(op.makes)
 
 
-def _phases_back(subject: Subject) -> Iterator[Fault]:
+def _find_later_phases(subject: Subject) -> Iterator[Fault]:
     rank = {phase: k for k, phase in enumerate(PHASES)}
     for op in subject.graph.ops:
         if op.phase not in rank:
@@ -86,21 +86,21 @@ def _phases_back(subject: Subject) -> Iterator[Fault]:
                 yield Fault(name_of(op), found)
 
 
-def _early_phases(subject: Subject) -> Iterator[Fault]:
+def _find_wrong_phases(subject: Subject) -> Iterator[Fault]:
     if subject.graph.level == CAPTURED:
         for op in subject.graph.ops:
             if op.phase not in (FORWARD, BACKWARD):
                 yield Fault(name_of(op), f"its phase is {op.phase}.")
 
 
-def _lost_results(subject: Subject) -> Iterator[Fault]:
+def _find_lost_results(subject: Subject) -> Iterator[Fault]:
     graph = subject.graph
     for name, tensor in graph.results:
         if tensor not in graph.producer:
             yield Fault(f"result {name}", f"no op makes %{tensor}.")
 
 
-def _bad_variables(subject: Subject) -> Iterator[Fault]:
+def _find_bad_variables(subject: Subject) -> Iterator[Fault]:
     graph = subject.graph
     names = {v.name for v in graph.variables}
     for v in graph.variables:
@@ -119,7 +119,7 @@ def _bad_variables(subject: Subject) -> Iterator[Fault]:
             yield Fault(where, f"{old} becomes {new}.")
 
 
-def _stages_outside(subject: Subject) -> Iterator[Fault]:
+def _find_stages_outside(subject: Subject) -> Iterator[Fault]:
     stages, chunks = subject.strategy.num_stages, subject.strategy.chunks
     for op in subject.graph.ops:
         if not (0 <= op.stage < stages and 0 <= op.chunk < chunks):
@@ -129,7 +129,7 @@ def _stages_outside(subject: Subject) -> Iterator[Fault]:
             yield Fault(f"source {source.tensor}", f"it is of stage {source.stage}.")
 
 
-def _feeds_of_others(subject: Subject) -> Iterator[Fault]:
+def _find_feeds_of_others(subject: Subject) -> Iterator[Fault]:
     graph = subject.graph
     for feed in graph.feeds:
         for op in graph.consumers.get(feed.tensor, ()):
@@ -138,8 +138,8 @@ def _feeds_of_others(subject: Subject) -> Iterator[Fault]:
                 yield Fault(name_of(op), found)
 
 
-def _mixed_rates(subject: Subject) -> Iterator[Fault]:
-    """Of what is made with every micro-batch, what runs once a step may read sums alone."""
+def _find_mixed_rates(subject: Subject) -> Iterator[Fault]:
+    """An op that runs once a step reads sums alone of what every micro-batch makes."""
     graph = subject.graph
     if subject.strategy.micro_batches == 1:
         return
@@ -152,7 +152,7 @@ def _mixed_rates(subject: Subject) -> Iterator[Fault]:
             once.update(op.makes)
 
 
-def _untrained(subject: Subject) -> Iterator[Fault]:
+def _find_loose_gradients(subject: Subject) -> Iterator[Fault]:
     """A gradient that is still a result was not accumulated, and updates nothing."""
     for name, tensor in subject.graph.results:
         if name.startswith("grad/"):
@@ -160,20 +160,28 @@ def _untrained(subject: Subject) -> Iterator[Fault]:
 
 
 GRAPH_RULES: tuple[Promise[Subject], ...] = (
-    Promise(CAPTURED, "ops, tensors and variables have names of their own.", _repeated_names),
-    Promise(CAPTURED, "every tensor has a shape and a dtype.", _unknown_tensors),
+    Promise(CAPTURED, "ops, tensors and variables have names of their own.", _find_repeated_names),
+    Promise(CAPTURED, "every tensor has a shape and a dtype.", _find_unknown_tensors),
     Promise(
-        CAPTURED, "what an op reads enters the graph, or an op before makes it.", _inputs_made_late
+        CAPTURED, "what an op reads enters the graph, or an op before makes it.", _find_late_inputs
     ),
-    Promise(CAPTURED, "capture makes ops of forward and backward alone.", _early_phases),
-    Promise(CAPTURED, f"an op reads no later phase of {', '.join(PHASES)}.", _phases_back),
-    Promise(CAPTURED, "an op makes each result.", _lost_results),
-    Promise(CAPTURED, "a variable becomes a tensor of its own shape and dtype.", _bad_variables),
+    Promise(CAPTURED, "capture makes ops of forward and backward alone.", _find_wrong_phases),
+    Promise(CAPTURED, f"an op reads no later phase of {', '.join(PHASES)}.", _find_later_phases),
+    Promise(CAPTURED, "an op makes each result.", _find_lost_results),
     Promise(
-        STAGED, "stage and chunk of every op and source are those of a placement.", _stages_outside
+        CAPTURED, "a variable becomes a tensor of its own shape and dtype.", _find_bad_variables
     ),
-    Promise(STAGED, "a field of the batch enters at every stage that reads it.", _feeds_of_others),
-    Promise(TRAINED, "gradients are accumulated, and are no results any more.", _untrained),
-    Promise(TRAINED, "what runs once a step reads variables and sums alone.", _mixed_rates),
+    Promise(
+        STAGED,
+        "stage and chunk of every op and source are those of a placement.",
+        _find_stages_outside,
+    ),
+    Promise(
+        STAGED, "a field of the batch enters at every stage that reads it.", _find_feeds_of_others
+    ),
+    Promise(
+        TRAINED, "gradients are accumulated, and are no results any more.", _find_loose_gradients
+    ),
+    Promise(TRAINED, "what runs once a step reads variables and sums alone.", _find_mixed_rates),
     *LAYOUT_RULES,
 )

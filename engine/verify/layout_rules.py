@@ -1,4 +1,4 @@
-"""What levels promise of nd-SBPs: they fit shapes, rows are legal; once boxed, layouts meet."""
+"""Promises about nd-SBPs: they fit shapes, rows are legal; once boxed, layouts meet."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from flowrun.engine.verify.subject import Subject
 PASS_ON = (PIN, AFTER)  # their first input, in any layout; it waits for the others
 
 
-def _without_homes(subject: Subject) -> Iterator[Fault]:
+def _find_missing_homes(subject: Subject) -> Iterator[Fault]:
     for source in subject.graph.sources:
         if not _fits(subject, source.tensor, source.nd_sbp, source.stage):
             yield Fault(f"source {source.tensor}", _misfit(subject, source.tensor, source.nd_sbp))
 
 
-def _unsigned(subject: Subject) -> Iterator[Fault]:
-    for op in _signed(subject):
+def _find_missing_sbps(subject: Subject) -> Iterator[Fault]:
+    for op in _ops_with_sbps(subject):
         given, needed = (len(op.in_sbp), len(op.out_sbp)), (len(op.inputs), len(op.outputs))
         if given != needed:
             found = f"it has {given[0]} + {given[1]} nd-SBPs for {needed[0]} + {needed[1]} tensors."
             yield Fault(name_of(op), found)
 
 
-def _bad_shapes(subject: Subject) -> Iterator[Fault]:
-    for op in _signed(subject):
+def _find_misfits(subject: Subject) -> Iterator[Fault]:
+    for op in _ops_with_sbps(subject):
         for name, nd_sbp in _tensors(op):
             if not _fits(subject, name, nd_sbp, op.stage):
                 yield Fault(name_of(op), _misfit(subject, name, nd_sbp))
 
 
-def _illegal_rows(subject: Subject) -> Iterator[Fault]:
-    for op in _signed(subject):
+def _find_illegal_rows(subject: Subject) -> Iterator[Fault]:
+    for op in _ops_with_sbps(subject):
         if op.target in (BOX, TRANSFER):
             continue
         for axis, parts in enumerate(subject.grid(op.stage)):
             row = _row(op, axis)
-            if parts > 1 and not _allowed(subject, op, row, axis, parts):
+            if parts > 1 and not _is_legal(subject, op, row, axis, parts):
                 name = subject.strategy.axes[axis]
                 yield Fault(name_of(op), f"its row on axis {name} is {row}.")
 
 
-def _layouts_apart(subject: Subject) -> Iterator[Fault]:
+def _find_unlike_layouts(subject: Subject) -> Iterator[Fault]:
     for op in subject.graph.ops:
         for name, wanted in zip(op.inputs, op.in_sbp, strict=True):
             stage, nd_sbp = subject.locations[name]
@@ -61,7 +61,7 @@ def _layouts_apart(subject: Subject) -> Iterator[Fault]:
                 yield Fault(name_of(op), found)
 
 
-def _wrong_steps(subject: Subject) -> Iterator[Fault]:
+def _find_wrong_steps(subject: Subject) -> Iterator[Fault]:
     for op in subject.graph.ops:
         if op.target != BOX:
             continue
@@ -72,13 +72,13 @@ def _wrong_steps(subject: Subject) -> Iterator[Fault]:
             yield Fault(name_of(op), f"its step, {step}, does not change {change}.")
 
 
-def _unwritten(subject: Subject) -> Iterator[Fault]:
+def _find_expansions(subject: Subject) -> Iterator[Fault]:
     for op in subject.graph.ops:
         if registry.needs_expansion(op, subject.graph.tensors):
             yield Fault(name_of(op), "its signature stands for ordinary ops and boxings.")
 
 
-def _results_in_parts(subject: Subject) -> Iterator[Fault]:
+def _find_partial_results(subject: Subject) -> Iterator[Fault]:
     for name, tensor in subject.graph.results:
         stage, nd_sbp = subject.locations[tensor]
         if any(
@@ -87,7 +87,7 @@ def _results_in_parts(subject: Subject) -> Iterator[Fault]:
             yield Fault(f"result {name}", f"%{tensor} is {_at(stage, nd_sbp)}.")
 
 
-def _variables_moved(subject: Subject) -> Iterator[Fault]:
+def _find_moving_variables(subject: Subject) -> Iterator[Fault]:
     for v in subject.graph.variables:
         if v.new is None:
             continue
@@ -99,19 +99,29 @@ def _variables_moved(subject: Subject) -> Iterator[Fault]:
 
 
 LAYOUT_RULES: tuple[Promise[Subject], ...] = (
-    Promise(LAID_OUT, "variables and fields have homes that their shapes allow.", _without_homes),
-    Promise(LAID_OUT, "an op has an nd-SBP for each tensor that it reads or makes.", _unsigned),
-    Promise(LAID_OUT, "an nd-SBP has an SBP an axis, and splits dims that are there.", _bad_shapes),
-    Promise(LAID_OUT, "on each axis, an op has a row of its table.", _illegal_rows),
-    Promise(BOXED, "stage and nd-SBP of a tensor are those that its readers read.", _layouts_apart),
-    Promise(BOXED, "flow.box changes the SBP of one axis as its step says.", _wrong_steps),
-    Promise(BOXED, "no op reduces over ranks inside: expansions are written out.", _unwritten),
-    Promise(BOXED, "results are whole on each rank that reports them.", _results_in_parts),
-    Promise(BOXED, "the new value of a variable is made where it lives.", _variables_moved),
+    Promise(
+        LAID_OUT, "variables and fields have homes that their shapes allow.", _find_missing_homes
+    ),
+    Promise(
+        LAID_OUT, "an op has an nd-SBP for each tensor that it reads or makes.", _find_missing_sbps
+    ),
+    Promise(
+        LAID_OUT, "an nd-SBP has an SBP an axis, and splits dims that are there.", _find_misfits
+    ),
+    Promise(LAID_OUT, "on each axis, an op has a row of its table.", _find_illegal_rows),
+    Promise(
+        BOXED, "stage and nd-SBP of a tensor are those that its readers read.", _find_unlike_layouts
+    ),
+    Promise(BOXED, "flow.box changes the SBP of one axis as its step says.", _find_wrong_steps),
+    Promise(
+        BOXED, "no op reduces over ranks inside: expansions are written out.", _find_expansions
+    ),
+    Promise(BOXED, "results are whole on each rank that reports them.", _find_partial_results),
+    Promise(BOXED, "the new value of a variable is made where it lives.", _find_moving_variables),
 )
 
 
-def _signed(subject: Subject) -> Iterator[Op]:
+def _ops_with_sbps(subject: Subject) -> Iterator[Op]:
     """Ops of the update have their signatures from level signed on."""
     early = subject.graph.level == LAID_OUT
     return (op for op in subject.graph.ops if not (early and op.phase == UPDATE))
@@ -126,7 +136,7 @@ def _row(op: Op, axis: int) -> Signature:
     return Signature(tuple(nd[axis] for nd in op.in_sbp), tuple(nd[axis] for nd in op.out_sbp))
 
 
-def _allowed(subject: Subject, op: Op, row: Signature, axis: int, parts: int) -> bool:
+def _is_legal(subject: Subject, op: Op, row: Signature, axis: int, parts: int) -> bool:
     """True if the op may have this row on an axis, given those of the axes before."""
     if op.target in PASS_ON:
         return row.outputs == row.inputs[:1]
@@ -166,7 +176,7 @@ def _misfit(subject: Subject, name: str, nd_sbp: NdSbp) -> str:
 
 
 def _on_wide_axes(nd_sbp: NdSbp, grid: Sequence[int]) -> NdSbp:
-    """Without the axes of one rank, on which all SBPs are the same."""
+    """Drop the axes of one rank, on which all SBPs are the same."""
     return tuple(sbp for sbp, parts in zip(nd_sbp, grid, strict=True) if parts > 1)
 
 

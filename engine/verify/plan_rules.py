@@ -33,7 +33,7 @@ def validate(plan: Plan, level: str = ORDER, made_by: str = "") -> None:
     refuse_faults(rules, plan, level, made_by)
 
 
-def _misnumbered(plan: Plan) -> Iterator[Fault]:
+def _find_wrong_numbers(plan: Plan) -> Iterator[Fault]:
     for k, actor in enumerate(plan.actors):
         if actor.id != k:
             yield Fault(name_of(actor), f"it is number {k} of the plan's actors.")
@@ -41,7 +41,7 @@ def _misnumbered(plan: Plan) -> Iterator[Fault]:
             yield Fault(name_of(actor), f"it is of stage {actor.stage}.")
 
 
-def _lost_ops(plan: Plan) -> Iterator[Fault]:
+def _find_lost_ops(plan: Plan) -> Iterator[Fault]:
     """Boxings are ops that an actor does without naming them: by what they make."""
     done = Counter(name for actor in plan.actors for name in _does(actor))
     for op in plan.graph.ops:
@@ -57,14 +57,14 @@ def _does(actor: Actor) -> Iterator[str]:
         yield from (move.made for move in work.moves)
 
 
-def _mixed_regions(plan: Plan) -> Iterator[Fault]:
+def _find_mixed_regions(plan: Plan) -> Iterator[Fault]:
     for actor, work in _regions(plan):
         for op in work.ops:
             if (op.stage, op.phase, op.per_step) != (actor.stage, actor.phase, actor.per_step):
                 yield Fault(name_of(actor), f"op {op.name} is of {op.phase}, stage {op.stage}.")
 
 
-def _disordered_regions(plan: Plan) -> Iterator[Fault]:
+def _find_disordered_regions(plan: Plan) -> Iterator[Fault]:
     for actor, work in _regions(plan):
         made = {name for op in work.ops for name in op.makes}
         there = set(work.reads)
@@ -79,7 +79,7 @@ def _disordered_regions(plan: Plan) -> Iterator[Fault]:
                 yield Fault(name_of(actor), f"none of its ops makes %{name}.")
 
 
-def _unmatched_sends(plan: Plan) -> Iterator[Fault]:
+def _find_unmatched_sends(plan: Plan) -> Iterator[Fault]:
     ends: dict[int, dict[str, list[Actor]]] = {}
     for actor in plan.actors:
         if isinstance(actor.work, TransferWork):
@@ -100,7 +100,7 @@ def _unmatched_sends(plan: Plan) -> Iterator[Fault]:
             yield Fault(f"channel {channel}", found)
 
 
-def _mixed_boxings(plan: Plan) -> Iterator[Fault]:
+def _find_mixed_boxings(plan: Plan) -> Iterator[Fault]:
     for actor in plan.actors:
         if not isinstance(actor.work, BoxWork):
             continue
@@ -114,7 +114,7 @@ def _mixed_boxings(plan: Plan) -> Iterator[Fault]:
             yield Fault(name_of(actor), f"it is on axis {actor.work.step.axis}.")
 
 
-def _changed_moves(plan: Plan) -> Iterator[Fault]:
+def _find_wrong_moves(plan: Plan) -> Iterator[Fault]:
     for actor in plan.actors:
         if not isinstance(actor.work, BoxWork | TransferWork):
             continue
@@ -128,7 +128,7 @@ def _changed_moves(plan: Plan) -> Iterator[Fault]:
                     yield Fault(name_of(actor), found)
 
 
-def _bad_overwrites(plan: Plan) -> Iterator[Fault]:
+def _find_bad_overwrites(plan: Plan) -> Iterator[Fault]:
     tensors = plan.tensors
     for actor, work in _regions(plan):
         maker = {name: (k, op) for k, op in enumerate(work.ops) for name in op.makes}
@@ -151,7 +151,7 @@ def _later_reader(ops: Sequence[Op], name: str) -> str:
     return next((op.name for op in ops if name in op.inputs), "")
 
 
-def _bad_orders(plan: Plan) -> Iterator[Fault]:
+def _find_wrong_orders(plan: Plan) -> Iterator[Fault]:
     """Ranks of a group issue by this one list, so that it has to have every collective once."""
     found: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
     for actor in plan.actors:
@@ -177,22 +177,30 @@ def _regions(plan: Plan) -> Iterator[tuple[Actor, RegionWork]]:
 
 
 PLAN_RULES: tuple[Promise[Plan], ...] = (
-    Promise(ACTORS, "an actor has its place in the list as its number, and a stage.", _misnumbered),
-    Promise(ACTORS, "the ops of a region are of one stage and phase.", _mixed_regions),
+    Promise(
+        ACTORS,
+        "an actor has its place in the list as its number, and a stage.",
+        _find_wrong_numbers,
+    ),
+    Promise(ACTORS, "the ops of a region are of one stage and phase.", _find_mixed_regions),
     Promise(
         ACTORS,
         "a region reads, or an op of it before makes, what its ops read.",
-        _disordered_regions,
+        _find_disordered_regions,
     ),
-    Promise(ACTORS, "a channel has one send and one receive of its tensors.", _unmatched_sends),
-    Promise(ACTORS, "a boxing is one collective with a step for each tensor.", _mixed_boxings),
-    Promise(ACTORS, "a move has shape, dtype and locations of its tensors.", _changed_moves),
-    Promise(ACTORS, "one actor does each op of the graph.", _lost_ops),
+    Promise(
+        ACTORS, "a channel has one send and one receive of its tensors.", _find_unmatched_sends
+    ),
+    Promise(ACTORS, "a boxing is one collective with a step for each tensor.", _find_mixed_boxings),
+    Promise(ACTORS, "a move has shape, dtype and locations of its tensors.", _find_wrong_moves),
+    Promise(ACTORS, "one actor does each op of the graph.", _find_lost_ops),
     *REGISTER_RULES,
     Promise(
         BUFFERS,
         "a result is written over an equal tensor that nobody reads any more.",
-        _bad_overwrites,
+        _find_bad_overwrites,
     ),
-    Promise(ORDER, "the order of a group has each act of its collectives once.", _bad_orders),
+    Promise(
+        ORDER, "the order of a group has each act of its collectives once.", _find_wrong_orders
+    ),
 )

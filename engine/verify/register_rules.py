@@ -1,4 +1,4 @@
-"""What a Plan promises of its registers: ends that exist, slots, rates, bytes, no deadlock."""
+"""Promises about registers: their ends exist; slots, rates and bytes are right; no deadlock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flowrun.engine.actors.plan import (
 from flowrun.engine.verify.rules import Fault, Promise, name_of
 
 
-def _broken_ends(plan: Plan) -> Iterator[Fault]:
+def _find_broken_ends(plan: Plan) -> Iterator[Fault]:
     count = len(plan.actors)
     for k, register in enumerate(plan.registers):
         if register.id != k:
@@ -32,7 +32,7 @@ def _broken_ends(plan: Plan) -> Iterator[Fault]:
             yield Fault(name_of(register), "no actor reads it.")
 
 
-def _one_sided(plan: Plan) -> Iterator[Fault]:
+def _find_one_sided(plan: Plan) -> Iterator[Fault]:
     """Actors and registers name one another."""
     said = {(a.id, r, True) for a in plan.actors for r in a.inputs}
     said |= {(a.id, r, False) for a in plan.actors for r in a.outputs}
@@ -47,14 +47,14 @@ def _one_sided(plan: Plan) -> Iterator[Fault]:
         yield Fault(name_of(plan.actors[actor]), found)
 
 
-def _bad_slots(plan: Plan) -> Iterator[Fault]:
+def _find_bad_slots(plan: Plan) -> Iterator[Fault]:
     for register in plan.registers:
         if not (register.slots >= 1 and 0 <= register.initial <= register.slots):
             found = f"it has {register.slots} slots, {register.initial} of them full at the start."
             yield Fault(name_of(register), found)
 
 
-def _bad_rates(plan: Plan) -> Iterator[Fault]:
+def _find_mixed_speeds(plan: Plan) -> Iterator[Fault]:
     """A reader returns as many versions a step as there are made, or a ring fills for good."""
     if plan.micro_batches == 1:
         return
@@ -66,28 +66,28 @@ def _bad_rates(plan: Plan) -> Iterator[Fault]:
             yield Fault(name_of(register), found)
 
 
-def _wrong_contents(plan: Plan) -> Iterator[Fault]:
+def _find_wrong_contents(plan: Plan) -> Iterator[Fault]:
     for register in plan.registers:
         if register.producer is None:
             continue
         producer = plan.actors[register.producer]
-        made = {*producer.makes, *_updated(producer)}
+        made = {*producer.makes, *_variables_in_place(producer)}
         for name in register.tensors:
             if name not in made:
                 found = f"it holds %{name}, which {name_of(producer)} does not make."
                 yield Fault(name_of(register), found)
 
 
-def _lost_reads(plan: Plan) -> Iterator[Fault]:
+def _find_lost_reads(plan: Plan) -> Iterator[Fault]:
     for actor in plan.actors:
         there = {name for r in actor.inputs for name in plan.registers[r].tensors}
-        there.update(_updated(actor))  # an update reads its own weight in place
+        there.update(_variables_in_place(actor))  # an update reads its own weight in place
         for name in actor.reads:
             if name not in there:
                 yield Fault(name_of(actor), f"none of the registers that it reads has %{name}.")
 
 
-def _wrong_bytes(plan: Plan) -> Iterator[Fault]:
+def _find_wrong_bytes(plan: Plan) -> Iterator[Fault]:
     for register in plan.registers:
         needed = sum(map(plan.tensor_bytes, register.tensors))
         if needed != register.num_bytes:
@@ -95,7 +95,7 @@ def _wrong_bytes(plan: Plan) -> Iterator[Fault]:
             yield Fault(name_of(register), found)
 
 
-def _waits_for_itself(plan: Plan) -> Iterator[Fault]:
+def _find_empty_cycle(plan: Plan) -> Iterator[Fault]:
     """Tokens are versions that readers wait for, and credits that producers wait for.
 
     A cycle of waits in which no token is there at the start never begins (Commoner et al. 1971,
@@ -126,18 +126,20 @@ def _waits_for_itself(plan: Plan) -> Iterator[Fault]:
 
 
 REGISTER_RULES: tuple[Promise[Plan], ...] = (
-    Promise(REGISTERS, "producer and readers of a register are actors of its stage.", _broken_ends),
-    Promise(REGISTERS, "an actor and its registers name one another.", _one_sided),
-    Promise(REGISTERS, "a register has slots, and no more versions than slots.", _bad_slots),
-    Promise(REGISTERS, "what acts once a step reads what changes once a step.", _bad_rates),
-    Promise(REGISTERS, "the producer of a register makes its tensors.", _wrong_contents),
-    Promise(REGISTERS, "an actor reads registers that hold what its work reads.", _lost_reads),
-    Promise(REGISTERS, "a slot has the bytes of its tensors' largest shards.", _wrong_bytes),
-    Promise(REGISTERS, "every cycle of waits has a token at the start.", _waits_for_itself),
+    Promise(
+        REGISTERS, "producer and readers of a register are actors of its stage.", _find_broken_ends
+    ),
+    Promise(REGISTERS, "an actor and its registers name one another.", _find_one_sided),
+    Promise(REGISTERS, "a register has slots, and no more versions than slots.", _find_bad_slots),
+    Promise(REGISTERS, "what acts once a step reads what changes once a step.", _find_mixed_speeds),
+    Promise(REGISTERS, "the producer of a register makes its tensors.", _find_wrong_contents),
+    Promise(REGISTERS, "an actor reads registers that hold what its work reads.", _find_lost_reads),
+    Promise(REGISTERS, "a slot has the bytes of its tensors' largest shards.", _find_wrong_bytes),
+    Promise(REGISTERS, "every cycle of waits has a token at the start.", _find_empty_cycle),
 )
 
 
-def _updated(actor: Actor) -> Iterator[str]:
+def _variables_in_place(actor: Actor) -> Iterator[str]:
     """Variables that an actor changes in place."""
     if isinstance(actor.work, RegionWork):
         yield from (variable for variable, _ in actor.work.updates)

@@ -16,7 +16,7 @@ REPORT = "This is a defect of flowrun's compiler: please report it with the reci
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One place where a promise is broken.
+    """A place where a promise is broken.
 
     where: the op, variable, actor or register, as a person reads it.  found: the facts.
     """
@@ -44,7 +44,8 @@ def refuse_faults(
 ) -> None:
     """Raise PlanError for the first fault that a rule finds.
 
-    level, made_by: of what is checked, for the error; made_by is the name of a pass.
+    rules: those that hold at the level.  level, made_by: of what is checked, for the error; made_by
+    is the name of a pass.
     """
     for rule in rules:
         for fault in rule.faults(checked):
@@ -56,7 +57,7 @@ def refuse_faults(
             )
 
 
-def repeated(names: Iterable[str]) -> Iterator[str]:
+def find_repeated(names: Iterable[str]) -> Iterator[str]:
     """Every name that came before, once for each time that it comes again."""
     seen: set[str] = set()
     for name in names:

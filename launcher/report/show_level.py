@@ -59,7 +59,7 @@ FORMULAS: Mapping[str, str] = {
 
 
 def level_report(job: Job, level: str) -> str:
-    """One line of explanation, the passes that lead to the level, and its text."""
+    """Print a level of a job's compiler: what it adds, the passes that lead to it, its text."""
     passes = [each.__name__ for each in TRAINING.get(level) or PLAN_PASSES.get(level, ())]
     lines = [f"{level}: {EXPLAINED[level]}"]
     lines += [f"passes: {', '.join(passes)}"] if passes else []
