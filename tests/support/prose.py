@@ -77,6 +77,8 @@ def unnamed_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str
     if node.name.startswith("_") or len(names) < FEWEST:
         return []
     text = ast.get_docstring(node) or ""
+    if re.search(r"\b[Ss]ee [A-Z]\w+", text):  # the docstring of the protocol that it implements
+        return []
     return [name for name in names if not re.search(rf"\b{name}\b", text)]
 
 

@@ -26,15 +26,15 @@ class Arena:
         self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """A flat view.  start: in bytes.  count: elements, at least one."""
+        """Return a flat view of `count` (at least one) elements of a dtype from byte `start`."""
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
 
-    def put(self, start: int, said: bytes) -> None:
-        """A few bytes."""
-        self._memory[start : start + len(said)] = said
+    def put(self, start: int, data: bytes) -> None:
+        """Write a few bytes at `start`."""
+        self._memory[start : start + len(data)] = data
 
     def get(self, start: int, count: int) -> bytes:
-        """The same, read."""
+        """Read `count` bytes from `start`."""
         return self._memory[start : start + count]
 
 

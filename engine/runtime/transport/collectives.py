@@ -2,8 +2,8 @@
 
 Nothing here blocks but `Pending.wait`.  "Done" means that the bytes are there:
 on CUDA a thread of the group, or of the channel, sleeps on an event behind the communication.  If
-the stream that computes waited for it instead, nothing would be computed beside it, and a receive
-that is posted early would hold up the very act whose answer it is.
+the stream that computes waited for it instead, nothing would be computed at that time, and a
+receive that is posted early would hold up the very act whose answer it is.
 
 Measured with gloo of torch 2.13: its reduce-scatter is an all-reduce inside and sends twice the
 bytes, while its all-to-all takes unequal pieces and any dtype.  So uneven steps, and reduce-scatter
@@ -43,12 +43,12 @@ from flowrun.engine.runtime.transport.pending import (
 )
 from flowrun.engine.runtime.transport.transport import (
     BucketLayout,
-    incoming,
-    outgoing,
     pack,
-    reduced,
+    pack_outgoing,
+    reduce_messages,
     sent_elements,
     unpack,
+    unpack_incoming,
 )
 
 # Process group, the other rank, tag, True for sends; of a collective (group, -1, 0, True).
@@ -154,7 +154,7 @@ class TorchPending:
 
     @property
     def device(self) -> torch.device:
-        """Where the memory is that it holds."""
+        """The device of the memory that it holds."""
         return self._holds[0].device if self._holds else torch.device("cpu")
 
 
@@ -204,7 +204,7 @@ class TorchTransport:
         ranks: Ranks,
         index: int,
     ) -> Pending:
-        """As of Transport.  The bucket is only read; what `wait` returns is new memory."""
+        """Begin a step.  See Transport.start.  The bucket is only read; results are new memory."""
         assert step.moves and layouts.parts == len(ranks), f"{step}, {len(ranks)} ranks"
         if layouts.empty:
             return Settled([bucket[0].new_empty(shape) for shape in layouts.after(index)])
@@ -216,9 +216,9 @@ class TorchTransport:
         return TorchPending(work, finish, sent_bytes, channel, holds)
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
-        """As of Transport; done when the other rank has received it.  The tensors must not change
-        before.  tag: one for each channel of the plan, not for each message: a thread waits for
-        each.
+        """Begin a message.  See Transport.send.  It is done when the other rank has received it;
+        the tensors must not change before.  tag: one for each channel of the plan, not for each
+        message: a thread waits for each.
         """
         size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
         if not size:
@@ -233,7 +233,7 @@ class TorchTransport:
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
     ) -> Pending:
-        """As of Transport."""
+        """Post a slot.  See Transport.receive."""
         group = self._channels.get((tag, (source_rank, self._rank)))
         size = num_bytes(shapes, dtypes)
         message = torch.empty(size, dtype=torch.uint8, device=self._device)
@@ -248,7 +248,7 @@ class TorchTransport:
         return TorchPending(work, finish, 0, (group, source_rank, tag, False), (message,))
 
     def close(self) -> None:
-        """Leave."""
+        """End the threads of the channels."""
         close_channels()
 
 
@@ -301,7 +301,7 @@ def _begin_exchange(
     def finish() -> list[Tensor]:
         messages = list(inbox.split(sizes))
         messages[index] = outbox[:size]
-        return unpack(reduced(messages, step.reduce), layouts.after(index))
+        return unpack(reduce_messages(messages, step.reduce), layouts.after(index))
 
     return work, finish, (inbox, outbox)
 
@@ -316,7 +316,7 @@ def _begin_all_gather(
     whole = message.new_empty(sum(sizes))
     with _others():
         work = _all_gather(whole, message, group=group, async_op=True)
-    return work, lambda: incoming(whole.split(sizes), layouts, index), (whole, message)
+    return work, lambda: unpack_incoming(whole.split(sizes), layouts, index), (whole, message)
 
 
 def _begin_reduce_scatter(
@@ -327,7 +327,7 @@ def _begin_reduce_scatter(
     plain = step.reduce in _OPS and bucket[0].dtype != torch.bool
     if not bucket[0].is_cuda or len(set(sizes)) > 1 or not plain:
         return _begin_all_to_all(step, bucket, layouts, group, index)
-    messages = torch.cat([outgoing(bucket, layouts, k) for k in members])
+    messages = torch.cat([pack_outgoing(bucket, layouts, k) for k in members])
     shard = messages.new_empty(sizes[index])
     with _others():
         work = _reduce_scatter(shard, messages, op=_OPS[step.reduce], group=group, async_op=True)
@@ -340,10 +340,10 @@ def _begin_all_to_all(
 ) -> Begun:
     """Each message straight to who wants it, of any size; what a rank sends itself stays here."""
     members = range(layouts.parts)
-    own = outgoing(bucket, layouts, index)
+    own = pack_outgoing(bucket, layouts, index)
     there = [layouts.size(index, k) if k != index else 0 for k in members]
     back = [layouts.size(k, index) if k != index else 0 for k in members]
-    outbox = torch.cat([outgoing(bucket, layouts, k) for k in members if k != index])
+    outbox = torch.cat([pack_outgoing(bucket, layouts, k) for k in members if k != index])
     inbox = outbox.new_empty(sum(back))
     with _others():
         work = dist.all_to_all_single(inbox, outbox, back, there, group=group, async_op=True)
@@ -352,9 +352,9 @@ def _begin_all_to_all(
         messages = list(inbox.split(back))
         messages[index] = own
         if step.kind == REDUCE_SCATTER:
-            total = reduced(messages, step.reduce)
+            total = reduce_messages(messages, step.reduce)
             return unpack(total, layouts.after(index))
-        return incoming(messages, layouts, index)
+        return unpack_incoming(messages, layouts, index)
 
     return work, finish, (inbox, outbox)
 

@@ -38,7 +38,7 @@ AVAILABLE = sys.platform == "linux"
 
 
 class HostPeers:
-    """What one rank knows of the other ranks of its host."""
+    """The other ranks of a rank's host: sockets to them, and their arenas."""
 
     def __init__(self, inbox: Inbox[Any]) -> None:
         """inbox: of the rank's loop; it handles what comes."""
@@ -49,7 +49,7 @@ class HostPeers:
         self._readers: dict[int, int] = {}  # start -> ranks that have yet to read what lies there
 
     def meet(self, rank: int, host: str) -> None:
-        """Get to know those that name the same host; every rank of every host has to call it.
+        """Connect to the ranks that name the same host; every rank of every host has to call it.
 
         host: ranks of one machine may still name different ones.
         """
@@ -70,12 +70,12 @@ class HostPeers:
     def _shake_hands(
         self, rank: int, here: list[int], listener: socket.socket, names: list[bytes]
     ) -> None:
-        """A socket to each of the others; through it goes the descriptor of the arena."""
+        """Connect a socket to each other rank; exchange descriptors of the arenas over it."""
         self.arena = OwnArena(len(here))
         sockets = [socket.socket(socket.AF_UNIX) for other in here if other < rank]
         for one, other in zip(sockets, here, strict=False):
             one.connect(names[other])
-        sockets += [_accepted(listener) for other in here if other > rank]
+        sockets += [_accept(listener) for other in here if other > rank]
         for one in sockets:
             socket.send_fds(one, [_RANK.pack(rank)], [self.arena.descriptor])
         for one in sockets:
@@ -91,25 +91,25 @@ class HostPeers:
         return any(set(ranks).issubset(here) for here in self._hosts.values())
 
     def write(self, num_bytes: int, readers: int = 1) -> int:
-        """The start of a piece of this rank's arena, which so many ranks will read."""
+        """Take a piece of this rank's arena that `readers` ranks will read; return its start."""
         assert self.arena is not None
         start = self.arena.take(num_bytes)
         self._readers[start] = readers
         return start
 
     def keep(self, num_bytes: int) -> int:
-        """The start of a piece of this rank's arena that is not given back."""
+        """Take a piece of this rank's arena for good; return its start."""
         assert self.arena is not None
         return self.arena.keep(num_bytes)
 
     def written(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """What lies in this rank's arena."""
+        """View `count` elements of a dtype at byte `start` of this rank's arena."""
         assert self.arena is not None
         return self.arena.tensor(start, count, dtype)
 
     def message(self, peer: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """What lies in the arena of another rank: a message, until `read` gives it back; or what
-        that rank keeps.
+        """View `count` elements of a dtype at byte `start` of the arena of rank `peer`: a message,
+        valid until `read` gives it back, or memory that the peer keeps.
         """
         return self._peers[peer].arena.tensor(start, count, dtype)
 
@@ -119,11 +119,13 @@ class HostPeers:
         self.arena.put(start, data)
 
     def get_bytes(self, peer: int, start: int, count: int) -> bytes:
-        """`count` bytes that another rank put there."""
+        """Return `count` bytes at `start` of the arena of rank `peer`."""
         return self._peers[peer].arena.get(start, count)
 
     def notify(self, peer: int, what: int, stream: int, start: int = 0) -> None:
-        """Send WRITTEN or POSTED; those of one stream and kind are taken in the order sent."""
+        """Send `what` (WRITTEN or POSTED) to rank `peer`, with the start of the message;
+        notifications of one stream and kind arrive in the order sent.
+        """
         self._peers[peer].notify(what, stream, start)
 
     def read(self, peer: int, start: int) -> None:
@@ -131,11 +133,13 @@ class HostPeers:
         self._peers[peer].notify(_READ, 0, start)
 
     def expect(self, peer: int, what: int, stream: int, handler: Notification) -> None:
-        """Have `handler` take the next notification of a stream, now or when it comes."""
+        """Let `handler` take the next notification of kind `what` of a stream from rank `peer`, now
+        or when it comes.
+        """
         self._peers[peer].expect(what, stream, handler)
 
     def read_own(self, start: int) -> None:
-        """One of its readers has read what lies in this rank's arena."""
+        """Count one reader of a piece of this rank's arena; after the last the piece is free."""
         self._readers[start] -= 1
         if not self._readers[start]:
             assert self.arena is not None
@@ -190,11 +194,13 @@ class _PeerSocket:
         inbox.watch(link.fileno(), self._handle)
 
     def notify(self, what: int, stream: int, start: int) -> None:
+        """Send a notification.  See HostPeers.notify."""
         if not self._gone:
             self.unsent += _NOTIFICATION.pack(what, stream, start)
             self._flush()
 
     def expect(self, what: int, stream: int, handler: Notification) -> None:
+        """Wait for a notification.  See HostPeers.expect."""
         came = self._came.get((what, stream))
         if came:
             handler(came.popleft())
@@ -255,8 +261,8 @@ class _PeerSocket:
         self._link.close()
 
 
-def _accepted(listener: socket.socket) -> socket.socket:
-    """From a process of the same user: a socket without a file is open to all of the machine."""
+def _accept(listener: socket.socket) -> socket.socket:
+    """Accept a process of the same user: a socket without a file is open to all of the machine."""
     while True:
         one, _ = listener.accept()
         raw = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -266,6 +272,6 @@ def _accepted(listener: socket.socket) -> socket.socket:
 
 
 def _machine() -> tuple[str, ...]:
-    """Equal for processes that can reach each other's sockets by name."""
+    """Return what is equal for processes that can reach each other's sockets by name."""
     with open("/proc/sys/kernel/random/boot_id") as boot:
         return boot.read().strip(), os.readlink("/proc/self/ns/net")

@@ -30,7 +30,7 @@ class Inbox(Generic[T]):
         self.watch(self._wakened.fileno(), lambda: self._wakened.recv(4096))
 
     def watch(self, descriptor: int, handler: Handler, write: bool = False) -> None:
-        """Call the handler whenever something can be read there; write: or written."""
+        """Call the handler whenever the descriptor can be read; write: or written."""
         self._handlers[descriptor] = handler
         self._poll.register(descriptor, select.POLLIN | (select.POLLOUT if write else 0))
 
@@ -40,7 +40,7 @@ class Inbox(Generic[T]):
         self._poll.unregister(descriptor)
 
     def put(self, item: T) -> None:
-        """From any thread."""
+        """Add an item, from any thread."""
         self._items.append(item)
         if self._asleep:  # looked at behind the append: the sleeper looks at the items behind it
             self._waker.send(b"!")

@@ -46,7 +46,7 @@ class Links:
         shared: bool = True,
         group_per_channel: bool | None = None,
     ) -> None:
-        """Where there are several ranks, init_process_group has been called.
+        """Connect a rank; with several ranks, init_process_group has been called.
 
         host: ranks share memory if they are on one machine and name the same.  shared: False to
         leave all to torch.distributed.  group_per_channel: torch has a group for each
@@ -76,7 +76,7 @@ class Links:
         self._torch.join_channels(channels_of(plan))
 
     def join_groups(self, wanted: Iterable[Ranks]) -> None:
-        """Make groups, by their ranks."""
+        """Make the groups of these ranks."""
         for ranks in sorted(set(wanted)):
             carrier = self._carrier(ranks)
             if not carrier.has_group(ranks):
@@ -95,11 +95,13 @@ class Links:
         ranks: Ranks,
         index: int,
     ) -> Pending:
-        """Begin a collective; see Transport.start."""
+        """Begin a collective.  See Transport.start."""
         return self._carrier(ranks).start(step, bucket, layouts, ranks, index)
 
     def share(self, ranks: Ranks, owner: int, num_bytes: int) -> ArenaPiece | None:
-        """Return memory of a group; None if it has none that all of it maps."""
+        """Return `num_bytes` of memory in the arena of rank `owner` that all `ranks` map; None if
+        they share none.
+        """
         shares = self._shared.has_group(ranks)
         return self._shared.share(ranks, owner, num_bytes) if shares else None
 
@@ -108,18 +110,18 @@ class Links:
         return self._shared.meet(ranks)
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
-        """Begin one message; see Transport.send."""
+        """Begin one message.  See Transport.send."""
         return self._carrier((self.rank, target_rank)).send(tensors, target_rank, tag)
 
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
     ) -> Pending:
-        """Post the slot for one message; see Transport.receive."""
+        """Post the slot for one message.  See Transport.receive."""
         return self._carrier((self.rank, source_rank)).receive(shapes, dtypes, source_rank, tag)
 
     def rest(self, ranks: Container[int]) -> None:
-        """Return when those of these ranks that are on this host need each other's loops no more:
-        before they wait for what no inbox hears of (a barrier, a disk).  They all call this.
+        """Return when the ranks on this host no longer need each other's loops.  All of `ranks`
+        call it before they wait for something that no inbox sees (a barrier, a disk).
         """
         self._shared.rest(ranks)
 
@@ -129,7 +131,7 @@ class Links:
         return self._shared.message_bytes
 
     def close(self) -> None:
-        """Every message must be done."""
+        """Leave; every message must be done."""
         self._torch.close()
         self._shared.close()
         self.inbox.close()

@@ -26,7 +26,7 @@ class Pending(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank sends for it, as the tables count; 0 for a receive."""
+        """Bytes that this rank sends for it, as the tables count; 0 for a receive."""
 
     def wait(self) -> list[Tensor]:
         """The tensors after the step (of a send: none), again at every call.
@@ -42,7 +42,7 @@ class Pending(Protocol):
 
 
 class Transport(Protocol):
-    """What Links asks of a transport: shared memory of a host, or torch.distributed."""
+    """A carrier of messages between ranks: shared memory of a host, or torch.distributed."""
 
     def reaches(self, ranks: Ranks) -> bool:
         """Return whether it carries messages between these ranks; all ranks answer alike."""
@@ -69,30 +69,34 @@ class Transport(Protocol):
         """
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
-        """Begin one message of tensors of any dtypes; messages of one tag arrive in order."""
+        """Begin one message to `target_rank`, of tensors of any dtypes; messages of one tag arrive
+        in order.
+        """
 
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
     ) -> Pending:
-        """Post the slot for one message of `send`, of which both sides know shapes and dtypes."""
+        """Post the slot for one message of `send` from `source_rank` with this tag; both sides know
+        its shapes and dtypes.
+        """
 
     def close(self) -> None:
         """Leave; every message must be done."""
 
 
 class Settled:
-    """Nothing had to move."""
+    """A step that has nothing to move."""
 
     def __init__(self, result: list[Tensor]) -> None:
         self.sent_bytes = 0
         self._result = result
 
     def wait(self) -> list[Tensor]:
-        """What was there all along."""
+        """Return the given tensors."""
         return self._result
 
     def on_done(self, callback: Callback) -> None:
-        """At once."""
+        """Call back at once."""
         callback()
 
 
@@ -109,7 +113,7 @@ def put_tensors(message: Tensor, tensors: Sequence[Tensor]) -> None:
 def tensors_in(
     message: Tensor, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]
 ) -> list[Tensor]:
-    """The tensors of a message, as views of it."""
+    """Return the tensors of a message (bytes), of these shapes and dtypes, as views of it."""
     out, start = [message] * len(shapes), 0
     for k in _widest_first(dtypes):
         size = math.prod(shapes[k]) * dtypes[k].itemsize
@@ -119,12 +123,12 @@ def tensors_in(
 
 
 def num_bytes(shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> int:
-    """Of the message."""
+    """Count the bytes of a message of tensors of these shapes and dtypes."""
     pairs = zip(shapes, dtypes, strict=True)
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
 
 def _widest_first(dtypes: Iterable[torch.dtype]) -> list[int]:
-    """Order of tensors inside a message: each then starts where its dtype may start."""
+    """Return the order of tensors in a message: each starts where its dtype may start."""
     sizes = [dtype.itemsize for dtype in dtypes]
     return sorted(range(len(sizes)), key=lambda k: -sizes[k])

@@ -2,10 +2,10 @@
 
 It serves ranks that compute on the CPUs of one Linux host and have not asked for
 `launch.transport=gloo`; everything else goes by torch.distributed (collectives.py).  A rank writes
-once what others want of its tensors, and each of them adds or joins it straight from there: no copy
-beside, no thread, no socket that bytes go through.  An all-reduce of 2 MB takes 0.4 ms so, and 4.0
-by gloo.  All of it is done by the loop's own thread, where it picks the message up.  Sums run in
-order of the members, so all get the same bits.
+once what others need of its tensors, and each of them adds or joins it straight from there: no
+other copy, no thread, no socket that bytes go through.  An all-reduce of 2 MB takes 0.4 ms so, and
+4.0 by gloo.  All of it is done by the loop's own thread, where it picks the message up.  Sums run
+in order of the members, so all get the same bits.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from flowrun.engine.runtime.transport.pending import (
 )
 from flowrun.engine.runtime.transport.transport import (
     BucketLayout,
-    joined,
+    join_pieces,
     lies_by_columns,
     put,
-    reduced,
+    reduce_messages,
     sent_elements,
     unpack,
 )
@@ -147,8 +147,8 @@ class SharedMemoryTransport:
         ranks: Ranks,
         index: int,
     ) -> Pending:
-        """As of Transport.  The bucket must not change before it is done, unless its owner lets go
-        of it; what `wait` returns is new memory.
+        """Begin a step.  See Transport.start.  The bucket must not change before it is done, unless
+        its owner lets go of it; the result is new memory.
         """
         dtype = bucket[0].dtype
         if layouts.empty:
@@ -176,7 +176,8 @@ class SharedMemoryTransport:
         return PendingMessage(self._peers, wanted, others, lambda _: [], 0)
 
     def share(self, ranks: Ranks, owner: int, num_bytes: int) -> ArenaPiece:
-        """Return memory of a group; all members ask for it in one order, between its steps.
+        """Return `num_bytes` that all of `ranks` map; they all ask for it in one order, between
+        steps.
 
         owner: the rank in whose arena it lies.  Raises PeerGone if that has ended.
         """
@@ -195,8 +196,8 @@ class SharedMemoryTransport:
         return ArenaPiece(peers, owner, received[0][owner])
 
     def send(self, tensors: Sequence[Tensor], target_rank: int, tag: int) -> Pending:
-        """As of Transport; done when the other rank has posted its slot.  The tensors may change at
-        once.
+        """Begin a message.  See Transport.send.  It is done when the other rank has posted its
+        slot; the tensors may change at once.
         """
         size = num_bytes([t.shape for t in tensors], [t.dtype for t in tensors])
         if not size:
@@ -209,7 +210,7 @@ class SharedMemoryTransport:
     def receive(
         self, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], source_rank: int, tag: int
     ) -> Pending:
-        """As of Transport."""
+        """Post a slot.  See Transport.receive."""
         size = num_bytes(shapes, dtypes)
         if not size:
             return Settled(tensors_in(torch.empty(0, dtype=torch.uint8), shapes, dtypes))
@@ -224,7 +225,7 @@ class SharedMemoryTransport:
         return PendingMessage(self._peers, (WRITTEN, tag), [source_rank], finish, 0)
 
     def rest(self, ranks: Container[int]) -> None:
-        """As of HostPeers."""
+        """Wait for the ranks of this host.  See HostPeers.rest."""
         self._peers.rest(ranks)
 
     @property
@@ -233,7 +234,7 @@ class SharedMemoryTransport:
         return self._peers.arena.touched if self._peers.arena else 0
 
     def close(self) -> None:
-        """Leave."""
+        """Close the sockets."""
         self._peers.close()
 
 
@@ -263,12 +264,12 @@ class _Member:
             for rank, k in self.others.items():
                 messages[k] = peers.message(rank, starts[rank], sizes[k], dtype)
             if step.kind == ALL_GATHER:
-                out = joined(self._unpacked(messages), layouts)
+                out = join_pieces(self._unpack_all(messages), layouts)
             elif size * dtype.itemsize <= _SMALL:
-                out = unpack(reduced(messages, step.reduce), layouts.after(self.index))
+                out = unpack(reduce_messages(messages, step.reduce), layouts.after(self.index))
             else:
-                columns = self._unpacked(messages)
-                out = [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
+                columns = self._unpack_all(messages)
+                out = [reduce_messages(parts, step.reduce) for parts in zip(*columns, strict=True)]
             peers.read_own(begin)
             self._notify_read(starts)
             return out
@@ -302,17 +303,17 @@ class _Member:
                 turned = peers.get_bytes(rank, start + size * dtype.itemsize, len(own))
                 columns[k] = unpack(message, layouts.message(k, self.index), turned)
             out = (
-                [reduced(parts, step.reduce) for parts in zip(*columns, strict=True)]
+                [reduce_messages(parts, step.reduce) for parts in zip(*columns, strict=True)]
                 if summed
-                else joined(columns, layouts)
+                else join_pieces(columns, layouts)
             )
             self._notify_read(starts)
             return out
 
         return finish
 
-    def _unpacked(self, messages: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Those of all members, in order."""
+    def _unpack_all(self, messages: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return the pieces that each member has sent, in order of the members."""
         shapes = (self.layouts.message(k, self.index) for k in range(self.layouts.parts))
         return list(map(unpack, messages, shapes))
 
@@ -335,7 +336,7 @@ class ArenaPiece:
     begin: int
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """A flat view.  start: in bytes.  count: elements."""
+        """Return a flat view of `count` elements of a dtype from byte `start`."""
         if self.peer is None:
             return self.peers.written(self.begin + start, count, dtype)
         return self.peers.message(self.peer, self.begin + start, count, dtype)

@@ -19,7 +19,9 @@ class SharedMemory(Protocol):
     """Memory that a group of ranks shares."""
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat view, whose storage is no larger.  start: in bytes.  count: elements."""
+        """Return a flat view, whose storage is no larger, of `count` elements of a dtype from byte
+        `start`.
+        """
 
 
 # (ranks of a group, the one of them in whose memory it is to lie, bytes) -> memory for all of them;
@@ -38,7 +40,8 @@ class Weight(NamedTuple):
 
 
 def side_by_side(plan: Plan, rank: int, share: Share) -> dict[str, Weight]:
-    """Memory for the variables of a rank that its host has once; nothing is written there.
+    """Return memory for the variables of the plan that the rank's host holds once; nothing is
+    written there.
 
     All ranks of a group ask `share` for theirs in one order.
     """
@@ -67,7 +70,7 @@ def side_by_side(plan: Plan, rank: int, share: Share) -> dict[str, Weight]:
 
 
 def wholes(plan: Plan, there: Mapping[str, Weight]) -> dict[int, list[torch.Tensor]]:
-    """Of each gather whose variables lie so, what it makes."""
+    """Return the whole weights that each gather makes if its variables lie so, by actor."""
     return {
         actor.id: [there[move.read].whole for move in actor.work.moves]
         for actor in plan.actors

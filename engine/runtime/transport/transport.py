@@ -1,4 +1,4 @@
-"""What a boxing does to bytes: messages cut, joined and summed; and a transport in one process.
+"""Bytes of a boxing: messages are cut, joined and summed; with a transport in one process.
 
 The tensor functions are pure and serve both transports: the virtual one (`run_group`, `run_route`:
 all members at once, every byte that crosses counted) and torch.distributed (collectives.py).
@@ -47,7 +47,7 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """How one tensor of a bucket lies on a group before and after a step.
+    """Layout of one tensor of a bucket on a group, before and after a step.
 
     shape: of the tensor that the group shares: this axis' split undone, those of the others not.
     parts: members of the group.  Uneven splits are balanced (placement.split_range).
@@ -71,7 +71,9 @@ class GroupLayout:
         return self._piece(self.target, receiver, self.before(sender))
 
     def place(self, receiver: int) -> DimSlice | None:
-        """Where in what a member holds before the step lies what another one wants of it."""
+        """Slice (dim, start, length) of the sender's piece that the receiver needs; None: all of
+        it.
+        """
         if not isinstance(self.target, Split):
             return None
         dim = self.target.dim
@@ -86,8 +88,10 @@ class GroupLayout:
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
-    """Those of a bucket.  What follows from them alone is worked out once: a step is done again and
-    again, and Python is slow just behind an act that has had the caches to itself.
+    """Layouts of all tensors of a bucket.
+
+    Shapes and slices are computed once and kept: a step runs again and again, and Python is slow
+    right after an act that has filled the caches.
     """
 
     each: tuple[GroupLayout, ...]
@@ -121,7 +125,7 @@ class BucketLayout:
         return sum(map(math.prod, self.message(sender, receiver)))
 
     def pieces_for(self, bucket: Sequence[Tensor], receiver: int) -> list[Tensor]:
-        """What another member wants of each tensor, as views."""
+        """Views of what the receiver needs of each tensor."""
         places = self._places.get(receiver)
         if places is None:
             places = self._places[receiver] = [layout.place(receiver) for layout in self.each]
@@ -136,7 +140,10 @@ def layout_of(
     grid: tuple[int, ...],
     coordinate: tuple[int, ...],
 ) -> GroupLayout:
-    """The layout for the group of the rank at `coordinate`; `nd_sbp`: before the step."""
+    """Return the layout for the group of the rank at `coordinate`.
+
+    shape: logical, in elements.  nd_sbp: before the step.  grid: sizes of the placement's axes.
+    """
     shared = local_shape(shape, replace_axis(nd_sbp, step.axis, B), grid, coordinate)
     return GroupLayout(shared, grid[step.axis], step.source, step.target)
 
@@ -144,7 +151,11 @@ def layout_of(
 def bucket_layout(
     work: BoxWork, grid: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> BucketLayout:
-    """How the tensors of a collective lie on the group of the rank at `coordinate` of a grid."""
+    """Return the layouts of a collective's tensors (`work`) on the group of the rank at
+    `coordinate`.
+
+    grid: sizes of the placement's axes.
+    """
     return BucketLayout(
         tuple(
             layout_of(step, move.shape, move.source.nd_sbp, grid, coordinate)
@@ -164,9 +175,10 @@ def local_step(
     grid: tuple[int, ...],
     coordinate: tuple[int, ...],
 ) -> Tensor:
-    """Do slice, pad or keep on the rank at `coordinate`; the result is new memory.
+    """Slice, pad or keep a rank's piece `tensor`; the result is new memory.
 
-    shape: logical.  nd_sbp: before the step.
+    shape: logical, in elements.  nd_sbp: before the step.  grid: sizes of the placement's axes.
+    coordinate: of the rank on the grid.
     """
     layout = layout_of(step, shape, nd_sbp, grid, coordinate)
     index = coordinate[step.axis]
@@ -195,7 +207,7 @@ def identity(reduce: str, dtype: torch.dtype) -> float | int | bool:
 
 
 def pack(tensors: Iterable[Tensor]) -> Tensor:
-    """One new flat message of tensors of one dtype."""
+    """Join tensors of one dtype into one new flat message."""
     given = list(tensors)
     return put(given, given[0].new_empty(sum(tensor.numel() for tensor in given)))
 
@@ -223,7 +235,10 @@ def _copy(rows: Tensor, tensor: Tensor) -> None:
 def unpack(
     message: Tensor, shapes: Sequence[Shape], turned: Iterable[int] = itertools.repeat(False)
 ) -> list[Tensor]:
-    """The tensors of a message, as views of it.  turned: of each, whether it lies by columns."""
+    """Return the tensors of a flat message, of these shapes, as views of it.
+
+    turned: for each tensor, whether it lies column by column.
+    """
     parts = message.split([math.prod(shape) for shape in shapes])
     return [
         part.view(shape[::-1]).t() if by_columns else part.view(shape)
@@ -231,14 +246,19 @@ def unpack(
     ]
 
 
-def outgoing(bucket: Sequence[Tensor], layouts: BucketLayout, receiver: int) -> Tensor:
-    """What a member sends to another one, as one message."""
+def pack_outgoing(bucket: Sequence[Tensor], layouts: BucketLayout, receiver: int) -> Tensor:
+    """Pack what member `receiver` gets of a bucket with these `layouts` into one message."""
     return pack(layouts.pieces_for(bucket, receiver))
 
 
-def incoming(messages: Sequence[Tensor], layouts: BucketLayout, receiver: int) -> list[Tensor]:
-    """A member's tensors after an all-gather or all-to-all; a message of each member, own too."""
-    return joined(
+def unpack_incoming(
+    messages: Sequence[Tensor], layouts: BucketLayout, receiver: int
+) -> list[Tensor]:
+    """Return the tensors of member `receiver` after an all-gather or all-to-all.
+
+    messages: one from each member, its own too.  layouts: of the bucket.
+    """
+    return join_pieces(
         [
             unpack(message, layouts.message(sender, receiver))
             for sender, message in enumerate(messages)
@@ -247,8 +267,8 @@ def incoming(messages: Sequence[Tensor], layouts: BucketLayout, receiver: int) -
     )
 
 
-def joined(columns: Sequence[Sequence[Tensor]], layouts: BucketLayout) -> list[Tensor]:
-    """The same, of the pieces that each member has sent."""
+def join_pieces(columns: Sequence[Sequence[Tensor]], layouts: BucketLayout) -> list[Tensor]:
+    """Join the pieces that each member has sent to the tensors after the step."""
     out = []
     for layout, pieces in zip(layouts.each, zip(*columns, strict=True), strict=True):
         assert isinstance(layout.source, Split)
@@ -256,19 +276,19 @@ def joined(columns: Sequence[Sequence[Tensor]], layouts: BucketLayout) -> list[T
     return out
 
 
-def reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
-    """The messages of all members (two or more) made one, in order of the members; new memory,
-    contiguous.
+def reduce_messages(messages: Sequence[Tensor], reduce: str) -> Tensor:
+    """Reduce the messages of all members (two or more), in order of the members; the result is
+    new, contiguous memory.
     """
     if all(map(lies_by_columns, messages)):  # turned once, behind the sum
         rows = messages[0].new_empty(messages[0].shape)
         for to, *some in zip(rows.split(_ROWS), *(m.split(_ROWS) for m in messages), strict=True):
-            to.copy_(_reduced([each.t() for each in some], reduce).t())
+            to.copy_(_reduce([each.t() for each in some], reduce).t())
         return rows
-    return _reduced([_by_rows(message) for message in messages], reduce)
+    return _reduce([_by_rows(message) for message in messages], reduce)
 
 
-def _reduced(messages: Sequence[Tensor], reduce: str) -> Tensor:
+def _reduce(messages: Sequence[Tensor], reduce: str) -> Tensor:
     first, second, *others = messages
     total = REDUCTIONS[reduce](first, second).contiguous()
     for message in others:
@@ -293,7 +313,9 @@ def _by_rows(piece: Tensor) -> Tensor:
 
 
 def sent_elements(step: BoxingStep, layouts: BucketLayout, index: int) -> int:
-    """Elements that member `index` puts on the wire; the sum over members is boxing's table."""
+    """Count the elements that member `index` sends in a step, for a bucket with these layouts; the
+    sum over members is boxing's table.
+    """
     parts = layouts.parts
     if step.kind == ALL_REDUCE:
         total = layouts.size(index, index)
@@ -330,15 +352,15 @@ def run_group(
     for receiver in members:
         inbox = []
         for sender in members:
-            message = outgoing(pieces[sender], layouts, receiver)
+            message = pack_outgoing(pieces[sender], layouts, receiver)
             inbox.append(message)
             sent[sender] += message.nbytes if sender != receiver else 0
         if step.kind in (REDUCE_SCATTER, EXCHANGE):
-            total = reduced(inbox, step.reduce)
+            total = reduce_messages(inbox, step.reduce)
             out.append(unpack(total, layouts.after(receiver)))
         else:
             assert step.kind in (ALL_GATHER, ALL_TO_ALL), f"{step} moves nothing"
-            out.append(incoming(inbox, layouts, receiver))
+            out.append(unpack_incoming(inbox, layouts, receiver))
     return out, sent
 
 
@@ -390,7 +412,8 @@ def run_route(
 ) -> tuple[dict[int, Tensor], dict[int, int]]:
     """Do a route: pieces by source rank -> (pieces by target rank, bytes sent by source rank).
 
-    held, wanted: slices of each source and each target rank (crossing.slices_of_ranks).
+    sends: the messages of the route.  held, wanted: slices of each source and each target rank
+    (crossing.slices_of_ranks).
     """
     sent = dict.fromkeys(held, 0)
     inbox: dict[int, list[tuple[Slices, Tensor]]] = {rank: [] for rank in wanted}

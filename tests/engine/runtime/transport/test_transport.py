@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowrun.engine.runtime.transport.transport import pack, reduced
+from flowrun.engine.runtime.transport.transport import pack, reduce_messages
 
 WHOLE = torch.arange(1300.0 * 6).reshape(6, 1300)  # its columns are rows of what follows
 PIECES = {
@@ -36,7 +36,7 @@ def test_sums_are_new_memory_in_rows_and_change_none_of_the_messages(piece: torc
     given = [piece, *others]
     before = [each.clone() for each in given]
     for messages in (given, given[::-1], [others[0], piece], [piece, piece + 1.0]):
-        found = reduced(messages, "sum")
+        found = reduce_messages(messages, "sum")
         assert found.is_contiguous()
         assert torch.equal(found, sum(each.contiguous() for each in messages))
         assert all(found.data_ptr() != each.data_ptr() for each in messages if each.numel())
