@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from flowrun.engine.ir.graph import LogicalTensor, Op, Ref
-from flowrun.engine.ops.shapes.create import CONSTANT
+from flowrun.engine.ops.shapes.create import CONSTANT, FULL
 
 MOST_NUMBERS = 4096  # elements of a constant tensor that a plan carries
 _ALIASES = ("aten.detach.default", "aten.alias.default")
@@ -62,7 +62,7 @@ class NodeReader:
         name = self.add_tensor(node, self.name_of(node), value)
         numbers, shape = tuple(value.detach().flatten().tolist()), self.tensors[name].shape
         uniform = len(set(numbers)) == 1
-        target = "aten.full.default" if uniform else CONSTANT
+        target = FULL if uniform else CONSTANT
         args = (shape, numbers[0]) if uniform else (numbers, shape)
         kwargs = (("dtype", value.dtype),)
         self.ops.append(Op(name, target, args, kwargs, outputs=(name,), **fields))

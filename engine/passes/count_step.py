@@ -42,8 +42,9 @@ from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow import ranges
 from flowrun.engine.ops.flow.update import ACCUMULATE
-from flowrun.engine.ops.nn import cross_entropy, loss
-from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.math.pointwise import CAST
+from flowrun.engine.ops.nn import loss
+from flowrun.engine.ops.op_info import LABELS, Trait
 from flowrun.engine.ops.traits import has, is_engine_op, is_random, is_view
 from flowrun.engine.strategy import Strategy
 
@@ -61,11 +62,6 @@ _SUMS: Mapping[str, int] = {  # -> degree
     loss.COUNT: 1,
     "aten.mean.default": 0,
     "aten.mean.dim": 0,
-}
-_LOSSES: Mapping[str, tuple[str, str]] = {  # -> (target, weight)
-    cross_entropy.FORWARD: ("target", "weight"),
-    "aten.nll_loss_forward.default": ("target", "weight"),
-    "aten.nll_loss2d_forward.default": ("target", "weight"),
 }
 
 
@@ -108,10 +104,11 @@ def _split_off_counts(graph: LogicalGraph) -> LogicalGraph:
     """Count the weight of a loss's targets by an op of its own, which reads no logits."""
     ops: list[Op] = []
     for op in graph.ops:
-        if op.target in _LOSSES and op.phase == FORWARD and op.outputs[1] is not None:
+        found = registry.info(op.target).looks_up
+        labels = found if found and found.words == LABELS and op.phase == FORWARD else None
+        if labels and (count := op.outputs[1]) is not None:
             given = registry.arguments_of(op)
-            ignored = given["ignored" if is_engine_op(op.target) else "ignore_index"]
-            count, target = op.outputs[1], given["target"]
+            target, ignored = given[labels.ids], given[labels.ignored]
             if given["weight"] is None and isinstance(target, Ref):  # nothing is looked up
                 made = graph.producer.get(target.name)
                 target = made.args[0] if made and made.target == ranges.CHECK else target
@@ -368,7 +365,7 @@ class _Rewriting:
         wanted = self._reader_dtype(name)
         if own.is_floating_point or wanted == dtype:
             return share
-        cast, kwargs = "aten._to_copy.default", (("dtype", wanted),)
+        cast, kwargs = CAST, (("dtype", wanted),)
         return self._add_step_op(maker, f"{name}/share/narrow", cast, (Ref(share),), wanted, kwargs)
 
     def _reader_dtype(self, name: str) -> torch.dtype:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrun.engine.ir.graph import LogicalGraph
-from flowrun.engine.passes.hoist_weights import CAST
+from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.strategy import Strategy
 
 

@@ -14,6 +14,7 @@ from flowrun.engine.actors.schedules import JOINED
 from flowrun.engine.ir.graph import BACKWARD, WEIGHT_GRAD, LogicalGraph, Op
 from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.shapes.create import FULL
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy
 
@@ -27,7 +28,7 @@ def split_weight_grads(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
     late: set[str] = set()
     ops: list[Op] = []
     for op in reversed(graph.ops):
-        if op.phase == BACKWARD and op.module and op.target != "aten.full.default":
+        if op.phase == BACKWARD and op.module and op.target != FULL:
             readers = [reader for name in op.makes for reader in graph.consumers.get(name, ())]
             unit = unit_of(op.module)
             if readers and all(

@@ -282,8 +282,8 @@ def run_ops(
                 if whole is None:
                     held = ", ".join(str(tuple(piece.shape)) for piece in made[name].values())
                     raise ValueError(
-                        f"output {name} is not {format_nd_sbp(nd_sbp)}: pieces {held} are unlike "
-                        f"each other, or are no pieces of {tensors[name].shape}"
+                        f"output {name} is not {format_nd_sbp(nd_sbp)}: pieces {held} differ "
+                        f"from each other, or do not make up {tensors[name].shape}"
                     )
                 wholes[name] = whole
     return made

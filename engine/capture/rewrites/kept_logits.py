@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref
+from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.nn import cross_entropy
-from flowrun.engine.ops.nn.loss import MEAN
+from flowrun.engine.ops.nn.loss import MEAN, NLL, NLL_BACKWARD
+from flowrun.engine.ops.nn.softmax import LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD
 from flowrun.engine.ops.signature import bind
-
-_LOG_SOFTMAX = "aten._log_softmax.default"
-_LOG_SOFTMAX_BACKWARD = "aten._log_softmax_backward_data.default"
-_NLL, _NLL_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
 
 
 def make_loss_of_logits(graph: LogicalGraph) -> LogicalGraph:
@@ -25,7 +23,7 @@ def make_loss_of_logits(graph: LogicalGraph) -> LogicalGraph:
     tensors = dict(graph.tensors)
     written: dict[str, tuple[Op, ...]] = {}  # name of an op -> the ops in its place
     for op in graph.ops:
-        found = _Loss.at(graph, op) if op.target == _LOG_SOFTMAX else None
+        found = _Loss.at(graph, op) if op.target == LOG_SOFTMAX else None
         if found is not None:
             tensors[found.lse] = replace(
                 tensors[op.makes[0]], name=found.lse, shape=(*tensors[op.makes[0]].shape[:1], 1)
@@ -58,14 +56,14 @@ class _Loss:
         reported = log_p in {name for _, name in graph.results}
         if len(shape) != 2 or op.args[1] % 2 != 1 or casts or reported:
             return None
-        forward = tuple(r for r in readers if _reads(r, _NLL, "self", log_p))
+        forward = tuple(r for r in readers if _reads(r, NLL, "self", log_p))
         backward = tuple(
             (nll, after)
             for nll in readers
-            if _reads(nll, _NLL_BACKWARD, "self", log_p)
+            if _reads(nll, NLL_BACKWARD, "self", log_p)
             for after in graph.consumers.get(nll.makes[0], ())
-            if _reads(after, _LOG_SOFTMAX_BACKWARD, "grad_output", nll.makes[0])
-            and _reads(after, _LOG_SOFTMAX_BACKWARD, "output", log_p)
+            if _reads(after, LOG_SOFTMAX_BACKWARD, "grad_output", nll.makes[0])
+            and _reads(after, LOG_SOFTMAX_BACKWARD, "output", log_p)
             and graph.consumers[nll.makes[0]] == (after,)
             and graph.tensors[after.makes[0]].dtype == graph.tensors[log_p].dtype
         )
@@ -111,7 +109,7 @@ def _reads(op: Op, target: str, argument: str, name: str) -> bool:
 def _before_cast(graph: LogicalGraph, name: str) -> str:
     """Return the tensor that another is a cast of to a wider dtype, else that tensor."""
     made = graph.producer.get(name)
-    if made is None or made.target != "aten._to_copy.default":
+    if made is None or made.target != CAST:
         return name
     (read,) = made.inputs
     before, after = graph.tensors[read].dtype, graph.tensors[name].dtype

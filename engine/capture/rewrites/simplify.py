@@ -15,6 +15,7 @@ from flowrun.engine.capture.rewrites.batched import keep_batches
 from flowrun.engine.capture.rewrites.kept_logits import make_loss_of_logits
 from flowrun.engine.capture.rewrites.masked_writes import choose_under_masks
 from flowrun.engine.ir.graph import LogicalGraph, Op, Ref, rename_inputs
+from flowrun.engine.ops.nn.loss import NLL, NLL_2D
 from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 
@@ -42,15 +43,12 @@ def simplify(graph: LogicalGraph, *, keep_logits: bool = True) -> LogicalGraph:
     return graph
 
 
-_NLL = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
-
-
 def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
     """Split mean losses into sum / count: over a split batch these are partial, a mean is not."""
     ops: list[Op] = []
     tensors = dict(graph.tensors)
     for op in graph.ops:
-        if op.target not in _NLL or op.args[3] != 1:
+        if op.target not in (NLL, NLL_2D) or op.args[3] != 1:
             ops.append(op)
             continue
         loss, count = op.outputs

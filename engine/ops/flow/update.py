@@ -241,7 +241,7 @@ def _in_place(
     for param, grad, *states in each:
         shapes = {x.shape for x in (param, grad, *states)}
         assert len(shapes) == 1, (
-            f"weight, states and gradient differ in shape, and the kernel does not look: {shapes}"
+            f"fused kernels check no shapes: those of weight, states and gradient differ, {shapes}"
         )
         changed = (param, *states)
         as_it_lies = coefficient is None and grad.dtype == param.dtype

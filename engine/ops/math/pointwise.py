@@ -127,6 +127,8 @@ def _relu_over(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     return aten.clamp_min.out(x, 0, out=out)  # type: ignore[no-any-return]
 
 
+CAST = "aten._to_copy.default"
+
 OPS: Mapping[str, OpInfo] = {
     **{f"aten.{name}": _info(NONLINEAR) for name in _NONLINEAR_NAMES.split()},
     "aten.exp.default": _over(NONLINEAR, aten.exp.out),
@@ -143,7 +145,7 @@ OPS: Mapping[str, OpInfo] = {
     "aten.alias.default": _info(LINEAR),
     "aten.contiguous.default": _info(LINEAR),
     "aten.lift_fresh_copy.default": _info(LINEAR),
-    "aten._to_copy.default": _info(elementwise_if(stays_float, ("self",)), Trait.ALLOCATES),
+    CAST: _info(elementwise_if(stays_float, ("self",)), Trait.ALLOCATES),
     "aten.add.Tensor": _over(SUM, aten.add.out, "out", 0, 1),
     "aten.sub.Tensor": _over(SUM, aten.sub.out),
     "aten.rsub.Tensor": _info(SUM),

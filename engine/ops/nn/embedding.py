@@ -108,6 +108,7 @@ def local_embedding_backward(view: LocalView) -> LocalCall:
     )
 
 
+EMBEDDING_BACKWARD = "aten.embedding_dense_backward.default"
 _BAG = LookUp(table="weight", ids="indices", dim=0, words=IDS)
 
 OPS: Mapping[str, OpInfo] = {
@@ -117,7 +118,7 @@ OPS: Mapping[str, OpInfo] = {
         looks_up=LookUp(table="weight", ids="indices", dim=0, words=IDS, by_mask=True),
         cost=OpCost(moved_bytes=lambda op, read, made: sum(read[1:]) + sum(made)),  # no whole table
     ),
-    "aten.embedding_dense_backward.default": OpInfo(
+    EMBEDDING_BACKWARD: OpInfo(
         embedding_backward, local=local_embedding_backward, traits=(Trait.PLAIN,)
     ),
     "aten._embedding_bag.default": OpInfo(looks_up=_BAG),

@@ -280,18 +280,16 @@ def local_mse_backward(view: LocalView) -> LocalCall:
     return LocalCall(part_of_mse_gradient, (*op.args[:3], math.prod(view.in_shapes[1])))
 
 
+NLL, NLL_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
+NLL_2D = "aten.nll_loss2d_forward.default"
 _LABELS = LookUp(
     table="self", ids="target", dim=1, words=LABELS, ignored="ignore_index", by_mask=True
 )
 
 OPS: Mapping[str, OpInfo] = {
-    "aten.nll_loss_forward.default": OpInfo(
-        nll, local=local_nll, traits=(Trait.ALLOCATES,), looks_up=_LABELS
-    ),
-    "aten.nll_loss_backward.default": OpInfo(
-        nll_backward, local=local_nll_backward, traits=(Trait.ALLOCATES,)
-    ),
-    "aten.nll_loss2d_forward.default": OpInfo(nll_2d, looks_up=_LABELS),
+    NLL: OpInfo(nll, local=local_nll, traits=(Trait.ALLOCATES,), looks_up=_LABELS),
+    NLL_BACKWARD: OpInfo(nll_backward, local=local_nll_backward, traits=(Trait.ALLOCATES,)),
+    NLL_2D: OpInfo(nll_2d, looks_up=_LABELS),
     "aten.nll_loss2d_backward.default": OpInfo(nll_2d_backward),
     COUNT: OpInfo(target_weight, function=weight_of_targets),
     "aten.mse_loss.default": OpInfo(mse, local=local_mse),

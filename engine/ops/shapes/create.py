@@ -120,7 +120,7 @@ def constant(
     return whole[tuple(slice(start, start + length) for start, length in slices)]
 
 
-CONSTANT = "flow.constant"
+CONSTANT, FULL = "flow.constant", "aten.full.default"
 _ARANGE, _LIKE = OpInfo(from_nothing, local=local_arange), OpInfo(like)
 _NEW = OpInfo(new, local=local_new)
 
@@ -128,7 +128,7 @@ OPS: Mapping[str, OpInfo] = {
     CONSTANT: OpInfo(
         from_nothing, local=local_constant, function=constant, traits=(Trait.CONSTANT,)
     ),
-    "aten.full.default": OpInfo(from_nothing, local=local_full),
+    FULL: OpInfo(from_nothing, local=local_full),
     "aten.zeros.default": OpInfo(from_nothing, local=local_zeros),
     "aten.ones.default": OpInfo(from_nothing, local=local_ones),
     "aten.scalar_tensor.default": OpInfo(from_nothing, local=local_scalar),

@@ -14,6 +14,7 @@ from flowrun.engine.capture.update_trace import FED, states_of, step_scalars_of,
 from flowrun.engine.ir.graph import LogicalTensor, Ref, Variable, map_refs
 from flowrun.engine.ops.flow.sparse import UPDATE_ROWS, RowUpdate
 from flowrun.engine.ops.flow.update import ASSIGN, EMA
+from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.registry import whole_function
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.strategy import Optimizer
@@ -196,7 +197,7 @@ def _scale_and_cast(
     if builder.tensors[gradient].dtype != param.dtype:
         gradient = builder.one(
             f"cast/{variable.tensor}",
-            "aten._to_copy.default",
+            CAST,
             (Ref(gradient),),
             (("dtype", param.dtype),),
             like=param,

@@ -20,12 +20,12 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, LogicalGraph, LogicalTensor, Op, Ref, Variable
 from flowrun.engine.ir.placement import BATCH_AXES
 from flowrun.engine.ops.flow.sparse import COALESCE, COLLECT, UPDATE_ROWS
+from flowrun.engine.ops.math.pointwise import CAST
+from flowrun.engine.ops.nn.embedding import EMBEDDING_BACKWARD
 from flowrun.engine.ops.signature import bind
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.strategy import Optimizer, Strategy
 
-LOOKED_UP = "aten.embedding_dense_backward.default"
-_CAST = "aten._to_copy.default"
 _MIN_NOTED_RATIO = 4  # rows of a table / rows of a step from which a dense update gets a note
 
 
@@ -45,9 +45,9 @@ def lookups_of(graph: LogicalGraph, variable: Variable, parts: Sequence[str]) ->
         if readers > (0 if op.makes[0] in parts else 1):
             return ()
         added = op.target == "aten.add.Tensor" and len(op.inputs) == 2 and not op.kwargs
-        if added or (op.target == _CAST and [key for key, _ in op.kwargs] == ["dtype"]):
+        if added or (op.target == CAST and [key for key, _ in op.kwargs] == ["dtype"]):
             pending += op.inputs  # the model casts the table, then looks up rows
-        elif op.target == LOOKED_UP and not bind(op)["scale_grad_by_freq"]:
+        elif op.target == EMBEDDING_BACKWARD and not bind(op)["scale_grad_by_freq"]:
             found.append(op)
         else:
             return ()
@@ -197,7 +197,7 @@ def densify_rows(builder: GraphBuilder, variable: Variable, lookup: Op, micro_ba
     builder.drop_dead([lookup.name])
     return builder.one(
         f"grad/{variable.tensor}",
-        LOOKED_UP,
+        EMBEDDING_BACKWARD,
         (Ref(rows), Ref(ids), table.shape[0], _padding(lookup), False),
         like=table,
         module=variable.name.rpartition(".")[0],

@@ -13,7 +13,8 @@ from __future__ import annotations
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Ref, Variable
 from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N
-from flowrun.engine.passes.hoist_weights import CAST
+from flowrun.engine.ops.math.pointwise import CAST
+from flowrun.engine.ops.shapes.create import FULL
 from flowrun.engine.passes.update.clip_ops import clip_by_norm, clip_by_value
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.passes.update.optimizer_ops import average, update
@@ -102,7 +103,7 @@ def _make_tangent(builder: GraphBuilder, strategy: Strategy) -> bool:
     for feed in feeds:
         builder.op(
             feed.tensor,
-            "aten.full.default",
+            FULL,
             ((), value),
             (("dtype", builder.tensors[feed.tensor].dtype),),
             (feed.tensor,),

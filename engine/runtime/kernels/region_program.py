@@ -17,6 +17,7 @@ from flowrun.engine.ops.flow.ranges import CHECK
 from flowrun.engine.ops.flow.structure import BOX
 from flowrun.engine.ops.flow.update import ACCUMULATE, accumulate
 from flowrun.engine.ops.op_info import Trait
+from flowrun.engine.ops.shapes.create import FULL
 from flowrun.engine.ops.signature import LocalCall, LocalView
 from flowrun.engine.ops.traits import has, makes_list
 from flowrun.engine.runtime.kernels.out_variants import can_write
@@ -146,7 +147,7 @@ def _localize(
     if op.target == BOX:
         (name,) = op.inputs
         return LocalCall(_boxing(op, tensors[name].shape, grid, coordinate), (Ref(name),))
-    if op.target == "aten.full.default":
+    if op.target == FULL:
         slices = _slices(plan, op.outputs[0] or "", op.out_sbp[0], grid, coordinate)
         return LocalCall(torch.full, (tuple(n for _, n in slices), op.args[1]), op.kwargs)
     view = LocalView(

@@ -19,7 +19,7 @@ from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.sbp import B, S, Sbp
 from flowrun.engine.lowering.form_regions import is_communication
 from flowrun.engine.ops.flow import sparse
-from flowrun.engine.passes.update.sparse_ops import LOOKED_UP
+from flowrun.engine.ops.nn.embedding import EMBEDDING_BACKWARD
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.strategy import LossScale, Optimizer, Pin
 from flowrun.models import optimizers
@@ -329,7 +329,7 @@ def test_a_table_whose_every_row_moves_trains_as_plain_torch(
 ) -> None:
     graph = assert_follows(training(WIDE_DEEP, DECAYED, **pins), layout, adamw)
     made = graph.producer[f"grad/{TABLE}"]
-    assert (made.target, made.phase) == (LOOKED_UP, UPDATE)
+    assert (made.target, made.phase) == (EMBEDDING_BACKWARD, UPDATE)
 
 
 @pytest.mark.parametrize("layout", [Layout(data=2), Layout(data=2, zero=2)], ids=str)
@@ -350,13 +350,13 @@ def test_where_a_step_looks_up_as_many_rows_as_a_rank_may_hold_tables_are_summed
     for ids, parts, by_rows in ((25, 1, True), (24, 1, False), (49, 2, False), (50, 2, True)):
         given = training(partial(WideDeep, ids, FIELDS, NUMBERS, WIDTH, (8,)), DECAYED)
         graph = compiled_graph(given, Layout(tensor=parts))
-        assert (graph.producer[f"grad/{TABLE}"].target == LOOKED_UP) == by_rows
+        assert (graph.producer[f"grad/{TABLE}"].target == EMBEDDING_BACKWARD) == by_rows
 
 
 def test_the_sum_of_two_look_ups_is_summed_as_a_table() -> None:
     graph = compiled_graph(training(Shared, DECAYED), Layout())
     assert graph.producer["grad/table.weight"].target == "flow.accumulate"
-    assert graph.producer["grad/tagged.weight"].target == LOOKED_UP
+    assert graph.producer["grad/tagged.weight"].target == EMBEDDING_BACKWARD
 
 
 # ---- where it would be something else ------------------------------------------------------------
