@@ -6,7 +6,7 @@
     flowrun verify recipe=R …             compare layouts, step by step
     flowrun resume RUN_DIR …              go on with a run from its last checkpoint
     flowrun export RUN_DIR                its weights as one file, by the model's own names
-    flowrun bench suite=S …               beside torch's own layouts, in turn
+    flowrun bench suite=S …               compare with torch's own layouts, in turn
     flowrun calibrate FILE                measure this machine, write a hardware profile
     flowrun recipes                       what there is
 
@@ -95,7 +95,7 @@ model.weights of another recipe.
   flowrun export RUN_DIR --step 200
 """
 
-_BENCH_HELP = """Train beside torch's own layouts, in turn, and compare.
+_BENCH_HELP = """Train by flowrun and by torch's own layouts, in turn, and compare.
 
 [bold]suite=NAME[/] names what is compared (peers, paper …), [bold]suite.key=value[/] changes how;
 every other argument changes the recipes, of flowrun and of the peers.
@@ -402,7 +402,7 @@ def calibrate(
 
 
 def _usage(profile: Path) -> str:
-    """How a recipe takes it."""
+    """Say how a recipe takes the profile."""
     folder = profile.absolute().parent
     if folder.name == "hardware" and profile.suffix == ".yaml":
         return f"--config-dir {profile.parent.parent} hardware={profile.stem}"
