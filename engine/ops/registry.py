@@ -37,7 +37,7 @@ from flowrun.engine.ops.nn import (
     norm,
     softmax,
 )
-from flowrun.engine.ops.op_info import OpInfo, Trait
+from flowrun.engine.ops.op_info import OpInfo
 from flowrun.engine.ops.shapes import create, index, shape, slice_cat, strided
 from flowrun.engine.ops.signature import (
     LocalCall,
@@ -87,11 +87,6 @@ _UNKNOWN = OpInfo()
 def info(target: str) -> OpInfo:
     """Return what is known of the op; OpInfo() of an op that no family has."""
     return OPS.get(target, _UNKNOWN)
-
-
-def ops_with(trait: Trait) -> frozenset[str]:
-    """Return the targets of all ops that have the trait."""
-    return frozenset(target for target, known in OPS.items() if trait in known.traits)
 
 
 def has_table(target: str) -> bool:

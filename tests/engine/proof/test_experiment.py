@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from flowrun.engine.proof import experiment as experiment_module
-from flowrun.engine.proof.call_form import CallForm, call_forms, parse_form
+from flowrun.engine.proof.call_form import CallForm, call_forms
 from flowrun.engine.proof.experiment import experiment
 from flowrun.engine.proof.in_child import experiments
 from flowrun.engine.proof.simulated_ranks import sample
+from support.parse_form import parse_form
 
 R = torch.randn
 

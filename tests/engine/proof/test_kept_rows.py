@@ -12,7 +12,7 @@ import torch
 from flowrun.engine.ops.table import FoundRow, parse_found_row
 from flowrun.engine.own_files import read_own, write_own
 from flowrun.engine.proof import kept_rows as module
-from flowrun.engine.proof.call_form import CallForm, parse_form
+from flowrun.engine.proof.call_form import CallForm
 from flowrun.engine.proof.in_child import experiments
 from flowrun.engine.proof.kept_rows import (
     SHIPPED,
@@ -23,6 +23,7 @@ from flowrun.engine.proof.kept_rows import (
     rows_text,
     shipped_rows,
 )
+from support.parse_form import parse_form
 
 SAMPLE = sorted(shipped_rows())[::12]
 HARDSWISH = "aten.hardswish.default(float[a,b])"  # has a table by hand, so it does not ship
