@@ -158,8 +158,8 @@ class JobPlans:
         return Check(time.perf_counter() - start, why)
 
     def _second_example(self) -> Batch:
-        """Make the second micro-batch, or the first again if a sample of it cannot be read: the rank
-        that reads it will report that.
+        """Make the second micro-batch, or the first again if a sample of it cannot be read: the
+        rank that reads it will report that.
         """
         rows, parts = slice(0, self.recipe.micro_batch_size), self.recipe.train.micro_batches
         try:
