@@ -30,7 +30,7 @@ class Embed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over all tokens.  Rows of `qkv` lie (heads, 3, head width)."""
+    """Self-attention over all tokens.  Rows of `qkv` are ordered (heads, 3, head width)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

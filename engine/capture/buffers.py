@@ -39,7 +39,7 @@ def assign_buffers(graph: LogicalGraph) -> LogicalGraph:
     variables = {v.name: v for v in graph.variables}
     before = {variables[name].tensor: f"{variables[name].tensor}/before" for name in changed}
     copies: list[Op] = []
-    assigns: dict[str | None, list[Op]] = {}  # tensor -> ops behind the one that makes it
+    assigns: dict[str | None, list[Op]] = {}  # tensor -> ops that follow its producer
     for name, made in changed.items():
         old = variables[name]
         module = _module(graph, old)

@@ -181,17 +181,10 @@ def _normal(w: _DrawWriter, op: Op, given: Given) -> None:
 def _bernoulli(w: _DrawWriter, op: Op, given: Given) -> None:
     """Write 1 where a uniform number is below the probability, a number or a tensor."""
     made = w.draw(op, "uniform", dtype=torch.float32)
-    p = given.get("p", op.inputs[0])
-    below = w.then(op, "below", f"lt.{_kind(p)}", made, _name(p), dtype=torch.bool)
+    p = given.get("p", Ref(op.inputs[0]))
+    kind, p = ("Tensor", p.name) if isinstance(p, Ref) else ("Scalar", p)
+    below = w.then(op, "below", f"lt.{kind}", made, p, dtype=torch.bool)
     w.finish(op, w.then(op, "out", "_to_copy.default", below, dtype=_dtype(w, op)))
-
-
-def _kind(p: Any) -> str:
-    return "Tensor" if isinstance(p, str | Ref) else "Scalar"
-
-
-def _name(p: Any) -> Any:
-    return p.name if isinstance(p, Ref) else p
 
 
 def _exponential(w: _DrawWriter, op: Op, given: Given) -> None:

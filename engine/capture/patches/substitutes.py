@@ -136,19 +136,9 @@ def embedding_bag(
     """
     only_torch = offsets is not None or max_norm is not None or scale_grad_by_freq or sparse
     if input.dim() != 2 or only_torch:
-        return _embedding_bag(
-            input,
-            weight,
-            offsets,
-            max_norm,
-            norm_type,
-            scale_grad_by_freq,
-            mode,
-            sparse,
-            per_sample_weights,
-            include_last_offset,
-            padding_idx,
-        )
+        how = (offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
+        rest = (per_sample_weights, include_last_offset, padding_idx)
+        return _embedding_bag(input, weight, *how, *rest)
     rows = F.embedding(input, weight, padding_idx)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)

@@ -58,15 +58,8 @@ def _split_mean_losses(graph: LogicalGraph) -> LogicalGraph:
         total = f"{op.name}_sum"
         tensors[total] = replace(tensors[str(loss)], name=total)
         ops.append(replace(op, args=(*op.args[:3], 2, *op.args[4:]), outputs=(total, count)))
-        ops.append(
-            replace(
-                op,
-                name=f"{op.name}_mean",
-                target="aten.div.Tensor",
-                args=(Ref(total), Ref(count)),
-                outputs=(loss,),
-            )
-        )
+        mean, args = f"{op.name}_mean", (Ref(total), Ref(count))
+        ops.append(replace(op, name=mean, target="aten.div.Tensor", args=args, outputs=(loss,)))
     return replace(graph, ops=tuple(ops), tensors=tensors)
 
 
@@ -202,11 +195,8 @@ def _unbatch_indices(graph: LogicalGraph) -> LogicalGraph:
             continue
         flat = f"{op.name}_at"
         tensors[flat] = replace(tensors[at.name], name=flat, shape=shape[1:])
-        ops.append(
-            replace(
-                op, name=flat, target="aten.view.default", args=(at, shape[1:]), outputs=(flat,)
-            )
-        )
+        args = (at, shape[1:])
+        ops.append(replace(op, name=flat, target="aten.view.default", args=args, outputs=(flat,)))
         ops.append(replace(op, args=(op.args[0], (None, Ref(flat)))))
     return replace(graph, ops=tuple(ops), tensors=tensors)
 
