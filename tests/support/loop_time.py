@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import torch
 
-from flowrun.engine.actors.plan import Actor, Plan, RegionWork
+from flowrun.engine.actors.plan import RECEIVE, Actor, Plan, RegionWork
 from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.runtime.drivers.communication import Communication
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.kernels.kernels import Kernel
 from flowrun.engine.runtime.rank.readers import Readers
@@ -87,6 +88,16 @@ class _NoLinks(Links):
         """No groups are made."""
 
 
+class _EmptyCommunication(Communication):
+    """Every message is there when it is issued."""
+
+    def start(self, actor: Actor, act: int) -> Any:
+        """Read what the act reads, and no more."""
+        if actor.kind != RECEIVE:
+            self.body.inputs(actor, act)
+        return _Arrived([_Nothing() for _ in actor.makes])
+
+
 class EmptyRank(DistributedRank):
     """A rank that does all that its plan asks of the engine, and nothing else."""
 
@@ -97,19 +108,13 @@ class EmptyRank(DistributedRank):
         )
         self.body.readers = cast(Readers, _EmptyReaders())
         self.body.kernels = {k: self._kernel(plan.actors[k]) for k in self.body.kernels}
-        self.arrived = {a.id: _Arrived([_Nothing() for _ in a.makes]) for a in plan.actors}
+        self.communication = _EmptyCommunication(plan, self.body, self.links)
 
     def _kernel(self, actor: Actor) -> Kernel:
         assert isinstance(actor.work, RegionWork)
         made = tuple(_Nothing() for _ in actor.work.makes)
         updated = tuple(self.body.variables[tensor] for tensor, _ in actor.work.updates)
         return lambda _: cast(tuple[torch.Tensor, ...], (*made, *updated))
-
-    def _collective(self, actor: Actor, act: int) -> Any:
-        self.body.inputs(actor, act)
-        return self.arrived[actor.id]
-
-    _transfer = _collective
 
 
 def loop_times(job: Job) -> Iterator[LoopTime]:
