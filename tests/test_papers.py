@@ -17,7 +17,7 @@ PAGES = [
 
 
 def test_architecture_is_short() -> None:
-    assert len((ROOT / "ARCHITECTURE.md").read_bytes()) <= 11_000
+    assert len((ROOT / "ARCHITECTURE.md").read_bytes()) <= 11_500
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
