@@ -268,10 +268,13 @@ def plan(
                 "--save-recipe writes the recipe that a search has found, and none is asked for.",
                 "Add auto.placement=true.",
             )
-        from flowrun.launcher.run import plan as make_plan
-        from flowrun.launcher.run import plan_level
+        from flowrun.launcher import run as story
 
-        text = plan_level(recipe, level) if level else str(make_plan(recipe, given, save_recipe))
+        text = (
+            story.plan_level(recipe, level)
+            if level
+            else str(story.plan(recipe, given, save_recipe))
+        )
         doing.clear()
         typer.echo(text)
 
