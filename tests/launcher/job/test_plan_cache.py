@@ -18,8 +18,7 @@ import torch
 from flowrun.engine import compile as compiler
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.own_files import Unusable, read_own
-from flowrun.launcher.job import job as jobs
-from flowrun.launcher.job import plan_cache
+from flowrun.launcher.job import job_plans, plan_cache
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.plan_cache import PlanCache
 from flowrun.launcher.recipe.compose import load
@@ -48,7 +47,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             made.append(name)
             return whole(*arguments)
 
-        monkeypatch.setattr(jobs, name, counted)
+        monkeypatch.setattr(job_plans, name, counted)
     return made
 
 
@@ -63,7 +62,7 @@ def test_a_second_job_takes_both_plans_as_they_were(place: Path, compiled: list[
     first, second = job(), job()
     assert compiled == ["plan_training", "plan_evaluation"]
     assert (first.training, first.evaluation) == (second.training, second.evaluation)
-    assert second.plans.notes == []
+    assert second.plans.cache.notes == []
 
 
 def test_a_run_with_a_kept_plan_is_the_same_to_the_last_bit(place: Path) -> None:
