@@ -1,4 +1,4 @@
-"""deadlock: who waits for which register of which rank, around the cycle, told as an error."""
+"""deadlock: an error that names who waits for which register of which rank, around the cycle."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Wait = tuple[str, int]  # ("input" | "credit", register), ("turn", axis), ("peer
 
 
 def deadlock(plan: Plan, ranks: Sequence[Scheduler]) -> PlanError:
-    """The error that tells who waits for which register of which rank, around the cycle.
+    """Return the error that names who waits for which register of which rank, around the cycle.
 
-    ranks: one of each stage.
+    plan: the plan that does not end.  ranks: one scheduler of each stage, as they stand.
     """
     cycle = _cycle(plan, ranks)
-    lines = [_story(plan, ranks, actor, *wait) for actor, wait in cycle]
+    lines = [_describe_wait(plan, ranks, actor, *wait) for actor, wait in cycle]
     short = [register for _, (why, register) in cycle if why == "credit"]
     return PlanError(
         f"placement.in_flight (register {short[0]})" if short else "plan",
@@ -28,7 +28,7 @@ def deadlock(plan: Plan, ranks: Sequence[Scheduler]) -> PlanError:
 
 
 def _cycle(plan: Plan, ranks: Sequence[Scheduler]) -> list[tuple[int, Wait]]:
-    """From an actor that waits to the one it waits for, until one repeats."""
+    """Follow an actor that waits to the one it waits for, until one repeats."""
     waits: dict[int, Wait] = {a: why[0] for rank in ranks for a, why in rank.waits().items()}
     for rank in ranks:
         waits.update({actor: ("peer", _channel(plan, actor)) for actor in rank.busy()})
@@ -36,13 +36,15 @@ def _cycle(plan: Plan, ranks: Sequence[Scheduler]) -> list[tuple[int, Wait]]:
     actor = next(iter(waits), None)
     while actor in waits and actor not in seen:
         seen[actor] = waits[actor]
-        actor = _blamed(plan, ranks, actor, *waits[actor])
+        actor = _awaited_actor(plan, ranks, actor, *waits[actor])
     chain = list(seen.items())
     return chain[list(seen).index(actor) :] if actor in seen else chain
 
 
-def _blamed(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int) -> int | None:
-    """Whom an actor waits for; None if that cannot be told from one rank of each stage."""
+def _awaited_actor(
+    plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int
+) -> int | None:
+    """Return the actor that one waits for; None if one rank of each stage does not show it."""
     match why:
         case "input":
             return plan.registers[what].producer
@@ -57,7 +59,9 @@ def _blamed(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: 
 
 
 def _holder(plan: Plan, ranks: Sequence[Scheduler], register: int) -> int:
-    """The reader that has given the fewest credits of a register back: it holds the oldest slot."""
+    """Return the reader that has returned the fewest credits of a register: it holds the oldest
+    slot.
+    """
     maker = plan.registers[register].producer
     assert maker is not None, f"register {register} is constant: nobody waits for a slot of it"
     rank = ranks[plan.actors[maker].stage]
@@ -67,8 +71,8 @@ def _holder(plan: Plan, ranks: Sequence[Scheduler], register: int) -> int:
     return min(ends)[1]
 
 
-def _story(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int) -> str:
-    """What one actor waits for, in words."""
+def _describe_wait(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int) -> str:
+    """Describe what one actor waits for."""
     stage = plan.actors[actor].stage
     place = f"{_name(plan, actor)} on rank {plan.placements[stage].ranks[0]} (stage {stage})"
     match why:

@@ -33,8 +33,7 @@ READER, REGION, BOX, SEND, RECEIVE, REPORT = "reader", "region", "box", "send", 
 
 @dataclass(frozen=True, slots=True)
 class PrepareWork:
-    """One step of making the samples of which the rank holds fields: on the host, a list of
-    whatever the data set makes.
+    """A step that makes samples on the host, as a list of whatever the data set makes.
 
     source: what the step before made; None for the first.  feeds: say which samples.
     """
@@ -81,7 +80,7 @@ class RegionWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMove:
-    """One tensor that communication moves from one location to another.
+    """A tensor that communication moves from one location to another.
 
     read, made: its names before and after.  shape: logical, in elements.
     """
@@ -101,7 +100,7 @@ class TensorMove:
 
 @dataclass(frozen=True, slots=True)
 class BoxWork:
-    """One collective over an axis of the stage's grid, for a bucket of tensors.
+    """A collective over an axis of the stage's grid, for a bucket of tensors.
 
     steps: one for each move, of one axis, kind and reduction; the dims that they split may differ.
     one_copy: what is read are pieces of what is made, in memory that the group shares: no byte
@@ -151,7 +150,7 @@ class Actor:
     seconds: foreseen, of one act.
     sent_bytes: of all ranks of the stage, in one act.
     level: of communication, the outermost of the network that it crosses (hardware/network.py).
-    taken: of communication, what it takes of compute beside it (Level.taken).
+    taken: of communication, the share of compute that it takes while it runs (Level.taken).
     crowding_s: of communication, what of `seconds` it waits only while others have the cores.
     """
 
@@ -205,7 +204,7 @@ class Actor:
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """Those that it makes once a step though it acts with every micro-batch."""
+        """Tensors that it makes once a step though it acts with every micro-batch."""
         return self.work.accumulates if isinstance(self.work, RegionWork) else ()
 
     @property
@@ -215,9 +214,9 @@ class Actor:
 
     @property
     def runs_in_thread(self) -> bool:
-        """True if acts run beside the rank's compute, in a thread: what makes batches ready.
+        """True if acts run in a thread next to the rank's compute: those that make batches ready.
 
-        A number of the engine's own is there sooner than a thread.
+        Numbers of the engine itself need no thread.
         """
         match self.work:
             case PrepareWork():
@@ -299,21 +298,21 @@ class Plan:
         return next(stage for stage, placement in enumerate(self.placements) if rank in placement)
 
     def blocks(self, actor: Actor) -> bool:
-        """True of a collective that nothing computes beside."""
+        """Return whether an actor is a collective during which nothing computes."""
         return isinstance(actor.work, BoxWork) and actor.work.step.axis in self.blocking
 
     def queue(self, actor: Actor) -> int:
-        """The axis in whose order a collective is issued; -1 for other actors."""
+        """Return the axis in whose order a collective is issued; -1 for other actors."""
         if not isinstance(actor.work, BoxWork):
             return -1
         return self.blocking[0] if self.blocks(actor) else actor.work.step.axis
 
     def acts_per_step(self, actor: Actor) -> int:
-        """1 or the number of micro-batches."""
+        """Return 1, or the number of micro-batches."""
         return 1 if actor.per_step else self.micro_batches
 
     def routes(self, work: TransferWork) -> tuple[tuple[Send, ...], ...]:
-        """For each move of a transfer, the slices that ranks send to ranks."""
+        """Return the slices that ranks send to ranks, for each move of a transfer."""
         source, target = (self.placements[s] for s in (work.source_stage, work.target_stage))
         return tuple(
             route(source, move.source.nd_sbp, target, move.target.nd_sbp, move.shape)
@@ -321,18 +320,18 @@ class Plan:
         )
 
     def tensor_bytes(self, name: str) -> int:
-        """Bytes of a tensor on the rank with its largest shard."""
+        """Return the bytes of a tensor on the rank with its largest shard."""
         stage, nd_sbp = self.locations[name]
         tensor = self.tensors[name]
         shape = largest_shape(tensor.shape, nd_sbp, self.placements[stage].shape)
         return math.prod(shape) * tensor.dtype.itemsize
 
     def stage_actors(self, stage: int) -> tuple[Actor, ...]:
-        """The actors that every rank of a stage runs."""
+        """Return the actors that every rank of a stage runs."""
         return tuple(actor for actor in self.actors if actor.stage == stage)
 
     def rings(self, stage: int) -> tuple[Ring, ...]:
-        """What the protocol needs to know of a stage's registers; constants can always be read."""
+        """Return a stage's registers for the protocol; constants can always be read."""
         return tuple(
             Ring(r.id, r.producer, r.readers, r.slots, per_step=r.per_step, initial=r.initial)
             for r in self.registers

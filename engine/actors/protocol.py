@@ -33,7 +33,7 @@ _BITS, _FIELD, _NONE, _OWN = 16, 0xFFFF, 0x7FFF, 1
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """What the protocol needs to know of a register.
+    """A register, as far as the protocol needs to know it.
 
     per_step: a version lasts a step, not a micro-batch.  initial: versions there before the first
     act.
@@ -49,14 +49,17 @@ class Ring:
 
 
 class Token(NamedTuple):
-    """To an actor: one more token at a port.  tokens: what to add to its state (`one_at`)."""
+    """A message to an actor: one more token at a port.
+
+    to: the actor.  tokens: what to add to its state (`one_at`).
+    """
 
     to: int
     tokens: int
 
 
 class Port(NamedTuple):
-    """One end of a register.
+    """An end of a register.
 
     fills: the producer's end, where tokens are credits; else the reader's, where they are versions.
     every: acts that one token lasts.  start: tokens before the first act.  other: the other end.
@@ -78,7 +81,7 @@ class LaunchAct(NamedTuple):
 
 
 def one_at(port: int) -> int:
-    """One token at a port, numbered from 0; -1 is the actor's own."""
+    """Return the bits of one token at a port, numbered from 0; -1 is the actor's own."""
     return 1 << _BITS * (port + 1)
 
 
@@ -97,8 +100,8 @@ class ActorSpec:
 
     @cached_property
     def passed(self) -> tuple[tuple[int, tuple[Token, ...]], ...]:
-        """By finished acts modulo the length: tokens that leave, and where they go, versions first:
-        their readers are behind in the step.
+        """Tokens that leave and where they go, by finished acts modulo the length; versions first,
+        as their readers come later in the step.
         """
         found = []
         ports = sorted(range(len(self.ports)), key=lambda k: not self.ports[k].fills)
@@ -109,7 +112,9 @@ class ActorSpec:
 
 
 def wire(acts: Mapping[int, int], rings: Iterable[Ring], steps: int) -> dict[int, ActorSpec]:
-    """The actors of a rank.  acts: of each, in a step.
+    """Connect the actors of a rank by its registers.
+
+    acts: of each actor, in a step.  rings: the registers.  steps: in all.
 
     Registers between the same two actors whose tokens would always move together share the tokens
     of the one with the fewest slots.
@@ -144,34 +149,34 @@ def wire(acts: Mapping[int, int], rings: Iterable[Ring], steps: int) -> dict[int
 
 
 def state_of(own: int, counts: Sequence[int]) -> int:
-    """The state with so many tokens at the actor's own port and at the others."""
+    """Return the state with `own` tokens at the actor's own port and `counts` at the others."""
     return sum((n + _NONE) * one_at(k - 1) for k, n in enumerate((own, *counts)))
 
 
 def counts(spec: ActorSpec, state: int) -> tuple[int, ...]:
-    """Tokens at each port but the actor's own."""
+    """Return the number of tokens at each port but the actor's own."""
     return tuple((state >> _BITS * (k + 1) & _FIELD) - _NONE for k in range(len(spec.ports)))
 
 
 def initial_state(spec: ActorSpec, acts: int = 0) -> int:
-    """The state before anything ran, or at rest: after `acts` acts, when all that was made has been
+    """Return the state before anything ran, or after `acts` acts when all that was made has been
     read.
     """
     return state_of(acts < spec.limit, [port.start for port in spec.ports])
 
 
 def can_act(spec: ActorSpec, state: int) -> bool:
-    """True if the actor is idle, not at its end, and has a token at every port."""
+    """Return whether the actor is idle, not at its end, and has a token at every port."""
     return state & spec.some == spec.some
 
 
 def idle(state: int) -> bool:
-    """True if no act is running and the actor is not at its end."""
+    """Return whether no act is running and the actor is not at its end."""
     return state & _FIELD > _NONE
 
 
 def missing(spec: ActorSpec, state: int) -> tuple[tuple[str, int], ...]:
-    """What an idle actor waits for: ("input" | "credit", register)."""
+    """Return what an idle actor waits for: ("input" | "credit", register)."""
     return tuple(
         ("credit" if port.fills else "input", port.register)
         for port, tokens in zip(spec.ports, counts(spec, state), strict=True)
@@ -180,23 +185,29 @@ def missing(spec: ActorSpec, state: int) -> tuple[tuple[str, int], ...]:
 
 
 def receive(state: int, message: Token) -> int:
-    """A token has come."""
+    """Return the state after a token has come."""
     return state + message.tokens
 
 
 def begin(state: int) -> int:
-    """An act begins: its tokens are in use."""
+    """Return the state after an act has begun: its tokens are in use."""
     return state - _OWN
 
 
 def end(spec: ActorSpec, state: int, acts: int) -> tuple[int, tuple[Token, ...]]:
-    """An act has ended, the last of so many: the state, and messages to others."""
+    """Return the state after an act has ended, and the messages to other actors.
+
+    spec: the actor.  state: before.  acts: finished so far, this one included.
+    """
     gone, sent = spec.passed[acts % len(spec.passed)]
     return state - gone + (_OWN if acts < spec.limit else 0), sent
 
 
 def violations(spec: ActorSpec, state: int, *, running: bool) -> tuple[str, ...]:
-    """Which invariants a state breaks; empty for every state that the protocol can reach."""
+    """Return the invariants that a state breaks: none for every state that the protocol reaches.
+
+    spec: the actor.  running: an act is under way.
+    """
     return tuple(
         f"actor {spec.actor}: {tokens} tokens of {port.slots} for register {port.register}"
         for port, tokens in zip(spec.ports, counts(spec, state), strict=True)

@@ -93,7 +93,7 @@ class Scheduler:
                 self._queue(to)
 
     def aside(self, actor: int) -> None:
-        """The rest of an act that computed goes on beside compute."""
+        """Free the compute: the rest of this act goes on while others compute."""
         self._blocked.discard(actor)
 
     def next_compute(self) -> LaunchAct | None:
@@ -111,16 +111,16 @@ class Scheduler:
         return None
 
     def next_supply(self) -> LaunchAct | None:
-        """Take a ready actor that acts beside compute."""
+        """Take a ready actor whose acts run next to compute."""
         return self._launch(self._supply.pop(0)) if self._supply else None
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """True if every actor has done its last act."""
         return not self._unfinished
 
     def waits(self) -> dict[int, tuple[tuple[str, int], ...]]:
-        """What each unfinished idle actor waits for; ("turn", axis) if it waits for its place in a
-        group's order.
+        """Return what each unfinished idle actor waits for; ("turn", axis) if it waits for its
+        place in a group's order.
         """
         out: dict[int, tuple[tuple[str, int], ...]] = {}
         for k, spec in self.specs.items():
@@ -129,12 +129,12 @@ class Scheduler:
         return out
 
     def busy(self) -> list[int]:
-        """The actors whose act has begun."""
+        """Return the actors whose act has begun."""
         done = {k for k, spec in self.specs.items() if self.acts[k] == spec.limit}
         return [k for k, state in self.states.items() if not idle(state) and k not in done]
 
     def moment(self, since: Sequence[int]) -> tuple[Any, ...]:
-        """All that decides what comes next, with acts counted from `since`, by actor."""
+        """Return all that decides what comes next, with acts counted from `since`, by actor."""
         return (
             tuple([acts - since[k] for k, acts in self.acts.items()]),
             tuple(self.states.values()),
@@ -144,8 +144,8 @@ class Scheduler:
         )
 
     def forward(self, acts: int, turns: Mapping[int, int]) -> None:
-        """As if every actor of every micro-batch had done so many acts more, and each axis had had
-        so many turns: those that queue are the same.
+        """Fast-forward every actor of micro-batches by `acts` acts, and each axis by its turns; the
+        queues do not change.
         """
         for k, n in self.per_step.items():
             self.acts[k] += acts if n > 1 else 0
@@ -155,7 +155,7 @@ class Scheduler:
         heapq.heapify(self._compute)
 
     def _take_turns(self, turns: Turns) -> None:
-        """Of a stage that has several chunks: neither forward nor backward goes first."""
+        """Order a stage of several chunks by turns: neither forward nor backward goes first."""
         for k in self._priority:
             actor = self.actors[k]
             if isinstance(actor.work, RegionWork) and actor.phase in (FORWARD, BACKWARD):
@@ -164,7 +164,7 @@ class Scheduler:
                 self._priority[k] = PRIORITY[FORWARD]
 
     def _urgency(self, actor: int) -> tuple[int, int, int]:
-        """The least of those that are ready computes next."""
+        """Return the sort key of a ready actor: the least computes next."""
         act = self.acts[actor]
         turn = self._turns[actor](act) if actor in self._turns else act
         return self._priority[actor], turn, actor
@@ -179,7 +179,9 @@ class Scheduler:
         return LaunchAct(actor, self.acts[actor])
 
     def _gives_way(self, actor: int) -> bool:
-        """To what is under way, and what waits for a whole step to what can be computed."""
+        """Return whether a blocking collective waits: for what is under way and, if it acts once a
+        step, for all that can be computed.
+        """
         if actor not in self._blocking:
             return False
         return bool(self._blocked) or (self.actors[actor].per_step and bool(self._compute))

@@ -22,9 +22,10 @@ def held_micro_batches(
     chunk: int = 0,
     chunks: int = 1,
 ) -> int:
-    """Of one chunk of a stage; at most those of a step.
+    """Return how many micro-batches a chunk of a stage holds; at most those of a step.
 
-    in_flight: as Strategy's.  alone: what a single stage holds where the schedule is zero bubble,
+    in_flight: as Strategy's.  stages, micro_batches, chunks: how many there are.
+    stage, chunk: which.  alone: what a single stage holds where the schedule is zero bubble,
     which has no bubble to fill there: 2 hide the communication of backward (registers.py).
     Raises RecipeError for an unknown schedule.
     """
@@ -47,7 +48,8 @@ def held_micro_batches(
 
 
 def _one_f_one_b(stages: int, stage: int, chunk: int, chunks: int) -> int:
-    """Most micro-batches that a chunk holds where a stage does one forward, one backward.
+    """Return the most micro-batches that a chunk holds where a stage does one forward, one
+    backward.
 
     With one chunk, those that are on the stages behind.  With more, a stage takes as many
     micro-batches as there are stages through one chunk, then through the next, and backward through
@@ -59,7 +61,7 @@ def _one_f_one_b(stages: int, stage: int, chunk: int, chunks: int) -> int:
     ahead = _ahead(stages, stage, chunks)
 
     def done(acts: int, place: int) -> int:
-        """Of the first so many acts, those of the chunk that has this place in a period."""
+        """Count those of the first `acts` acts whose chunk has this place in a period."""
         whole, rest = divmod(acts, period)
         return whole * stages + min(max(rest - place * stages, 0), stages)
 
@@ -69,17 +71,17 @@ def _one_f_one_b(stages: int, stage: int, chunk: int, chunks: int) -> int:
 
 
 def _ahead(stages: int, stage: int, chunks: int) -> int:
-    """Forwards that a stage of several chunks does before it does one for each backward."""
+    """Return how many forwards a stage of several chunks does before it does one a backward."""
     return 2 * (stages - 1 - stage) + (chunks - 1) * stages
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """In which order a stage of several chunks would do what it has to do: as many micro-batches as
-    there are stages through one chunk, then through the next; one forward, one backward.
+    """The order of acts on a stage of several chunks: as many micro-batches as there are stages go
+    through one chunk, then through the next; one forward, one backward.
 
-    To what is ready, it is a priority.  Backward first, as with one chunk, would leave forwards to
-    the end of the step: there is always a backward of another chunk that could run.
+    Among what is ready, it is a priority.  Backward first, as with one chunk, would leave forwards
+    to the end of the step: there is always a backward of another chunk that could run.
     """
 
     stages: int
@@ -88,15 +90,18 @@ class Turns:
     micro_batches: int
 
     def forward(self, act: int, chunk: int) -> int:
-        """The place of a forward act, counted from the first backward of the first step."""
+        """Return the place of a forward act, counted from the first backward of the first step."""
         return 2 * (self._number(act, chunk) - _ahead(self.stages, self.stage, self.chunks))
 
     def backward(self, act: int, chunk: int) -> int:
-        """The place of a backward act."""
+        """Return the place of a backward act."""
         return 2 * self._number(act, self.chunks - 1 - chunk) + 1
 
     def _number(self, act: int, place: int) -> int:
-        """Of all forwards, or backwards, of a stage; place: of the chunk among those of a round."""
+        """Number an act among all forwards, or backwards, of a stage.
+
+        place: of the chunk among those of a round.
+        """
         step, micro_batch = divmod(act, self.micro_batches)
         before, within = divmod(micro_batch, self.stages)
         members = min(self.stages, self.micro_batches - before * self.stages)

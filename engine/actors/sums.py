@@ -16,7 +16,7 @@ from flowrun.engine.ops.traits import has
 
 
 def sums_of(plan: Plan, work: RegionWork) -> tuple[str, ...]:
-    """The sums that a program is given behind what it reads, in this order.
+    """Return the sums that a program is given after what it reads, in this order.
 
     None of a step with one micro-batch: its addends are what the step hands on.
     """
@@ -26,8 +26,8 @@ def sums_of(plan: Plan, work: RegionWork) -> tuple[str, ...]:
     return tuple(name for name in work.accumulates if name in sums and name in work.makes)
 
 
-def taken_over(plan: Plan, work: RegionWork) -> frozenset[str]:
-    """The sums whose first addend is memory of its own that nothing else reads or keeps."""
+def find_reused_addends(plan: Plan, work: RegionWork) -> frozenset[str]:
+    """Return the sums whose first addend is memory of its own that nothing else reads or keeps."""
     made = {name: op for op in work.ops for name in op.makes}
     readers = _count_readers(work)
     written_over = {new for new, _ in work.overwrites}
@@ -42,9 +42,9 @@ def taken_over(plan: Plan, work: RegionWork) -> frozenset[str]:
     return frozenset(n for n in sums_of(plan, work) if is_own(made[n].inputs[0]))
 
 
-def as_they_come(plan: Plan, work: RegionWork) -> frozenset[str]:
-    """Ops whose one result may lie in any order: it is only sent, or only added up in the same
-    region.
+def find_unordered_results(plan: Plan, work: RegionWork) -> frozenset[str]:
+    """Return the ops whose one result may lie in any order: it is only sent, or only added up in
+    the same region.
     """
     made = {op.makes[0]: op for op in work.ops if len(op.makes) == 1}
     added = sums_of(plan, work)
@@ -60,5 +60,5 @@ def as_they_come(plan: Plan, work: RegionWork) -> frozenset[str]:
 
 
 def _count_readers(work: RegionWork) -> Counter[str]:
-    """Ops of the region that read each tensor."""
+    """Count the ops of the region that read each tensor."""
     return Counter(name for op in work.ops for name in set(op.inputs))

@@ -21,7 +21,7 @@ from flowrun.engine.actors.plan import (
     Register,
     TransferWork,
 )
-from flowrun.engine.actors.sums import sums_of, taken_over
+from flowrun.engine.actors.sums import find_reused_addends, sums_of
 from flowrun.engine.cost import staging
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.placement import largest_shape
@@ -181,7 +181,7 @@ class Footprint:
         """
         sums = frozenset(sums_of(self.plan, work))
         collected = frozenset(work.accumulates) - sums
-        shown = collected | (taken_over(self.plan, work) if first else frozenset())
+        shown = collected | (find_reused_addends(self.plan, work) if first else frozenset())
         storage = {n: self._within(n, shown) for op in work.ops for n in (*op.inputs, *op.makes)}
         last = {storage[n]: k for k, op in enumerate(work.ops) for n in (*op.inputs, *op.makes)}
         new = [new for _, new in work.updates]

@@ -1,10 +1,11 @@
 """Clock: all stages of a plan on one virtual clock.
 
 One rank stands for all ranks of its stage (they differ only by coordinate), so the cost is flat in
-the number of ranks.  A rank computes one act at a time.  Collectives and messages run beside, over
-a link for each level of the network and direction (link_traffic.py); what they take of compute
-meanwhile makes acts longer.  What makes batches ready runs beside too.  A transfer ends when both
-ends have posted it.  Where cores are fewer than what wants them, they are shared (shared_cores.py).
+the number of ranks.  A rank computes one act at a time.  Collectives and messages run next to it,
+over a link for each level of the network and direction (link_traffic.py); the share of compute that
+they take makes acts longer.  What makes batches ready runs next to it too.  A transfer ends when
+both ends have posted it.  Where cores are fewer than what wants them, they are shared
+(shared_cores.py).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Clock:
                 if found == before:
                     return
                 before = found
-        if not all(rank.finished() for rank in state.ranks):
+        if not all(rank.is_finished() for rank in state.ranks):
             raise deadlock(self.plan, state.ranks)
 
     @property

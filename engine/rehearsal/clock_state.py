@@ -18,7 +18,7 @@ _DIGITS = 48  # binary, of the sum of all acts of a step: every time is exact, a
 
 
 class Event(NamedTuple):
-    """One act on the timeline; seconds on the virtual clock."""
+    """An act on the timeline; seconds on the virtual clock."""
 
     stage: int
     actor: int
@@ -29,7 +29,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActTable:
-    """What a clock knows of every actor beforehand, by actor id.
+    """Constants of every actor, by actor id.
 
     seconds: of one act; crowding_s: what of it is waited only while others have the cores.
     quantum: all times are multiples of it, so that sums of a few steps are exact and what happens
@@ -88,7 +88,7 @@ class Snapshot:
 
 
 class ClockState:
-    """Where every rank of a plan is at one moment of the virtual time.
+    """The state of every rank of a plan at one moment of the virtual time.
 
     ranks: one scheduler a stage.  began: actor -> when its act under way began.
     posted: (channel, act) -> the actor that waits for the other end of a transfer.
@@ -174,7 +174,8 @@ class ClockState:
     def advance(self, earlier: Snapshot, later: Snapshot, times: int) -> None:
         """Go on as if the period between two snapshots had happened `times` more.
 
-        later: of now.  The queues do not change: the keys of both snapshots are equal.
+        earlier, later: the snapshots; the later one is of now.  The queues do not change: the keys
+        of both snapshots are equal.
         """
         acts, period_s = later.act - earlier.act, later.now - earlier.now
         self._repeat_records(earlier, later, times)

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from flowrun.engine.actors.plan import BoxWork, Plan, TransferWork
 
-Transmission = tuple[float, float, float]  # counted up to, ends, what it takes of compute
+Transmission = tuple[float, float, float]  # counted up to (s), ends (s), share of compute taken
 
 
 class Route(NamedTuple):
-    """Which links an actor's bytes take: out of one, into one; around: both, as a collective.
+    """The links that an actor's bytes take: out of one, into one; around: both, as a collective.
 
-    taken: of compute beside it, on these stages.
+    taken: share of compute that it takes on these stages while it runs.
     """
 
     out: int
@@ -32,7 +32,7 @@ class Route(NamedTuple):
 
 
 class LinkTraffic:
-    """When the links of each stage and level are free, and what is under way on them.
+    """The links of each stage and level: when they are free, and what is under way on them.
 
     out, into, around: the time in seconds at which each link is free.
     under_way: the transmissions of each stage that may slow the act that computes there.
@@ -59,8 +59,10 @@ class LinkTraffic:
             self._routes[actor.id] = Route(out, into, around, actor.taken, stages)
 
     def take(self, actor: int, now: float, seconds: float, spared: float = 0.0) -> float:
-        """When an act of communication begins that wants its links from now on.  spared: seconds
-        that it does not wait this time; what it takes of compute, it takes in what is left.
+        """Return when an act of communication begins that asks for its links now, and occupy them.
+
+        actor: which.  seconds: its duration.  spared: seconds that it does not wait this time; the
+        compute that it takes, it takes in what is left.
         """
         out, into, around, taken, stages = self._routes[actor]
         if spared:
@@ -80,26 +82,26 @@ class LinkTraffic:
         return start
 
     def computes(self, stage: int, now: float) -> None:
-        """An act of compute begins: what went before took nothing from it."""
+        """Begin an act of compute: what went before took nothing from it."""
         self._forget(stage, now)
 
     def longer(self, stage: int, now: float) -> float:
-        """Seconds by which transmissions delay the end of an act that should end now.
+        """Return the seconds by which transmissions delay the end of an act that should end now.
 
-        While it is delayed it runs beside them too; those that begin meanwhile count when this is
-        asked again.  Several at once take what the one that takes most takes.
+        While it is delayed they slow it further; those that begin later count at the next call.
+        Several at once take what the one that takes most takes.
         """
         if not self.under_way[stage]:
             return 0.0
         sent = [(since - now, to - now, k) for since, to, k in self.under_way[stage]]
         edges = sorted({0.0, *(t for since, to, _ in sent for t in (since, to))})
         before = [t for t in edges if t <= 0]
-        lost = sum((to - since) * _taken(sent, since) for since, to in pairwise(before))
+        lost = sum((to - since) * _compute_share(sent, since) for since, to in pairwise(before))
         if lost <= 0:
             return 0.0
         end = 0.0  # all from now on: what repeats later is the same to the last bit
         for until in edges[len(before) :]:
-            rate = 1 - _taken(sent, end)
+            rate = 1 - _compute_share(sent, end)
             if rate * (until - end) >= lost:
                 break
             lost -= rate * (until - end)
@@ -115,24 +117,25 @@ class LinkTraffic:
             self.under_way[stage] = [(max(s, before), to, k) for s, to, k in sent if to > before]
 
     def moment(self, now: float) -> tuple[object, ...]:
-        """All that decides what follows, seen from now."""
-        beside = [
+        """Return all that decides what follows, with times counted from now."""
+        sent_now = [
             (stage, *[(since - now, to - now, k) for since, to, k in sent])
             for stage, sent in enumerate(self.under_way)
             if sent
         ]
         free = [max(0.0, t - now) for t in (*self.out, *self.into, *self.around)]
-        return tuple(free), tuple(beside)
+        return tuple(free), tuple(sent_now)
 
     def forward(self, wait: float) -> None:
-        """As if so much time had gone by and all else were as it is."""
+        """Move every time on by `wait` seconds."""
         for free in (self.out, self.into, self.around):
             free[:] = [time + wait for time in free]
         self.under_way = [[(s + wait, t + wait, k) for s, t, k in each] for each in self.under_way]
 
 
-def _taken(sent: Iterable[Transmission], at: float) -> float:
-    """Of compute, by what is under way at a moment.  18.9 % is the mean of trainings in which
-    collectives of several kinds ran at once, and 40 % the most (arXiv 2507.03114): no sum.
+def _compute_share(sent: Iterable[Transmission], at: float) -> float:
+    """Return the share of compute that transmissions take at a moment: the largest.  18.9 % is the
+    mean of trainings in which collectives of several kinds ran at once, and 40 % the most (arXiv
+    2507.03114): no sum.
     """
     return max((k for since, to, k in sent if since <= at < to), default=0.0)

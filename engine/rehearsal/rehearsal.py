@@ -23,7 +23,7 @@ STEPS = 4  # at most: from cold to steady, and one behind it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What a plan is foreseen to do, in seconds and bytes.
+    """The seconds and bytes that are foreseen of a plan.
 
     step_s: seconds of a step in the steady state.
     first_step_s: seconds of the first step, before the pipeline is full.

@@ -13,14 +13,14 @@ from flowrun.engine.actors.plan import Actor, BoxWork, Plan, TransferWork
 
 
 class SharedCores:
-    """What is left of each act under way that needs a core, in seconds of a whole one."""
+    """The work left of each act under way that needs a core, in seconds of a whole core."""
 
     def __init__(self, plan: Plan, quantum: float) -> None:
         self.core = plan.core
         self.in_thread = [actor.runs_in_thread for actor in plan.actors]
         ranks = [len(placement.ranks) for placement in plan.placements]
         self.ranks = [ranks[actor.stage] for actor in plan.actors]
-        self.joined = [_joined(actor, plan) for actor in plan.actors]
+        self.joined = [_count_ranks(actor, plan) for actor in plan.actors]
         self.cores = _cores(plan) * sum(ranks)
         self.quantum = quantum
         self.now = 0.0
@@ -28,55 +28,57 @@ class SharedCores:
 
     @staticmethod
     def are_needed(plan: Plan) -> bool:
-        """True if more may want a core at a time than there are."""
+        """Return whether more may need a core at a time than there are."""
         stages = range(len(plan.placements))
         threads = max(sum(a.runs_in_thread for a in plan.stage_actors(k)) for k in stages)
         return _cores(plan) < 1 + threads
 
     @property
     def rate(self) -> float:
-        """What each act under way has of a core."""
+        """The share of a core that each act under way has."""
         active = self._active()
         return min(1.0, self.cores / active) if active else 1.0
 
     def has_room(self, actor: int) -> bool:
-        """True if the ranks that an act of communication joins have a core each, beside those that
-        compute now.
+        """Return whether the ranks that an act of communication joins have a core each, next to
+        those that compute now.
         """
         return self._active() + self.joined[actor] <= self.cores
 
     def _active(self) -> int:
-        """Ranks that compute now."""
+        """Count the ranks that compute now."""
         return sum(self.ranks[actor] for actor in self.left)
 
     def begin(self, actor: int, seconds: float, now: float) -> None:
-        """An act begins.  seconds: as foreseen, with all ranks computing; what runs beside them is
-        foreseen on a whole core.
+        """Begin an act of `actor` at `now`.
+
+        seconds: as foreseen, with all ranks computing; what runs in a thread is foreseen on a whole
+        core.
         """
         self._advance(now)
         self.left[actor] = self._whole(seconds * (1.0 if self.in_thread[actor] else self.core))
 
     def lengthen(self, actor: int, seconds: float, now: float) -> None:
-        """An act that should have ended goes on, for so long at the rate of now."""
-        self._advance(now)  # rounded down: it would else run beside more of what lengthens it
+        """Let the act of `actor` that should end `now` go on for `seconds` at the present rate."""
+        self._advance(now)  # rounded down: it would else meet more of what lengthens it
         self.left[actor] = math.floor(seconds * self.rate / self.quantum) * self.quantum
 
     def end(self, actor: int, now: float) -> None:
-        """An act has ended."""
+        """End an act."""
         self._advance(now)
         del self.left[actor]
 
     def ends(self) -> dict[int, float]:
-        """When each of the acts ends, if no other begins or ends before; by actor."""
+        """Return when each act ends if no other begins or ends before, by actor."""
         rate = self.rate
         return {k: self.now + self._whole(left / rate) for k, left in self.left.items()}
 
     def moment(self, now: float) -> tuple[object, ...]:
-        """All that decides what follows, seen from now."""
+        """Return all that decides what follows, with times counted from now."""
         return now - self.now, tuple(sorted(self.left.items()))
 
     def forward(self, wait: float) -> None:
-        """As if so much time had gone by and all else were as it is."""
+        """Move the time on by `wait` seconds."""
         self.now += wait
 
     def _advance(self, now: float) -> None:
@@ -89,9 +91,9 @@ class SharedCores:
         return round(seconds / self.quantum) * self.quantum
 
 
-def _joined(actor: Actor, plan: Plan) -> int:
-    """Ranks of one group of a boxing (the others are in acts of their own), or of both ends of a
-    transfer.
+def _count_ranks(actor: Actor, plan: Plan) -> int:
+    """Count the ranks of one group of a boxing (the others are in acts of their own), or of both
+    ends of a transfer.
     """
     match actor.work:
         case BoxWork() as work:
@@ -102,5 +104,5 @@ def _joined(actor: Actor, plan: Plan) -> int:
 
 
 def _cores(plan: Plan) -> float:
-    """Of the host, for each rank."""
+    """Return the cores of the host for each rank."""
     return plan.core if plan.core < 1 else plan.cores

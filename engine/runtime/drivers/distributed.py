@@ -117,7 +117,7 @@ class DistributedRank:
         self.to_end = of_a_step
         try:
             self.metering.begin(scheduler)
-            while not scheduler.finished():
+            while not scheduler.is_finished():
                 if self.metering.is_on:
                     with self.metering.live_bytes:
                         self._round(scheduler)
@@ -161,7 +161,7 @@ class DistributedRank:
                 return
             self._compute(actor, launched.act)
             self._ended(scheduler, actor, launched.act)
-        elif not scheduler.finished():
+        elif not scheduler.is_finished():
             if not self.under_way:
                 raise RuntimeError(f"nothing can act and nothing is under way: {scheduler.waits()}")
             self._arrived(scheduler, *self._sleep())

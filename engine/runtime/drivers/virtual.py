@@ -88,7 +88,7 @@ class VirtualCluster:
                 if on_step:
                     on_step(reported, self.ranks[reporter].results[reported])
                 reported += 1
-        if not all(scheduler.finished() for scheduler in self.schedulers.values()):
+        if not all(scheduler.is_finished() for scheduler in self.schedulers.values()):
             firsts = [self.schedulers[p.ranks[0]] for p in self.plan.placements]
             raise deadlock(self.plan, firsts)
         return [self.ranks[reporter].results[k] for k in range(first, steps)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flowrun.engine.actors.plan import Plan, RegionWork
-from flowrun.engine.actors.sums import as_they_come, sums_of, taken_over
+from flowrun.engine.actors.sums import find_reused_addends, find_unordered_results, sums_of
 from flowrun.engine.ir.graph import Op, Ref, map_refs
 from flowrun.engine.ir.placement import Shape, Slices, local_slices
 from flowrun.engine.ops import registry
@@ -67,8 +67,8 @@ class _Writer:
         self.numbers = {name: k for k, name in enumerate(reads)}
         self.before = {new: old for old, new in work.updates}
         self.over = dict(work.overwrites)
-        self.any_stride = as_they_come(plan, work)
-        self.own = taken_over(plan, work)
+        self.any_stride = find_unordered_results(plan, work)
+        self.own = find_reused_addends(plan, work)
         self.lines: list[ProgramCall] = []
 
     def program(self, results: Iterable[str]) -> Program:

@@ -73,7 +73,7 @@ def test_all_that_a_rank_makes_is_on_its_device(training: Training, fused_update
 
     rank, scheduler = Rank(plan, 0, shapes.rows, None, META), Scheduler(plan, 0, 2)
     with torch.no_grad(), Elsewhere() as elsewhere:
-        while not scheduler.finished():
+        while not scheduler.is_finished():
             actor_id, act = scheduler.next_supply() or scheduler.next_compute() or (-1, -1)
             actor = plan.actors[actor_id]
             if isinstance(actor.work, ReportWork):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flowrun.engine.actors.plan import Actor, Plan, RegionWork
-from flowrun.engine.actors.sums import as_they_come, sums_of, taken_over
+from flowrun.engine.actors.sums import find_reused_addends, find_unordered_results, sums_of
 from flowrun.engine.cost.footprint import Footprint
 from flowrun.engine.ops.flow.update import accumulate
 from flowrun.engine.runtime.kernels import region_program
@@ -50,23 +50,25 @@ def test_gradients_of_products_become_the_sums() -> None:
     taken = {
         plan.graph.producer[plan.graph.producer[name].inputs[0]].name
         for _, work in regions(plan)
-        for name in taken_over(plan, work)
+        for name in find_reused_addends(plan, work)
     }
     assert products and products <= taken
-    assert products <= {name for _, work in regions(plan) for name in as_they_come(plan, work)}
+    assert products <= {
+        name for _, work in regions(plan) for name in find_unordered_results(plan, work)
+    }
 
 
 def test_what_others_have_is_copied() -> None:
     """A result that is kept, or lies in the memory of another tensor."""
     plan = compiled(GPT, Layout()).plan
     for _, work in regions(plan):
-        for name in taken_over(plan, work):
+        for name in find_reused_addends(plan, work):
             made = plan.graph.producer[plan.graph.producer[name].inputs[0]]
             kept = replace(work, makes=(*work.makes, *made.makes))
-            assert name not in taken_over(plan, kept)
+            assert name not in find_reused_addends(plan, kept)
         addends = {op.inputs[0] for op in work.ops if op.target == "flow.accumulate"}
         over = replace(work, overwrites=tuple((n, "x") for op in work.ops for n in op.makes))
-        assert addends and taken_over(plan, over) == frozenset()
+        assert addends and find_reused_addends(plan, over) == frozenset()
 
 
 def test_only_the_first_micro_batch_leaves_memory_behind() -> None:
@@ -94,4 +96,6 @@ def test_nothing_is_copied_that_may_be_taken_over(monkeypatch: pytest.MonkeyPatc
     steps = len(GPT.batches)
     monkeypatch.setattr(region_program, "accumulate", watched)
     run_plan(GPT, plan, steps)
-    assert copied.count(False) == steps * sum(len(taken_over(plan, w)) for _, w in regions(plan))
+    assert copied.count(False) == steps * sum(
+        len(find_reused_addends(plan, w)) for _, w in regions(plan)
+    )
