@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flowrun.engine.runtime.drivers import logical_checkpoint as disk
-from flowrun.engine.runtime.rank.shards import Shard, whole
+from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
 from flowrun.launcher.commands.resume import checkpoint_of
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.store import weight_files as weights
@@ -34,7 +34,7 @@ def export(run_folder: Path, step: int | None = None, to: Path | None = None) ->
         raise PlacedError("command line", str(run_folder), *_why_nothing(run_folder))
     checkpoint = checkpoint_of(run_folder, step)
     names = weights.of_model(checkpoint.about().names)
-    contents = disk.contents(checkpoint.folder)
+    contents = disk.read_contents(checkpoint.folder)
     to = to or run_folder / f"weights_step_{checkpoint.step:08d}.safetensors"
     to.parent.mkdir(parents=True, exist_ok=True)
     file = weights.file_of(to, contents, names, checkpoint.step)
@@ -61,4 +61,4 @@ def _why_nothing(run_folder: Path) -> tuple[str, str]:
 def _values(folder: Path, contents: Contents) -> Iterator[Shard]:
     """Yield one tensor after another."""
     for name in contents:
-        yield whole(name, disk.read_whole(folder, [name])[name])
+        yield make_whole_shard(name, disk.read_whole(folder, [name])[name])

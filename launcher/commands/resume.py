@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.ir.graph import Variable
-from flowrun.engine.runtime.drivers.logical_checkpoint import check, contents, read_whole
-from flowrun.engine.runtime.rank.shards import name_of
+from flowrun.engine.runtime.drivers.logical_checkpoint import check, read_contents, read_whole
+from flowrun.engine.runtime.rank.shards import name_shard
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load, schema
 from flowrun.launcher.recipe.locate import show_path
@@ -148,7 +148,7 @@ def restore(job: Job, start: Checkpoint) -> None:
     """Check that the checkpoint has all that the plan needs; what forward does not read is read
     here, the rest is each rank's to read.
     """
-    plan, there = job.training.plan, contents(start.folder)
+    plan, there = job.training.plan, read_contents(start.folder)
     for v in plan.variables.values():
         tensor = plan.tensors[v.tensor]
         found = there.get(v.name)
@@ -184,10 +184,10 @@ def notes(job: Job, start: Checkpoint) -> Iterator[str]:
             damage = damage_of(later)
             why = f"it is not whole: {damage}" if damage else "the next checkpoint replaces it"
             yield f"{later.folder.name} is left out: {why}"
-    plan, there = job.training.plan, contents(start.folder)
+    plan, there = job.training.plan, read_contents(start.folder)
     alone = [v for v in plan.variables.values() if v.own]
     ranks = [
-        r for r in range(plan.num_ranks) if any(name_of(plan, v, r) not in there for v in alone)
+        r for r in range(plan.num_ranks) if any(name_shard(plan, v, r) not in there for v in alone)
     ]
     if ranks:
         yield (

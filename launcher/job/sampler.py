@@ -72,7 +72,7 @@ class Sampler:
                 raise
         return made
 
-    def at_once(self, step: int, micro_batch: int, rows: slice) -> Batch:
+    def read_raw_fields(self, step: int, micro_batch: int, rows: slice) -> Batch:
         """Make the fields that need no other part of their samples.
 
         step, micro_batch, rows: say which samples.

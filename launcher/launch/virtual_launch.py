@@ -15,7 +15,7 @@ from flowrun.engine.runtime.drivers.recorder import RecordedCluster
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.rank.rank import Results
-from flowrun.engine.runtime.rank.shards import Shard, to_write, whole
+from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.failure import describe
 from flowrun.launcher.launch.finite import check_step, check_weights
@@ -89,7 +89,7 @@ def execute_virtual(
         _sum_sent(cluster),
         {rank: acts_by_name(training, body.acts) for rank, body in cluster.ranks.items()},
         {rank: max_stashed(training, body.most_live) for rank, body in cluster.ranks.items()},
-        notes=cluster.recorded() if isinstance(cluster, RecordedCluster) else {},
+        notes=cluster.read_notes() if isinstance(cluster, RecordedCluster) else {},
     )
 
 
@@ -104,20 +104,20 @@ def _sum_sent(cluster: VirtualCluster) -> dict[int, int]:
 def _evaluator(job: Job, evaluation: Rehearsed, trained: VirtualCluster) -> VirtualCluster:
     """The cluster of the evaluation plan; it reads the variables that training writes."""
     there = {
-        rank: body.variables_for(evaluation.plan, job.evaluated)
+        rank: body.lend_variables(evaluation.plan, job.evaluated)
         for rank, body in trained.ranks.items()
     }
     return VirtualCluster(
-        evaluation.plan, job.materials.evaluation_sampler, job.materials.initial, there=there
+        evaluation.plan, job.materials.evaluation_sampler, job.materials.initial, lent=there
     )
 
 
 def _shards(job: Job, cluster: VirtualCluster) -> Iterator[Shard]:
     """Yield what all ranks write, and what forward does not read."""
     for rank, body in cluster.ranks.items():
-        yield from to_write(cluster.plan, rank, body.variables)
+        yield from choose_shards(cluster.plan, rank, body.variables)
     for name in job.unused:
-        yield whole(name, job.materials.initial[name])
+        yield make_whole_shard(name, job.materials.initial[name])
 
 
 def _checkpoint(job: Job, cluster: VirtualCluster, run_folder: Path, step: int) -> None:

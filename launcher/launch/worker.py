@@ -30,7 +30,7 @@ from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
 from flowrun.engine.runtime.rank.rank import Results
-from flowrun.engine.runtime.rank.shards import Shard, to_write, whole
+from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.open_files import reopen_files
@@ -143,7 +143,7 @@ class Worker:
                 "stashed": max_stashed(self.training, body.body.most_live),
                 "notes": [
                     (note.what, note.actor, note.act, note.begin - zero_ns, note.end - zero_ns)
-                    for note in (body.recorded() if isinstance(body, RecordedRank) else ())
+                    for note in (body.read_notes() if isinstance(body, RecordedRank) else ())
                 ],
             },
         )
@@ -209,11 +209,11 @@ class Worker:
         """This rank of the evaluation plan; it reads the variables that training writes."""
         assert self.evaluation is not None
         plan, sampler = self.evaluation.plan, self.job.materials.evaluation_sampler
-        there = trained.body.variables_for(plan, self.job.evaluated)
+        there = trained.body.lend_variables(plan, self.job.evaluated)
         initial, links = self.job.materials.initial, trained.links
         with _with_peers(rank, "while the ranks meet for evaluation"):
             links.join(plan)
-        return DistributedRank(plan, rank, sampler, initial, device, links, there=there)
+        return DistributedRank(plan, rank, sampler, initial, device, links, lent=there)
 
     def _checkpoint(
         self, rank: int, trained: DistributedRank, step: int, events: EventSender
@@ -245,9 +245,9 @@ class Worker:
 
     def _shards(self, rank: int, trained: DistributedRank) -> Iterator[Shard]:
         """This rank's part of all variables; the first rank makes what forward does not read."""
-        yield from to_write(self.training.plan, rank, trained.body.variables)
+        yield from choose_shards(self.training.plan, rank, trained.body.variables)
         for name in self.job.unused if rank == 0 else ():
-            yield whole(name, self.job.materials.initial[name])
+            yield make_whole_shard(name, self.job.materials.initial[name])
 
     def _fingerprint(self) -> str:
         """Equal on hosts that run the same thing."""

@@ -1,9 +1,9 @@
 """The loop of a rank: it asks the scheduler what to do, and does it.
 
 distributed.py   read this first: one rank in a process of its own
-virtual.py       all ranks in this process, one after the other
+virtual.py       all ranks in one process, one after the other
 communication.py what a rank sends and receives
 metering.py      live bytes of its first steps
-recorder.py      both of these with a record of every act
-logical_checkpoint.py   state to disk and back, in logical names
+recorder.py      both drivers with a record of every act
+logical_checkpoint.py   checkpoints on disk, in logical names
 """

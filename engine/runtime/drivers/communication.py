@@ -19,24 +19,27 @@ from flowrun.engine.runtime.transport.transport import cut, join
 
 
 class InFlightAct:
-    """One act whose messages are under way; done when all of them are."""
+    """An act whose messages are under way.  It is done when all of its messages are done."""
 
     def __init__(
         self, pendings: Sequence[Pending], finish: Callable[[], list[torch.Tensor]]
     ) -> None:
-        """finish: makes the act's tensors, once all messages are done."""
+        """Take the messages of the act.
+
+        pendings: the messages.  finish: makes the act's tensors once all messages are done.
+        """
         self.pendings = pendings
         self._finish = finish
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank puts on the wire."""
+        """Bytes that this rank sends to other ranks."""
         return sum(pending.sent_bytes for pending in self.pendings)
 
     def on_done(self, callback: Callable[[], None]) -> None:
-        """Call back once, when every message is done.
+        """Call `callback` once, when every message is done.
 
-        Messages end in any order, from several threads.
+        Messages end in any order and in several threads; the last to end calls back in its thread.
         """
         countdown = itertools.count(1)  # one next() is atomic
         last = len(self.pendings)
@@ -51,7 +54,7 @@ class InFlightAct:
             pending.on_done(count_one)
 
     def finish(self) -> list[torch.Tensor]:
-        """Return the tensors; raises what a message failed with."""
+        """Wait for the messages and return the tensors.  Raises the error of a failed one."""
         for pending in self.pendings:
             pending.wait()
         return self._finish()
@@ -59,9 +62,9 @@ class InFlightAct:
 
 @dataclass(frozen=True, slots=True)
 class PeerMessage:
-    """All that goes between this rank and one other in a transfer, as one message.
+    """The message of a transfer between this rank and one other, with the pieces of all tensors.
 
-    pieces: (index of the move, slices that this rank holds, region that goes), in order.
+    pieces: (index of the move, slices that this rank holds, region that is sent), in order.
     """
 
     other: int
@@ -69,7 +72,7 @@ class PeerMessage:
 
 
 class Communication:
-    """Starts the collectives and transfers of one rank.
+    """The collectives and transfers of one rank.
 
     sent_bytes: bytes that this rank has sent, by actor.
     """
@@ -85,7 +88,11 @@ class Communication:
         self._messages: dict[int, list[PeerMessage]] = {}
 
     def start(self, actor: Actor, act: int) -> InFlightAct:
-        """Issue one act of a collective or a transfer; raises PeerGone if a peer has ended."""
+        """Issue one act of a collective or a transfer and return it.
+
+        actor: the actor that communicates.  act: number of the act, from step 0.  Raises PeerGone
+        if a peer has ended.
+        """
         match actor.work:
             case BoxWork() as work:
                 started = self._start_collective(actor, work, act)
@@ -103,7 +110,7 @@ class Communication:
         ranks = self._members[axis]
         if actor.id in self._wholes:
             return InFlightAct([self.links.meet(ranks)], lambda: self._wholes[actor.id])
-        inputs, layouts = self.body.inputs(actor, act), self.body.layouts(actor)
+        inputs, layouts = self.body.inputs(actor, act), self.body.find_layouts(actor)
         index = self.body.coordinate[axis]
         pending = self.links.start(work.step, inputs, layouts, ranks, index)
         return InFlightAct([pending], pending.wait)
@@ -116,12 +123,12 @@ class Communication:
                 message.other,
                 work.channel,
             )
-            for message in self._messages_of(actor, work)
+            for message in self._get_messages(actor, work)
         ]
         return InFlightAct(sends, list)
 
     def _receive(self, actor: Actor, work: TransferWork) -> InFlightAct:
-        messages = self._messages_of(actor, work)
+        messages = self._get_messages(actor, work)
         received = [
             self.links.receive(
                 [tuple(length for _, length in region) for _, _, region in message.pieces],
@@ -133,8 +140,8 @@ class Communication:
         ]
         return InFlightAct(received, lambda: _join_messages(messages, received))
 
-    def _messages_of(self, actor: Actor, work: TransferWork) -> list[PeerMessage]:
-        """One message for each rank at the other end, found with the first act."""
+    def _get_messages(self, actor: Actor, work: TransferWork) -> list[PeerMessage]:
+        """Return one message for each rank at the other end; they are found at the first act."""
         if actor.id not in self._messages:
             self._messages[actor.id] = self._find_messages(actor, work)
         return self._messages[actor.id]
@@ -160,7 +167,7 @@ class Communication:
 def _join_messages(
     messages: Sequence[PeerMessage], received: Sequence[Pending]
 ) -> list[torch.Tensor]:
-    """What the messages of a transfer make, tensor by tensor."""
+    """Join the pieces of all messages of a transfer and return its tensors, in order of moves."""
     parts: dict[int, list[tuple[Slices, torch.Tensor]]] = {}
     held: dict[int, Slices] = {}
     for message, pending in zip(messages, received, strict=True):

@@ -1,13 +1,13 @@
-"""The real driver: one rank of a plan in its own process, joined to the others by links.py.
+"""The real driver: one rank of a plan in a process of its own, which links.py joins to the others.
 
 One thread computes and delivers messages.  Communication is asynchronous: it is issued when the
-protocol allows, and answers with a message in the inbox when it is done.  What makes batches ready
-does the same, from a thread of each reader.  Nothing polls; with nothing to do the thread sleeps on
-the inbox, where the other ranks of its host wake it.
+protocol allows, and puts a message into the inbox when it is done.  Readers, which make batches
+ready, do the same, each from a thread of its own.  Nothing polls; with nothing to do the thread
+sleeps on the inbox, where the other ranks of its host wake it.
 
 On CUDA an act of compute ends when it is enqueued, so the loop runs ahead of the device, by as many
-steps as there are slots for what a step tells: a report ends when its numbers are on the host, for
-which a thread waits, as threads do for communication (collectives.py).
+steps as the registers of a report have slots.  A report ends when its numbers are on the host; a
+thread waits for them, as threads wait for communication (collectives.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.communication import Communication, InFlightAct
 from flowrun.engine.runtime.drivers.metering import Metering
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
-from flowrun.engine.runtime.rank.rank import Rank, Results, There
+from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
 from flowrun.engine.runtime.rank.readers import BatchSource
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import PeerGone
@@ -33,15 +33,17 @@ from flowrun.engine.runtime.transport.shared_weight_memory import SharedMemory, 
 
 
 class LostPeer(RunError):
-    """Communication failed: most likely another rank ended first, and is the one to blame."""
+    """The error of communication that failed, most likely because another rank ended first."""
 
 
 class DistributedRank:
-    """One rank of a plan, in a process that has called init_process_group.
+    """A rank of a plan, in a process that has called init_process_group.
 
-    links: may serve other plans of this process too (evaluation after training).
-    metered: count live bytes in the first steps.
-    async_device: the host enqueues work and does not wait for the device; None: True of CUDA.
+    plan, rank, batches, initial, kernels, lent: see Rank.  device: the device that computes.
+    links: the communication of this process; they may serve several plans (evaluation after
+    training).  metered: True to count live bytes in the first steps.
+    async_device: True if the host enqueues work and does not wait for the device; None means True
+    on CUDA only.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class DistributedRank:
         links: Links,
         metered: bool = False,
         kernels: Kernels = eager_kernels,
-        there: There | None = None,
+        lent: LentVariables | None = None,
         async_device: bool | None = None,
     ) -> None:
         self.plan = plan
@@ -62,18 +64,18 @@ class DistributedRank:
         self.device = device
         self.links = links
         links.join(plan)
-        lying = side_by_side(plan, rank, self._share) if there is None else None
-        self.body = Rank(plan, rank, batches, initial, device, kernels, there, lying)
+        lying = side_by_side(plan, rank, self._share) if lent is None else None
+        self.body = Rank(plan, rank, batches, initial, device, kernels, lent, lying)
         self.communication = Communication(plan, self.body, links)
         self.metering = Metering(self.body.variables.values(), metered)
         self.inbox = links.inbox
         self.under_way: dict[tuple[int, int], InFlightAct | ThreadAct] = {}
         self.async_device = device.type == "cuda" if async_device is None else async_device
         threads = sum(actor.runs_in_thread for actor in plan.stage_actors(self.body.stage))
-        threads = max(1, threads + self.async_device)  # one waits for reports of a device
+        threads = max(1, threads + self.async_device)  # one thread waits for reports of a device
         self.pool = ThreadPoolExecutor(threads, "reader", _use_device, (device,))
         self.current: Actor | None = None
-        self.to_end = 0  # acts, until a step is reported
+        self.to_end = 0  # acts that have still to end before the next step is reported
 
     def _share(self, ranks: tuple[int, ...], owner: int, num_bytes: int) -> SharedMemory | None:
         try:
@@ -88,7 +90,7 @@ class DistributedRank:
 
     @property
     def shared_bytes(self) -> int:
-        """Of the variables that it holds, those in memory that it shares with others."""
+        """Bytes of this rank's variables that lie in memory shared with other ranks."""
         return sum(weight.piece.nbytes for weight in self.body.side_by_side.values())
 
     @property
@@ -104,12 +106,14 @@ class DistributedRank:
         on_step: Callable[[int, Results, float], None] | None = None,
         first: int = 0,
     ) -> list[Results]:
-        """Run from step `first` until `steps` have been done, then come to rest; on_step(step,
-        results, seconds since the last) when a step has reported and as many acts as it has have
-        ended: a loss may be there early or late in a step.
+        """Run steps `first` to `steps` - 1, come to rest and return the results of each step.
 
-        A run in pieces is the run in one: acts are counted from step 0.  Raises RunError, naming
-        rank and actor, if an act fails; LostPeer if another rank seems to have failed.
+        steps: number of steps done at the end, counted from step 0.  first: number of steps done
+        before; several runs in a row give the same numbers as one run.
+        on_step: called with (step, results, seconds since the last call) when a step has reported
+        and as many acts as a step has have ended, for a loss may come early or late in a step.
+        Raises RunError, which names rank and actor, if an act fails; LostPeer if another rank
+        seems to have failed.
         """
         scheduler = Scheduler(self.plan, self.body.stage, steps, first)
         reported, before = first, time.perf_counter()
@@ -146,13 +150,13 @@ class DistributedRank:
         return RunError(where, f"{type(error).__name__}: {error}")
 
     def _round(self, scheduler: Scheduler) -> None:
-        """Issue what may be issued, then either run one act or wait for a message."""
+        """Issue communication and reading that may begin; then run one act or take a message."""
         while launched := scheduler.next_communication():
             self._issue(self.plan.actors[launched.actor], launched.act)
         while launched := scheduler.next_supply():
             self._supply(self.plan.actors[launched.actor], launched.act)
         if not self.inbox.empty():
-            self._arrived(scheduler, *self.inbox.get())
+            self._take(scheduler, *self.inbox.get())
             return
         if launched := scheduler.next_compute():
             actor = self.plan.actors[launched.actor]
@@ -160,25 +164,25 @@ class DistributedRank:
                 self._report(scheduler, actor, launched.act)
                 return
             self._compute(actor, launched.act)
-            self._ended(scheduler, actor, launched.act)
+            self._end(scheduler, actor, launched.act)
         elif not scheduler.is_finished():
             if not self.under_way:
                 raise RuntimeError(f"nothing can act and nothing is under way: {scheduler.waits()}")
-            self._arrived(scheduler, *self._sleep())
+            self._take(scheduler, *self._sleep())
 
     def _compute(self, actor: Actor, act: int) -> None:
         self.current = actor
         self.body.compute(actor, act)
 
     def _sleep(self) -> tuple[int, int]:
-        """Until something under way is done: which act."""
+        """Sleep until an act that is under way is done; return its actor and number."""
         return self.inbox.get()
 
-    def _landed(self, actor: int, act: int) -> None:
-        """What was under way is done; called from any thread."""
+    def _announce(self, actor: int, act: int) -> None:
+        """Put an act that is done into the inbox.  It may be called in any thread."""
         self.inbox.put((actor, act))
 
-    def _ended(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
+    def _end(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         self.body.release(actor, act)
         scheduler.done(actor.id)
         self.to_end -= 1
@@ -191,15 +195,15 @@ class DistributedRank:
         self._run_in_thread(actor, act, self.pool.submit(*work))
 
     def _report(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
-        """Start an act of a report, and compute on."""
+        """Start an act of a report in a thread, so that this one computes on."""
         self.current = actor
         scheduler.aside(actor.id)
         self._run_in_thread(actor, act, self.pool.submit(self.body.report(actor, act)))
 
     def _run_in_thread(self, actor: Actor, act: int, future: Future[Any]) -> None:
-        """An act goes on in a thread."""
+        """Keep an act that goes on in a thread, and announce it when it is done."""
         self.under_way[actor.id, act] = ThreadAct(future)
-        future.add_done_callback(lambda _: self._landed(actor.id, act))
+        future.add_done_callback(lambda _: self._announce(actor.id, act))
 
     # ------------------------------------------------------------------ communication
 
@@ -208,30 +212,33 @@ class DistributedRank:
         started = self.communication.start(actor, act)
         self.body.give_up(actor, act)
         self.under_way[actor.id, act] = started
-        started.on_done(lambda: self._landed(actor.id, act))
+        started.on_done(lambda: self._announce(actor.id, act))
 
-    def _arrived(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
+    def _take(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
         actor = self.plan.actors[actor_id]
         self.current = actor
         made = self.under_way.pop((actor_id, act)).finish()
         if actor.kind != SEND:
             self.body.store(actor, act, made)
         self.body.acts[actor.id] = act + 1
-        self._ended(scheduler, actor, act)
+        self._end(scheduler, actor, act)
 
 
 def _use_device(device: torch.device) -> None:
-    """A thread begins, which knows no device of its own.  It must not hold the rank."""
+    """Choose the device of a thread that begins.
+
+    This is a function, not a method, so that the thread keeps no reference to the rank.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 class ThreadAct:
-    """An act of a reader or of a report, in its thread."""
+    """An act of a reader or of a report that runs in a thread."""
 
     def __init__(self, future: Future[list[Any] | None]) -> None:
         self.future = future
 
     def finish(self) -> list[Any]:
-        """What it made; raises what it failed with."""
+        """Wait for the act and return what it made.  Raises the error that it failed with."""
         return self.future.result() or []

@@ -1,9 +1,10 @@
 """Checkpoints: logical tensors on disk, written by any layout and read by any other.
 
-torch.distributed.checkpoint does the files; the planners here tell it, in logical names, shapes and
-offsets, what each rank holds.  A tensor that several ranks hold alike is written once; a rank reads
-the regions that it holds, whoever wrote them.  Each rank leaves checksums of its files, by which
-`check` finds what has changed since.  The only file that knows that package.
+torch.distributed.checkpoint writes and reads the files; the planners here describe to it, in
+logical names, shapes and offsets, what each rank holds.  A tensor that several ranks hold alike is
+written once; a rank reads the regions that it holds, from the files of any rank.  Each rank writes
+checksums of its files, by which `check` finds what has changed since.  No other file imports that
+package.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import pickle
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
@@ -50,10 +51,10 @@ from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.runtime.rank.readers import cut
-from flowrun.engine.runtime.rank.shards import Offsets, Shard, held, whole
+from flowrun.engine.runtime.rank.shards import Offsets, Shard, collect_shards, make_whole_shard
 
 METADATA = ".metadata"
-_SUMS = ".crc32"  # ends the name of a rank's file of checksums: {file: CRC-32}
+_SUMS = ".crc32"  # suffix of a rank's file of checksums: {file: CRC-32}
 
 # ---- disk ----------------------------------------------------------------------------------------
 
@@ -61,64 +62,67 @@ _SUMS = ".crc32"  # ends the name of a rank's file of checksums: {file: CRC-32}
 def write(folder: Path, shards: Iterable[Shard], alone: bool) -> None:
     """Write regions that together make whole tensors.
 
-    alone: this process has all of them; otherwise every rank of the default group calls this, and
-    when it returns all have written.  Raises RunError if a disk refuses.
+    folder: the checkpoint.  shards: the regions that this process writes.
+    alone: True if this process has all regions; otherwise every rank of the default group calls
+    this function, and all have written when it returns.  Raises RunError if a disk refuses.
     """
     disk, planner = FileSystemWriter(folder), _Saver(shards)
-    _checked(folder, lambda: save({}, storage_writer=disk, planner=planner, no_dist=alone))
+    _run_package(folder, lambda: save({}, storage_writer=disk, planner=planner, no_dist=alone))
     rank = 0 if alone else dist.get_rank()
     own = [*folder.glob(f"__{rank}_*.distcp"), *([folder / METADATA] if rank == 0 else [])]
-    sums = {file.name: _checksum(file) for file in own}
+    sums = {file.name: _compute_checksum(file) for file in own}
     (folder / f"__{rank}{_SUMS}").write_text(json.dumps(sums))
     if not alone:
         dist.barrier()
 
 
 def restore(folder: Path, plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> None:
-    """Fill what a rank holds; every tensor of the plan is there.
+    """Fill the variables of a rank from a checkpoint that has every tensor of the plan.
 
-    Of what is each rank's own, a rank that the checkpoint does not know takes the first's.
+    folder: the checkpoint.  plan, rank: the rank that reads.  variables: its pieces by tensor,
+    filled in place.  For a variable of which each rank has its own, a rank that the checkpoint
+    does not know takes the first rank's.  Raises RunError.
     """
-    there = contents(folder)
+    there = read_contents(folder)
     read(
         folder,
         [
             shard if shard.name in there else replace(shard, name=v.name)
-            for v, shard in held(plan, rank, variables).items()
+            for v, shard in collect_shards(plan, rank, variables).items()
         ],
     )
 
 
 def read(folder: Path, shards: Iterable[Shard]) -> None:
-    """Fill the values of the regions, in place.  Each rank reads for itself."""
+    """Fill the values of regions in place; each rank reads for itself.  Raises RunError."""
     disk, planner = _NamedTensorReader(folder), _Loader(shards)
-    _checked(folder, lambda: load({}, storage_reader=disk, planner=planner, no_dist=True))
+    _run_package(folder, lambda: load({}, storage_reader=disk, planner=planner, no_dist=True))
 
 
-def contents(folder: Path) -> dict[str, tuple[Shape, torch.dtype]]:
-    """Logical shape and type of every tensor."""
+def read_contents(folder: Path) -> dict[str, tuple[Shape, torch.dtype]]:
+    """Return the logical shape and dtype of every tensor, by name.  Raises RunError."""
     return {
         name: (tuple(entry.size), entry.properties.dtype)
-        for name, entry in _metadata(folder).state_dict_metadata.items()
+        for name, entry in _read_metadata(folder).state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
 
 
 def read_whole(folder: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Logical values of tensors."""
-    known = contents(folder)
+    """Return the logical values of the named tensors.  Raises RunError."""
+    known = read_contents(folder)
     values = {name: torch.empty(known[name][0], dtype=known[name][1]) for name in names}
-    read(folder, [whole(name, value) for name, value in values.items()])
+    read(folder, [make_whole_shard(name, value) for name, value in values.items()])
     return values
 
 
 def check(folder: Path) -> None:
-    """Every file is there, and as it was written.  Raises RunError at the first that is not.
+    """Check that every file exists and is as it was written.  Raises RunError at the first fault.
 
-    One without checksums, of an older flowrun, is looked at for its files and their sizes alone.
+    A checkpoint without checksums, of an older flowrun, is checked for files and sizes alone.
     """
     ends: dict[str, int] = {}
-    for region in _metadata(folder).storage_data.values():
+    for region in _read_metadata(folder).storage_data.values():
         path, end = region.relative_path, region.offset + region.length
         ends[path] = max(ends.get(path, 0), end)
     for path, end in ends.items():
@@ -126,8 +130,8 @@ def check(folder: Path) -> None:
     sums: dict[str, int] = {}
     for file in folder.glob(f"__*{_SUMS}"):
         sums |= _read_sums(file)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # zlib lets others compute
-        found = pool.map(_checksum, (folder / name for name in sums))
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # zlib releases the GIL
+        found = pool.map(_compute_checksum, (folder / name for name in sums))
         for (name, expected), checksum in zip(sums.items(), found, strict=True):
             if checksum != expected:
                 raise RunError(str(folder / name), "it has changed since it was written.")
@@ -152,8 +156,8 @@ def _read_sums(file: Path) -> dict[str, int]:
     return found
 
 
-def _checksum(file: Path) -> int:
-    """CRC-32, which tells of a disk's mistakes, not of a person's."""
+def _compute_checksum(file: Path) -> int:
+    """Return the CRC-32 of a file, which finds the faults of a disk, not forgery."""
     found = 0
     with file.open("rb") as opened:
         while piece := opened.read(1 << 20):
@@ -162,17 +166,17 @@ def _checksum(file: Path) -> int:
 
 
 class _NamedTensorReader(FileSystemReader):
-    """As the package's own, which would call whatever a pickle names."""
+    """A reader that unpickles metadata safely; its base class calls any function in a pickle."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Raises RunError."""
-        found = _metadata(Path(self.path))
+        """Return the metadata of the checkpoint.  Raises RunError."""
+        found = _read_metadata(Path(self.path))
         found.storage_meta = StorageMeta(load_id=self.load_id)
         return found
 
 
-def _metadata(folder: Path) -> Metadata:
-    """What there is in a checkpoint, and in which file.  Raises RunError."""
+def _read_metadata(folder: Path) -> Metadata:
+    """Return which tensors a checkpoint has, and in which files.  Raises RunError."""
     file = folder / METADATA
     try:
         with file.open("rb") as opened:
@@ -180,7 +184,7 @@ def _metadata(folder: Path) -> Metadata:
     except FileNotFoundError:
         why = "it is missing; its name begins with a dot, so cp DIR/* leaves it out."
         raise RunError(str(file), why) from None
-    except Exception as error:  # whatever a broken pickle raises
+    except Exception as error:  # a broken pickle may raise any error
         raise RunError(str(file), f"it is damaged: {type(error).__name__}: {error}.") from error
     if not isinstance(found, Metadata) or found.storage_data is None:
         raise RunError(str(file), f"it holds a {type(found).__name__}.")
@@ -188,10 +192,10 @@ def _metadata(folder: Path) -> Metadata:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes what a .metadata of flowrun's own holds, and nothing else."""
+    """An unpickler of exactly the classes that flowrun's .metadata files hold."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Raises UnpicklingError."""
+        """Return a class that a checkpoint may hold.  Raises UnpicklingError for any other."""
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if name in _HELD.get(module, ()):
@@ -217,13 +221,14 @@ _HELD: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _checked(folder: Path, work: Any) -> None:
+def _run_package(folder: Path, work: Callable[[], object]) -> None:
+    """Call the package; its CheckpointException becomes a RunError."""
     try:
         with warnings.catch_warnings():
-            # A process that writes or reads by itself is meant to.
+            # A process that writes or reads alone is intended.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             work()
-    except CheckpointException as error:  # no Exception: it would pass by every handler
+    except CheckpointException as error:  # it is no Exception: other handlers would miss it
         rank, (cause, _) = next(iter(error.failures.items()))
         raise RunError(f"rank {rank}, {folder}", f"{type(cause).__name__}: {cause}") from cause
 
@@ -232,7 +237,7 @@ def _checked(folder: Path, work: Any) -> None:
 
 
 class _Saver(SavePlanner):
-    """Tells which regions there are, and hands them over."""
+    """A planner that lists the regions to write and returns their values."""
 
     def __init__(self, shards: Iterable[Shard]) -> None:
         self.shards = {shard.place: shard for shard in shards if shard.value.numel()}
@@ -243,14 +248,14 @@ class _Saver(SavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Nothing: what is to be saved is known."""
+        """Do nothing: the regions are known.  See SavePlanner.set_up_planner."""
 
     def create_local_plan(self) -> SavePlan:
-        """An item for each region of this rank."""
-        return SavePlan([_write_item(shard) for shard in self.shards.values()])
+        """Return an item for each region of this rank."""
+        return SavePlan([_make_write_item(shard) for shard in self.shards.values()])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Which regions make which tensor."""
+        """List the regions of each tensor, from the items of all ranks."""
         entries: dict[str, Any] = {}
         for item in (item for plan in all_plans for item in plan.items):
             data = item.tensor_data
@@ -260,16 +265,16 @@ class _Saver(SavePlanner):
         return all_plans, Metadata(entries)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """As it is."""
+        """Return the plan unchanged."""
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | BytesIO:
-        """The values of a region."""
-        return self.shards[_place(write_item.index)].value.detach()
+        """Return the values of a region."""
+        return self.shards[_locate(write_item.index)].value.detach()
 
 
 class _Loader(LoadPlanner):
-    """Finds out which parts of which regions on disk make the regions that are wanted."""
+    """A planner that finds the parts of regions on disk that fill the given regions."""
 
     def __init__(self, shards: Iterable[Shard]) -> None:
         self.shards = {shard.place: shard for shard in shards if shard.value.numel()}
@@ -280,42 +285,42 @@ class _Loader(LoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """What is on disk."""
+        """Keep the metadata of the checkpoint.  See LoadPlanner.set_up_planner."""
         assert metadata is not None
         self.metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """An item for each overlap of a region on disk and one that is wanted."""
+        """Return an item for each overlap of a region on disk with a region to fill."""
         items: list[ReadItem] = []
         for shard in self.shards.values():
             entry = self.metadata.state_dict_metadata[shard.name]
             assert isinstance(entry, TensorStorageMetadata)
-            items += create_read_items_for_chunk_list(shard.name, entry, [_chunk(shard)])
+            items += create_read_items_for_chunk_list(shard.name, entry, [_make_chunk(shard)])
         return LoadPlan(items)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
+        """Return the plans unchanged."""
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """As it is."""
+        """Return the plan unchanged."""
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
-        """There are only tensors."""
+        """Fail: a checkpoint holds only tensors."""
         raise AssertionError(read_item)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Where the values of an overlap go."""
+        """Return the view into which the values of an overlap are read."""
         region = tuple(zip(read_item.dest_offsets, read_item.lengths, strict=True))
-        return cut(self.shards[_place(read_item.dest_index)].value, region)
+        return cut(self.shards[_locate(read_item.dest_index)].value, region)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Nothing: they went there."""
+        """Do nothing: the values were read into the view."""
 
 
-def _write_item(shard: Shard) -> WriteItem:
-    chunk = _chunk(shard)
+def _make_write_item(shard: Shard) -> WriteItem:
+    chunk = _make_chunk(shard)
     return WriteItem(
         MetadataIndex(shard.name, chunk.offsets),
         WriteItemType.SHARD,
@@ -325,13 +330,13 @@ def _write_item(shard: Shard) -> WriteItem:
     )
 
 
-def _chunk(shard: Shard) -> ChunkStorageMetadata:
-    """The region as the package has it."""
+def _make_chunk(shard: Shard) -> ChunkStorageMetadata:
+    """Return the offsets and lengths of a region in the package's form."""
     return ChunkStorageMetadata(
         torch.Size(start for start, _ in shard.slices),
         torch.Size(length for _, length in shard.slices),
     )
 
 
-def _place(index: MetadataIndex) -> tuple[str, Offsets]:
+def _locate(index: MetadataIndex) -> tuple[str, Offsets]:
     return index.fqn, tuple(index.offset or ())

@@ -1,4 +1,4 @@
-"""Metering: the live bytes of a rank, counted in the first steps of its run alone: it is slow."""
+"""Metering: the live bytes of a rank, counted in its first steps only because counting is slow."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ _METERED_STEPS = 2  # the second runs as all later ones do
 
 
 class Metering:
-    """Whether live bytes are counted now, and the count.
+    """The count of a rank's live bytes over the first steps of its run.
 
-    live_bytes: the mode to run acts under while `is_on`.
+    live_bytes: the torch mode under which acts run while `is_on`.
     """
 
     def __init__(self, variables: Iterable[torch.Tensor], wanted: bool) -> None:
-        """variables: what the rank holds before it begins.  wanted: False to count nothing."""
+        """Prepare to count.
+
+        variables: tensors that the rank holds before it begins.  wanted: False to count nothing.
+        """
         self.live_bytes = LiveBytes(variables)
         self._wanted = wanted
         self._until: dict[int, int] = {}  # actor -> the act up to which bytes are counted
 
     @property
     def is_on(self) -> bool:
-        """True while some actor has an act of the first steps before it."""
+        """True while some actor has not done all of its acts of the first steps."""
         return bool(self._until)
 
     @property
@@ -35,7 +38,7 @@ class Metering:
         return self.live_bytes.peak
 
     def begin(self, scheduler: Scheduler) -> None:
-        """Count from now on, if this is wanted and has not been done before."""
+        """Begin to count, if counting is wanted and has not been done before."""
         if self._wanted:
             self._wanted = False
             self._until = {

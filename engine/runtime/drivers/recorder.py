@@ -1,7 +1,7 @@
-"""What a rank did and when, for a trace: drivers that note the time of what they do.
+"""Recorder: drivers that note what a rank does and when, for a trace.
 
-A note is a tuple, and the last ones are kept; a run without a trace uses the drivers as they are.
-Why an act waited is not noted: the plan tells it afterwards (engine/trace/trace.py).
+A note is a TraceEvent, and only the last ones are kept; a run without a trace uses the plain
+drivers.  Why an act waited is not noted: it follows from the plan (engine/trace/trace.py).
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ from flowrun.engine.trace.trace import (
 )
 
 
-def room_for(plan: Plan, stage: int, steps: int) -> deque[TraceEvent]:
-    """For the last steps of a rank, and one of which readers are ahead.  No act has more than four
-    notes.
+def make_notes(plan: Plan, stage: int, steps: int) -> deque[TraceEvent]:
+    """Return an empty deque that keeps the notes of a rank's last steps.
+
+    plan, stage: the stage of the rank.  steps: number of last steps.  There is room for one step
+    more, by which readers may be ahead, and for four notes of each act, the most that it has.
     """
     acts = sum(plan.acts_per_step(actor) for actor in plan.stage_actors(stage))
     return deque(maxlen=4 * acts * (steps + 1) + 1)
 
 
 class RecordedRank(DistributedRank):
-    """A rank that notes what it does.  trace: the number of last steps to tell of."""
+    """A rank that notes what it does.  trace: the number of last steps that are kept."""
 
     def __init__(self, plan: Plan, rank: int, *arguments: Any, trace: int, **options: Any) -> None:
         super().__init__(plan, rank, *arguments, **options)
         self.trace = trace
-        self.notes = room_for(plan, self.body.stage, trace)
+        self.notes = make_notes(plan, self.body.stage, trace)
         self.marks: deque[tuple[ActKey, tuple[Any, Any]]] = deque(maxlen=self.notes.maxlen)
 
     def run(
@@ -56,14 +58,14 @@ class RecordedRank(DistributedRank):
         on_step: Callable[[int, Results, float], None] | None = None,
         first: int = 0,
     ) -> list[Results]:
-        """See DistributedRank."""
+        """Run steps and note the time of the whole run.  See DistributedRank.run."""
         begin = perf_counter_ns()
         results = super().run(steps, on_step, first)
         self.notes.append(TraceEvent(RUN, 0, 0, begin, perf_counter_ns()))
         return results
 
-    def recorded(self) -> list[TraceEvent]:
-        """The notes of the last steps; on CUDA by the device's clock."""
+    def read_notes(self) -> list[TraceEvent]:
+        """Return the notes of the last steps; on CUDA, compute by the device's clock."""
         notes = keep_last_steps(self.plan, self.notes, self.trace)
         if self.device.type != "cuda":
             return notes
@@ -71,7 +73,10 @@ class RecordedRank(DistributedRank):
         return replace_with_device_times(notes, self._device_times(acts))
 
     def _device_times(self, acts: Collection[ActKey]) -> dict[ActKey, tuple[int, int]]:
-        """In ns of the host's clock, to what an event is late: some 10 us."""
+        """Return the (begin, end) of acts on the device, in ns of the host's clock.
+
+        They are late by the time in which the host sees an event: about 10 us.
+        """
         last = self._mark()
         last.synchronize()
         now = perf_counter_ns()
@@ -85,7 +90,7 @@ class RecordedRank(DistributedRank):
 
     @staticmethod
     def _mark() -> Any:
-        """A point of the stream that computes."""
+        """Record an event on the stream that computes and return it."""
         mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         mark.record()
         return mark
@@ -113,14 +118,14 @@ class RecordedRank(DistributedRank):
         super()._report(scheduler, actor, act)
         self.notes.append(TraceEvent(ISSUE, actor.id, act, begin, perf_counter_ns()))
 
-    def _landed(self, actor: int, act: int) -> None:
+    def _announce(self, actor: int, act: int) -> None:
         now = perf_counter_ns()
         self.notes.append(TraceEvent(FLIGHT, actor, act, now, now))
-        super()._landed(actor, act)
+        super()._announce(actor, act)
 
-    def _arrived(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
+    def _take(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
         begin = perf_counter_ns()
-        super()._arrived(scheduler, actor_id, act)
+        super()._take(scheduler, actor_id, act)
         self.notes.append(TraceEvent(TAKE, actor_id, act, begin, perf_counter_ns()))
 
     def _sleep(self) -> tuple[int, int]:
@@ -136,10 +141,12 @@ class RecordedCluster(VirtualCluster):
     def __init__(self, plan: Plan, *arguments: Any, trace: int) -> None:
         super().__init__(plan, *arguments)
         self.trace = trace
-        self.notes = {rank: room_for(plan, body.stage, trace) for rank, body in self.ranks.items()}
+        self.notes = {
+            rank: make_notes(plan, body.stage, trace) for rank, body in self.ranks.items()
+        }
 
-    def recorded(self) -> dict[int, list[TraceEvent]]:
-        """The notes of the last steps, by rank."""
+    def read_notes(self) -> dict[int, list[TraceEvent]]:
+        """Return the notes of the last steps, by rank."""
         return {
             rank: keep_last_steps(self.plan, notes, self.trace)
             for rank, notes in self.notes.items()
@@ -155,8 +162,8 @@ class RecordedCluster(VirtualCluster):
         self.notes[rank].append(TraceEvent(ISSUE, actor.id, act, begin, begin))
         super()._post(rank, actor, act)
 
-    def _done(self, rank: int, actor: Actor, act: int) -> None:
+    def _end(self, rank: int, actor: Actor, act: int) -> None:
         if actor.kind in COMMUNICATION:
             now = perf_counter_ns()
             self.notes[rank].append(TraceEvent(FLIGHT, actor.id, act, now, now))
-        super()._done(rank, actor, act)
+        super()._end(rank, actor, act)

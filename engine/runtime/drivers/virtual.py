@@ -1,8 +1,8 @@
 """The virtual cluster: all ranks of a plan in one process, with real tensors.
 
-The same protocol as the real one.  Messages and acts may be taken in any order (`order_seed`): the
-numbers must not depend on it.  Every byte that crosses between ranks is copied by the virtual
-transport and counted.
+It follows the same protocol as the real driver.  Messages and acts may be taken in any order
+(`order_seed`): the numbers must not depend on it.  The virtual transport copies and counts every
+byte that goes from one rank to another.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from flowrun.engine.boxing.crossing import slices_of_ranks
 from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.engine.ir.placement import local_slices
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
-from flowrun.engine.runtime.rank.rank import Rank, Results, There
+from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
 from flowrun.engine.runtime.rank.readers import BatchSource
 from flowrun.engine.runtime.transport.shared_weight_memory import Share, side_by_side, wholes
 from flowrun.engine.runtime.transport.transport import run_group, run_route
 
 
 class VirtualCluster:
-    """All ranks of a plan.  sent_bytes: by actor, of all ranks together, over the whole run.
+    """All ranks of a plan in this process.
 
-    there: of each rank, variables that it has.
+    plan, batches, initial, kernels: see Rank.  lent: by rank, variables of another plan that it
+    reads.  order_seed: seed of a random order of acts and messages; None: a fixed order.
+    check: True to check the invariants of the protocol after each act.
+    sent_bytes: by actor, of all ranks together, over the whole run.
     """
 
     def __init__(
@@ -42,20 +45,20 @@ class VirtualCluster:
         order_seed: int | None = None,
         check: bool = False,
         kernels: Kernels = eager_kernels,
-        there: Mapping[int, There] | None = None,
+        lent: Mapping[int, LentVariables] | None = None,
     ) -> None:
         self.plan = plan
         self.check = check
         self.random = None if order_seed is None else random.Random(order_seed)
         ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
         device = torch.device("cpu")
-        has = there or {}
+        lent_to = lent or {}
         memory = _VirtualSharedMemory()
         self.ranks: dict[int, Rank] = {}
         for rank in ranks:
-            lying = None if rank in has else side_by_side(plan, rank, memory.of(rank))
+            lying = None if rank in lent_to else side_by_side(plan, rank, memory.make_share(rank))
             self.ranks[rank] = Rank(
-                plan, rank, batches, initial, device, kernels, has.get(rank), lying
+                plan, rank, batches, initial, device, kernels, lent_to.get(rank), lying
             )
         self.wholes = {rank: wholes(plan, body.side_by_side) for rank, body in self.ranks.items()}
         self.schedulers: dict[int, Scheduler] = {}
@@ -71,11 +74,13 @@ class VirtualCluster:
         on_step: Callable[[int, Results], None] | None = None,
         first: int = 0,
     ) -> list[Results]:
-        """Run from step `first` until `steps` have been done, then come to rest; the results of
-        each step.  A run in pieces is the run in one: acts are counted from step 0.
+        """Run steps `first` to `steps` - 1, come to rest and return the results of each step.
 
-        Raises PlanError if nothing can act before the end; RunError, naming rank and actor, if an
-        act fails.
+        steps: number of steps done at the end, counted from step 0.  first: number of steps done
+        before; several runs in a row give the same numbers as one run.
+        on_step: called with (step, results) when a step has reported.
+        Raises PlanError if nothing can act before the end; RunError, which names rank and actor,
+        if an act fails.
         """
         self.schedulers = {
             rank: Scheduler(self.plan, body.stage, steps, first)
@@ -83,7 +88,7 @@ class VirtualCluster:
         }
         reporter = self.reporter()
         reported = first
-        while self._advanced():
+        while self._advance():
             while reported in self.ranks[reporter].results:
                 if on_step:
                     on_step(reported, self.ranks[reporter].results[reported])
@@ -94,12 +99,12 @@ class VirtualCluster:
         return [self.ranks[reporter].results[k] for k in range(first, steps)]
 
     def reporter(self) -> int:
-        """The rank whose report counts: the first of the stage that reports."""
+        """Return the rank whose report counts: the first of the stage that reports."""
         stage = next(a.stage for a in self.plan.actors if a.kind == "report")
         return self.plan.placements[stage].ranks[0]
 
     def value(self, name: str) -> torch.Tensor:
-        """The logical value of a variable, joined from the shards; of copies the first rank's."""
+        """Return the logical value of a variable from its shards; of copies the first rank's."""
         variable = next(v for v in self.plan.variables.values() if v.name == name)
         tensor = self.plan.tensors[variable.tensor]
         out = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -116,9 +121,10 @@ class VirtualCluster:
 
     # ------------------------------------------------------------------ one round
 
-    def _advanced(self) -> bool:
+    def _advance(self) -> bool:
+        """Run one round; return False if nothing happened.  Raises RunError for a failed act."""
         try:
-            return self._advance()
+            return self._run_round()
         except FlowrunError:
             raise
         except Exception as error:
@@ -128,7 +134,7 @@ class VirtualCluster:
                 f"{type(error).__name__}: {error}",
             ) from error
 
-    def _advance(self) -> bool:
+    def _run_round(self) -> bool:
         """Let every rank issue its communication and do one act; False if nothing happened."""
         happened = False
         order = list(self.schedulers)
@@ -155,9 +161,9 @@ class VirtualCluster:
         actor = self.plan.actors[launched.actor]
         self.current = rank, actor
         self.ranks[rank].compute(actor, launched.act)
-        self._done(rank, actor, launched.act)
+        self._end(rank, actor, launched.act)
 
-    def _done(self, rank: int, actor: Actor, act: int) -> None:
+    def _end(self, rank: int, actor: Actor, act: int) -> None:
         self.ranks[rank].release(actor, act)
         self.schedulers[rank].done(actor.id)
         if self.check:
@@ -173,7 +179,7 @@ class VirtualCluster:
     # ------------------------------------------------------------------ meetings
 
     def _post(self, rank: int, actor: Actor, act: int) -> None:
-        """A rank has come to a collective or transfer; when all have, it happens."""
+        """Note that a rank has come to a collective or transfer, and run it when all have come."""
         if isinstance(actor.work, TransferWork):
             meeting = (-1 - actor.work.channel, act, 0)
             expected = sum(
@@ -194,7 +200,7 @@ class VirtualCluster:
             else:
                 self._collective(actor, [r for r, _ in here], act)
             for member, posted in here:
-                self._done(member, self.plan.actors[posted], act)
+                self._end(member, self.plan.actors[posted], act)
 
     def _collective(self, actor: Actor, members: list[int], act: int) -> None:
         work = actor.work
@@ -204,7 +210,7 @@ class VirtualCluster:
             made = [self.wholes[rank][actor.id] for rank in group]
         else:
             pieces = [self.ranks[rank].inputs(actor, act) for rank in group]
-            made, sent = run_group(work.step, pieces, self.ranks[group[0]].layouts(actor))
+            made, sent = run_group(work.step, pieces, self.ranks[group[0]].find_layouts(actor))
             self._count(actor.id, sum(sent))
         for rank, values in zip(group, made, strict=True):
             self.ranks[rank].store(actor, act, values)
@@ -242,13 +248,13 @@ class VirtualCluster:
 
 
 class _VirtualSharedMemory:
-    """What groups of ranks share: the first of a group to ask makes it."""
+    """The memory that groups of ranks share: the first rank of a group that asks makes it."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[tuple[int, ...], int], _VirtualMemory] = {}
 
-    def of(self, rank: int) -> Share:
-        """As this rank asks for it."""
+    def make_share(self, rank: int) -> Share:
+        """Return the function by which a rank asks for shared memory; requests count in order."""
         asked: Counter[tuple[int, ...]] = Counter()
 
         def share(ranks: tuple[int, ...], _: int, num_bytes: int) -> _VirtualMemory:
@@ -261,8 +267,10 @@ class _VirtualSharedMemory:
 
 
 class _VirtualMemory(NamedTuple):
+    """Memory of this process in place of memory that processes share."""
+
     memory: bytearray
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat view.  start: in bytes.  count: elements."""
+        """Return a flat view.  start: in bytes.  count: number of elements.  dtype: its type."""
         return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)

@@ -1,7 +1,8 @@
-"""One rank of a plan: registers, readers, variables, and what its acts call.
+"""A rank of a plan: its registers, readers, variables, and what its acts call.
 
 rank.py      read this first: Rank.compute runs a region
-register_versions.py  versions of a register that are bound to tensors
-readers.py   samples, each in a thread; readback.py   numbers that the host waits for
+register_versions.py   where the tensors lie that an actor reads and makes
+readers.py   batches, each reader in a thread
+readback.py  copies between host and device without waiting
 shards.py    pieces of variables that a rank saves
 """

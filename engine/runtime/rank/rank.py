@@ -1,6 +1,6 @@
 """Rank: the buffers of one rank, its variables and its kernels.
 
-Runs acts; knows no protocol, no clock, no other rank.
+It runs acts, and knows no protocol, no clock and no other rank.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from flowrun.engine.runtime.rank.register_versions import (
     RegisterBinding,
     RegisterVersions,
     Source,
-    ports,
-    sources,
-    summed,
+    bind_registers,
+    locate_inputs,
+    locate_sums,
 )
 from flowrun.engine.runtime.transport.shared_weight_memory import Weight
 from flowrun.engine.runtime.transport.transport import BucketLayout, bucket_layout
@@ -41,13 +41,13 @@ _OUT_OF_RANGE = (
     "Plain torch refuses it too. Use labels and ids that the model has; a label that is to be"
     " ignored must be the loss's ignore_index (-100)."
 )
-Results = dict[str, Any]  # of a step, by name: a number, or a list with one of each rank
+Results = dict[str, Any]  # of a step: name -> a number, or a list with a number of each rank
 
 
-class There(NamedTuple):
-    """What a rank of one plan has that the same rank of another reads, by the other's tensors.
+class LentVariables(NamedTuple):
+    """The variables of a rank that the same rank of another plan reads, by that plan's tensors.
 
-    side_by_side: of these variables, those of which a host has one copy.
+    side_by_side: those of which a host has one copy.
     """
 
     variables: dict[str, torch.Tensor]
@@ -55,12 +55,14 @@ class There(NamedTuple):
 
 
 class Rank:
-    """One rank of a plan.
+    """The buffers, variables and kernels of one rank of a plan.
 
+    plan, rank: the rank of the plan.  device: holds its tensors.
     batches(step, micro_batch, rows): rows (a slice of samples) of a micro-batch as logical tensors.
-    initial: logical initial value of each parameter and buffer by variable name, asked for one at a
-    time; None: somebody fills the variables.  there: variables that it has (`variables_for`).
-    side_by_side: of the others, those of which its host has one copy.  kernels: of its regions.
+    initial: logical initial value of each parameter and buffer by variable name, read one at a
+    time; None: the caller fills the variables.  lent: variables of a rank of another plan, which
+    this rank uses (`lend_variables`).  side_by_side: of the others, those of which its host has one
+    copy.  kernels: makes the kernels of its regions.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Rank:
         initial: Mapping[str, torch.Tensor] | None,
         device: torch.device,
         kernels: Kernels = eager_kernels,
-        there: There | None = None,
+        lent: LentVariables | None = None,
         side_by_side: Mapping[str, Weight] | None = None,
     ) -> None:
         self.plan = plan
@@ -92,27 +94,29 @@ class Rank:
         self.sources: dict[int, tuple[Source, ...]] = {}
         self.read: dict[int, tuple[RegisterBinding, ...]] = {}
         self.filled: dict[int, tuple[RegisterBinding, ...]] = {}
-        self.sums: dict[int, tuple[Source, ...]] = {}  # those that a region adds to
+        self.sums: dict[int, tuple[Source, ...]] = {}  # sums that a region adds to
         self._layouts: dict[int, BucketLayout] = {}
-        self.side_by_side = (there.side_by_side if there else side_by_side) or {}
-        self._own_variables(initial, there.variables if there else {})
+        self.side_by_side = (lent.side_by_side if lent else side_by_side) or {}
+        self._make_variables(initial, lent.variables if lent else {})
         for actor in plan.stage_actors(self.stage):
-            self.sources[actor.id] = sources(plan, actor, self.rings, self.variables)
-            self.read[actor.id] = ports(plan, actor, self.rings, actor.inputs)
-            filled = self.filled[actor.id] = ports(plan, actor, self.rings, actor.outputs)
-            self.sums[actor.id] = summed(plan, actor, filled)
+            self.sources[actor.id] = locate_inputs(plan, actor, self.rings, self.variables)
+            self.read[actor.id] = bind_registers(plan, actor, self.rings, actor.inputs)
+            filled = self.filled[actor.id] = bind_registers(plan, actor, self.rings, actor.outputs)
+            self.sums[actor.id] = locate_sums(plan, actor, filled)
 
     # ------------------------------------------------------------------ set-up
 
-    def _own_variables(
-        self, initial: Mapping[str, torch.Tensor] | None, there: Mapping[str, torch.Tensor]
+    def _make_variables(
+        self, initial: Mapping[str, torch.Tensor] | None, lent: Mapping[str, torch.Tensor]
     ) -> None:
-        """What has an initial value comes first: that is made whole, and what it took is free again
-        when the states of the optimizer are.
+        """Take the variables that are lent, and make and fill the others.
+
+        Those with an initial value come first: a value is made whole, and its memory is free again
+        when the states of the optimizer are made.
         """
         own = [v for v in self.plan.variables.values() if v.stage == self.stage]
-        self.variables |= {v.tensor: there[v.tensor] for v in own if v.tensor in there}
-        new = [v for v in own if v.tensor not in there]
+        self.variables |= {v.tensor: lent[v.tensor] for v in own if v.tensor in lent}
+        new = [v for v in own if v.tensor not in lent]
         states = [v for v in new if v.kind == "state" and v.start is not None]
         valued = [v for v in new if v.kind != "state" or v.start is None]
         to_fill: dict[str, list[tuple[torch.Tensor, Slices]]] = {}  # by initial value
@@ -127,7 +131,7 @@ class Rank:
             self._empty(v)[0].fill_(v.start)
 
     def _empty(self, variable: Variable) -> tuple[torch.Tensor, Slices]:
-        """This rank's own of a variable, and which part of it that is."""
+        """Make this rank's piece of a variable, without values; return it and its slices."""
         tensor = self.plan.tensors[variable.tensor]
         slices = local_slices(tensor.shape, variable.nd_sbp, self.grid, self.coordinate)
         lies = self.side_by_side.get(variable.tensor)
@@ -138,34 +142,36 @@ class Rank:
         )
         return value, slices
 
-    def variables_for(self, plan: Plan, instead: Mapping[str, str]) -> There:
-        """What the same rank of another plan reads of these (evaluation of training's): variables
-        of the same name, or of that which `instead` gives.
+    def lend_variables(self, plan: Plan, instead: Mapping[str, str]) -> LentVariables:
+        """Return the variables that the same rank of another plan reads (evaluation of training's).
+
+        plan: the other plan.  instead: by name of its variable, the name of this plan's variable;
+        variables that it leaves out have the same name.
         """
         own = {v.name: tensor for tensor, v in self.plan.variables.items()}
         names = {tensor: instead.get(v.name, v.name) for tensor, v in plan.variables.items()}
         read = {tensor: own[name] for tensor, name in names.items() if name in own}
-        return There(
+        return LentVariables(
             {tensor: self.variables[k] for tensor, k in read.items() if k in self.variables},
             {tensor: self.side_by_side[k] for tensor, k in read.items() if k in self.side_by_side},
         )
 
     @property
     def most_live(self) -> dict[int, int]:
-        """Register -> most versions that were there at once."""
+        """The most versions that were live at once, by register."""
         return {register: ring.most for register, ring in self.rings.items() if ring.most}
 
     # ------------------------------------------------------------------ acts
 
     def inputs(self, actor: Actor, act: int) -> list[torch.Tensor]:
-        """The tensors that an act reads, in the order of its work."""
+        """Return the tensors that an act reads, in the order of its work."""
         return [
             self.variables[name] if ring is None else ring.versions[act // every][position]
             for name, ring, position, every in self.sources[actor.id]
         ]
 
     def compute(self, actor: Actor, act: int) -> None:
-        """Run one act of an actor that needs no other rank."""
+        """Run one act of an actor that needs no other rank.  Raises RunError."""
         match actor.work:
             case RegionWork():
                 self._region(actor, actor.work, act)
@@ -178,7 +184,7 @@ class Rank:
         self.acts[actor.id] = act + 1
 
     def report(self, actor: Actor, act: int) -> Callable[[], None]:
-        """Begin to read back a step's results; what is returned waits for them, in any thread."""
+        """Begin to read back a step's results; return a function that waits, in any thread."""
         assert isinstance(actor.work, ReportWork)
         values = dict(zip(actor.reads, self.inputs(actor, act), strict=True))
         names, tensors = zip(*actor.work.results, strict=True)
@@ -199,9 +205,9 @@ class Rank:
         try:
             made = self.kernels[actor.id](inputs)
         except OutOfRange as error:
-            found = self.readers.located(error, act) or str(error)
+            found = self.readers.locate(error, act) or str(error)
             where = f"rank {self.rank}, actor {actor.name}"
-            raise RunError(where, found, _OUT_OF_RANGE) from None  # no line of ours
+            raise RunError(where, found, _OUT_OF_RANGE) from None  # our traceback would not help
         if work.updates:
             for (variable, _), new in zip(work.updates, made[len(work.makes) :], strict=True):
                 if new is not self.variables[variable]:
@@ -209,15 +215,19 @@ class Rank:
         self.store(actor, act, made)
 
     def give_up(self, actor: Actor, act: int) -> None:
-        """Empty the slots that only this act will still read: a kernel frees them as it goes, what
-        communicates when it has copied them.
+        """Empty the slots that no other act will read.
+
+        A kernel frees their tensors as it goes, communication when it has copied them.
         """
         for ring, every, *_ in self.read[actor.id]:
             if (act + 1) % every == 0 and ring.left[act // every] == 1:
                 ring.versions[act // every] = []
 
     def store(self, actor: Actor, act: int, made: Sequence[torch.Tensor]) -> None:
-        """Put what an act made, in the order of its work, into the slots of its registers."""
+        """Put the tensors of an act into the slots of its registers.
+
+        actor, act: the act.  made: its tensors, in the order of its work.
+        """
         for binding in self.filled[actor.id]:
             versions, every = binding.ring.versions, binding.every
             values = [made[k] for k in binding.positions]
@@ -227,7 +237,7 @@ class Rank:
                 values = [
                     _join_rows(old, value, part, every)
                     if name in binding.collected
-                    # products that are only added up lie as they come; who reads the sum wants rows
+                    # until the last micro-batch sums may lie in any order; their readers need rows
                     else value.contiguous()
                     if part == every - 1 and name not in binding.any_order
                     else value
@@ -239,7 +249,7 @@ class Rank:
                 binding.ring.most = max(binding.ring.most, len(versions))
 
     def release(self, actor: Actor, act: int) -> None:
-        """An act has ended: drop the versions that it was the last to read."""
+        """Drop the versions that an act which has ended was the last to read."""
         for ring, every, *_ in self.read[actor.id]:
             if (act + 1) % every == 0:
                 version = act // every
@@ -247,8 +257,8 @@ class Rank:
                 if not ring.left[version]:
                     del ring.left[version], ring.versions[version]
 
-    def layouts(self, actor: Actor) -> BucketLayout:
-        """How the tensors of a collective lie on this rank's group."""
+    def find_layouts(self, actor: Actor) -> BucketLayout:
+        """Return how the tensors of a collective lie on this rank's group."""
         found = self._layouts.get(actor.id)
         if found is None:
             assert isinstance(actor.work, BoxWork)
@@ -260,7 +270,7 @@ class Rank:
 def _join_rows(
     before: torch.Tensor | None, value: torch.Tensor, part: int, parts: int
 ) -> torch.Tensor:
-    """Put the rows of micro-batch `part` behind those before it (flow.collect)."""
+    """Put the rows of micro-batch `part` after those of earlier ones (flow.collect)."""
     if before is None:
         before = value.new_empty((parts * len(value), *value.shape[1:]))
     before.narrow(0, part * len(value), len(value)).copy_(value)
@@ -268,6 +278,6 @@ def _join_rows(
 
 
 def _fill(own: Sequence[tuple[torch.Tensor, Slices]], value: torch.Tensor) -> None:
-    """Copy regions of a logical value, which then is no longer needed."""
+    """Copy regions of a logical value into the pieces that this rank has of it."""
     for target, slices in own:
         target.copy_(cut(value, slices))

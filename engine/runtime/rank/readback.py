@@ -1,8 +1,8 @@
-"""What goes between a host and a device that computes behind it, without either waiting.
+"""Copies between a host and a device that computes later, without a wait of either.
 
 The host enqueues a step on CUDA long before it is computed.  A copy from or to memory that may be
-paged out would hold it up until the device has come to it; from and to pinned memory it is enqueued
-like any other work.
+paged out would stop the host until the device has come to it; a copy from or to pinned memory is
+enqueued like any other work.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ import torch
 from torch import Tensor
 
 
-def on_device(value: Tensor, device: torch.device) -> Tensor:
-    """The same on the device."""
+def copy_to_device(value: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor's copy on the device, without a wait; or the tensor itself if it is on it."""
     if device.type == "cuda" and value.is_cpu:
         value = value.pin_memory()
     return value.to(device, non_blocking=True)
 
 
-def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A scalar, which on CUDA is a kernel's argument and no copy."""
+def make_scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a scalar tensor of `value`, of dtype `dtype`, on `device`.
+
+    On CUDA the value is an argument of a kernel, so nothing is copied.
+    """
     return torch.full((), value, dtype=dtype, device=device)
 
 
 class HostReadback:
-    """Scalars, or lists of them, on their way to the host: as they are at this moment of the
-    stream.
-    """
+    """Scalars or vectors that are copied to the host at this moment of the stream."""
 
     def __init__(self, values: Iterable[Tensor]) -> None:
         self._values: Sequence[Tensor] = list(values)
         self._event: Any = None
         if any(value.is_cuda for value in self._values):
-            self._values = [_pinned(value) for value in self._values]
+            self._values = [_copy_to_host(value) for value in self._values]
             self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._event.record()
 
     def read(self) -> list[Any]:
-        """Sleeps until they are there; from any thread."""
+        """Sleep until the copies are done, in any thread, and return the numbers."""
         if self._event is not None:
             self._event.synchronize()
         return [value.tolist() for value in self._values]
 
 
-def _pinned(value: Tensor) -> Tensor:
-    there = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
-    return there.copy_(value, non_blocking=True)
+def _copy_to_host(value: Tensor) -> Tensor:
+    pinned = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
+    return pinned.copy_(value, non_blocking=True)

@@ -1,6 +1,6 @@
-"""Readers: what a rank reads of the batches, and the engine's own numbers.
+"""Readers: they give a rank its part of each batch, and the numbers of the engine itself.
 
-Knows no buffers and no variables: an act of a reader may run in a thread of its own.
+They know no buffers and no variables, for an act of a reader may run in a thread of its own.
 """
 
 from __future__ import annotations
@@ -15,34 +15,45 @@ from flowrun.engine.actors.plan import Actor, FeedWork, Plan, PrepareWork
 from flowrun.engine.ir.graph import Feed
 from flowrun.engine.ir.placement import Slices, local_slices
 from flowrun.engine.ops.flow.ranges import OutOfRange
-from flowrun.engine.runtime.rank.readback import number, on_device
+from flowrun.engine.runtime.rank.readback import copy_to_device, make_scalar
 
-# (step, micro-batch) -> batch of the whole micro-batch, logical; a rank cuts what it holds
+# (step, micro-batch, rows) -> those rows of the batch as logical tensors; a rank cuts its part
 BatchSource = Callable[[int, int, slice], Mapping[str, torch.Tensor]]
 
 
 class StepwiseSamples(Protocol):
-    """Batches whose samples are made in steps, each by an actor of its own, or of which some fields
-    can be had alone.
+    """A source of batches whose samples are made in steps, each by an actor of its own.
+
+    Some fields may need no such step (Strategy.unprepared) and are read separately.
+    step, micro_batch: the micro-batch.  rows: a slice of its samples.
     """
 
     def prepare(
         self, name: str, samples: list[Any] | None, step: int, micro_batch: int, rows: slice
     ) -> list[Any]:
-        """The samples after the step `name`; None: before the first."""
+        """Return the samples of `rows` of a micro-batch after the step `name` of preparation.
 
-    def at_once(self, step: int, micro_batch: int, rows: slice) -> Mapping[str, torch.Tensor]:
-        """The fields that can be had alone (Strategy.unprepared)."""
+        samples: those after the step before, or None for the first.  step, micro_batch: the
+        micro-batch.
+        """
+
+    def read_raw_fields(
+        self, step: int, micro_batch: int, rows: slice
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the fields that need no preparation, for `rows` of `micro_batch` of `step`."""
 
     def collate(
         self, samples: list[Any], step: int, micro_batch: int, rows: slice
     ) -> Mapping[str, torch.Tensor]:
-        """The batch of samples that are ready, which are those."""
+        """Return the batch of `samples` that are ready: `rows` of `micro_batch` of `step`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readers:
-    """The readers of the rank at a coordinate of a stage."""
+    """The readers of the rank at a coordinate of a stage.
+
+    batches: gives the batches.  device: where their tensors go.
+    """
 
     plan: Plan
     stage: int
@@ -51,7 +62,11 @@ class Readers:
     device: torch.device
 
     def supply(self, actor: Actor, act: int, inputs: Sequence[Any]) -> list[Any]:
-        """What an act of a reader makes, in the order of its work."""
+        """Return what an act of a reader makes, in the order of its work.
+
+        actor: the reader.  act: number of the act, from step 0.  inputs: the samples that the step
+        of preparation before it made, if any.
+        """
         match actor.work:
             case PrepareWork(step=name, feeds=feeds):
                 step, micro_batch = divmod(act, self.plan.micro_batches)
@@ -66,9 +81,10 @@ class Readers:
                 ]
         raise AssertionError(actor.work)
 
-    def located(self, error: OutOfRange, act: int) -> str:
-        """The error with the sample that it is of, found by reading the micro-batch again; "" where
-        no field has such a value.
+    def locate(self, error: OutOfRange, act: int) -> str:
+        """Return the text of an error with the sample that caused it.
+
+        It reads the micro-batch of `act` again; the text is "" if no field has such a value.
         """
         step, micro_batch = divmod(act, self.plan.micro_batches)
         for feed in self._feeds_of_stage():
@@ -102,7 +118,7 @@ class Readers:
         return cast(StepwiseSamples, self.batches)
 
     def _number(self, feed: Feed, actor: Actor, act: int) -> torch.Tensor:
-        """A number of the engine's own, as a scalar."""
+        """Return a number that the engine itself supplies, as a scalar."""
         step, micro_batch = divmod(act, self.plan.acts_per_step(actor))
         value: float
         match feed.field:
@@ -114,7 +130,7 @@ class Readers:
                 value = feed.values[min(step, len(feed.values) - 1)]
             case other:
                 raise AssertionError(other)
-        return number(value, self._dtype(feed), self.device)
+        return make_scalar(value, self._dtype(feed), self.device)
 
     def _dtype(self, feed: Feed) -> torch.dtype:
         return self.plan.tensors[feed.tensor].dtype
@@ -125,12 +141,12 @@ class Readers:
         return local_slices(shape, feed.nd_sbp, grid, self.coordinate)
 
     def _rows(self, feeds: Sequence[Feed]) -> slice:
-        """Samples of a micro-batch of which this rank holds fields."""
+        """Return the rows of a micro-batch of which this rank holds fields."""
         held = [self._held(feed)[0] for feed in feeds]
         return slice(min(start for start, _ in held), max(map(sum, held)))
 
     def _fields(self, work: FeedWork, act: int, samples: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """What this rank holds of the batch's fields.  samples: prepared ones, if any."""
+        """Return this rank's part of the batch's fields.  samples: the prepared ones, if any."""
         feeds = _fields_of(work.feeds)
         if not feeds:
             return {}
@@ -139,19 +155,19 @@ class Readers:
         if samples:
             batch = self._samples.collate(samples[0], step, micro_batch, rows)
         elif work.unprepared:
-            batch = self._samples.at_once(step, micro_batch, rows)
+            batch = self._samples.read_raw_fields(step, micro_batch, rows)
         else:
             batch = self.batches(step, micro_batch, rows)
         out = {}
         for feed in feeds:
             (start, length), *rest = self._held(feed)
             value = cut(batch[feed.field], ((start - rows.start, length), *rest))
-            out[feed.tensor] = on_device(value, self.device)
+            out[feed.tensor] = copy_to_device(value, self.device)
         return out
 
 
 def cut(value: torch.Tensor, slices: Slices) -> torch.Tensor:
-    """The slices of a tensor, as a view."""
+    """Return the given slices of a tensor, as a view."""
     for dim, (start, length) in enumerate(slices):
         if (start, length) != (0, value.shape[dim]):
             value = value.narrow(dim, start, length)
@@ -159,5 +175,5 @@ def cut(value: torch.Tensor, slices: Slices) -> torch.Tensor:
 
 
 def _fields_of(feeds: Sequence[Feed]) -> list[Feed]:
-    """The feeds that are fields of the batch."""
+    """Return the feeds that are fields of the batch."""
     return [feed for feed in feeds if not feed.is_own]

@@ -1,4 +1,4 @@
-"""Ports: where on a rank the tensors lie that an actor reads and makes."""
+"""Versions of registers: where on a rank the tensors lie that an actor reads and makes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from typing import NamedTuple
 
 import torch
 
-from flowrun.engine.actors.plan import (
-    Actor,
-    Plan,
-    RegionWork,
-)
+from flowrun.engine.actors.plan import Actor, Plan, RegionWork
 from flowrun.engine.actors.sums import sums_of
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ops.flow.sparse import COLLECT
 
 
 class RegisterVersions:
-    """The versions of a register that are there.
+    """The live versions of a register.
 
-    versions: number -> tensors.  left: number -> readers that have not returned it.  most: versions
-    there at once, so far.
+    versions: tensors, by number of the version.  left: readers that have not returned it, by
+    number.  most: the most versions that were live at once, so far.
     """
 
     __slots__ = ("left", "most", "versions")
@@ -33,9 +29,9 @@ class RegisterVersions:
 
 
 class Source(NamedTuple):
-    """Where an input tensor of an actor lies: a variable (ring None), or a place in a register.
+    """The place of a tensor of an actor: a variable (ring None), or a position in a register.
 
-    every: acts of the actor that one version lasts.
+    every: number of the actor's acts for which one version lasts.
     """
 
     name: str
@@ -47,9 +43,9 @@ class Source(NamedTuple):
 class RegisterBinding(NamedTuple):
     """A register that an actor reads or fills.
 
-    every: see Source.  tensors, positions: what it holds, and where the producer has it among what
-    it makes.
-    collected: of its tensors, those of which a version is the rows of all micro-batches; the others
+    ring: its versions.  every: see Source.  num_readers: actors that read it.
+    tensors: the tensors that it holds.  positions: theirs among what the producer makes.
+    collected: those of its tensors of which a version is the rows of all micro-batches; the others
     are sums.  any_order: sums that may lie in any order of memory.
     """
 
@@ -62,10 +58,14 @@ class RegisterBinding(NamedTuple):
     any_order: frozenset[str] = frozenset()
 
 
-def sources(
+def locate_inputs(
     plan: Plan, actor: Actor, rings: Mapping[int, RegisterVersions], variables: Container[str]
 ) -> tuple[Source, ...]:
-    """Of the tensors that an act reads, in the order of its work.  rings: by register."""
+    """Return the places of the tensors that an actor reads, in the order of its work.
+
+    plan: has the registers.  actor: reads the tensors.  rings: live versions, by register.
+    variables: names of the tensors that are variables.
+    """
     places: dict[str, Source] = {}
     acts = plan.acts_per_step(actor)
     for register in (plan.registers[k] for k in actor.inputs):
@@ -75,10 +75,14 @@ def sources(
     return tuple(Source(name, None) if name in variables else places[name] for name in actor.reads)
 
 
-def ports(
+def bind_registers(
     plan: Plan, actor: Actor, rings: Mapping[int, RegisterVersions], registers: Sequence[int]
 ) -> tuple[RegisterBinding, ...]:
-    """Those registers of an actor whose versions come and go: variables are updated in place."""
+    """Bind an actor to those of its registers that have versions; variables are updated in place.
+
+    plan: has the registers.  actor: reads or fills them.  rings: live versions, by register.
+    registers: ids of the actor's inputs, or of its outputs.
+    """
     acts = plan.acts_per_step(actor)
     at = {name: k for k, name in enumerate(actor.makes)}
     ops: tuple[Op, ...] = ()
@@ -101,13 +105,16 @@ def ports(
     )
 
 
-def summed(plan: Plan, actor: Actor, filled: Sequence[RegisterBinding]) -> tuple[Source, ...]:
-    """What a region adds to, in the order of its program.  filled: its ports."""
+def locate_sums(plan: Plan, actor: Actor, filled: Sequence[RegisterBinding]) -> tuple[Source, ...]:
+    """Return the places of the sums that a region adds to, in the order of its program.
+
+    plan, actor: the region; other actors have no sums.  filled: the registers that it fills.
+    """
     if not isinstance(actor.work, RegionWork):
         return ()
     places = {
-        name: Source(name, port.ring, position, port.every)
-        for port in filled
-        for position, name in enumerate(port.tensors)
+        name: Source(name, binding.ring, position, binding.every)
+        for binding in filled
+        for position, name in enumerate(binding.tensors)
     }
     return tuple(places[name] for name in sums_of(plan, actor.work))

@@ -1,6 +1,6 @@
 """Shards: what each rank holds of the variables, in logical names, shapes and offsets.
 
-What a checkpoint (checkpoint.py) and weights.safetensors are made of.
+Checkpoints (logical_checkpoint.py) and weights.safetensors consist of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ Offsets = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A region of a logical tensor.  shape: of the whole; value: has the lengths of `slices`."""
+    """A region of a logical tensor.
+
+    shape: that of the whole tensor.  value: the region, which has the lengths of `slices`.
+    """
 
     name: str
     shape: Shape
@@ -28,18 +31,23 @@ class Shard:
 
     @property
     def place(self) -> tuple[str, Offsets]:
-        """Name and offsets."""
+        """The tensor's name and the offsets of the region."""
         return self.name, tuple(start for start, _ in self.slices)
 
 
-def whole(name: str, value: torch.Tensor) -> Shard:
-    """A tensor as the one region of itself."""
+def make_whole_shard(name: str, value: torch.Tensor) -> Shard:
+    """Return a whole tensor as one region."""
     shape = tuple(value.shape)
     return Shard(name, shape, tuple((0, size) for size in shape), value)
 
 
-def held(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> dict[Variable, Shard]:
-    """What a rank holds of every variable: parameters, buffers and states."""
+def collect_shards(
+    plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]
+) -> dict[Variable, Shard]:
+    """Return the pieces that a rank holds of parameters, buffers and states.
+
+    plan, rank: the rank.  variables: its tensors, by tensor of the plan.
+    """
     stage = plan.stage_of(rank)
     placement = plan.placements[stage]
     grid, coordinate = placement.shape, placement.coordinate(rank)
@@ -48,23 +56,28 @@ def held(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> dict[V
         if v.stage == stage:
             shape = plan.tensors[v.tensor].shape
             slices = local_slices(shape, v.nd_sbp, grid, coordinate)
-            out[v] = Shard(name_of(plan, v, rank), shape, slices, variables[v.tensor])
+            out[v] = Shard(name_shard(plan, v, rank), shape, slices, variables[v.tensor])
     return out
 
 
-def name_of(plan: Plan, variable: Variable, rank: int) -> str:
-    """Of a variable, as a rank holds it.  What is each rank's own has as many names; that of the
-    first rank is the model's.
+def name_shard(plan: Plan, variable: Variable, rank: int) -> str:
+    """Return the name under which a checkpoint has the piece that `rank` holds of `variable`.
+
+    A variable of which each rank of `plan` has its own has a name for each rank; the first rank's
+    name is the model's.
     """
     shared = not variable.own or rank == plan.placements[variable.stage].ranks[0]
     return variable.name if shared else f"rank{rank}/{variable.name}"
 
 
-def to_write(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """What a rank writes of what it holds: of ranks that hold a region alike, one has its turn."""
+def choose_shards(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> list[Shard]:
+    """Choose the pieces that a rank writes: ranks that hold a region alike take turns by variable.
+
+    plan, rank: the rank.  variables: its tensors, by tensor of the plan.
+    """
     names = list(dict.fromkeys(v.name for v in plan.variables.values()))
     out = []
-    for v, shard in held(plan, rank, variables).items():
+    for v, shard in collect_shards(plan, rank, variables).items():
         alike = [rank] if v.own else _holders(plan, v, shard)
         if rank == alike[names.index(v.name) % len(alike)]:
             out.append(shard)
@@ -72,7 +85,7 @@ def to_write(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) -> li
 
 
 def _holders(plan: Plan, variable: Variable, shard: Shard) -> list[int]:
-    """Ranks that hold the same region."""
+    """Return the ranks that hold the same region of a variable."""
     placement = plan.placements[variable.stage]
     grid, nd_sbp = placement.shape, variable.nd_sbp
     return [

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from flowrun.engine.runtime.rank.readback import on_device
+from flowrun.engine.runtime.rank.readback import copy_to_device
 from flowrun.launcher.bench.suite import Peer
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.recipe_strategy import AUTOCAST
@@ -57,7 +57,7 @@ class Setting:
         share = size // parts
         data = _MicroBatches(self.job, slice(part * share, (part + 1) * share))
         for batch in DataLoader(data, batch_size=None, num_workers=self.peer.workers):
-            yield {name: on_device(value, self.device) for name, value in batch.items()}
+            yield {name: copy_to_device(value, self.device) for name, value in batch.items()}
 
     def output(self, model: nn.Module, batch: PeerBatch) -> Any:
         """Call the model on a batch."""

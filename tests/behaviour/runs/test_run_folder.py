@@ -10,7 +10,7 @@ import torch
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.runtime.rank.rank import Rank
-from flowrun.engine.runtime.rank.shards import to_write
+from flowrun.engine.runtime.rank.shards import choose_shards
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.report.report import advice_on
@@ -143,7 +143,9 @@ def shards(folder: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     trained = weights.load(folder)
     for rank in (0, 1):
         body = Rank(plan, rank, job.materials.sampler, trained, torch.device("cpu"))
-        weights.save_shards(workplace, rank, 2, to_write(plan, rank, body.variables), job.about(4))
+        weights.save_shards(
+            workplace, rank, 2, choose_shards(plan, rank, body.variables), job.about(4)
+        )
     return workplace
 
 

@@ -179,7 +179,7 @@ class Rows:
         batch = TINY_MLP.rows(step, micro_batch, rows)
         return samples or [{k: v[i] for k, v in batch.items()} for i in range(len(rows_of(batch)))]
 
-    def at_once(self, step: int, micro_batch: int, rows: slice) -> Batch:
+    def read_raw_fields(self, step: int, micro_batch: int, rows: slice) -> Batch:
         return {"labels": TINY_MLP.rows(step, micro_batch, rows)["labels"]}
 
     def collate(self, samples: list[Any], *at: Any) -> Batch:

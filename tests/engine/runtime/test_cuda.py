@@ -123,7 +123,7 @@ def test_a_trace_tells_the_time_of_the_device() -> None:
         rank = RecordedRank(plan, 0, NARROW.rows, initial(NARROW), device, links, trace=2)
         begin = time.perf_counter_ns()
         rank.run(4)
-        notes = rank.recorded()
+        notes = rank.read_notes()
         end = time.perf_counter_ns()
     computed = sorted((n.begin, n.end) for n in notes if n.what == COMPUTE)
     assert computed and begin < computed[0][0] and computed[-1][1] < end

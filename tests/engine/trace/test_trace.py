@@ -54,7 +54,7 @@ def recorded(layout: Layout, seed: int | None) -> RecordedCluster:
 def test_an_act_begins_when_all_that_it_needs_has_ended(layout: Layout, seed: int | None) -> None:
     cluster = recorded(layout, seed)
     needs = Needs(cluster.plan)
-    for rank, notes in cluster.recorded().items():
+    for rank, notes in cluster.read_notes().items():
         slices = {(s.actor, s.act): s for s in build_slices(cluster.plan, rank, notes)}
         for s in slices.values():
             for need in needs.of(s.actor, s.act):
@@ -85,7 +85,7 @@ def test_a_rehearsed_act_begins_with_what_it_waited_for_or_with_the_end_of_anoth
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_act_of_the_last_steps_is_recorded_once(layout: Layout) -> None:
     cluster = recorded(layout, None)
-    for rank, notes in cluster.recorded().items():
+    for rank, notes in cluster.read_notes().items():
         acts = [(s.actor, s.act) for s in build_slices(cluster.plan, rank, notes)]
         assert len(acts) == len(set(acts))
         assert set(acts) == {

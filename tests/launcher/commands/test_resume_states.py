@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.runtime.drivers.logical_checkpoint import contents, read_whole
+from flowrun.engine.runtime.drivers.logical_checkpoint import read_contents, read_whole
 from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
@@ -117,7 +117,7 @@ def resume(stopped: Path, folder: Path, *overrides: str) -> Path:
 def everything(folder: Path) -> dict[str, Tensor]:
     """What the last checkpoint holds, and the two files of weights."""
     last = checkpoint_of(folder).folder
-    found = read_whole(last, contents(last))
+    found = read_whole(last, read_contents(last))
     for name in (weights.FILE, weights.AVERAGES):
         found |= {f"{name}/{key}": value for key, value in load_file(folder / name).items()}
     return found
@@ -160,9 +160,9 @@ def test_a_rank_more_takes_the_first_ones_buffers(place: Path, tmp_path: Path) -
     four = "placement.axes.data=4", "train.micro_batches=1"
     again = resume(whole(place, "mirrored"), tmp_path / "again", *four)
     start = checkpoint_of(again, HALF).folder
-    assert "rank1/1.running_mean" in contents(start)
-    assert "rank3/1.running_mean" not in contents(start)
-    assert "rank3/1.running_mean" in contents(checkpoint_of(again).folder)
+    assert "rank1/1.running_mean" in read_contents(start)
+    assert "rank3/1.running_mean" not in read_contents(start)
+    assert "rank3/1.running_mean" in read_contents(checkpoint_of(again).folder)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from flowrun.engine.ir.placement import Shape, Slices
 from flowrun.engine.runtime.rank.readers import cut
-from flowrun.engine.runtime.rank.shards import Shard, whole
+from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
 from flowrun.launcher.store.checkpoint import prepare
 from flowrun.launcher.store.tensor_file import CODES, TensorFile, runs, write, write_whole
 
@@ -55,7 +55,7 @@ def halves() -> Iterator[Shard]:
     """Each value in two regions, cut along its last dim."""
     for name, value in VALUES.items():
         if not value.dim():
-            yield whole(name, value)
+            yield make_whole_shard(name, value)
             continue
         size = value.shape[-1]
         for start, length in ((0, size // 2), (size // 2, size - size // 2)):

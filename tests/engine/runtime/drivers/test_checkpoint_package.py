@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from flowrun.engine.runtime.drivers import logical_checkpoint as checkpoint
 from flowrun.engine.runtime.drivers.logical_checkpoint import read, write
-from flowrun.engine.runtime.rank.shards import Shard, whole
+from flowrun.engine.runtime.rank.shards import Shard, make_whole_shard
 
 
 def chunk(offset: int, length: int) -> ChunkStorageMetadata:
@@ -55,7 +55,7 @@ def test_a_read_item_is_an_overlap_with_its_offsets_in_the_wanted_region() -> No
 
 
 def test_values_are_read_into_the_tensor_that_the_planner_hands_out(tmp_path: Path) -> None:
-    write(tmp_path, [whole("a", torch.arange(6.0))], alone=True)
+    write(tmp_path, [make_whole_shard("a", torch.arange(6.0))], alone=True)
     all_of_it = torch.zeros(8)
     read(tmp_path, [Shard("a", (6,), ((1, 4),), all_of_it[2:6])])
     assert all_of_it.tolist() == [0, 0, 1, 2, 3, 4, 0, 0]
@@ -74,7 +74,7 @@ def test_metadata_is_what_the_global_plan_gave(tmp_path: Path) -> None:
 
 
 def test_files_are_named_as_the_docs_say(tmp_path: Path) -> None:
-    write(tmp_path, [whole("a", torch.ones(1))], alone=True)
+    write(tmp_path, [make_whole_shard("a", torch.ones(1))], alone=True)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         ".metadata",
         "__0.crc32",
@@ -93,7 +93,7 @@ def test_a_failure_is_no_exception_and_tells_ranks_and_causes(tmp_path: Path) ->
         save(
             {},
             storage_writer=FileSystemWriter(tmp_path),
-            planner=Refuses([whole("a", torch.ones(1))]),
+            planner=Refuses([make_whole_shard("a", torch.ones(1))]),
             no_dist=True,
         )
     ((rank, (cause, _)),) = caught.value.failures.items()

@@ -11,9 +11,18 @@ import pytest
 import torch
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.drivers.logical_checkpoint import contents, read_whole, restore, write
+from flowrun.engine.runtime.drivers.logical_checkpoint import (
+    read_contents,
+    read_whole,
+    restore,
+    write,
+)
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
-from flowrun.engine.runtime.rank.shards import held, to_write, whole
+from flowrun.engine.runtime.rank.shards import (
+    choose_shards,
+    collect_shards,
+    make_whole_shard,
+)
 from support.layouts import Layout, cluster, compiled
 from support.plain_loop import gpt
 
@@ -38,7 +47,7 @@ def fresh(layout: Layout) -> VirtualCluster:
 def save(ranks: VirtualCluster, folder: Path) -> None:
     """What every rank has to write."""
     bodies = ranks.ranks.items()
-    shards = [s for rank, body in bodies for s in to_write(ranks.plan, rank, body.variables)]
+    shards = [s for rank, body in bodies for s in choose_shards(ranks.plan, rank, body.variables)]
     write(folder, shards, alone=True)
 
 
@@ -107,19 +116,19 @@ def test_every_region_is_written_by_one_rank(layout: Layout) -> None:
     written = Counter(
         shard.place
         for rank, body in ranks.ranks.items()
-        for shard in to_write(ranks.plan, rank, body.variables)
+        for shard in choose_shards(ranks.plan, rank, body.variables)
     )
     regions = {
         shard.place
         for rank, body in ranks.ranks.items()
-        for shard in held(ranks.plan, rank, body.variables).values()
+        for shard in collect_shards(ranks.plan, rank, body.variables).values()
     }
     assert written == Counter(regions)
 
 
 def test_ranks_that_hold_the_same_share_the_writing() -> None:
     ranks = fresh(Layout(data=2))
-    parts = [to_write(ranks.plan, rank, body.variables) for rank, body in ranks.ranks.items()]
+    parts = [choose_shards(ranks.plan, rank, body.variables) for rank, body in ranks.ranks.items()]
     assert abs(len(parts[0]) - len(parts[1])) <= 1
 
 
@@ -129,8 +138,8 @@ def test_scalars_and_tensors_of_other_types_come_back(tmp_path: Path) -> None:
         "counts": torch.arange(6).reshape(2, 3),
         "half": torch.tensor([1.5], dtype=torch.bfloat16),
     }
-    write(tmp_path, [whole(*item) for item in given.items()], alone=True)
-    assert contents(tmp_path) == {n: (tuple(v.shape), v.dtype) for n, v in given.items()}
+    write(tmp_path, [make_whole_shard(*item) for item in given.items()], alone=True)
+    assert read_contents(tmp_path) == {n: (tuple(v.shape), v.dtype) for n, v in given.items()}
     found = read_whole(tmp_path, given)
     assert all(torch.equal(found[name], given[name]) for name in given)
 
@@ -138,4 +147,4 @@ def test_scalars_and_tensors_of_other_types_come_back(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_is_a_run_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"rank 0, .*file"):
-        write(tmp_path / "file", [whole("a", torch.ones(1))], alone=True)
+        write(tmp_path / "file", [make_whole_shard("a", torch.ones(1))], alone=True)
