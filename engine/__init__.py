@@ -1,6 +1,6 @@
 """The compiler and the runtime: a captured model and a strategy -> a plan -> ranks that run it.
 
-compile.py tells the story on a page; pipeline.py lists the passes.  A folder imports only folders
+compile.py has the story on a page; pipeline.py lists the passes.  A folder imports only folders
 above it in this list (tests/test_tree.py):
 
 errors.py own_files.py user_code.py ir/   words: SBP, placements, the logical graph, module paths

@@ -60,13 +60,13 @@ def plan_training(graph: LogicalGraph, strategy: Strategy) -> Rehearsed:
 def capture_rows(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
     """Capture a step on one micro-batch: of a rank in the mirrored view, else of all ranks.
 
-    Arguments as for compile_training.
+    task, batch, strategy: as for compile_training.
     """
     return rewrite_trace(trace_rows(task, batch, strategy), task)
 
 
 def trace_rows(task: Task, batch: Batch, strategy: Strategy) -> Traced:
-    """Return what torch captured for capture_rows, with the same arguments, not rewritten yet."""
+    """Return what torch captured, not rewritten yet; task, batch, strategy: as for capture_rows."""
     return trace(task, rows_of_a_rank(batch, strategy))
 
 
@@ -141,7 +141,7 @@ def compile_evaluation(task: Task, batch: Batch, strategy: Strategy, training: P
 def capture_evaluation_rows(task: Task, batch: Batch, strategy: Strategy) -> LogicalGraph:
     """Capture the evaluation of one micro-batch: of a rank in the mirrored view, else of all.
 
-    Arguments as for compile_training.
+    task, batch, strategy: as for compile_training.
     """
     return capture_evaluation(task, rows_of_a_rank(batch, strategy))
 

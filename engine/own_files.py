@@ -16,11 +16,11 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 
 class Unusable(Exception):
-    """Of a file or a folder: why nothing is read there."""
+    """A file or a folder that is not read; the message says why."""
 
 
 def own_folder(where: Path) -> Path:
-    """The folder, made if need be.  Raises Unusable where somebody else can write into it."""
+    """Return the folder, made if need be.  Raises Unusable if others can write into it."""
     where.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_own(where, os.stat(where))
     return where
@@ -34,7 +34,7 @@ def _check_own(path: Path, found: os.stat_result) -> None:
 
 
 def read_own(file: Path) -> bytes:
-    """What write_own wrote.  Raises Unusable if it is so no more, OSError if it is not there."""
+    """Return what write_own wrote.  Raises Unusable if it was changed, OSError if it is missing."""
     with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:
         _check_own(file, os.fstat(opened.fileno()))
         checksum, content = opened.read(_CHECKSUM_BYTES), opened.read()

@@ -128,7 +128,8 @@ def advance(
 
 
 def lower(graph: LogicalGraph, strategy: Strategy, level: str = BUFFERS) -> Plan:
-    """Bring a boxed graph to a plan of a level: all but the order, which the rehearsal finds.
+    """Bring a boxed graph to a plan of a level, as the strategy asks.  The rehearsal finds the
+    order.
 
     Raises RecipeError for an unknown schedule; PlanError as `advance` does.
     """

@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # the tables of ops import torch, which composing does withou
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One line of `sbp:`.  pattern over parameter or module names; where: "variable", "in" or
-    "out"; axis by name.
+    """A line of `sbp:`.
+
+    pattern: over parameter or module names.  where: "variable", "in" or "out".  axis: its name.
     """
 
     pattern: str
@@ -62,7 +63,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """How parameters change in a step.
+    """The rule by which parameters change in a step.
 
     name: adamw or sgd, the engine's own; any other is `function`, traced (capture/update_trace.py).
     arguments: its keyword arguments; `lr` is the learning rate before any schedule.
@@ -181,7 +182,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """One step of making a sample on the host: read, decode, augment …, as the data set names it.
+    """A step of making a sample on the host: read, decode, augment …, as the data set names it.
 
     seconds, num_bytes: of one sample, foreseen: time on one core, and what is left for the next
     step.
@@ -194,8 +195,9 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """What fp16 gradients are multiplied by (update/scale_loss.py).  dynamic: halved after an
-    overflow, doubled after many updates without.
+    """The factor of fp16 gradients (update/scale_loss.py).
+
+    dynamic: it is halved after an overflow, and doubled after many updates without one.
     """
 
     start: float = 65536.0
@@ -209,8 +211,8 @@ class Strategy:
     axes: names, outermost first; every stage's placement has all of them (size 1 where a stage does
         not use one).
     placements: one a stage.
-    chunks: pieces of the model that each stage owns: the line of forward ops is cut into so many
-        times the stages, and they take turns (an interleaved pipeline).
+    chunks: pieces of the model that each stage owns: the line of forward ops is cut into this
+        many times the stages, and they take turns (an interleaved pipeline).
     stage_modules: module patterns of each stage; empty: cut by foreseen time.
     decided: stages of another graph of the same model, by training for evaluation; wins over both.
     mirrored: each rank its own batch (one stage, axes that divide the batch); else one logical
@@ -227,7 +229,7 @@ class Strategy:
         once.
     overwrites: results are written over what nobody reads any more; compiled code sees to that
         itself.
-    blocking: axes whose collectives nothing computes beside (scheduler.py).
+    blocking: axes during whose collectives nothing computes (scheduler.py).
     fusion: which chains of elementwise ops are one kernel, a name of FUSIONS (cost/fusion.py);
         "": each op is a kernel of its own.
     unprepared: fields that can be had without the rest of their samples: a stage that reads no

@@ -38,13 +38,13 @@ def place(frames: Iterable[traceback.FrameSummary]) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Where in the user's own code an error was raised; "" if it was not raised there."""
+    """Return the place in the user's own code that raised an error; "" if none did."""
     return place(traceback.extract_tb(error.__traceback__))
 
 
 def _relative(file: str) -> str:
-    """From the working directory where it lies below; of an installed package from its own name,
-    which is the same on every machine; else the whole path.
+    """Shorten a path: relative to the working directory if it lies below; from the package's name
+    if it is installed, which is the same on every machine; else the whole path.
     """
     _, packages, inside = file.rpartition("site-packages/")
     if packages:

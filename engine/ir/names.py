@@ -41,7 +41,7 @@ def tensor_of_field(field: str) -> str:
 
 
 def tensor_of_node(name: str) -> str:
-    """What a node of torch's graph makes, and the op that makes it."""
+    """Return the name of the tensor that a node of torch's graph makes, and of its op."""
     return f"~{name}" if name.partition("_")[0] in _TAKEN else name
 
 

@@ -95,9 +95,9 @@ def split_range(size: int, parts: int, index: int) -> tuple[int, int]:
 def local_slices(
     shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> Slices:
-    """(start, length) along every dim that the rank at `coordinate` of a grid holds.
+    """Return (start, length) along every dim of what the rank at `coordinate` holds.
 
-    grid: sizes of its axes.
+    shape: logical.  nd_sbp: of the tensor.  grid: sizes of the placement's axes.
     """
     slices = [(0, size) for size in shape]
     for sbp, parts, index in zip(nd_sbp, grid, coordinate, strict=True):
@@ -111,14 +111,16 @@ def local_slices(
 def local_shape(
     shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> Shape:
-    """Shape of what the rank at `coordinate` holds."""
+    """Return the shape of what the rank at `coordinate` holds of a tensor of logical `shape` and
+    `nd_sbp`, on a placement with axes of these sizes (`grid`).
+    """
     return tuple(length for _, length in local_slices(shape, nd_sbp, grid, coordinate))
 
 
 def largest_shape(shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...]) -> Shape:
-    """Shape of the largest shard: what the rank at coordinate 0 holds.
+    """Return the shape of the largest shard: what the rank at coordinate 0 holds.
 
-    What local_shape says, but that it is asked for all the time.
+    shape, nd_sbp, grid: as for local_shape, which would be too slow here.
     """
     lengths = list(shape)
     for sbp, parts in zip(nd_sbp, grid, strict=True):
@@ -128,5 +130,5 @@ def largest_shape(shape: Shape, nd_sbp: NdSbp, grid: tuple[int, ...]) -> Shape:
 
 
 def left_over(shape: Shape, nd_sbp: NdSbp, grid: Sequence[int]) -> Shape:
-    """Shape of the largest shard on the first axes of a grid, those that nd_sbp speaks of."""
+    """Return the largest shard of `shape` on the first axes of a grid: those that nd_sbp covers."""
     return largest_shape(shape, nd_sbp, tuple(grid[: len(nd_sbp)]))

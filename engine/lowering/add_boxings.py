@@ -86,7 +86,7 @@ def _collective(plan: Plan, strategy: Strategy, ops: Sequence[Op]) -> Actor:
 
 
 def _moves(plan: Plan, ops: Sequence[Op]) -> tuple[TensorMove, ...]:
-    """What boxings or transfers do, each to its one tensor."""
+    """Return the moves of boxings or transfers, each of its one tensor."""
     return tuple(
         TensorMove(
             read=op.inputs[0],

@@ -32,7 +32,7 @@ class IdleAxis:
 
 
 def idle_axes(plan: Plan) -> Iterator[IdleAxis]:
-    """Those of a plan of the consistent view, outermost first."""
+    """Yield the idle axes of a plan of the consistent view, outermost first."""
     for axis, name in enumerate(plan.axes):
         used = [k for k, grid in enumerate(plan.placements) if grid.shape[axis] > 1]
         idle = tuple(k for k in used if _share(plan.graph, axis, k) < LEAST_SHARE)
@@ -53,10 +53,10 @@ def _share(graph: LogicalGraph, axis: int, stage: int) -> float:
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True)
         if name is not None
     ]
-    return max(_divided(graph, lasting, axis), _divided(graph, made, axis))
+    return max(_split_share(graph, lasting, axis), _split_share(graph, made, axis))
 
 
-def _divided(graph: LogicalGraph, tensors: list[tuple[str, NdSbp]], axis: int) -> float:
+def _split_share(graph: LogicalGraph, tensors: list[tuple[str, NdSbp]], axis: int) -> float:
     sizes = [(graph.tensors[name].num_elements, nd_sbp[axis]) for name, nd_sbp in tensors]
     divided = sum(size for size, sbp in sizes if not isinstance(sbp, Broadcast))
     return divided / max(1, sum(size for size, _ in sizes))

@@ -40,7 +40,7 @@ def start_plan(graph: LogicalGraph, strategy: Strategy) -> Plan:
 
 
 def _locations(graph: LogicalGraph) -> dict[str, Location]:
-    """Where every tensor enters or is made."""
+    """Return the location at which every tensor enters or is made."""
     found = {source.tensor: Location(source.stage, source.nd_sbp) for source in graph.sources}
     for op in graph.ops:
         made = zip(op.outputs, op.out_sbp, strict=True)

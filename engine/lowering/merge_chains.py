@@ -63,7 +63,7 @@ def merge_chains(
 
 
 class _Merging:
-    """What waits for what: sets of nodes, as bits of integers."""
+    """The order of regions while they are joined: sets of nodes, as bits of integers."""
 
     def __init__(self, graph: LogicalGraph, regions: Sequence[Region], micro_batches: int) -> None:
         self.regions = regions
@@ -134,7 +134,7 @@ def _find_inputs(graph: LogicalGraph, regions: Sequence[Region]) -> dict[Node, s
 
 
 def _program(graph: LogicalGraph, region: Region) -> tuple[object, ...]:
-    """What equal regions have in common."""
+    """Return a key that equal regions share."""
     return (
         region.key[:2],
         *((op.target, *(graph.tensors[name].shape for name in op.makes)) for op in region.ops),

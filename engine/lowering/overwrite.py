@@ -92,7 +92,7 @@ class _Names:
                     self.lasting.add(memory)
 
     def memory(self, name: str) -> str:
-        """One of the names stands for all."""
+        """Return the name that stands for all names of a piece of memory."""
         first = self._first.get(name, name)
         if first == name:
             return name
@@ -128,7 +128,7 @@ def _tensors(op: Op) -> Iterable[str]:
 
 
 def _match_in_layout(plan: Plan, op: Op, name: str) -> bool:
-    """Of one shape, dtype and layout."""
+    """Return whether the tensor and the op's result have one shape, dtype and layout."""
     read, made = plan.graph.tensors[name], plan.graph.tensors[op.makes[0]]
     layouts = {op.in_sbp[k] for k, other in enumerate(op.inputs) if other == name}
     same = (read.shape, read.dtype) == (made.shape, made.dtype)

@@ -1,8 +1,8 @@
-"""one_copy: which gathers of weights move no byte, since the ranks of the group share memory.
+"""one_copy: gathers of weights that move no byte, since the ranks of the group share memory.
 
 ZeRO gathers a weight from shards that the ranks update.  Where they share memory, the shards lie
 side by side in it: each rank updates its own, all read the whole, and a weight is on a host once.
-What is left of the gather is to say that one's shard is written, and to hear it of the others.
+What is left of the gather: a rank announces that its shard is written, and waits for the others.
 
 A rank must not write its shard while another still reads the whole.  It does not, where whatever
 reads the whole comes before a collective of the same group that comes before the update, as the sum
@@ -39,8 +39,9 @@ def share_weights(plan: Plan, strategy: Strategy) -> Plan:
 def mark_shared_gathers(
     actors: Sequence[Actor], graph: LogicalGraph, grids: Sequence[tuple[int, ...]]
 ) -> list[Actor]:
-    """The actors, with `one_copy` of such gathers set.  grids: of each stage; all ranks share
-    memory.
+    """Return the actors of `graph`'s plan with `one_copy` set for such gathers.
+
+    grids: of each stage; all ranks share memory.
     """
     order = _ActOrder(actors)
     updates = {
@@ -101,8 +102,8 @@ def _possible_views(graph: LogicalGraph, name: str) -> set[str]:
 
 
 class _ActOrder:
-    """What comes before what on every rank, whatever the timing: what it makes is read on the way,
-    within a step.
+    """The order of actors that holds on every rank, whatever the timing, within a step: one comes
+    before another if what it makes is read on the way there.
     """
 
     def __init__(self, actors: Sequence[Actor]) -> None:
@@ -118,8 +119,8 @@ class _ActOrder:
         self._before = find_ancestors(makers)
 
     def are_read_before(self, gather: int, names: Iterable[str], update: int) -> bool:
-        """True if each reader of these tensors comes before a collective of the gather's group that
-        comes before the update.
+        """Return whether each reader of the tensors `names` precedes a collective of the group of
+        `gather`, and that collective precedes `update`.
         """
         group = self._group(gather)
         met = 0  # a bit for each that comes before such a collective

@@ -71,7 +71,7 @@ class Throttle:
     def _by_phase(
         self, chosen: Callable[[int], bool], region_of: Callable[[int], int | None]
     ) -> Iterable[dict[int, list[int]]]:
-        """For each stage and phase: region -> the chosen boxings that belong to it."""
+        """Yield, for each stage and phase: region -> the chosen boxings that belong to it."""
         found: dict[tuple[int, str], dict[int, list[int]]] = {}
         for k, actor in enumerate(self.actors):
             region = region_of(k) if chosen(k) else None

@@ -98,7 +98,7 @@ def sweep(
     folder.mkdir(parents=True, exist_ok=True)
     assert suite.sweep is not None
     named = any(text.startswith("hardware=") for text in suite.overrides)
-    heard: dict[Trial, list[RunResult]] = {}
+    finished: dict[Trial, list[RunResult]] = {}
     try:
         with sigterm_as_ctrl_c():
             calibrated = suite.sweep.calibrate and config_dir is None and not named
@@ -108,9 +108,9 @@ def sweep(
                 if hardware is not None:
                     profile = Profile(hardware, suite, name, folder)
                     one, groups, measure = profile.suite, str(profile.groups), profile.measure
-                _rounds(one, folder, console, groups, name, heard, measure)
+                _rounds(one, folder, console, groups, name, finished, measure)
     finally:
-        measured = rows(suite, heard)
+        measured = rows(suite, finished)
         if measured:
             console.print()
             console.print(table(suite, measured))
@@ -124,7 +124,7 @@ def _rounds(
     console: Console,
     config_dir: str | None,
     name: str,
-    heard: dict[Trial, list[RunResult]],
+    finished: dict[Trial, list[RunResult]],
     measure: Callable[[Console], None],
 ) -> None:
     """Run the rounds of one row.
@@ -142,11 +142,11 @@ def _rounds(
         if 0 < number < suite.rounds:
             measure(console)
         if number == suite.rounds - 1:
-            turn = join_picks(turn, picks(suite, name, console, config_dir), heard)
+            turn = join_picks(turn, picks(suite, name, console, config_dir), finished)
         elif number == suite.rounds:
-            turn = finalists(suite, turn, rows(suite, heard))
+            turn = finalists(suite, turn, rows(suite, finished))
         for k, trial in enumerate(turn):
-            before = heard.get(trial, [])
+            before = finished.get(trial, [])
             if before and before[-1][0].problem:
                 continue
             where = folder / "runs" / f"{number}_{k:03}_{trial.experiment}"
@@ -163,8 +163,8 @@ def _rounds(
             sample = execute(run_of(suite, trial, count), where, suite.timeout_s, config_dir)
             file = where / "report.json"
             report = json.loads(file.read_text()) if file.exists() else {}
-            heard[trial] = [*before, (sample, report)]
-            write(suite, rows(suite, heard), folder / FILE)
+            finished[trial] = [*before, (sample, report)]
+            write(suite, rows(suite, finished), folder / FILE)
             steps, done = step_seconds(suite, sample), done + 1
             told = seconds(statistics.median(steps)) if steps else sample.problem
             end = suite.rounds if number < suite.rounds else last
@@ -231,15 +231,15 @@ def _placed_by_auto(suite: Suite, name: str, config_dir: str | None) -> Recipe:
 
 
 def join_picks(
-    modest: Sequence[Trial], found: Iterable[Trial], heard: dict[Trial, list[RunResult]]
+    modest: Sequence[Trial], found: Iterable[Trial], finished: dict[Trial, list[RunResult]]
 ) -> list[Trial]:
-    """Join the modest set and the picks `found`; a pick takes what its layout `heard`."""
+    """Join the modest set and the picks `found`; a pick takes the run of its layout (`finished`)."""
     by_layout = {replace(trial, picked=False): trial for trial in modest}
     for pick in found:
         plain = replace(pick, picked=False)
         by_layout[plain] = pick
-        if plain in heard:
-            heard[pick] = heard.pop(plain)
+        if plain in finished:
+            finished[pick] = finished.pop(plain)
     return sorted(by_layout.values(), key=lambda trial: trial.ranks)
 
 
@@ -256,13 +256,13 @@ def candidates(recipe: Recipe, ranks: int, wanted: Sweep) -> Iterator[Candidate]
                     yield leaf
 
 
-def final_steps(suite: Suite, trial: Trial, heard: Sequence[RunResult]) -> int:
-    """Return the number of steps of a trial's run in the finals, by its runs before (`heard`).
+def final_steps(suite: Suite, trial: Trial, finished: Sequence[RunResult]) -> int:
+    """Return the number of steps of a trial's run in the finals, by its runs before (`finished`).
 
     suite: says how many seconds a run takes.
     """
     assert suite.sweep is not None
-    row = _row(suite, trial, heard)
+    row = _row(suite, trial, finished)
     if row.problem:
         return suite.steps
     return max(suite.steps, suite.warmup + math.ceil(suite.sweep.final_s / row.measured_s))
@@ -285,18 +285,18 @@ def run_of(suite: Suite, trial: Trial, steps: int) -> Run:
     )
 
 
-def rows(suite: Suite, heard: Mapping[Trial, Sequence[RunResult]]) -> tuple[TrialResult, ...]:
+def rows(suite: Suite, finished: Mapping[Trial, Sequence[RunResult]]) -> tuple[TrialResult, ...]:
     """A row a trial, those of one model and number of ranks together, the fastest first: of those
     that were measured in the finals, for an hour is faster than another; then the others.
     """
     groups: dict[tuple[str, int], list[TrialResult]] = {}
-    for trial, each in heard.items():
+    for trial, each in finished.items():
         groups.setdefault((trial.experiment, trial.ranks), []).append(_row(suite, trial, each))
     out: list[TrialResult] = []
     for group in groups.values():
         well = sorted(
             (row for row in group if not row.problem),
-            key=lambda row: (len(heard[row.trial]) <= suite.rounds, row.measured_s),
+            key=lambda row: (len(finished[row.trial]) <= suite.rounds, row.measured_s),
         )
         for number, row in enumerate(well, 1):
             behind = row.measured_s / well[0].measured_s - 1

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One layout, compared with the reference.
+    """A layout, compared with the reference.
 
     Attributes:
         layout: its name.

@@ -104,33 +104,33 @@ class JobPlans:
         another process.  Raises RecipeError if what was captured is not what the model computes.
         """
         if not has_gpus():
-            return self._compiled()
+            return self._compile()
 
         def make() -> tuple[Rehearsed, Rehearsed | None, list[str], Check | None]:
-            return *self._compiled(), self.cache.notes, self.check
+            return *self._compile(), self.cache.notes, self.check
 
         with self._checking():  # no fork of a process that has captured can run autograd
             self.training, evaluation, self.cache.notes, self.check = run_in_fork(make)
         return self.training, evaluation
 
-    def _compiled(self) -> tuple[Rehearsed, Rehearsed | None]:
-        """Evaluation is captured in another process while this one captures and plans training:
-        0.6 of 6 s to the first step of a GPT of 4 blocks.  A third compares what was captured with
-        the model itself.
+    def _compile(self) -> tuple[Rehearsed, Rehearsed | None]:
+        """Capture evaluation in another process while this one captures and plans training, which
+        saves 0.6 of 6 s to the first step of a GPT of 4 blocks; a third process compares what was
+        captured with the model itself.
         """
         with pause_collection():
             import_tracer()
         evaluates = bool(self.materials.sampler.held_out)
         new = evaluates and not self.planned
         with (
-            fork_concurrently(self._captured_evaluation if new else None) as elsewhere,
+            fork_concurrently(self._capture_evaluation if new else None) as elsewhere,
             nullcontext() if has_gpus() else self._checking(),
         ):
             training = self.training
             if not evaluates:
                 return training, None
-            graph = elsewhere() or self._captured_evaluation()
-            return training, self._planned_evaluation(graph, training)
+            graph = elsewhere() or self._capture_evaluation()
+            return training, self._plan_evaluation(graph, training)
 
     @contextmanager
     def _checking(self) -> Iterator[None]:
@@ -142,12 +142,12 @@ class JobPlans:
             return
         if not (self.planned or has_gpus()):
             _ = self.traced  # the other process has it, too
-        with start_fork(self._checked) as check:
+        with start_fork(self._compare) as check:
             yield
             self.check = check()
 
-    def _checked(self) -> Check:
-        """Compare; raises RecipeError."""
+    def _compare(self) -> Check:
+        """Compare what was captured with the model.  Raises RecipeError."""
         start = time.perf_counter()
         batches = [self.materials.example, self._second_example()]
         batches = [rows_of_a_rank(batch, self.strategy) for batch in batches]
@@ -171,13 +171,13 @@ class JobPlans:
         except Exception:  # whatever a data set may raise
             return self.materials.example
 
-    def _captured_evaluation(self) -> LogicalGraph:
+    def _capture_evaluation(self) -> LogicalGraph:
         with pause_collection():
             return capture_evaluation_rows(
                 self.materials.task, self.materials.example, self.strategy
             )
 
-    def _planned_evaluation(self, graph: LogicalGraph, training: Rehearsed) -> Rehearsed:
+    def _plan_evaluation(self, graph: LogicalGraph, training: Rehearsed) -> Rehearsed:
         """It follows the plan of training, and so is made of what that one is made of."""
 
         def make() -> Rehearsed:

@@ -44,8 +44,8 @@ class Outcome:
     bytes: of the rank that may need most, which is `rank`, of `stage`; missing: of these.
     sent_bytes: of all ranks, a step.  bubble: share of a step in which ranks do not compute.
     expected_s: what its bound expected.  problem: why there is no plan; empty where there is.
-    extrapolated: from plans of few of the model's blocks.  told: for a whole plan, the outcome that
-    was extrapolated before.
+    extrapolated: from plans of few of the model's blocks.  estimate: for a whole plan, the outcome
+    that was extrapolated before.
     """
 
     candidate: Candidate
@@ -61,7 +61,7 @@ class Outcome:
     expected_s: float = 0.0
     problem: str = ""
     extrapolated: bool = False
-    told: Outcome | None = None
+    estimate: Outcome | None = None
 
     @property
     def fits(self) -> bool:

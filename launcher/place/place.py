@@ -70,11 +70,11 @@ def _by_few_blocks(planner: Planner) -> PlacementResult:
     return replace(found, skipped=short.skipped)
 
 
-def _may_be_best(told: Outcome, found: PlacementResult) -> bool:
+def _may_be_best(estimate: Outcome, found: PlacementResult) -> bool:
     """Return True if an extrapolated outcome is no slower than the best that was planned whole."""
-    whole = [outcome for outcome in found.outcomes if outcome.told]
-    best = min((o.told.step_s for o in whole if o.fits and o.told), default=math.inf)
-    return told.step_s <= best * (1 + EXTRAPOLATION_TOLERANCE) and (
+    whole = [outcome for outcome in found.outcomes if outcome.estimate]
+    best = min((o.estimate.step_s for o in whole if o.fits and o.estimate), default=math.inf)
+    return estimate.step_s <= best * (1 + EXTRAPOLATION_TOLERANCE) and (
         len(whole) < MAX_WHOLE_PLANS or math.isinf(best)
     )
 

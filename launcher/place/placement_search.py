@@ -72,10 +72,10 @@ class PlacementResult:
         lacking = [outcome for outcome in self.outcomes if outcome.missing]
         return min(lacking, key=lambda o: (o.missing, o.step_s), default=None)
 
-    def instead(self, told: Outcome, whole: Outcome) -> PlacementResult:
+    def instead(self, estimate: Outcome, whole: Outcome) -> PlacementResult:
         """Replace what was extrapolated for a candidate by its whole plan."""
-        kept = (each for each in self.outcomes if each is not told)
-        outcomes = (*kept, replace(whole, told=told))
+        kept = (each for each in self.outcomes if each is not estimate)
+        outcomes = (*kept, replace(whole, estimate=estimate))
         return replace(self, outcomes=tuple(sorted(outcomes, key=order)))
 
 

@@ -160,8 +160,8 @@ class ReducedDepthPlanner:
             cuts = self._cuts(candidate.branch, whole)
         except FlowrunError as error:
             return Outcome(candidate, problem=str(error))
-        told = extrapolate(candidate, self.blocks.count, cuts, (few, more), self.planner.limit)
-        return replace(told, expected_s=self.planner.expected.get(candidate, 0.0))
+        estimate = extrapolate(candidate, self.blocks.count, cuts, (few, more), self.planner.limit)
+        return replace(estimate, expected_s=self.planner.expected.get(candidate, 0.0))
 
     def _cuts(self, branch: Branch, whole: Strategy) -> tuple[float, ...]:
         """Return the number of blocks on each stage."""

@@ -28,8 +28,8 @@ def table(found: PlacementResult) -> RenderableType:
     """
     best = found.best
     assert best is not None, "place() raises where nothing fits"
-    told = any(outcome.extrapolated for outcome in found.outcomes)
-    headings = [name for name in _NUMBERS if told or name != "~"]
+    estimated = any(outcome.extrapolated for outcome in found.outcomes)
+    headings = [name for name in _NUMBERS if estimated or name != "~"]
     rows = Table(box=None, pad_edge=False)
     for heading in headings:
         rows.add_column(heading, justify="right", no_wrap=True)
@@ -38,7 +38,7 @@ def table(found: PlacementResult) -> RenderableType:
         figures = {"": str(number), **_figures(outcome)}
         said = Text(f"{outcome.candidate}\n").append(f"- {why(outcome, best)}", "dim")
         rows.add_row(*(figures[heading] for heading in headings), said)
-    notes = f"{_NOTE} {coverage(found)}" if told else coverage(found)
+    notes = f"{_NOTE} {coverage(found)}" if estimated else coverage(found)
     return Group(Text("placements", "bold"), rows, Text(notes, "dim"))
 
 
@@ -75,8 +75,8 @@ def why(outcome: Outcome, best: Outcome) -> str:
         return "the best"
     if outcome.missing:
         return f"rank {outcome.rank} (stage {outcome.stage}) lacks {size(outcome.missing)}"
-    if outcome.extrapolated and best.told:
-        best = best.told  # like with like
+    if outcome.extrapolated and best.estimate:
+        best = best.estimate  # like with like
     slower = outcome.step_s / best.step_s - 1
     more = {name: _more(outcome.spent, best.spent, name) for name in _SPENT}
     most = max(more, key=lambda name: more[name])
@@ -111,10 +111,10 @@ def coverage(found: PlacementResult) -> str:
 
 def _figures(outcome: Outcome) -> dict[str, str]:
     """Return the figures of an outcome by heading."""
-    told = outcome if outcome.extrapolated else outcome.told
+    estimate = outcome if outcome.extrapolated else outcome.estimate
     return {
         "a step": "" if outcome.extrapolated else seconds(outcome.step_s),
-        "~": f"~{seconds(told.step_s)}" if told else "",
+        "~": f"~{seconds(estimate.step_s)}" if estimate else "",
         "memory": size(outcome.bytes),
         "sent": size(outcome.sent_bytes),
         "bubble": f"{max(0.0, outcome.bubble):.0%}",

@@ -53,7 +53,7 @@ def rank_hardware(recipe: Recipe, ranks: int = 0) -> Hardware:
 
 def choose_profile(recipe: Recipe) -> Hardware:
     """Choose the recipe's profile, or that of this host's GPUs if the recipe runs on them and its
-    profile is of a processor (as is the profile of a recipe that names none).
+    profile is of a processor (like the profile of a recipe that names none).
     """
     if recipe.hardware.device != CPU or device_type(recipe, here=False) == "cpu":
         return recipe.hardware

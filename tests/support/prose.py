@@ -19,29 +19,30 @@ ROOT = Path(__file__).resolve().parents[2]
 # A first word that begins a phrase rather than a sentence: "Of a step.", "What of it is sent."
 NO_SUBJECT = re.compile(
     r"(Of|What|Whatever|Whoever|Whether|How|Where|Which|Those|Them|That|As|In|On|By|With|From|At|To|For"
-    r"|Than|Not|Behind|Beside|Before|After|Until|Without|When|While|Whose|So|Also|Else|One|More|Same)\b"
+    r"|Than|Not|Behind|Beside|Before|After|Until|Without|When|While|Whose|So|Also|Else|More|Same)\b"
 )
 DIALECT = re.compile(
     r"\b(told|tells?|so many|beside|apart|crowd|heard|no way to|wants? of|in short|hears?|as is"
     r"|meanwhile|of its own accord|whoever|likes of)\b",
     re.IGNORECASE,
 )
-PARTICIPLE = re.compile(
-    r"(?!_?(?:is|has|are|was)_)_?(?:\w+_)?([a-z]+(?:ed|ade|uilt|ept|eft|ound|aid|ent|orn|awn|old))$"
-)
-NO_PARTICIPLES = {
-    "argument",
-    "around",
-    "assignment",
-    "bound",
-    "embed",
+# A name of one word that is a participle: "planned".
+PARTICIPLE = re.compile(r"_?([a-z]+(?:ed|ade|uilt|ept|eft|ound|aid|ent|orn|awn|old))$")
+NO_PARTICIPLES = {"accept", "argument", "around", "assignment", "augment", "bound", "embed"}
+NO_PARTICIPLES |= {
     "experiment",
     "extent",
     "feed",
+    "fold",
+    "gradient",
+    "intent",
+    "moment",
+    "need",
+    "represent",
+    "round",
+    "seed",
 }
-NO_PARTICIPLES |= {"fold", "gradient", "intent", "moment", "need", "represent", "round", "seed"}
-NO_PARTICIPLES |= {"sound", "speed", "tangent", "unfold"}
-NO_PARTICIPLES |= {"augment", "stacked"}  # stacked: a method of users' data sets
+NO_PARTICIPLES |= {"speed", "stacked", "unfold"}  # stacked: a method of users' data sets
 FEWEST = 3  # parameters from which a public function has to name them all
 
 
@@ -76,6 +77,8 @@ def unnamed_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str
     names = [name for name in names if name not in ("self", "cls")]
     if node.name.startswith("_") or len(names) < FEWEST:
         return []
+    if any("command" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return []  # typer shows the help of each option
     text = ast.get_docstring(node) or ""
     if re.search(r"\b[Ss]ee [A-Z]\w+", text):  # the docstring of the protocol that it implements
         return []

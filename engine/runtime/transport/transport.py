@@ -337,7 +337,7 @@ def _cut(tensor: Tensor, sbp: Sbp, parts: int, index: int) -> Tensor:
 def run_group(
     step: BoxingStep, pieces: Sequence[Sequence[Tensor]], layouts: BucketLayout
 ) -> tuple[list[list[Tensor]], list[int]]:
-    """Do a collective for a whole group.
+    """Do a collective for a whole group, for a bucket with these layouts.
 
     pieces[member]: a bucket of tensors of one dtype, one for each layout.  Returns the buckets
     after the step, and the bytes that each member sent to others.  Every piece goes straight to who

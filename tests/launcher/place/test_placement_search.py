@@ -128,6 +128,6 @@ def test_a_whole_plan_goes_before_what_few_blocks_tell() -> None:
     assert found.best is few[0]
     slower = Outcome(few[0].candidate, 11.5)
     whole = found.instead(few[0], slower).best
-    assert whole and not whole.extrapolated and whole.told is few[0]
+    assert whole and not whole.extrapolated and whole.estimate is few[0]
     lacking = found.instead(few[0], Outcome(few[0].candidate, 10.0, missing=5))
     assert lacking.best is few[1]

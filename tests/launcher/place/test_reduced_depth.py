@@ -1,4 +1,4 @@
-"""A model of many equal blocks, told from plans of few, beside plans of the whole."""
+"""A model of many equal blocks, estimated from plans of few, beside plans of the whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flowrun.launcher.recipe.compose import load
 LONG = [
     "recipe=gpt_tp",
     "model.depth=12",
-    "model.width=2048",  # wide: where acts weigh little, real cuts are as even as told
+    "model.width=2048",  # wide: where acts weigh little, real cuts are as even as estimated
     "model.heads=16",
     "data.length=256",
     "hardware=dgx_a100",
@@ -49,14 +49,14 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
 )
 def test_few_blocks_tell_of_all(short: ReducedDepthPlanner, candidate: Candidate) -> None:
     """Cuts of the whole are not quite even, and inside a block more tensors cross."""
-    told, whole = short.plan(candidate), short.planner.plan(candidate)
+    estimate, whole = short.plan(candidate), short.planner.plan(candidate)
     bound = short.bound(candidate)
     assert bound.seconds <= whole.step_s
-    assert told.extrapolated and not whole.extrapolated
-    assert not told.problem and not whole.problem
-    assert told.step_s == pytest.approx(whole.step_s, rel=0.06)
-    assert told.bytes == pytest.approx(whole.bytes, rel=0.1)
-    assert told.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.05)
+    assert estimate.extrapolated and not whole.extrapolated
+    assert not estimate.problem and not whole.problem
+    assert estimate.step_s == pytest.approx(whole.step_s, rel=0.06)
+    assert estimate.bytes == pytest.approx(whole.bytes, rel=0.1)
+    assert estimate.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize("in_flight", [4, 12, 16])
@@ -65,10 +65,10 @@ def test_few_blocks_tell_what_a_number_in_flight_holds(
 ) -> None:
     """And the fewer, the slower, as it is of the whole."""
     candidate = Candidate(grid(1, 2, 8, 16), in_flight)
-    told, whole = short.plan(candidate), short.planner.plan(candidate)
-    assert told.bytes == pytest.approx(whole.bytes, rel=0.1)
+    estimate, whole = short.plan(candidate), short.planner.plan(candidate)
+    assert estimate.bytes == pytest.approx(whole.bytes, rel=0.1)
     fewer = short.plan(replace(candidate, in_flight=in_flight // 2))
-    assert fewer.step_s > told.step_s and fewer.bytes < told.bytes
+    assert fewer.step_s > estimate.step_s and fewer.bytes < estimate.bytes
 
 
 def test_no_more_stages_than_blocks_and_tensor_parallel_within_a_node(

@@ -32,8 +32,8 @@ def outcome(stages: int, step_s: float, spent: Spent, missing: int = 0) -> Outco
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_reasons_can_be_read_at_any_width_and_told_is_compared_with_told(width: int) -> None:
-    told = outcome(16, 9.0, Spent(6.0, 0.5, 1.0, 1.5))
-    best = replace(told, step_s=10.0, extrapolated=False, told=told)
+    estimate = outcome(16, 9.0, Spent(6.0, 0.5, 1.0, 1.5))
+    best = replace(estimate, step_s=10.0, extrapolated=False, estimate=estimate)
     slower = outcome(24, 9.9, Spent(6.0, 0.5, 1.0, 2.4))
     lacking = outcome(48, 8.0, Spent(6.0, 0.5, 1.0, 0.5), missing=31 * 10**9)
     console = Console(width=width)
@@ -45,5 +45,7 @@ def test_reasons_can_be_read_at_any_width_and_told_is_compared_with_told(width: 
     said = " ".join(" ".join(lines).split())
     assert "10.00 s ~9.00 s 70.0 GB" in said
     assert "- the best" in said
-    assert "- 10.0% slower: bubble +900.0 ms" in said  # than the 9.0 s that were told of the best
+    assert (
+        "- 10.0% slower: bubble +900.0 ms" in said
+    )  # than the 9.0 s that were estimated for the best
     assert "- rank 2880 (stage 15) lacks 31.0 GB" in said
