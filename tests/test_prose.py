@@ -39,7 +39,7 @@ def test_planted_lines_are_found(tmp_path: object) -> None:
     planted = ROOT / "build" / "planted.py"
     planted.parent.mkdir(exist_ok=True)
     planted.write_text(
-        'def planned(a, b, c):\n    """Of a step, so many; a."""\n    raise ValueError("was told so")\n'
+        'def planned(a, b, c):\n    """Of a step, so many; a."""\n    raise ValueError()\n'
     )
     try:
         assert {kind for kind, *_ in findings(planted)} == {

@@ -233,7 +233,7 @@ def _placed_by_auto(suite: Suite, name: str, config_dir: str | None) -> Recipe:
 def join_picks(
     modest: Sequence[Trial], found: Iterable[Trial], finished: dict[Trial, list[RunResult]]
 ) -> list[Trial]:
-    """Join the modest set and the picks `found`; a pick takes the run of its layout (`finished`)."""
+    """Join the modest set and the picks `found`; a pick takes its layout's run of `finished`."""
     by_layout = {replace(trial, picked=False): trial for trial in modest}
     for pick in found:
         plain = replace(pick, picked=False)

@@ -786,9 +786,9 @@ def captured_once() -> Iterator[None]:
     """All layouts of one model are planned from one capture, which is checked once: neither knows
     of layouts.
     """
-    capture, check = job_plans.trace_rows, job_plans.JobPlans._checked
+    capture, check = job_plans.trace_rows, job_plans.JobPlans._compare
     job_plans.trace_rows = _once(capture)  # type: ignore[assignment]
-    job_plans.JobPlans._checked = _once(  # type: ignore[method-assign]
+    job_plans.JobPlans._compare = _once(  # type: ignore[method-assign]
         lambda self: forked.run_in_fork(lambda: check(self))
     )
     start, job_plans.start_fork = job_plans.start_fork, _here
@@ -796,7 +796,7 @@ def captured_once() -> Iterator[None]:
         yield
     finally:
         job_plans.trace_rows, job_plans.start_fork = capture, start
-        job_plans.JobPlans._checked = check  # type: ignore[method-assign]
+        job_plans.JobPlans._compare = check  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

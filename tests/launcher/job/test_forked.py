@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from flowrun.engine.errors import RecipeError, RunError
+from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.launcher.job import forked as module
 from flowrun.launcher.job.forked import fork_concurrently, run_in_fork, start_fork
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.job_plans import JobPlans
 from flowrun.launcher.recipe.compose import load
 from support.command import workplace
 
@@ -76,11 +78,14 @@ def test_the_plan_of_an_evaluation_captured_there_is_the_same(
 ) -> None:
     monkeypatch.syspath_prepend(workplace(tmp_path))
     recipe = load(["recipe=small", "launch=virtual", "engine.cache=false"])
-    here: list[Job] = []  # those that captured evaluation in this process
-    captured = Job._captured_evaluation
-    monkeypatch.setattr(
-        Job, "_captured_evaluation", lambda job: (here.append(job), captured(job))[1]
-    )
+    here: list[JobPlans] = []  # those that captured evaluation in this process
+    capture = JobPlans._capture_evaluation
+
+    def capture_here(plans: JobPlans) -> LogicalGraph:
+        here.append(plans)
+        return capture(plans)
+
+    monkeypatch.setattr(JobPlans, "_capture_evaluation", capture_here)
     there = Job(recipe).compiled
     assert not here
     monkeypatch.setattr(module, "_may_fork", lambda: False)
