@@ -86,10 +86,10 @@ def test_the_plan_of_an_evaluation_captured_there_is_the_same(
         return capture(plans)
 
     monkeypatch.setattr(JobPlans, "_capture_evaluation", capture_here)
-    there = Job(recipe).compiled
+    there = Job(recipe).plans.compiled
     assert not here
     monkeypatch.setattr(module, "_may_fork", lambda: False)
-    assert Job(recipe).compiled == there
+    assert Job(recipe).plans.compiled == there
     assert len(here) == 1
 
 
