@@ -268,13 +268,14 @@ def plan(
                 "--save-recipe writes the recipe that a search has found, and none is asked for.",
                 "Add auto.placement=true.",
             )
-        from flowrun.launcher import run as story
+        if level:
+            from flowrun.launcher.run import plan_level
 
-        text = (
-            story.plan_level(recipe, level)
-            if level
-            else str(story.plan(recipe, given, save_recipe))
-        )
+            text = plan_level(recipe, level)
+        else:
+            from flowrun.launcher.run import plan as plan_recipe
+
+            text = str(plan_recipe(recipe, given, save_recipe))
         doing.clear()
         typer.echo(text)
 

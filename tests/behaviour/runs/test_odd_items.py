@@ -62,7 +62,7 @@ AT_ONCE: dict[str, tuple[Callable[[int], Any], str]] = {
     "bytes": (lambda i: {"x": b"abc"}, "field 'x' of item 0 is a bytes: leave it out"),
     "None": (
         lambda i: {"x": X[i], "box": None},
-        "field 'box' of item 0 is None: leave it out of __getitem__, or write a tensor",
+        "field 'box' of item 0 is None: leave it out of __getitem__, or return a tensor",
     ),
     "None later": (lambda i: {"x": None if i else 1.0}, "field 'x' of item 1 is None"),
     "a dict": (lambda i: {"x": {"y": X[i]}}, "field 'x' of item 0 is a dict: make a field of each"),
