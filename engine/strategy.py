@@ -214,7 +214,8 @@ class Strategy:
     chunks: pieces of the model that each stage owns: the line of forward ops is cut into this
         many times the stages, and they take turns (an interleaved pipeline).
     stage_modules: module patterns of each stage; empty: cut by foreseen time.
-    decided: stages of another graph of the same model, by training for evaluation; wins over both.
+    decided: stages that training chose, which evaluation follows; before stage_modules and the cut
+    by time.
     mirrored: each rank its own batch (one stage, axes that divide the batch); else one logical
         batch.
     counts_step: what a loss is divided by is counted over the step (passes/count_step.py); else by

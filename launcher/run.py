@@ -1,7 +1,7 @@
 """The story: recipe -> logical graph -> plan -> rehearsal -> actors -> report.  A newcomer reads
 this file first.
 
-What few runs need, the placement search and `verify`, is imported where it is called: 0.4 s.
+The placement search and `verify` are imported where they are called, as that takes 0.4 s.
 """
 
 from __future__ import annotations

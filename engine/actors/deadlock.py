@@ -23,7 +23,9 @@ def deadlock(plan: Plan, ranks: Sequence[Scheduler]) -> PlanError:
     return PlanError(
         f"placement.in_flight (register {short[0]})" if short else "plan",
         "the plan would deadlock: its registers do not suffice.\n" + "\n".join(lines),
-        "Give the registers more slots: a larger placement.in_flight or engine.register_slots.",
+        "Give the registers more slots: a larger placement.in_flight or engine.register_slots."
+        if short
+        else "",
     )
 
 
@@ -84,7 +86,7 @@ def _describe_wait(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str,
             free = f"a free slot ({plan.registers[what].slots} in all) of register {what}"
             return f"{place} waits for {free}, held by {holder}"
         case "turn":
-            return f"{place} waits for its turn among the collectives of axis {what}"
+            return f"{place} waits for its turn among the collectives of axis {plan.axes[what]}"
     other = f"the other end of channel {what}" if what >= 0 else "the other ranks of its group"
     return f"{place} waits for {other}"
 

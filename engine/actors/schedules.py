@@ -1,6 +1,6 @@
 """Schedules: how many micro-batches a stage may hold for backward, and whether weight gradients
-stay joined to backward.  There is nothing else to them: registers.py makes slots of the numbers,
-split_weight_grads.py a phase of the rest, and the protocol does what follows.
+stay joined to backward; with several chunks, the order of their turns too.  registers.py makes
+slots of the numbers, split_weight_grads.py a phase of the rest, and the protocol does what follows.
 """
 
 from __future__ import annotations

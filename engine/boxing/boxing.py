@@ -47,8 +47,8 @@ MIN_LOCAL_STEP_S = 1e-7  # above zero, so that doing nothing is always cheaper
 class BoxingStep:
     """A move on one axis of one grid: the SBP of that axis changes from source to target.
 
-    exchanged: the step is an all-reduce that runs as an EXCHANGE; lower.py decides
-        (`exchange_if_small`).
+    exchanged: the step is an all-reduce that runs as an EXCHANGE;
+        lowering/add_boxings.py decides (`exchange_if_small`).
     """
 
     axis: int
@@ -186,8 +186,7 @@ def path_seconds(
     """Return the time of the path from source to target on the busiest rank of `grid`, in seconds.
 
     shape, num_bytes: of the logical tensor.  links: the link of each axis.  Every all-reduce counts
-        as
-    a ring: which ones become exchanges depends on the message that they travel in (lower.py).
+    as a ring: which ones become exchanges depends on their message (lowering/add_boxings.py).
     """
     return sum(
         start_seconds(step, links[step.axis])

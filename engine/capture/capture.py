@@ -3,8 +3,8 @@
 Relied upon of torch (tests/engine/capture/test_capture.py names each fact):
 `dynamo_graph_capture_for_export` turns module and loss into one FX graph, whose `process_inputs`
 returns the tensors that its placeholders stand for; `aot_export_joint_with_descriptors` turns that
-graph into one functional ATen graph of forward and backward, which joint_graph.py reads.  These two
-files, fold.py and patches/ are the only ones that know torch's capture internals.
+graph into one functional ATen graph of forward and backward, which joint_graph.py reads.  No folder
+but this one knows torch's capture internals.
 
 Of many equal blocks only a few are traced (fold.py); the others are repeated in the logical graph
 (unfold.py).

@@ -1,13 +1,11 @@
-"""Dotted paths of modules ("blocks.3.attn.qkv", as joint_graph.py has them of every op): of which
-block of the model one is a part.
-"""
+"""Dotted paths of modules ("blocks.3.attn.qkv"), and the block of the model that each is in."""
 
 from __future__ import annotations
 
 
 def unit_of(path: str) -> str:
-    """The block that a module belongs to: the path up to its first number, or numbers if there are
-    several on end; else its first name.
+    """Return the block of a module: its path up to the first index, or the last of several indices
+    in a row; without an index, its first name.
     """
     parts = path.split(".")
     numbers = [k for k, part in enumerate(parts) if part.isdigit()]

@@ -1,4 +1,5 @@
-"""count_step: trained -> trained.  The denominator of a loss is counted over the whole step.
+"""count_step: staged -> trained, in part.  The denominator of a loss is counted over the whole
+step.
 
 The loss of a step is that of its whole batch.  A loss that is a mean over targets that are not
 ignored, over a mask or over weights of classes divides by a number of which a micro-batch knows

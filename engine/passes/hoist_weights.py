@@ -1,4 +1,4 @@
-"""hoist_weights: signed -> signed.  Tensors that are made of weights alone are made once a step.
+"""hoist_weights: laid_out -> signed, in part.  Tensors made of weights alone are made once a step.
 
 A cast of a weight has the same value in every micro-batch.  It moves to phase weights, before
 forward, and the boxing of its output moves with it.  An op that may stand on either side of a
@@ -6,12 +6,12 @@ boxing then goes to the side where fewer bytes move:
 
     cast before gather    a tensor made of weights that is no larger than they are is made at their
                           home: a shard of ZeRO is cast, then gathered in bf16; a tied weight
-                          crosses to another stage in the same way reduce before cast    a gradient
-                          that goes to a sharded accumulator (ZeRO 2, 3) is reduced in the dtype
-                          that it was computed in, then cast and accumulated in fp32; a gradient
-                          that is accumulated before it is reduced is reduced in fp32 cast before
-                          reduce    the reverse, if precision.reduce_dtype asks for it: a gradient
-                          is cast as it was computed, a partial sum, and all are reduced in fp32
+                          crosses to another stage in the same way
+    reduce before cast    a gradient that goes to a sharded accumulator (ZeRO 2, 3) is reduced in
+                          the dtype that it was computed in, then cast and accumulated in fp32; one
+                          that is accumulated before it is reduced is reduced in fp32
+    cast before reduce    the reverse, if precision.reduce_dtype asks for it: a gradient is cast as
+                          it was computed, a partial sum, and all are reduced in fp32
     view after boxing     a view of a weight costs nothing: the weight is boxed once a step to the
                           layouts that the readers of the view need
 

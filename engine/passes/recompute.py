@@ -51,7 +51,7 @@ AGAIN = "/again"  # suffix of the name of a copy, and of its outputs
 
 
 def recompute(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
-    """Add copies of forward ops to backward: signed -> signed.
+    """Add copies of forward ops to backward: laid_out -> signed, in part.
 
     Raises RecipeError for a pattern that matches no module.
     """

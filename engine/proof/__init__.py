@@ -2,9 +2,9 @@
 
 An op with samples enters; rows for one axis leave.
 
-judge.py             read this first: every row there is, against a table
+judge.py             every row there is, against a table
 simulated_ranks.py   one op on every rank of a grid, and the results put together
-experiment.py        an op without a table -> the rows that hold
+experiment.py        read this first: an op without a table -> the rows that hold
 call_form.py         an op without its sizes: what an experiment is about
 values.py in_child.py  numbers that a wrong row does not survive; experiments in a child process
 kept_rows.py         rows on disk: found_rows.json, which ships, and a user's own

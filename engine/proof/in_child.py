@@ -1,5 +1,5 @@
-"""in_child: experiments in a process of their own, for a kernel that does not check what it is
-given may read beyond its end, and take the process with it.
+"""in_child: run experiments in a child process: a kernel that does not check its arguments may
+read out of bounds and crash.
 
 A candidate that ends the child is refuted; the next child goes on behind it.
 """

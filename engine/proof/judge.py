@@ -1,7 +1,7 @@
 """The judge of a signature table on one axis: which rows hold, tried over every SBP there is.
 
-The maxima and other partial results but sums that an op makes are found; ops that read a P(max)
-are not looked for, since a P(max) is boxed to B where it is made (Expands, ops/op_info.py).
+P(max), P(min) and P(logsumexp) are tried for outputs alone: a P(max) is boxed to B where it is made
+(Expands, ops/op_info.py).
 """
 
 from __future__ import annotations

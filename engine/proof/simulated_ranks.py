@@ -1,7 +1,7 @@
 """Simulated ranks: run one op, or the ops that it expands to, as every rank of a grid would, and
 put the results together.
 
-The judge of signature tables.  A row holds if each rank, given its pieces of the inputs, makes
+A row holds if each rank, given its pieces of the inputs, makes
 pieces that together are what the op makes of whole tensors.  Partial pieces are random, of mixed
 signs and unlike each other, so nothing holds by luck.
 """

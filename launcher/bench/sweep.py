@@ -286,8 +286,9 @@ def run_of(suite: Suite, trial: Trial, steps: int) -> Run:
 
 
 def rows(suite: Suite, finished: Mapping[Trial, Sequence[RunResult]]) -> tuple[TrialResult, ...]:
-    """A row a trial, those of one model and number of ranks together, the fastest first: of those
-    that were measured in the finals, for an hour is faster than another; then the others.
+    """A row a trial, those of one model and number of ranks together, the fastest first: first
+    those that were measured in the finals, as the machine's speed changes by the hour; then the
+    rest.
     """
     groups: dict[tuple[str, int], list[TrialResult]] = {}
     for trial, each in finished.items():

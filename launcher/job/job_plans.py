@@ -40,7 +40,7 @@ class Check:
 class JobPlans:
     """Makes each plan when it is asked for, once.
 
-    check: what the comparison of the captured step with the model found, where there was one.
+    check: how long the comparison of the captured step with the model took, or why there was none.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class JobPlans:
             )
 
     def _plan_evaluation(self, graph: LogicalGraph, training: Rehearsed) -> Rehearsed:
-        """It follows the plan of training, and so is made of what that one is made of."""
+        """Plan evaluation in training's layout; so the key of its plan holds training's graph."""
 
         def make() -> Rehearsed:
             return plan_evaluation(graph, self.strategy, training.plan)

@@ -83,7 +83,11 @@ def _nothing(planner: Planner, found: PlacementResult) -> RecipeError:
     closest = found.closest
     if closest is None:
         failed = next(iter((*planner.problems, *found.outcomes)), None)
-        why = failed.problem if failed else "its batch cannot be divided so."
+        why = (
+            failed.problem
+            if failed
+            else "train.batch_size divides over no placement of these ranks."
+        )
         what = f"{failed.candidate}: " if failed else ""
         return RecipeError("auto.placement", f"no placement can be compiled.\n{what}{why}")
     return RecipeError(

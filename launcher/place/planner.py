@@ -119,7 +119,7 @@ class Planner:
         assert isinstance(merged, DictConfig)
         return merged
 
-    # ------------------------------------------------------------------ search.Source
+    # ------------------------------------------------------------------ PlanSource
 
     def branches(self) -> Iterator[tuple[Branch, Bound]]:
         """All of the space."""

@@ -50,7 +50,7 @@ class ReducedDepthPlanner:
         """The candidates of the whole model."""
         return self.planner.space
 
-    # ------------------------------------------------------------------ search.Source
+    # ------------------------------------------------------------------ PlanSource
 
     def branches(self) -> Iterator[tuple[Branch, Bound]]:
         """Yield the branches that make sense."""

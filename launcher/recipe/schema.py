@@ -260,7 +260,7 @@ class Launch:
 class Engine:
     """The engine makes and runs the plan.
 
-    register_slots: slots of the registers of readers and boxings; 2: one version ahead.
+    register_slots: slots of registers of micro-batches that are no stash; 2: one version ahead.
     overwrites: write results over buffers that nobody reads any more, op by op.
     keeps_logits: cross entropy keeps logits and one number a row for backward; false: it keeps
         log-probabilities, as torch does.

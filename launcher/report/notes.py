@@ -70,7 +70,7 @@ def _instead(axis: IdleAxis, recipe: Recipe) -> str:
     same = f"its {axis.ranks} ranks do the same work"
     if recipe.auto.enabled:
         return f"{same}, which parallel=auto foresees to be fastest; drop the axis, or pin with sbp"
-    return f"{same}; pin with sbp (README, A recipe), or parallel=auto"
+    return f"{same}; pin with sbp (docs/how_to/recipe.md), or parallel=auto"
 
 
 def _slow_readers(job: Job) -> Iterator[str]:

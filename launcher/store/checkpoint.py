@@ -24,7 +24,7 @@ import yaml  # type: ignore[import-untyped]
 from flowrun.engine.errors import RecipeError
 
 FOLDER, ABOUT, RECIPE = "checkpoints", "checkpoint.json", "recipe.yaml"
-WEIGHTS, AVERAGES = "weights.safetensors", "ema.safetensors"  # what a run ends with (weights.py)
+WEIGHTS, AVERAGES = "weights.safetensors", "ema.safetensors"  # of a run's end (weight_files.py)
 PARTIAL = ".partial"  # ends the name of what is not complete yet
 _STEP = re.compile(r"step_(\d{8,})")  # a user may keep copies: step_00000200_copy
 _LEFT = re.compile(r"(gone_)?step_\d{8,}\.partial")

@@ -7,7 +7,7 @@ over the other, inside the kernel.  Going backward the softmax is known (logsume
 length can be split too.  With dropout no row but all-B: a mask is drawn inside.
 
 Capture runs on the CPU, so that its op stands for attention on every device; CUDA's kernels for it
-(kernels/attention.py) leave logsumexp as it does.
+(runtime/kernels/fused_attention.py) leave logsumexp as it does.
 """
 
 from __future__ import annotations

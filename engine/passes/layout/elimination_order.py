@@ -17,10 +17,9 @@ def order_variables(sizes: Sequence[int], neighbours: Mapping[int, set[int]]) ->
     """Return the cheaper of two orders of elimination.
 
     The first takes the variable with the smallest table.  If that meets a large table, the second
-    takes
-    the variable that makes the fewest new pairs of neighbours: it keeps tensors that everything
-    reads (positions, masks) for the end.  sizes: number of values of each variable.  neighbours:
-    variables that share a table.
+    takes the variable that makes the fewest new pairs of neighbours: it keeps tensors that
+    everything reads (positions, masks) for the end.  sizes: number of values of each variable.
+    neighbours: variables that share a table.
     """
     order = _order_by(sizes, neighbours, lambda entries, pairs: (entries, pairs))
     if max((entries for _, entries in order), default=0) > LARGE_TABLE_ENTRIES:

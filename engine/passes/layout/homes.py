@@ -1,8 +1,8 @@
 """Homes of sources on one axis: the SBPs that a batch field or a variable may have there.
 
-These conventions need no words in a recipe.  On an axis named `data` (or the ZeRO axis) a batch
-field enters split along dim 0, on any other axis whole.  A weight that no pin names is free, and B
-on axes of the batch; a buffer that never changes is B.
+These conventions need no words in a recipe.  On an axis of the batch (BATCH_AXES, or the ZeRO axis)
+a batch field enters split along dim 0, on any other axis whole.  A weight that no pin names is
+free, and B on axes of the batch; a buffer that never changes is B.
 """
 
 from __future__ import annotations

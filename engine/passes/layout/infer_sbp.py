@@ -1,4 +1,4 @@
-"""infer_sbp: trained -> signed.  Gives every op one signature on each axis: pins first, then the
+"""infer_sbp: trained -> laid_out.  Gives every op one signature on each axis: pins first, then the
 legal rows with the least boxing time.
 
 Axes are decided one after another, outermost first, on the shapes that the axes before left.  On
@@ -226,9 +226,8 @@ class _Axis:
         """Return legal rows with their costs.
 
         Tensors that need no communication to be whole everywhere (positions, masks, views of whole
-        weights)
-        are made whole: from B every other SBP is a local step.  This costs no boxing, and otherwise
-        each such tensor would multiply the states of the search.
+        weights) are made whole: from B every other SBP is a local step.  This costs no boxing, and
+        otherwise each such tensor would multiply the states of the search.
         """
         parts = self.strategy.parts(op.stage, self.axis)
         grid = self.strategy.placements[op.stage].shape

@@ -1,6 +1,5 @@
-"""search_sbp: trained -> signed, if `auto.enabled`.  Every op gets the signature, and every weight
-the
-home, for which the whole step costs least: forward, backward and update, all axes.
+"""search_sbp: trained -> laid_out, if `auto.enabled`.  Every op gets the signature, and every
+weight the home, for which the whole step costs least: forward, backward and update, all axes.
 
 Under ZeRO the update's signatures wait for shard_optimizer and infer_update, as without the search.
 """
@@ -108,5 +107,5 @@ def note(result: LayoutSearch) -> str:
     text = f"auto: the layout takes {result.seconds * 1e3:.1f} ms by the search's own estimate, "
     text += f"summed over ops and boxings: {proof}"
     if result.byte_s:
-        text += f"; bytes have a price, and a rank holds {result.bytes / 1e6:.0f} MB"
+        text += f"; memory is weighed too, and a rank holds {result.bytes / 1e6:.0f} MB"
     return text

@@ -63,6 +63,7 @@ class VirtualCluster:
         self.wholes = {rank: wholes(plan, body.side_by_side) for rank, body in self.ranks.items()}
         self.schedulers: dict[int, Scheduler] = {}
         self.sent_bytes: dict[int, int] = {}
+        self.current: tuple[int, Actor] | None = None  # the rank and actor that act now
         self.posted: dict[
             tuple[int, int, int], list[tuple[int, int]]
         ] = {}  # meeting -> (rank, actor)

@@ -33,7 +33,7 @@ def channels_of(plan: Plan) -> set[tuple[int, Ranks]]:
 
 
 class Links:
-    """Made by every rank, once; for all plans that it runs.
+    """The connections of one rank, made once and shared by its plans.
 
     inbox: of the rank's loop: it sleeps there on whatever comes.
     """

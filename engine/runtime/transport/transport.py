@@ -1,7 +1,8 @@
 """Bytes of a boxing: messages are cut, joined and summed; with a transport in one process.
 
-The tensor functions are pure and serve both transports: the virtual one (`run_group`, `run_route`:
-all members at once, every byte that crosses counted) and torch.distributed (collectives.py).
+The tensor functions are pure and serve all transports: the virtual one (`run_group`, `run_route`:
+all members at once, every byte that crosses counted), torch.distributed (collectives.py) and shared
+memory (shared_memory.py).
 Sums run in order of the members: a result does not depend on timing, all members get the same bits.
 """
 

@@ -1,6 +1,6 @@
 """The process of one rank of a peer: `python -m flowrun.launcher.bench.peers.peer_rank ORDER`.
 
-ORDER is a file of an Order; what was measured goes to ORDER's folder, a file a rank.
+ORDER is a file with a PeerOrder; each rank writes what it measured to a file in ORDER's folder.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ COST = st.tuples(TIMES, st.integers(1, 20))  # seconds, bytes
 
 @dataclass
 class Made:
-    """A search.Source of made-up costs.  small: seconds, bytes of the smaller twins."""
+    """A PlanSource of made-up costs.  small: seconds, bytes of the smaller twins."""
 
     costs: dict[Candidate, tuple[float, int]]
     small: dict[Candidate, tuple[float, int]]
