@@ -86,7 +86,8 @@ def _describe_wait(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str,
             free = f"a free slot ({plan.registers[what].slots} in all) of register {what}"
             return f"{place} waits for {free}, held by {holder}"
         case "turn":
-            return f"{place} waits for its turn among the collectives of axis {plan.axes[what]}"
+            others = f" among the collectives of axis {plan.axes[what]}" if what >= 0 else ""
+            return f"{place} waits for its turn{others}"
     other = f"the other end of channel {what}" if what >= 0 else "the other ranks of its group"
     return f"{place} waits for {other}"
 
