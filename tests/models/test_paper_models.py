@@ -159,7 +159,7 @@ def test_evaluation_has_no_margin_and_sees_every_class() -> None:
 def test_a_sample_has_the_classes_of_the_batch_and_as_many_of_each_group() -> None:
     x, labels = features()
     model = MarginClasses(40, 5, angle=0.0, sample=16, groups=4)
-    weight_KD, classes_K = model._sampled(labels, torch.arange(40))
+    weight_KD, classes_K = model._sample_classes(labels, torch.arange(40))
     assert set(labels.tolist()) <= set(classes_K.tolist()) and len(set(classes_K.tolist())) == 16
     assert torch.equal(torch.bincount(classes_K // 10, minlength=4), torch.full((4,), 4))
     assert torch.equal(weight_KD, model.weight[classes_K])

@@ -54,7 +54,7 @@ def test_a_wrong_key_is_told_at_its_place(given: dict[str, str], where: str) -> 
 def test_a_row_of_another_op_is_refused() -> None:
     ((_, table),) = tables_of({"my::op": {"_target_": HERE}})
     op = Op("y", "my.op.default", (Ref("a"), Ref("b")), (), outputs=("y",))
-    table = type(table)(lambda view: ("S0 -> S0",), name="mine")  # type: ignore[call-arg]
+    table = type(table)(rule=lambda view: ("S0 -> S0",), name="mine")  # type: ignore[call-arg]
     with pytest.raises(SbpError, match="reads 2 tensors"):
         table.rows(OpView(op, ((4,), (4,)), ((4,),), 2))
 

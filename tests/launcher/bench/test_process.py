@@ -160,7 +160,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
 command = [sys.executable, "-c", "import signal; signal.pause()"]
 try:
-    run = process.Run("", "", "", "", (), {}, 1)
+    run = process.Run(
+        experiment="", side="", mode="", setting="", overrides=(), environment={}, ranks=1
+    )
     process._run([(command, {})], run, Path("."), 60)
 except KeyboardInterrupt:
     print("heard")

@@ -103,10 +103,10 @@ REFUSED = {
         pin("a", "out", S(3)), "sbp.a.out.tensor", "Split dim 3 does not exist: h has shape",
     ),
     "a weight that is to be a sum": (
-        pin("a.weight", "variable", P), "sbp.a.weight.tensor", "are whole on each, or split",
+        pin("a.weight", "variable", P), "sbp.a.weight.tensor", "is whole on each rank, or split",
     ),
     "a field that is to be a sum": (
-        pin("batch.*", "variable", P), "sbp.batch.*.tensor", "are whole on each, or split",
+        pin("batch.*", "variable", P), "sbp.batch.*.tensor", "is whole on each rank, or split",
     ),
     "a dim shorter than the ranks": (
         pin("b.weight", "variable", S(0)), "sbp.b.weight.tensor", "shorter than the 3 ranks",

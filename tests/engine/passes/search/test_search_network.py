@@ -147,8 +147,8 @@ def brute_force(graph: LogicalGraph, rows: Few, objective: Objective, byte_s: fl
         """In which a tensor is made, by option k of its maker."""
         maker = graph.producer.get(name)
         if maker is None:
-            return 0, dict(free)["w" if name == "m" else name][k]
-        return 0, outputs_of(rows.of(maker)[k])[maker.outputs.index(name)]
+            return Location(0, dict(free)["w" if name == "m" else name][k])
+        return Location(0, outputs_of(rows.of(maker)[k])[maker.outputs.index(name)])
 
     for v, op in enumerate(graph.ops):
         seconds, held = objective.row_seconds(op, options[v]), objective.row_bytes(op, options[v])
@@ -169,7 +169,7 @@ def brute_force(graph: LogicalGraph, rows: Few, objective: Objective, byte_s: fl
         asks = {
             v: [
                 frozenset(
-                    (0, nd)
+                    Location(0, nd)
                     for n, nd in zip(graph.ops[v].inputs, inputs_of(r), strict=True)
                     if n == name
                 )
