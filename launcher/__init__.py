@@ -1,8 +1,8 @@
 """Turn a recipe on disk into processes, and what they measure into a report.
 
-run.py is the story on a page: read it first.  Arguments enter in cli.py; hydra_jobs.py composes one
-job or those of a sweep; slurm.py queues a job.  A folder imports only folders above it in this
-list (tests/test_tree.py):
+run.py is the story on a page: read it first.  Arguments enter in cli.py (its help: help_texts.py);
+hydra_jobs.py composes one job or those of a sweep; slurm.py queues a job.  A folder imports only
+folders above it in this list (tests/test_tree.py):
 
 terminal/         the console, units of quantities, the line that says what is being done
 recipe/           YAML and command line -> a Recipe, checked

@@ -30,6 +30,15 @@ import typer
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.engine.runtime.process import heap
+from flowrun.launcher.help_texts import (
+    BENCH_HELP,
+    CALIBRATE_HELP,
+    EXPORT_HELP,
+    PLAN_HELP,
+    RESUME_HELP,
+    RUN_HELP,
+    VERIFY_HELP,
+)
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
 
@@ -38,84 +47,6 @@ _READ_RECIPES = ("run", "plan", "verify", "resume")
 _STARTS_RANKS = ("run", "resume", "calibrate")  # from this process, whose heap they inherit
 OK, RUN_FAILED, RECIPE_WRONG, INTERRUPTED = 0, 1, 2, 130
 TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
-
-_RUN_HELP = """Train a recipe.  `run` may be left out.
-
-[bold]recipe=NAME[/] or [bold]recipe=path/to/file.yaml[/] names what to train; every other argument
-changes a key of it:
-
-  flowrun recipe=gpt_hybrid
-  flowrun recipe=gpt_hybrid placement.axes.data=2 train.steps=50
-  flowrun recipe=gpt_dp model=gpt_small model.depth=6 optim.lr=1e-3 launch=virtual
-  flowrun recipe=gpt_tp sbp.head.weight.tensor=B
-  flowrun -m recipe=gpt_dp,gpt_tp train.batch_size=16,32
-
-[bold]--cfg job[/] shows all keys and their values.  A run's folder is outputs/DATE/TIME_NAME
-(change it: hydra.run.dir=…). On several hosts, the same command on each, with launch.nnodes=2
-launch.rdzv_endpoint=HOST:PORT.
-"""
-_PLAN_HELP = """Show the plan of a recipe, without starting anything.
-
-Layers with SBP, stage and shapes; each boxing with its bytes; memory of each rank; step time and
-bubble foreseen; the timeline.
-
-  flowrun plan recipe=gpt_hybrid placement.stages=4
-
-With auto.placement=true the best placements of its ranks come first; --save-recipe writes the
-recipe of the best one.
-
-  flowrun plan recipe=gpt_hybrid auto.placement=true --save-recipe recipes/placed.yaml
-
---level prints one level of the compiler: recipe, captured, staged, trained, laid_out, signed,
-boxed, regions, actors, registers, buffers or order.
-
-  flowrun plan recipe=mlp_hybrid --level boxed
-"""
-_VERIFY_HELP = """Check that a recipe trains alike under every layout.
-
-A few steps under single, data, tensor, stages, hybrid and ZeRO layouts, then one table of loss and
-weight differences.  On the virtual cluster; launch=local uses processes.
-
-  flowrun verify recipe=gpt_hybrid train.steps=5
-"""
-_RESUME_HELP = """Go on with a run from its last checkpoint, in its folder.
-
-A run saves checkpoints with train.save_every=N.  Changes of placement, zero, sbp, launch, optim and
-of train.steps are welcome; model, data, seed and batch size stay.
-
-  flowrun resume outputs/2026-01-31/12-00-00_gpt_tiny
-  flowrun resume RUN_DIR train.steps=400 placement.axes.tensor=1 zero.stage=0
-"""
-_EXPORT_HELP = """Write the weights of a run as one safetensors file, from any layout.
-
-The names are those of the model's state_dict: plain torch and transformers load it, and so does
-model.weights of another recipe.
-
-  flowrun export outputs/2026-01-31/12-00-00_gpt_tiny --to gpt.safetensors
-  flowrun export RUN_DIR --step 200
-"""
-
-_BENCH_HELP = """Train by flowrun and by torch's own layouts, in turn, and compare.
-
-[bold]suite=NAME[/] names what is compared (peers, paper …), [bold]suite.key=value[/] changes how;
-every other argument changes the recipes, of flowrun and of the peers.
-
-  flowrun bench suite=peers
-  flowrun bench suite=peers suite.rows=\\[zero3,tensor] suite.rounds=5
-  flowrun bench suite=auto suite.rows=\\[gpt_small] suite.sweep.ranks=\\[2]
-  flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
-"""
-
-_CALIBRATE_HELP = """Measure this machine, and write a hardware profile (3 minutes).
-
-Products, convolutions, streams, and every collective between 2 and 4 processes.  The file is one of
-the group [bold]hardware[/] of a folder of your own groups.  With a recipe its ops are timed too,
-each with its shapes; to a file that is there they are added:
-
-  flowrun calibrate profiles/hardware/mine.yaml
-  flowrun calibrate profiles/hardware/mine.yaml recipe=resnet_dp
-  flowrun plan recipe=resnet_dp --config-dir profiles hardware=mine
-"""
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.", show_default=False)
@@ -195,7 +126,7 @@ def _flowrun(
         raise typer.Exit(OK)
 
 
-@app.command(help=_RUN_HELP)
+@app.command(help=RUN_HELP)
 def run(
     overrides: Overrides = None,
     multirun: Annotated[
@@ -222,7 +153,7 @@ def run(
         typer.Option("--info", metavar="searchpath|defaults|…", help="Show what Hydra did."),
     ] = None,
 ) -> None:
-    """Train a recipe (see _RUN_HELP)."""
+    """Train a recipe (see RUN_HELP)."""
     given = overrides or []
     flags = ["--multirun"] * multirun + ["--resolve"] * resolve
     for flag, value in (
@@ -245,7 +176,7 @@ def run(
             raise typer.Exit(RECIPE_WRONG)
 
 
-@app.command(help=_PLAN_HELP)
+@app.command(help=PLAN_HELP)
 def plan(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
@@ -258,7 +189,7 @@ def plan(
         typer.Option("--level", metavar="NAME", help="Print this level of the compiler instead."),
     ] = None,
 ) -> None:
-    """Show the plan (see _PLAN_HELP)."""
+    """Show the plan (see PLAN_HELP)."""
     given = overrides or []
     with _errors_shown(given, config_dir):
         recipe = _load(given, config_dir)
@@ -280,9 +211,9 @@ def plan(
         typer.echo(text)
 
 
-@app.command(help=_VERIFY_HELP)
+@app.command(help=VERIFY_HELP)
 def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """Compare layouts (see _VERIFY_HELP)."""
+    """Compare layouts (see VERIFY_HELP)."""
     given = overrides or []
     with _errors_shown(given, config_dir):
         chosen = any(text.startswith("launch") for text in given)
@@ -297,7 +228,7 @@ def verify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
             raise typer.Exit(RUN_FAILED)
 
 
-@app.command(help=_RESUME_HELP)
+@app.command(help=RESUME_HELP)
 def resume(
     run_folder: RunFolder,
     overrides: Annotated[
@@ -309,7 +240,7 @@ def resume(
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Go on with a run (see _RESUME_HELP)."""
+    """Go on with a run (see RESUME_HELP)."""
     file = run_folder / "recipe.yaml"
     with _errors_shown([f"recipe={file}", *(overrides or [])], config_dir):
         from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
@@ -322,7 +253,7 @@ def resume(
         run_recipe(recipe, run_folder, Progress(), start)
 
 
-@app.command(help=_EXPORT_HELP)
+@app.command(help=EXPORT_HELP)
 def export(
     run_folder: RunFolder,
     step: Annotated[
@@ -332,14 +263,14 @@ def export(
         Path | None, typer.Option("--to", help="The file; without it one in the run's folder.")
     ] = None,
 ) -> None:
-    """Write the weights of a run (see _EXPORT_HELP)."""
+    """Write the weights of a run (see EXPORT_HELP)."""
     with _errors_shown([], None):
         from flowrun.launcher.commands.export import export as export_weights
 
         typer.echo(export_weights(run_folder, step, to))
 
 
-@app.command(help=_BENCH_HELP)
+@app.command(help=BENCH_HELP)
 def bench(
     overrides: Annotated[
         list[str] | None,
@@ -347,7 +278,7 @@ def bench(
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Compare with torch's own layouts (see _BENCH_HELP)."""
+    """Compare with torch's own layouts (see BENCH_HELP)."""
     given = overrides or []
     with _errors_shown(given, config_dir):
         from flowrun.launcher.bench.bench import bench as run_suite
@@ -372,7 +303,7 @@ def bench(
             raise typer.Exit(RUN_FAILED)
 
 
-@app.command(help=_CALIBRATE_HELP)
+@app.command(help=CALIBRATE_HELP)
 def calibrate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The profile to write.")] = Path(
         "profiles/hardware/mine.yaml"
@@ -380,7 +311,7 @@ def calibrate(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Write a profile of this machine (see _CALIBRATE_HELP)."""
+    """Write a profile of this machine (see CALIBRATE_HELP)."""
     given = overrides or []
     if "=" in str(file):  # FILE left out
         given, file = [str(file), *given], Path("profiles/hardware/mine.yaml")

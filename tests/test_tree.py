@@ -34,7 +34,7 @@ ENGINE = (
     ("runtime/calibration",),
 )
 LAUNCHER = (
-    ("terminal",),
+    ("terminal", "help_texts"),
     ("recipe",),
     ("model", "store"),
     ("job",),

@@ -7,7 +7,8 @@ stages/   which group of ranks runs each op
 
 Passes that belong to none of these are here, in the order of the list:
 find_rows.py narrow_gradients.py mirrored_view.py   rows of unknown ops; dtypes; each rank its batch
-sum_tied_gradients.py count_step.py split_weight_grads.py   tied weights, divisors of losses, order
+sum_tied_gradients.py split_weight_grads.py   tied weights; order
+count_step.py count_kinds.py   divisors of losses over the step; what is made of the batch alone
 recompute.py count_targets.py hoist_weights.py   checkpointing; counts; once-a-step work
 insert_boxing.py     communication where layouts meet
 """

@@ -17,14 +17,13 @@ and the mean over micro-batches is the loss of the whole batch, wherever the los
 quotient.  Where it is not, or where no rule here knows how a denominator is made, each micro-batch
 keeps its own denominator, and a note says so.
 
-Micro-batches are one more axis that splits the batch, in time.  Whether an op keeps the samples
-separate or sums them is read from the tables of signatures (S(0) -> S(d), S(0) -> P).
+count_kinds.py says what each tensor is, as the micro-batches see it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -39,49 +38,23 @@ from flowrun.engine.ir.graph import (
     Ref,
     rename_inputs,
 )
-from flowrun.engine.ir.sbp import B, P, S, Sbp
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.flow import ranges
 from flowrun.engine.ops.flow.update import ACCUMULATE
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.nn import loss
 from flowrun.engine.ops.op_info import LABELS, Trait
-from flowrun.engine.ops.traits import has, is_engine_op, is_random, is_view
+from flowrun.engine.ops.traits import has, is_view
+from flowrun.engine.passes.count_kinds import (
+    CONSTANT,
+    COUNTED,
+    UNKNOWN,
+    learn_kinds,
+    name_targets,
+)
 from flowrun.engine.strategy import Strategy
 
-# kinds of tensors that are made of the batch alone, as the micro-batches of a step see them
-CONSTANT = "constant"  # equal in all micro-batches
-SAMPLES = "samples"  # dim `dim` indexes samples
-COUNTED = "counted"  # a sum over samples: the micro-batches' values add up to the step's
-STEP = "step"  # made of counts: known once a step
-LATE = "late"  # made of samples and of values known once a step
-UNKNOWN = "unknown"  # made of the batch in a way that no rule here covers
-
-_SUMS: Mapping[str, int] = {  # -> degree
-    "aten.sum.default": 1,
-    "aten.sum.dim_IntList": 1,
-    loss.COUNT: 1,
-    "aten.mean.default": 0,
-    "aten.mean.dim": 0,
-}
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(f"aten.{name}" for name in text.split())
-
-
-_SAME_DEGREE = _names("""
-    _to_copy.default clone.default detach.default alias.default neg.default abs.default
-    clamp.default clamp_min.default clamp_max.default relu.default add.Scalar sub.Scalar
-    mul.Scalar div.Scalar expand.default squeeze.default squeeze.dim squeeze.dims unsqueeze.default
-""")
-_EQUAL_DEGREES = _names("add.Tensor sub.Tensor maximum.default minimum.default clamp_min.Tensor")
-_COMPARISONS = _names("""
-    eq.Scalar ne.Scalar gt.Scalar ge.Scalar lt.Scalar le.Scalar eq.Tensor ne.Tensor gt.Tensor
-    ge.Tensor lt.Tensor le.Tensor logical_not.default logical_and.default logical_or.default
-    bitwise_not.default
-""")
-_LINEAR = _names("""
+_LINEAR = name_targets("""
     add.Tensor sub.Tensor rsub.Scalar add.Scalar sub.Scalar mul.Tensor mul.Scalar div.Tensor
     div.Scalar neg.default sum.default sum.dim_IntList mean.default mean.dim expand.default
     permute.default transpose.int t.default clone.default detach.default alias.default
@@ -129,24 +102,6 @@ def _split_off_counts(graph: LogicalGraph) -> LogicalGraph:
     return replace(graph, ops=tuple(ops))
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A tensor that is made of the batch alone.
-
-    dim: the dim of samples, for SAMPLES.  degree: m times as many samples make it m ** degree times
-    as large.
-    """
-
-    kind: str
-    dim: int = 0
-    degree: float = 0.0
-
-    @property
-    def once(self) -> bool:
-        """True if the value is known once a step."""
-        return self.kind in (COUNTED, STEP)
-
-
 class _Rewriting:
     """The state of the rewriting: the kinds of tensors made of the batch alone, and the ops that
     count.
@@ -156,16 +111,7 @@ class _Rewriting:
         self.base = graph
         self.micro_batches = micro_batches
         self.tensors = dict(graph.tensors)
-        self.known: dict[str, _Known] = {
-            v.tensor: _Known(CONSTANT) for v in graph.variables if v.new is None
-        }
-        for feed in graph.feeds:
-            if not feed.is_own and not feed.per_step:
-                of_samples = bool(graph.tensors[feed.tensor].shape)
-                self.known[feed.tensor] = _Known(SAMPLES if of_samples else UNKNOWN)
-        for op in graph.ops:
-            if op.phase in (FORWARD, BACKWARD):
-                self._learn(op)
+        self.known = learn_kinds(graph)
         self.count_ops: list[Op] = []  # phase count
         self.step_ops: list[Op] = []  # phase weights
         self.count_copies: dict[str, str] = {}  # tensor -> its copy in phase count
@@ -197,69 +143,6 @@ class _Rewriting:
 
     def _is_known(self, op: Op) -> bool:
         return bool(op.makes) and all(name in self.known for name in op.makes)
-
-    # ------------------------------------------------------------------ what is known
-
-    def _learn(self, op: Op) -> None:
-        """Record the kind of an op's outputs if it reads only tensors that are made of the
-        batch.
-        """
-        if any(name not in self.known for name in op.inputs) or not op.makes:
-            return
-        draws = is_random(op.target) if not is_engine_op(op.target) else not _is_constant(op)
-        if not op.inputs and draws:
-            return
-        found = self._classify(op, [self.known[name] for name in op.inputs])
-        self.known.update(dict.fromkeys(op.makes, found))
-
-    def _classify(self, op: Op, states: list[_Known]) -> _Known:
-        kinds = {state.kind for state in states}
-        if kinds <= {CONSTANT}:
-            return _Known(CONSTANT)
-        if UNKNOWN in kinds:
-            return _Known(UNKNOWN)
-        if SAMPLES in kinds and kinds <= {SAMPLES, CONSTANT}:
-            return self._follow_row(op, states)
-        if not kinds <= {COUNTED, STEP, CONSTANT}:
-            return _Known(LATE)
-        degree = _degree(op, states)
-        return _Known(UNKNOWN) if degree is None else _Known(STEP, degree=degree)
-
-    def _follow_row(self, op: Op, states: list[_Known]) -> _Known:
-        """Return the kind that the op's table gives for a batch in two pieces."""
-        if len(op.outputs) != 1:
-            return _Known(UNKNOWN)
-        ins = [
-            self._twice(name, state.dim if state.kind == SAMPLES else None)
-            for name, state in zip(op.inputs, states, strict=True)
-        ]
-        read = tuple(S(state.dim) if state.kind == SAMPLES else B for state in states)
-        made = op.makes[0]
-        for dim in range(len(self.tensors[made].shape)):
-            if self._has_row(op, ins, self._twice(made, dim), read, S(dim)):
-                return _Known(SAMPLES, dim)
-        if op.target in _SUMS and self._has_row(op, ins, self._twice(made, None), read, P):
-            return _Known(COUNTED, degree=_SUMS[op.target])
-        return _Known(UNKNOWN)
-
-    def _twice(self, name: str, dim: int | None) -> tuple[int, ...]:
-        """Return the shape of a tensor with twice as many samples along `dim`; None: unchanged."""
-        shape = self.tensors[name].shape
-        return tuple(2 * n if d == dim else n for d, n in enumerate(shape))
-
-    def _has_row(
-        self,
-        op: Op,
-        ins: list[tuple[int, ...]],
-        out: tuple[int, ...],
-        read: tuple[Sbp, ...],
-        made: Sbp,
-    ) -> bool:
-        try:
-            rows = registry.signatures(op, ins, [out], 2)
-        except (AssertionError, IndexError, RuntimeError, ValueError):
-            return False  # shapes that do not fit one another
-        return any(row.inputs == read and row.outputs == (made,) for row in rows)
 
     # ------------------------------------------------------------------ who reads it
 
@@ -446,32 +329,3 @@ class _Rewriting:
         op = replace(maker, name=made, target=target, phase=WEIGHTS, outputs=(made,), table=None)
         self.step_ops.append(replace(op, args=args, kwargs=kwargs))
         return made
-
-
-def _is_constant(op: Op) -> bool:
-    return has(op.target, Trait.CONSTANT)
-
-
-def _degree(op: Op, states: list[_Known]) -> float | None:
-    """Return the degree of an op's output, made of counts and constants; None if it has none."""
-    degrees = {state.degree for state in states if state.kind != CONSTANT}
-    if op.target in _COMPARISONS:
-        return 0.0
-    if op.target in _SAME_DEGREE or is_view(op.target):
-        return states[0].degree
-    if op.target in _EQUAL_DEGREES:  # a constant added to a sum is the step's: clamp(min=1), + eps
-        return degrees.pop() if len(degrees) == 1 else None
-    if op.target == "aten.where.self":
-        values = {state.degree for state in states[1:] if state.kind != CONSTANT}
-        return values.pop() if len(values) == 1 else None if values else 0.0
-    if op.target == "aten.reciprocal.default":
-        return -states[0].degree
-    if op.target in ("aten.sqrt.default", "aten.rsqrt.default"):
-        return states[0].degree * (0.5 if op.target == "aten.sqrt.default" else -0.5)
-    if op.target in ("aten.mul.Tensor", "aten.div.Tensor"):
-        sign = 1 if op.target == "aten.mul.Tensor" else -1
-        parts = [s.degree if s.kind != CONSTANT else 0.0 for s in states]
-        if len(parts) == 2:
-            return parts[0] + sign * parts[1]
-        return parts[0] if isinstance(op.args[0], Ref) else sign * parts[0]
-    return None

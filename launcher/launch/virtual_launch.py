@@ -38,20 +38,8 @@ def execute_virtual(
     job: what to train.  training, evaluation: its plans.  record: takes what happens.  kernels: of
     training's regions.
     """
-    recipe = job.recipe
-    torch.set_num_threads(recipe.launch.threads)
-    seed = recipe.launch.message_order_seed
-    initial = None if job.start else job.materials.initial
-    arguments = (training.plan, job.materials.sampler, initial, seed, False, kernels)
-    traced = recipe.engine.traced_steps
-    cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
-    if job.start:
-        from flowrun.engine.runtime.drivers import (
-            logical_checkpoint as checkpoint,  # 0.8 s, which few runs need
-        )
-
-        for rank, body in cluster.ranks.items():
-            checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
+    torch.set_num_threads(job.recipe.launch.threads)
+    cluster = _make_cluster(job, training, kernels)
     evaluator = evaluation and _evaluator(job, evaluation, cluster)
     before = 0.0
 
@@ -79,9 +67,30 @@ def execute_virtual(
             where, problem, _ = describe(error)
             raise RunError(where, problem) from error
         raise
-    if recipe.train.save:
-        files = weights.plan_files(record.folder, job.saved, job.about(recipe.train.steps))
+    if job.recipe.train.save:
+        files = weights.plan_files(record.folder, job.saved, job.about(job.recipe.train.steps))
         write_whole(files, _shards(job, cluster))
+    return _make_log(cluster, training, record)
+
+
+def _make_cluster(job: Job, training: Rehearsed, kernels: Kernels) -> VirtualCluster:
+    """Make the ranks of a plan, with initial values or those of the checkpoint to go on from."""
+    seed = job.recipe.launch.message_order_seed
+    initial = None if job.start else job.materials.initial
+    arguments = (training.plan, job.materials.sampler, initial, seed, False, kernels)
+    traced = job.recipe.engine.traced_steps
+    cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
+    if job.start:
+        from flowrun.engine.runtime.drivers import (
+            logical_checkpoint as checkpoint,  # 0.8 s, which few runs need
+        )
+
+        for rank, body in cluster.ranks.items():
+            checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
+    return cluster
+
+
+def _make_log(cluster: VirtualCluster, training: Rehearsed, record: Record) -> Log:
     return Log(
         tuple(record.steps),
         record.validation,

@@ -19,6 +19,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -90,67 +91,80 @@ class Worker:
     def _run(self, rank: int, events: EventSender) -> None:
         import torch.distributed as dist
 
-        recipe, plan = self.job.recipe, self.training.plan
-        torch.set_num_threads(recipe.launch.threads)
+        torch.set_num_threads(self.job.recipe.launch.threads)
         pin_to_core(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
         device = _device(self.job.device_type)
-        backend = "nccl" if device.type == "cuda" else "gloo"
         with _with_peers(rank, "while the ranks meet"):
             events.start(self._fingerprint(), self.folder)
-            # With its device NCCL makes each group where we do, in one order on all ranks, and then
-            # connects its rings and trees there, too; Links does so for messages.
-            of_nccl = device if device.type == "cuda" else None
-            os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
-            patience = timedelta(seconds=_SILENCE_S)
-            dist.init_process_group(backend, timeout=patience, device_id=of_nccl)
+            _join_process_group(device)
             memory = RankMemory(device)
-            links = Links(rank, device, os.environ["GROUP_RANK"], recipe.launch.transport != "gloo")
-            links.join(plan)
-            zero_ns = _same_time() if recipe.launch.nnodes > 1 else 0
-        body = self._body(rank, device, links)
+            gloo = self.job.recipe.launch.transport == "gloo"
+            links = Links(rank, device, os.environ["GROUP_RANK"], not gloo)
+            links.join(self.training.plan)
+            zero_ns = _same_time() if self.job.recipe.launch.nnodes > 1 else 0
+        trained = self._body(rank, device, links)
+        self._train(rank, trained, device, memory, events)
+        events.end(rank, self._measurements(trained, memory, links.message_bytes, zero_ns))
+        with _with_peers(rank, "at the end"):
+            dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
+            links.close()
+            dist.destroy_process_group()
+
+    def _train(
+        self,
+        rank: int,
+        trained: DistributedRank,
+        device: torch.device,
+        memory: RankMemory,
+        events: EventSender,
+    ) -> None:
+        """Train segment by segment, with evaluations and checkpoints where they are due."""
         if self.job.start:
             from flowrun.engine.runtime.drivers import (
                 logical_checkpoint as checkpoint,  # 0.8 s, which few runs need
             )
 
-            checkpoint.restore(self.job.start.folder, plan, rank, body.body.variables)
+            folder, variables = self.job.start.folder, trained.body.variables
+            checkpoint.restore(folder, self.training.plan, rank, variables)
         evaluation: DistributedRank | None = None
 
         def on_step(step: int, results: Results, seconds: float) -> None:
-            check_step(self.job, step, results, [body.body])
+            check_step(self.job, step, results, [trained.body])
             events.step(step, results, seconds)
 
         for segment in self.job.segments:
-            with memory.of_training(body):
-                body.run(segment.last, on_step if body.reports else None, segment.first)
-            check_weights(self.job, segment.last, body.body)
+            with memory.of_training(trained):
+                trained.run(segment.last, on_step if trained.reports else None, segment.first)
+            check_weights(self.job, segment.last, trained.body)
             if segment.evaluate and self.evaluation:
-                evaluation = evaluation or self._evaluator(rank, body, device)
+                evaluation = evaluation or self._evaluator(rank, trained, device)
                 results = evaluation.run(self.job.eval_steps)
                 if evaluation.reports:
                     events.send_evaluation(segment.last - 1, self.job.validation(results))
             if segment.save:
-                self._checkpoint(rank, body, segment.last, events)
-        if recipe.train.save:
-            self._save(rank, body, events)
-        events.end(
-            rank,
-            {
-                "peak": memory.peak + links.message_bytes,
-                "process_peak": memory.process_peak + links.message_bytes + body.shared_bytes,
-                "sent": sum(body.sent_bytes.values()),
-                "acts": acts_by_name(self.training, body.body.acts),
-                "stashed": max_stashed(self.training, body.body.most_live),
-                "notes": [
-                    (note.what, note.actor, note.act, note.begin - zero_ns, note.end - zero_ns)
-                    for note in (body.read_notes() if isinstance(body, RecordedRank) else ())
-                ],
-            },
-        )
-        with _with_peers(rank, "at the end"):
-            dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
-            links.close()
-            dist.destroy_process_group()
+                self._checkpoint(rank, trained, segment.last, events)
+        if self.job.recipe.train.save:
+            self._save(rank, trained, events)
+
+    def _measurements(
+        self, trained: DistributedRank, memory: RankMemory, message_bytes: int, zero_ns: int
+    ) -> dict[str, Any]:
+        """Return what the rank measured, for the launcher's report.
+
+        zero_ns: moment that all hosts call zero, on this host's clock.
+        """
+        recorded = trained.read_notes() if isinstance(trained, RecordedRank) else ()
+        return {
+            "peak": memory.peak + message_bytes,
+            "process_peak": memory.process_peak + message_bytes + trained.shared_bytes,
+            "sent": sum(trained.sent_bytes.values()),
+            "acts": acts_by_name(self.training, trained.body.acts),
+            "stashed": max_stashed(self.training, trained.body.most_live),
+            "notes": [
+                (event.what, event.actor, event.act, event.begin - zero_ns, event.end - zero_ns)
+                for event in recorded
+            ],
+        }
 
     def _body(self, rank: int, device: torch.device, links: Links) -> DistributedRank:
         job, steps = self.job, self.job.recipe.engine.traced_steps
@@ -288,6 +302,23 @@ def _end_with(launcher: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != launcher:
             os._exit(1)
+
+
+def _join_process_group(device: torch.device) -> None:
+    """Connect to the other ranks, by NCCL on CUDA and by gloo elsewhere.
+
+    With its device NCCL makes each group where we do, in one order on all ranks, and then connects
+    its rings and trees there, too; Links does so for messages.
+    """
+    import torch.distributed as dist
+
+    on_cuda = device.type == "cuda"
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+    dist.init_process_group(
+        "nccl" if on_cuda else "gloo",
+        timeout=timedelta(seconds=_SILENCE_S),
+        device_id=device if on_cuda else None,
+    )
 
 
 def _device(kind: str) -> torch.device:

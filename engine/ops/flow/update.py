@@ -92,6 +92,14 @@ def adamw_of_many(
 
     One pass over memory, on a CPU 4 to 6 times as fast as elementwise ops.
     """
+    rule: dict[str, Any] = {
+        "beta1": beta1,
+        "beta2": beta2,
+        "weight_decay": weight_decay,
+        "eps": eps,
+        "amsgrad": False,
+        "maximize": False,
+    }
 
     def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
         torch._fused_adamw_(  # type: ignore[call-overload]
@@ -102,33 +110,14 @@ def adamw_of_many(
             [],
             [step] * len(gradients),
             lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=weight_decay,
-            eps=eps,
-            amsgrad=False,
-            maximize=False,
+            **rule,
             found_inf=None if skip is None else skip.float(),
         )
 
     def plain(changed: Sequence[Tensor], gradient: Tensor) -> None:
         param, average, square = changed
-        plain_adamw(
-            [param],
-            [gradient],
-            [average],
-            [square],
-            [],
-            [step - 1],
-            foreach=False,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=float(lr),
-            weight_decay=weight_decay,
-            eps=eps,
-            maximize=False,
-        )
+        states: Any = [average], [square], [], [step - 1]
+        plain_adamw([param], [gradient], *states, foreach=False, lr=float(lr), **rule)
 
     _in_place(fused, plain, each, coefficient, skip)
 
@@ -156,6 +145,13 @@ def sgd_of_many(
     lr, weight_decay, nesterov: as of torch.optim.SGD.
     coefficient, skip: as of adamw_of_many.
     """
+    rule: dict[str, Any] = {
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "dampening": 0.0,
+        "nesterov": nesterov,
+        "maximize": False,
+    }
 
     def fused(changed: Sequence[list[Tensor]], gradients: list[Tensor]) -> None:
         torch._fused_sgd_(
@@ -163,29 +159,14 @@ def sgd_of_many(
             gradients,
             changed[1] if len(changed) > 1 else [],
             lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            dampening=0.0,
-            nesterov=nesterov,
-            maximize=False,
+            **rule,
             is_first_step=False,
             found_inf=None if skip is None else skip.float(),
         )
 
     def plain(changed: Sequence[Tensor], gradient: Tensor) -> None:
         param, *buffer = changed
-        plain_sgd(
-            [param],
-            [gradient],
-            [*buffer] or [None],
-            foreach=False,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            lr=float(lr),
-            dampening=0.0,
-            nesterov=nesterov,
-            maximize=False,
-        )
+        plain_sgd([param], [gradient], [*buffer] or [None], foreach=False, lr=float(lr), **rule)
 
     _in_place(fused, plain, each, coefficient, skip)
 

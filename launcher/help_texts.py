@@ -1,0 +1,79 @@
+"""Texts that `flowrun COMMAND --help` prints above the options; [bold] is markup of rich."""
+
+from __future__ import annotations
+
+RUN_HELP = """Train a recipe.  `run` may be left out.
+
+[bold]recipe=NAME[/] or [bold]recipe=path/to/file.yaml[/] names what to train; every other argument
+changes a key of it:
+
+  flowrun recipe=gpt_hybrid
+  flowrun recipe=gpt_hybrid placement.axes.data=2 train.steps=50
+  flowrun recipe=gpt_dp model=gpt_small model.depth=6 optim.lr=1e-3 launch=virtual
+  flowrun recipe=gpt_tp sbp.head.weight.tensor=B
+  flowrun -m recipe=gpt_dp,gpt_tp train.batch_size=16,32
+
+[bold]--cfg job[/] shows all keys and their values.  A run's folder is outputs/DATE/TIME_NAME
+(change it: hydra.run.dir=…). On several hosts, the same command on each, with launch.nnodes=2
+launch.rdzv_endpoint=HOST:PORT.
+"""
+PLAN_HELP = """Show the plan of a recipe, without starting anything.
+
+Layers with SBP, stage and shapes; each boxing with its bytes; memory of each rank; step time and
+bubble foreseen; the timeline.
+
+  flowrun plan recipe=gpt_hybrid placement.stages=4
+
+With auto.placement=true the best placements of its ranks come first; --save-recipe writes the
+recipe of the best one.
+
+  flowrun plan recipe=gpt_hybrid auto.placement=true --save-recipe recipes/placed.yaml
+
+--level prints one level of the compiler: recipe, captured, staged, trained, laid_out, signed,
+boxed, regions, actors, registers, buffers or order.
+
+  flowrun plan recipe=mlp_hybrid --level boxed
+"""
+VERIFY_HELP = """Check that a recipe trains alike under every layout.
+
+A few steps under single, data, tensor, stages, hybrid and ZeRO layouts, then one table of loss and
+weight differences.  On the virtual cluster; launch=local uses processes.
+
+  flowrun verify recipe=gpt_hybrid train.steps=5
+"""
+RESUME_HELP = """Go on with a run from its last checkpoint, in its folder.
+
+A run saves checkpoints with train.save_every=N.  Changes of placement, zero, sbp, launch, optim and
+of train.steps are welcome; model, data, seed and batch size stay.
+
+  flowrun resume outputs/2026-01-31/12-00-00_gpt_tiny
+  flowrun resume RUN_DIR train.steps=400 placement.axes.tensor=1 zero.stage=0
+"""
+EXPORT_HELP = """Write the weights of a run as one safetensors file, from any layout.
+
+The names are those of the model's state_dict: plain torch and transformers load it, and so does
+model.weights of another recipe.
+
+  flowrun export outputs/2026-01-31/12-00-00_gpt_tiny --to gpt.safetensors
+  flowrun export RUN_DIR --step 200
+"""
+BENCH_HELP = """Train by flowrun and by torch's own layouts, in turn, and compare.
+
+[bold]suite=NAME[/] names what is compared (peers, paper …), [bold]suite.key=value[/] changes how;
+every other argument changes the recipes, of flowrun and of the peers.
+
+  flowrun bench suite=peers
+  flowrun bench suite=peers suite.rows=\\[zero3,tensor] suite.rounds=5
+  flowrun bench suite=auto suite.rows=\\[gpt_small] suite.sweep.ranks=\\[2]
+  flowrun bench suite=peers precision.dtype=bf16 suite.loss_tolerance=2e-2
+"""
+CALIBRATE_HELP = """Measure this machine, and write a hardware profile (3 minutes).
+
+Products, convolutions, streams, and every collective between 2 and 4 processes.  The file is one of
+the group [bold]hardware[/] of a folder of your own groups.  With a recipe its ops are timed too,
+each with its shapes; to a file that is there they are added:
+
+  flowrun calibrate profiles/hardware/mine.yaml
+  flowrun calibrate profiles/hardware/mine.yaml recipe=resnet_dp
+  flowrun plan recipe=resnet_dp --config-dir profiles hardware=mine
+"""
