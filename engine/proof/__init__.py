@@ -2,7 +2,7 @@
 
 An op with samples enters; rows for one axis leave.
 
-judge.py             every row there is, against a table
+judge.py             the layouts under which the ranks' pieces are the whole output
 simulated_ranks.py   one op on every rank of a grid, and the results put together
 experiment.py        read this first: an op without a table -> the rows that hold
 call_form.py         an op without its sizes: what an experiment is about

@@ -219,14 +219,6 @@ def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 # ---- one row on a grid ---------------------------------------------------------------------------
 
 
-def row_holds(given: OpSample, row: NdSignature, grid: Grid) -> bool:
-    """Return True if the row makes what the op of the sample `given` makes whole, on this grid.
-
-    The row's expansion is tried where it has one.
-    """
-    return not row_failure(given, row, grid)
-
-
 def row_failure(given: OpSample, row: NdSignature, grid: Grid) -> str:
     """Say why the row does not hold for the sample `given` on this grid; empty if it does."""
     op = given.op

@@ -7,5 +7,6 @@ peer_order.py peers/   what a rank of a peer is asked to do; torch's own layouts
 results.py       samples -> medians, ratios pair by pair, bounds
 show_results.py plot_results.py   a table; bars
 sweep.py sweep_profile.py sweep_show.py   every layout of a set, foreseen and measured
+loop.py          time of the loop alone, on empty actors
 foreseen/        published tables compared with foreseen figures
 """

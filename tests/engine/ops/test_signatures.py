@@ -18,10 +18,10 @@ from flowrun.engine.ir.graph import Op, Ref
 from flowrun.engine.ir.sbp import B, P, Partial, S, Sbp, Split
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.signature import NdSignature, OpView, Signature, places, rows
-from flowrun.engine.proof.simulated_ranks import OpSample, lay_out, row_holds, sample
+from flowrun.engine.proof.simulated_ranks import OpSample, lay_out, sample
 from support.op_samples import all_samples
 from support.sample_values import T
-from support.table_verdict import missing_rows, wrong_rows
+from support.table_verdict import missing_rows, row_holds, wrong_rows
 
 SAMPLES = all_samples()
 BY_SAMPLE = pytest.mark.parametrize("given", SAMPLES, ids=[s.label for s in SAMPLES])

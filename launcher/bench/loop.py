@@ -1,6 +1,6 @@
-"""What the loop itself takes: a recipe's plan whose actors compute nothing and send nothing.
+"""The time of the loop itself: a recipe's plan whose actors compute nothing and send nothing.
 
-    PYTHONPATH=tests python -m support.loop_time recipe=gpt_hybrid
+    python -m flowrun.launcher.bench.loop recipe=gpt_hybrid
 
 Actors, registers, order of collectives and the loop are those of a run; the programs of the regions
 return at once, and every message is there when it is issued.  What is left is the engine's Python.
@@ -31,7 +31,10 @@ _STEPS, _TRIALS = 20, 5
 
 @dataclass(frozen=True, slots=True)
 class LoopTime:
-    """Of one rank of a stage.  acts: in a step; act_s: thread CPU seconds of one, at best."""
+    """The loop's time on one rank of a stage.
+
+    acts: in a step.  act_s: thread CPU seconds of one, at best.
+    """
 
     stage: int
     acts: int
@@ -39,7 +42,7 @@ class LoopTime:
 
 
 class _Nothing:
-    """In place of every tensor."""
+    """A stand-in for every tensor."""
 
     shape = ()
     is_cuda = False
@@ -69,7 +72,7 @@ class _Arrived:
         self.finish = lambda: made
 
     def on_done(self, callback: Callable[[], None]) -> None:
-        """At once."""
+        """Call back at once."""
         callback()
 
 
@@ -77,12 +80,12 @@ class _EmptyReaders:
     """Batches of nothing."""
 
     def supply(self, actor: Actor, act: int, inputs: Sequence[Any]) -> list[Any]:
-        """As many as there are fields."""
+        """Return as many stand-ins as the act has fields.  See Readers.supply."""
         return [_Nothing() for _ in actor.makes]
 
 
 class _NoLinks(Links):
-    """To nobody: there is one process."""
+    """Links to nobody: there is one process."""
 
     def join(self, plan: Plan) -> None:
         """No groups are made."""
@@ -118,7 +121,7 @@ class EmptyRank(DistributedRank):
 
 
 def loop_times(job: Job) -> Iterator[LoopTime]:
-    """Of the first rank of each stage."""
+    """Yield the loop's time on the first rank of each stage."""
     plan = job.training.plan
     for stage, placement in enumerate(plan.placements):
         rank = EmptyRank(job, plan, placement.ranks[0])

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from flowrun.engine.actors.plan import BOX, RECEIVE, SEND
+from flowrun.launcher.bench.loop import EmptyRank, loop_times
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load
-from support.loop_time import EmptyRank, loop_times
 
 
 @pytest.mark.parametrize(
