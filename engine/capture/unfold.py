@@ -20,8 +20,7 @@ from flowrun.engine.ir.graph import (
     LogicalGraph,
     LogicalTensor,
     Op,
-    Ref,
-    map_refs,
+    replace_inputs,
 )
 from flowrun.engine.ir.module_path import block_of
 
@@ -112,16 +111,13 @@ class _Unfolding:
 
     def _copy_op(self, op: Op, copy: int) -> Op:
         """Return an op of the whole graph."""
-        names = iter([self._read(op, k, name, copy) for k, name in enumerate(op.inputs)])
-        swap = lambda _: Ref(next(names))  # noqa: E731
+        names = [self._read(op, k, name, copy) for k, name in enumerate(op.inputs)]
         made = {name: self._tensor(name, copy) for name in op.makes}
         for old, new in made.items():
             self.tensors[new] = replace(self.base.tensors[old], name=new)
         return replace(
-            op,
+            replace_inputs(op, names),
             name=self._name(op, copy),
-            args=map_refs(op.args, swap),
-            kwargs=map_refs(op.kwargs, swap),
             outputs=tuple(name and made[name] for name in op.outputs),
             module=self._path(op.module, copy),
             moment=self._moment(op, copy),

@@ -67,7 +67,7 @@ def boxing_seconds(
     for name, nd_sbp, stage in wanted:
         maker = graph.producer.get(name)
         if maker is not None and maker.stage == stage:
-            tensor, have = graph.tensors[name], maker.out_sbp[maker.outputs.index(name)]
+            tensor, have = graph.tensors[name], maker.sbp_of(name)
             grid, num_bytes = placements[stage].shape, tensor.num_bytes
             yield maker, path_seconds(have, nd_sbp, grid, tensor.shape, num_bytes, links[stage])
 

@@ -55,6 +55,6 @@ def moved_bytes(graph: LogicalGraph, strategy: Strategy, ops: Iterable[Op]) -> f
             maker = graph.producer.get(name)
             if maker is not None and maker.phase == BACKWARD and maker.target != AFTER:
                 tensor = graph.tensors[name]
-                have = maker.out_sbp[maker.outputs.index(name)]
+                have = maker.sbp_of(name)
                 moved[name, nd_sbp] = path_bytes(have, nd_sbp, grid, tensor.shape, tensor.num_bytes)
     return sum(moved.values())

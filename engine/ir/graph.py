@@ -15,7 +15,7 @@ verify/ what each promises):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,10 @@ class Op:
     def per_step(self) -> bool:
         """True if the op runs once a step, False if once a micro-batch."""
         return self.phase in (WEIGHTS, UPDATE)
+
+    def sbp_of(self, output: str) -> NdSbp:
+        """Return the nd-SBP in which the op makes an output."""
+        return self.out_sbp[self.outputs.index(output)]
 
     def __str__(self) -> str:
         made = ", ".join("_" if name is None else f"%{name}" for name in self.outputs)
@@ -228,6 +232,11 @@ class LogicalGraph:
         """Tensor name -> variable."""
         return {variable.tensor: variable for variable in self.variables}
 
+    def writes(self, op: Op, name: str) -> bool:
+        """Return whether an op writes the variable `name`."""
+        variable = self.variable_of.get(name)
+        return variable is not None and variable.new in op.makes
+
     @cached_property
     def of_weights(self) -> frozenset[str]:
         """Variables that last a step, and what a step makes of them alone, before its update."""
@@ -284,6 +293,13 @@ def map_refs(value: Any, fn: Callable[[Ref], Any]) -> Any:
     if isinstance(value, tuple):
         return tuple(map_refs(item, fn) for item in value)
     return value
+
+
+def replace_inputs(op: Op, names: Iterable[str]) -> Op:
+    """Return the op with other inputs, in order of appearance."""
+    following = iter(names)
+    swap = lambda _: Ref(next(following))  # noqa: E731
+    return replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap))
 
 
 def rename_inputs(op: Op, names: Mapping[str, str]) -> Op:

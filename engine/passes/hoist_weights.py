@@ -142,7 +142,7 @@ class _Hoister:
     def _cast_before_sum(self, op: Op) -> Op:
         """Return the cast of a gradient in the layout in which the gradient is made."""
         maker = self.ops[self.base.producer[op.inputs[0]].name]
-        made = maker.out_sbp[maker.outputs.index(op.inputs[0])]
+        made = maker.sbp_of(op.inputs[0])
         return self._sign(op, inputs=(made,), partial=True) or op
 
     def _layout_for(self, op: Op, made: str, reader: Op) -> tuple[tuple[NdSbp, ...], str]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from flowrun.engine.boxing.boxing import BoxingStep, path, path_seconds
+from flowrun.engine.boxing.boxing import BoxingStep, path, path_seconds, replace_axis
 from flowrun.engine.boxing.crossing import transfer_sbps
 from flowrun.engine.ir.graph import (
     BACKWARD,
@@ -27,7 +27,7 @@ from flowrun.engine.ir.graph import (
     LogicalGraph,
     Op,
     Ref,
-    map_refs,
+    replace_inputs,
 )
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.sbp import B, NdSbp, format_nd_sbp
@@ -115,9 +115,7 @@ class _Boxer:
         for given, boxed in zip(op.inputs, read, strict=True):
             written = self.written.get(given) in op.makes
             assert boxed == given or not written, f"{op.name} would write a copy of {given}"
-        names = iter(read)
-        swap = lambda _: Ref(next(names))  # noqa: E731
-        self.ops.append(replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap)))
+        self.ops.append(replace_inputs(op, read))
         for name, nd_sbp in zip(op.outputs, op.out_sbp, strict=True):
             if name is not None:
                 self.forms[name] = {(Location(op.stage, nd_sbp), ""): name}
@@ -268,5 +266,5 @@ def _path_places(
 ) -> Iterator[tuple[BoxingStep, Location]]:
     nd_sbp = source
     for step in path(source, target, grid, shape):
-        nd_sbp = (*nd_sbp[: step.axis], step.target, *nd_sbp[step.axis + 1 :])
+        nd_sbp = replace_axis(nd_sbp, step.axis, step.target)
         yield step, Location(stage, nd_sbp)

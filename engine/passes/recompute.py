@@ -34,7 +34,7 @@ from flowrun.engine.ir.graph import (
     LogicalGraph,
     Op,
     Ref,
-    map_refs,
+    replace_inputs,
 )
 from flowrun.engine.ir.sbp import NdSbp
 from flowrun.engine.ops.flow.check import AFTER
@@ -123,7 +123,7 @@ class _Again:
 
     def _moves(self, name: str, reader: Op) -> bool:
         """Return whether the reader needs another layout, and bytes must move for it."""
-        have = _made_sbp(self.graph.producer[name], name)
+        have = self.graph.producer[name].sbp_of(name)
         grid = self.strategy.placements[reader.stage].shape
         shape = self.graph.tensors[name].shape
         wanted = [nd for n, nd in zip(reader.inputs, reader.in_sbp, strict=True) if n == name]
@@ -140,7 +140,7 @@ class _Again:
                     continue
                 if self.group.get(maker.name) != group:
                     here = maker.stage == op.stage  # as made: needs no boxing, and exists sooner
-                    gates.setdefault(group, (name, _made_sbp(maker, name) if here else nd_sbp))
+                    gates.setdefault(group, (name, maker.sbp_of(name) if here else nd_sbp))
         return gates
 
     # ------------------------------------------------------------------ ops
@@ -153,7 +153,7 @@ class _Again:
         for op in self.graph.ops:
             if op.phase == FORWARD and self.wanted.intersection(op.makes):
                 read = zip(op.inputs, op.in_sbp, strict=True)
-                copy = _replace_inputs(
+                copy = replace_inputs(
                     op, [self._copy_input(op, name, nd_sbp) for name, nd_sbp in read]
                 )
                 outputs = tuple(
@@ -167,7 +167,7 @@ class _Again:
         joined = self._late_ops()
         for op in self.graph.ops:
             if op.phase in (BACKWARD, WEIGHT_GRAD):
-                op = _replace_inputs(
+                op = replace_inputs(
                     op, [self._copy_name(n) if n in self.wanted else n for n in op.inputs]
                 )
             yield replace(op, phase=BACKWARD) if op.name in joined else op
@@ -305,14 +305,3 @@ def _notes(
                 else ""
             )
         )
-
-
-def _replace_inputs(op: Op, names: list[str]) -> Op:
-    """Return the op with other inputs, in order of appearance."""
-    following = iter(names)
-    swap = lambda _: Ref(next(following))  # noqa: E731
-    return replace(op, args=map_refs(op.args, swap), kwargs=map_refs(op.kwargs, swap))
-
-
-def _made_sbp(maker: Op, name: str) -> NdSbp:
-    return maker.out_sbp[maker.outputs.index(name)]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Op, Variable
+from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Variable
 from flowrun.engine.ops.flow.update import ASSIGN
 from flowrun.engine.passes.search.boxings import Boxings
 from flowrun.engine.passes.search.cost_network import Network, Term
@@ -125,7 +125,7 @@ class _Maker:
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             inputs = op.inputs
             for name in dict.fromkeys(inputs):
-                if self._is_changed(op, name):
+                if self.graph.writes(op, name):
                     continue
                 places = tuple(i for i, other in enumerate(inputs) if other == name)
                 forms = self.forms.of_input(rows, self._stage(name, op.stage), places)
@@ -139,19 +139,12 @@ class _Maker:
         """
         return self.objective.alike[stage] if name in self.staying else stage
 
-    def _is_changed(self, op: Op, name: str) -> bool:
-        """Return whether the op writes the variable: it reads it at home and leaves it there."""
-        variable = self.graph.variable_of.get(name)
-        return variable is not None and variable.new in op.makes
-
-    # ------------------------------------------------------------------ tables
-
     def _keep_at_home(self) -> None:
         for v, (op, rows) in enumerate(zip(self.options.ops, self.options.rows, strict=True)):
             if op.phase != UPDATE and op.target != ASSIGN:
                 continue
             for i, name in enumerate(op.inputs):
-                if not self._is_changed(op, name):
+                if not self.graph.writes(op, name):
                     continue
                 j = op.outputs.index(self.graph.variable_of[name].new)
                 home = self.home_of[self.options.tied.get(name, name)]

@@ -82,7 +82,7 @@ class _Walk:
     def pass_by(self, op: Op, rows: Sequence[AxisSignatures]) -> int:
         """Return the cheapest row of an op, and record the forms of its inputs and outputs."""
         costs = self.objective.row_seconds(op, rows).copy()
-        written = {name for name in op.inputs if self._writes(op, name)}
+        written = {name for name in op.inputs if self.graph.writes(op, name)}
         for k, row in enumerate(rows):
             for name, nd_sbp in zip(op.inputs, inputs_of(row), strict=True):
                 costs[k] += self._price(name, Location(op.stage, nd_sbp), stays=name in written)
@@ -95,10 +95,6 @@ class _Walk:
             if made is not None:
                 self.forms[made] = frozenset((Location(op.stage, made_as),))
         return chosen
-
-    def _writes(self, op: Op, name: str) -> bool:
-        variable = self.graph.variable_of.get(name)
-        return variable is not None and variable.new in op.makes
 
     def _price(self, name: str, form: Location, stays: bool) -> float:
         """Return the seconds of bringing a tensor into a form.

@@ -19,8 +19,6 @@ from flowrun.engine.ops.registry import whole_function
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.strategy import Optimizer
 
-Kwargs = tuple[tuple[str, Any], ...]
-
 
 def update(
     builder: GraphBuilder,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flowrun.engine.boxing.boxing import replace_axis
 from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Variable, gradient_of
 from flowrun.engine.ir.sbp import Broadcast, NdSbp, S, Split
 from flowrun.engine.ops.flow.update import ACCUMULATE
@@ -71,7 +72,7 @@ def _shard(
     taken = {sbp.dim for sbp in variable.nd_sbp if isinstance(sbp, Split)}
     for dim, size in enumerate(tensor.shape):
         if dim not in taken and size % grid[axis] == 0:
-            return (*variable.nd_sbp[:axis], S(dim), *variable.nd_sbp[axis + 1 :])
+            return replace_axis(variable.nd_sbp, axis, S(dim))
     return None
 
 
@@ -80,5 +81,5 @@ def _shard_accumulator(op: Op, homes: dict[str, NdSbp], axis: int) -> Op:
     home = homes.get(gradient_of(made or ""))
     if op.target != ACCUMULATE or home is None:
         return op
-    nd_sbp = (*op.in_sbp[0][:axis], home[axis], *op.in_sbp[0][axis + 1 :])
+    nd_sbp = replace_axis(op.in_sbp[0], axis, home[axis])
     return replace(op, in_sbp=(nd_sbp,), out_sbp=(nd_sbp,))
