@@ -116,8 +116,17 @@ def adamw_of_many(
 
     def plain(changed: Sequence[Tensor], gradient: Tensor) -> None:
         param, average, square = changed
-        states: Any = [average], [square], [], [step - 1]
-        plain_adamw([param], [gradient], *states, foreach=False, lr=float(lr), **rule)
+        plain_adamw(
+            [param],
+            [gradient],
+            [average],
+            [square],
+            [],
+            [step - 1],
+            foreach=False,
+            lr=float(lr),
+            **rule,
+        )
 
     _in_place(fused, plain, each, coefficient, skip)
 
