@@ -25,12 +25,12 @@ from flowrun.engine.ir.graph import (
 )
 from flowrun.engine.lowering.add_boxings import add_boxings
 from flowrun.engine.lowering.add_readers import add_readers
-from flowrun.engine.lowering.form_regions import add_regions
+from flowrun.engine.lowering.add_regions import add_regions
+from flowrun.engine.lowering.add_registers import add_registers
 from flowrun.engine.lowering.lower import add_costs, add_reports, start_plan
-from flowrun.engine.lowering.merge_chains import join_chains
-from flowrun.engine.lowering.overwrite import reuse_buffers
-from flowrun.engine.lowering.registers import add_registers
-from flowrun.engine.lowering.shared_weights import share_weights
+from flowrun.engine.lowering.merge_chains import merge_chains
+from flowrun.engine.lowering.reuse_buffers import reuse_buffers
+from flowrun.engine.lowering.share_weights import share_weights
 from flowrun.engine.passes.count_step import count_step
 from flowrun.engine.passes.count_targets import count_targets
 from flowrun.engine.passes.find_rows import find_rows
@@ -92,7 +92,7 @@ EVALUATION: Passes = {
 PLAN_PASSES: Mapping[str, tuple[PlanPass, ...]] = {
     REGIONS: (
         add_regions,  # ops that run with no communication between them: one program
-        join_chains,  # regions that follow one another with no choice between them become one
+        merge_chains,  # regions that follow one another with no choice between them become one
     ),
     ACTORS: (
         add_readers,  # fields of the batch, and the steps in which samples are made

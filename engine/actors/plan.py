@@ -65,7 +65,7 @@ class RegionWork:
     reads, makes: tensors from and for registers.
     accumulates: those made that are summed over the acts of a step.
     updates: (variable's tensor, tensor that it becomes).
-    overwrites: (tensor made, tensor read in whose memory it is written): overwrite.py.
+    overwrites: (tensor made, tensor read in whose memory it is written): reuse_buffers.py.
     sent: tensors made that boxings alone read: they may lie in any order of memory.
     """
 
@@ -104,7 +104,7 @@ class BoxWork:
 
     steps: one for each move, of one axis, kind and reduction; the dims that they split may differ.
     one_copy: what is read are pieces of what is made, in memory that the group shares: no byte
-        moves (shared_weights.py).
+        moves (share_weights.py).
     """
 
     steps: tuple[BoxingStep, ...]

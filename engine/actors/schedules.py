@@ -1,5 +1,5 @@
 """Schedules: how many micro-batches a stage may hold for backward, and whether weight gradients
-stay joined to backward; with several chunks, the order of their turns too.  registers.py makes
+stay joined to backward; with several chunks, the order of their turns too.  add_registers.py makes
 slots of the numbers, split_weight_grads.py a phase of the rest, and the protocol does what follows.
 """
 
@@ -26,7 +26,7 @@ def held_micro_batches(
 
     in_flight: as Strategy's.  stages, micro_batches, chunks: how many there are.
     stage, chunk: which.  alone: what a single stage holds where the schedule is zero bubble,
-    which has no bubble to fill there: 2 hide the communication of backward (registers.py).
+    which has no bubble to fill there: 2 hide the communication of backward (add_registers.py).
     Raises RecipeError for an unknown schedule.
     """
     match in_flight:

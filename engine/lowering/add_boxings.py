@@ -20,7 +20,7 @@ from flowrun.engine.actors.plan import (
 from flowrun.engine.boxing.boxing import BoxingStep, exchange_if_small
 from flowrun.engine.ir.graph import Op
 from flowrun.engine.ir.location import Location
-from flowrun.engine.lowering.form_regions import is_communication
+from flowrun.engine.lowering.add_regions import is_communication
 from flowrun.engine.lowering.lower import set_actors
 from flowrun.engine.ops.flow.structure import TRANSFER
 from flowrun.engine.strategy import Strategy

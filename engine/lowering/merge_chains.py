@@ -22,7 +22,7 @@ from graphlib import TopologicalSorter
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, PHASES, WEIGHT_GRAD, WEIGHTS, LogicalGraph
-from flowrun.engine.lowering.form_regions import (
+from flowrun.engine.lowering.add_regions import (
     Region,
     is_communication,
     read_regions,
@@ -35,13 +35,13 @@ from flowrun.engine.strategy import Strategy
 Node = int | str  # a region's number, or the name of a moving op or of a stage's batch
 
 
-def join_chains(plan: Plan, strategy: Strategy) -> Plan:
+def merge_chains(plan: Plan, strategy: Strategy) -> Plan:
     """Join the regions of each chain to one actor (a pass)."""
     regions = tuple(read_regions(plan))
-    return set_regions(plan, merge_chains(plan.graph, regions, strategy.micro_batches))
+    return set_regions(plan, join_regions(plan.graph, regions, strategy.micro_batches))
 
 
-def merge_chains(
+def join_regions(
     graph: LogicalGraph, regions: Sequence[Region], micro_batches: int
 ) -> tuple[Region, ...]:
     """Join the regions of each chain of a boxed graph; return those that remain, in order.

@@ -1,4 +1,4 @@
-"""throttle: what would run far ahead is held back.  Part of registers.py's work.
+"""throttle: what would run far ahead is held back.  Part of add_registers.py's work.
 
 Weights are always there to be gathered (ZeRO 3), and nothing waits for the reduction of a gradient
 (ZeRO 2, 3) but a sum.  The registers between neighbours hold neither: a rank that is early would

@@ -175,7 +175,7 @@ class LaidOutBranch:
         same = self.graph.tensors[home.tensor].shape == tensor.shape
         same = same and len(home.nd_sbp) == len(grid)
         held = math.prod(largest_shape(tensor.shape, home.nd_sbp, grid)) if same else 0
-        # a host may have the pieces of a weight side by side, once (lowering/shared_weights.py)
+        # a host may have the pieces of a weight side by side, once (lowering/share_weights.py)
         soon = v.kind == "state" or self.strategy.shared_memory
         sharded = zero >= (1 if soon else 3) and v.kind != "buffer"
         if sharded and tensor.num_elements >= self.strategy.zero.min_size:

@@ -1,4 +1,4 @@
-"""Ops that write their result over one of their arguments (lowering/overwrite.py says which may).
+"""Ops that write their result over one of their arguments (which: lowering/reuse_buffers.py).
 
 A result has the strides that the op itself would give it, or those of a contiguous tensor, which
 every op takes: to a view or a kernel that reads it, others may be an error.

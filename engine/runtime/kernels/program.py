@@ -28,7 +28,7 @@ class ProgramCall:
     single: the function returns one tensor, not a tuple.
     changes: the values that it changes in place.
     plain: the line is never compiled (Trait.PLAIN).
-    into: the value in whose memory the result is written (overwrite.py).
+    into: the value in whose memory the result is written (reuse_buffers.py).
     any_stride: the result may have any strides, as it is only added to others, or sent.
     """
 

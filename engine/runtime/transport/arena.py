@@ -1,5 +1,5 @@
 """Arena: memory of one rank that the other ranks of its host read: messages, and weights that they
-write too (shared_weights.py).
+write too (share_weights.py).
 
 An anonymous file in memory: it has no name that could be left behind, and goes when the last
 process that maps it ends.  It is as large as the rank's share of the machine's memory and takes

@@ -1,5 +1,5 @@
 """Side by side: the weights that ranks of one host hold in pieces and read whole, in one memory
-(engine/lowering/shared_weights.py says which).
+(engine/lowering/share_weights.py says which).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from flowrun.engine.compile import compile_training
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph
 from flowrun.engine.ir.sbp import B, S, Sbp
-from flowrun.engine.lowering.form_regions import is_communication
+from flowrun.engine.lowering.add_regions import is_communication
 from flowrun.engine.ops.flow import sparse
 from flowrun.engine.ops.nn.embedding import EMBEDDING_BACKWARD
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster

@@ -12,8 +12,8 @@ from flowrun.engine.actors.plan import Plan
 from flowrun.engine.actors.scheduler import COMMUNICATION
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.lowering import merge_chains as merging
-from flowrun.engine.lowering.form_regions import form_regions
-from flowrun.engine.lowering.merge_chains import merge_chains
+from flowrun.engine.lowering.add_regions import form_regions
+from flowrun.engine.lowering.merge_chains import join_regions
 from flowrun.engine.pipeline import PASSES, lower
 from flowrun.engine.rehearsal.rehearsal import Rehearsal, rehearse
 from flowrun.engine.strategy import Strategy
@@ -30,7 +30,7 @@ ROUNDING_S = 1e-12  # a sum of other parts
 def chains(strategy: Strategy) -> list[str]:
     """The ops of each merged region of two layers."""
     graph = rewritten(PASSES, strategy)
-    merged = merge_chains(graph, form_regions(graph), strategy.micro_batches)
+    merged = join_regions(graph, form_regions(graph), strategy.micro_batches)
     return [" ".join(op.name for op in region.ops) for region in merged]
 
 
@@ -55,14 +55,14 @@ def test_stages_keep_apart_what_another_micro_batch_may_go_between() -> None:
 
 def test_equal_blocks_stay_programs_of_their_own() -> None:
     graph = compiled(TINY_GPT, Layout()).plan.graph
-    found = {region.unit for region in merge_chains(graph, form_regions(graph), 1)}
+    found = {region.unit for region in join_regions(graph, form_regions(graph), 1)}
     assert {"blocks.0", "blocks.1", "blocks.2", "blocks.3", "norm..loss"} <= found
 
 
 @contextmanager
 def _unmerged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
-        patched.setattr(merging, "merge_chains", lambda graph, regions, micro_batches: regions)
+        patched.setattr(merging, "join_regions", lambda graph, regions, micro_batches: regions)
         yield
 
 

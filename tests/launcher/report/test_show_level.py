@@ -18,7 +18,7 @@ def test_every_level_is_explained_and_printed() -> None:
     texts = {level: level_report(small_job(RECIPE), level) for level in EXPLAINED}
     for level, text in texts.items():
         assert text.startswith(f"{level}: {EXPLAINED[level]}\n")
-    assert "\npasses: add_regions, join_chains\n" in texts["regions"]
+    assert "\npasses: add_regions, merge_chains\n" in texts["regions"]
     assert "stage 1" in texts["staged"] and "stage 1" not in texts["captured"]
     assert "flow.transfer" in texts["boxed"] and "flow.transfer" not in texts["signed"]
     assert "bytes" in texts["registers"]

@@ -1,4 +1,4 @@
-"""registers: what passes between actors, and how many slots each register has.
+"""add_registers: what passes between actors, and how many slots each register has.
 
 Tensors that one actor makes for the same readers share a register.  Slots: 1 for what changes once
 a step; the stage's micro-batches in flight for a stash; engine.register_slots for the rest, but at

@@ -1,4 +1,4 @@
-"""one_copy: gathers of weights that move no byte, since the ranks of the group share memory.
+"""share_weights: gathers of weights that move no byte, since the ranks of the group share memory.
 
 ZeRO gathers a weight from shards that the ranks update.  Where they share memory, the shards lie
 side by side in it: each rank updates its own, all read the whole, and a weight is on a host once.
@@ -21,8 +21,8 @@ from flowrun.engine.boxing.boxing import ALL_GATHER, replace_axis
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.placement import largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, Split
-from flowrun.engine.lowering.form_regions import is_communication
-from flowrun.engine.lowering.overwrite import find_ancestors
+from flowrun.engine.lowering.add_regions import is_communication
+from flowrun.engine.lowering.reuse_buffers import find_ancestors
 from flowrun.engine.ops.op_info import Trait
 from flowrun.engine.ops.traits import has
 from flowrun.engine.strategy import Strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrun.engine.ir.graph import FORWARD, PHASES, LogicalGraph
-from flowrun.engine.lowering.form_regions import Region, form_regions, is_communication
+from flowrun.engine.lowering.add_regions import Region, form_regions, is_communication
 from flowrun.engine.pipeline import PASSES
 from flowrun.engine.strategy import Strategy, Zero
 from support.graph_text import one_axis, one_rank_stages, rewritten

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrun.engine.actors.plan import RegionWork
-from flowrun.engine.lowering.overwrite import overwrite
+from flowrun.engine.lowering.reuse_buffers import overwrite
 from flowrun.engine.ops import registry
 from flowrun.engine.ops.nn import cross_entropy
 from flowrun.engine.ops.op_info import Trait

@@ -1,5 +1,5 @@
-"""overwrite: Plan -> Plan.  Which op of a region may write its result over one that it reads, since
-nobody reads that any more: no new memory, and a third of the bytes less to move.
+"""reuse_buffers: which op of a region may write its result over one that it reads, since nobody
+reads that any more: no new memory, and a third of the bytes less to move.
 
 Seldom worth its time, always worth its memory: logits and the gradients of a loss are among the
 largest tensors of a step.  What an op makes is memory of its own only if it ALLOCATES

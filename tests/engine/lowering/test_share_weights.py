@@ -14,7 +14,7 @@ from flowrun.engine.ir.graph import LogicalGraph, LogicalTensor, Op, Ref, Variab
 from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.ir.sbp import B, NdSbp, P, S
-from flowrun.engine.lowering.shared_weights import mark_shared_gathers
+from flowrun.engine.lowering.share_weights import mark_shared_gathers
 from flowrun.engine.runtime.rank.rank import Rank
 from flowrun.engine.runtime.transport.shared_weight_memory import (
     SharedMemory,

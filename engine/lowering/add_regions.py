@@ -1,4 +1,4 @@
-"""form_regions: which ops of the boxed graph run together as one program.
+"""add_regions: which ops of the boxed graph run together as one program.
 
 A region is a set of ops of one stage and phase with the same (run, depth):
 
