@@ -7,6 +7,7 @@ the last one, of a GPT of 4 blocks on 2 cores.
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import torch.distributed as dist
@@ -18,16 +19,19 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+LOOPBACK = "127.0.0.1"
 ONE_HOST = "flowrun-one-host"  # LaunchConfig.rdzv_backend
 
 
 class OneHost(RendezvousHandler):
-    """The agent's store is the ranks' own, on a port that is free."""
+    """The agent's store is the ranks' own, on a free port of loopback: nobody else reaches it."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         made: Any = dist.TCPStore  # type: ignore[attr-defined]
-        self.store = made("localhost", 0, 1, is_master=True, multi_tenant=True)
+        with socket.create_server((LOOPBACK, 0)) as listener:  # torch's own listens everywhere
+            port = listener.getsockname()[1]
+            self.store = made(LOOPBACK, port, is_master=True, master_listen_fd=listener.detach())
 
     @property
     def use_agent_store(self) -> bool:
@@ -40,7 +44,7 @@ class OneHost(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """This host is the first of one."""
-        where = RendezvousStoreInfo("localhost", self.store.port)
+        where = RendezvousStoreInfo(LOOPBACK, self.store.port)
         return RendezvousInfo(self.store, 0, 1, where)
 
     def is_closed(self) -> bool:

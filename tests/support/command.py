@@ -106,6 +106,15 @@ class Command:
         (os.killpg if group else os.kill)(self.process.pid, number)
         return self.end(within=5)
 
+    def listens_at(self) -> set[str]:
+        """Return the addresses at which its processes listen."""
+        return {
+            found.laddr.ip
+            for process in _left(self.process.pid)
+            for found in process.net_connections("tcp")
+            if found.status == psutil.CONN_LISTEN
+        }
+
     def end(self, within: float = 60) -> Ended:
         """Wait until it and whoever else holds its output has ended, workers included."""
         begun = time.monotonic()

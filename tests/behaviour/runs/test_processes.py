@@ -93,6 +93,7 @@ def test_a_launcher_that_is_told_to_end_takes_its_workers_along(place: Path) -> 
 def test_a_launcher_that_is_killed_leaves_no_worker(place: Path) -> None:
     command = Command(place, "recipe=small", ENDLESS)
     command.until("step 0")
+    assert command.listens_at() == {"127.0.0.1"}  # nobody on the network reaches a run on one host
     ended = command.signal(signal.SIGKILL)
     assert ended.status == -signal.SIGKILL
 
