@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,11 @@ from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.hosts import HostStore, ranks_of_a_host
+from flowrun.launcher.launch.restarts import Attempts, Ending, restart
 from flowrun.launcher.launch.worker import Worker
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import complete
 
 _JOIN_S = 600  # how long a host waits for the others
 _PATIENCE_S = 2.0  # after a rank of another host failed, ranks here that do not notice are ended
@@ -58,12 +58,8 @@ def execute_local(
     training's regions.  Raises RunError for the rank that failed (not for one that lost it),
     KeyboardInterrupt on Ctrl-C.
     """
-    launch, num_ranks = job.recipe.launch, training.plan.num_ranks
-    local_ranks = ranks_of_a_host(num_ranks, launch)
-    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
-    readers, writers = zip(*pipes, strict=True)
-    events = EventCollector(record=record)
-    born = multiprocessing.get_context("fork").Barrier(local_ranks)
+    num_ranks = training.plan.num_ranks
+    local_ranks = ranks_of_a_host(num_ranks, job.recipe.launch)
     worker = Worker(
         job=job,
         training=training,
@@ -71,16 +67,42 @@ def execute_local(
         kernels=kernels,
         folder=record.folder,
         launcher=os.getpid(),
-        pipes=writers,
-        born=born,
     )
+    attempts = Attempts(limit=job.recipe.launch.restarts, furthest=record.reached)
+    while True:
+        events = EventCollector(record=record)
+        ended = _run_ranks(worker, local_ranks, events)
+        error = events.verdict(ended)
+        if error is None:
+            break
+        again = attempts.after(events.ending(ended, error), record.reached)
+        if again is None or not isinstance(error, RunError):
+            record.close()
+            events.notify_other_hosts(error)
+            raise error
+        attempts = again
+        restart(job, record, attempts, error)
+    if events.here:
+        _join_weights(events, record, num_ranks)
+    return events.log()
+
+
+def _run_ranks(worker: Worker, local_ranks: int, events: EventCollector) -> BaseException | None:
+    """Fork this host's ranks and wait for their end; return what ended them early, or None.
+
+    worker: what they do.  local_ranks: their number.  events: takes what they send.
+    """
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
+    readers, writers = zip(*pipes, strict=True)
+    born = multiprocessing.get_context("fork").Barrier(local_ranks)
+    worker = replace(worker, pipes=writers, born=born)
     listener = threading.Thread(target=events.listen, args=(readers,), daemon=True)
     listener.start()
     ended: BaseException | None
     well = False
     try:
         with _ctrl_c_is_ours(), events.may_stop_us():
-            ended = _launch(worker, local_ranks, job)
+            ended = _launch(worker, local_ranks, worker.job)
         well = ended is None
     except KeyboardInterrupt as error:
         ended = error
@@ -88,13 +110,7 @@ def execute_local(
         for pipe in writers:  # every other copy was a worker's: the listener comes to an end
             pipe.close()
         listener.join(timeout=None if well else 5)  # the report has all events
-    if (verdict := events.verdict(ended)) is not None:
-        record.close()
-        events.notify_other_hosts(verdict)
-        raise verdict
-    if events.here:
-        _join_weights(events, record, num_ranks)
-    return events.log()
+    return ended
 
 
 # ---- starting ------------------------------------------------------------------------------------
@@ -235,7 +251,8 @@ class EventCollector:
     """Collects the events of workers, in a thread of the launcher.
 
     failures: each with True if the rank merely lost another.  hosts: their store, where
-    there are several.  broken: what went wrong here, while writing it down.
+    there are several.  broken: what went wrong here, while writing it down.  stopped_us: an event
+    has ended the run.
     """
 
     record: Record
@@ -245,6 +262,7 @@ class EventCollector:
     hosts: HostStore | None = None
     broken: RunError | None = None
     running: bool = False
+    stopped_us: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def listen(self, readers: Sequence[Connection]) -> None:
@@ -271,7 +289,7 @@ class EventCollector:
                     self.record.write_evaluation(step, results)
                 case ("saved", folder):
                     if self.hosts is None or self.hosts.host == 0:
-                        complete(Path(folder), self.record.job.recipe.train.keep)
+                        self.record.complete_checkpoint(Path(folder))
                 case ("end", rank, measured):
                     self.ends[rank] = measured
                 case ("weights", rank, seen):
@@ -304,6 +322,7 @@ class EventCollector:
     def _stop_us(self) -> None:
         with self.lock:
             if self.running:
+                self.stopped_us = True
                 os.kill(os.getpid(), _STOP)  # elastic ends the workers, then itself
 
     def verdict(self, ended: BaseException | None) -> BaseException | None:
@@ -320,6 +339,17 @@ class EventCollector:
         died = [ended] if ended.where.startswith("rank") and ended.where not in known else []
         victims = [error for error, _ in self.failures]
         return self.broken or [*own, *died, *victims, ended][0]
+
+    def ending(self, ended: BaseException | None, error: BaseException) -> Ending:
+        """Say why the ranks have ended.
+
+        ended: Ctrl-C, or what elastic saw first.  error: the verdict.
+        """
+        told = isinstance(ended, RunError) and not ended.where.startswith("rank")
+        if self.broken or isinstance(ended, KeyboardInterrupt) or (told and not self.stopped_us):
+            return Ending.STOPPED
+        raised = any(error is failure and not lost_peer for failure, lost_peer in self.failures)
+        return Ending.RAISED if raised else Ending.DIED
 
     def notify_other_hosts(self, error: BaseException) -> None:
         """Notify them, unless a rank that failed has done so itself."""
@@ -342,7 +372,14 @@ class EventCollector:
                 if measured["notes"]
             }
         )
-        return Log(tuple(self.record.steps), self.record.validation, *by_rank)
+        record = self.record
+        return Log(
+            tuple(record.steps),
+            record.validation,
+            *by_rank,
+            restarts=record.restarts,
+            measured_steps=record.reached - record.first,
+        )
 
 
 def _join_weights(events: EventCollector, record: Record, num_ranks: int) -> None:

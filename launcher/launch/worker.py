@@ -62,8 +62,8 @@ class Worker:
     kernels: Kernels
     folder: Path
     launcher: int
-    pipes: tuple[Connection, ...]
-    born: Barrier
+    pipes: tuple[Connection, ...] = ()
+    born: Barrier | None = None
 
     def live(self) -> None:
         """Run from the fork to the exit."""
@@ -78,6 +78,7 @@ class Worker:
         try:
             # The store's thread looks up the name of a process that connects, under a lock of the C
             # library. A rank that is forked at that moment would find it locked for ever.
+            assert self.born is not None
             self.born.wait(_BORN_S)
             self._run(rank, events)
         except BaseException as error:

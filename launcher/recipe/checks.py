@@ -208,6 +208,12 @@ def _check_launch(recipe: RecipeSchema) -> None:
         f"{launch.nnodes} hosts need an endpoint for their rendezvous.",
         "Write launch.rdzv_endpoint=host:port, the same on every host.",
     )
+    require(
+        not launch.restarts or (launch.name != "virtual" and launch.nnodes == 1),
+        "launch.restarts",
+        "only ranks that are processes of one host are started again.",
+        "Write launch.restarts=0.",
+    )
     rank = launch.node_rank
     require(
         rank is None or 0 <= rank < launch.nnodes,

@@ -242,6 +242,7 @@ class Launch:
     transport: between ranks on CPUs: gloo, shared (memory, on one host), or auto (shared within a
         host, gloo between hosts).
     message_order_seed: virtual only: deliver messages in the random order of this seed.
+    restarts: restarts in a row without a new step before the run ends, when ranks die; 0: none.
     slurm: the batch job.
     """
 
@@ -253,6 +254,7 @@ class Launch:
     threads: int = 1
     transport: str = "auto"
     message_order_seed: int | None = None
+    restarts: int = 0
     slurm: Slurm = field(default_factory=Slurm)
 
 

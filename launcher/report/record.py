@@ -1,6 +1,6 @@
 """Record: the run's folder while the run goes on.
 
-recipe.yaml, plan.txt, metrics.jsonl, TensorBoard events, report.json.
+recipe.yaml, plan.txt, metrics.jsonl, restarts.jsonl, TensorBoard events, report.json.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,14 +21,14 @@ from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import STOP
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.report import Report, StepRecord, numbers, strict
-from flowrun.launcher.store.checkpoint import RECIPE, find_all, replace_text
+from flowrun.launcher.store.checkpoint import RECIPE, complete, find_all, replace_text
 
 _NO_TARGET = (
     "step {step} has no target: its loss is not a number (null in metrics.jsonl) and its gradients"
     " are 0, as in plain torch"
 )
 
-METRICS = "metrics.jsonl"
+METRICS, RESTARTS = "metrics.jsonl", "restarts.jsonl"
 
 
 class Record:
@@ -44,7 +44,11 @@ class Record:
         of_others = job.recipe.train.on_nonfinite == STOP and job.recipe.precision.dtype != "fp16"
         self.stops = of_others  # of any other loss that is no number finite.py ends the run
         self.first = job.start.step if job.start else 0
+        self.checkpoints = [job.start] if job.start else []  # of this run, oldest first
+        self.restarts = 0
         folder.mkdir(parents=True, exist_ok=True)
+        if not self.first:
+            (folder / RESTARTS).unlink(missing_ok=True)
         _lines_before(folder / METRICS, self.first)  # what is wrong there is said before the start
         replace_text(folder / RECIPE, job.recipe.to_yaml())
         self._metrics: TextIO | None = None
@@ -103,6 +107,27 @@ class Record:
             self.progress.show_evaluation(step, validation)
         for name, value in numbers(validation).items():
             self._writer().add_scalar(f"validation/{name}", value, step)
+
+    @property
+    def reached(self) -> int:
+        """Steps of the training that are done and recorded."""
+        return self.steps[-1].step + 1 if self.steps else self.first
+
+    def complete_checkpoint(self, folder: Path) -> None:
+        """Make a checkpoint that all ranks have written count."""
+        self.checkpoints.append(complete(folder, self.job.recipe.train.keep))
+
+    def go_back(self, first: int, why: Mapping[str, Any]) -> None:
+        """Forget the steps from `first` on, which new ranks will do again.
+
+        why: a line of restarts.jsonl.
+        """
+        self.close()
+        self.first, self._metrics, self._events = first, None, None
+        self.steps = [record for record in self.steps if record.step < first]
+        self.restarts += 1
+        with (self.folder / RESTARTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(strict(why)) + "\n")
 
     def say(self, text: str) -> None:
         """Show a line about what takes time before the first step."""

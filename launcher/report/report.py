@@ -58,12 +58,14 @@ class Log:
     steps: of the whole run.
     validation: mean of each result over the held-out samples, at the end; mirrored view: of each
     rank too.
-    peak_bytes, sent_bytes: by rank; sent_bytes are of the whole training.
+    peak_bytes, sent_bytes: by rank.
     acts: rank -> actor name -> acts.
     peak_bytes: of live tensors.  process_bytes: of anonymous memory, by rank: with what allocator,
     transport and libraries keep.
     most_stashed: rank -> most versions of one stash register that were live at once.
     notes: what each rank did in its last steps (engine.trace), on the first rank's clock.
+    restarts: how often ranks were started again.
+    measured_steps: steps since the last start of ranks, which sent_bytes are of; None: all.
     """
 
     steps: tuple[StepRecord, ...]
@@ -74,6 +76,8 @@ class Log:
     most_stashed: dict[int, int] = field(default_factory=dict)
     process_bytes: dict[int, int] = field(default_factory=dict)
     notes: Mapping[int, Sequence[TraceEvent]] = field(default_factory=dict)
+    restarts: int = 0
+    measured_steps: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,7 @@ class Report:
         advice: what to do if the profile is far from this machine; else empty.
         capture_check_s: seconds of the comparison of the captured graph with the model
             (engine.check_capture).
+        restarts: how often ranks were started again (launch.restarts).
     """
 
     name: str
@@ -120,6 +125,7 @@ class Report:
     model_flops: float = 0.0
     advice: str = ""
     capture_check_s: float | None = None
+    restarts: int = 0
 
     @staticmethod
     def of(job: Job, training: Rehearsed, log: Log) -> Report:
@@ -141,7 +147,8 @@ class Report:
             "step_s": step_s,
             "peak_bytes": {str(r): log.peak_bytes.get(r, 0) for r in ranks},
             "process_bytes": {str(r): log.process_bytes.get(r, 0) for r in ranks},
-            "sent_bytes": sum(log.sent_bytes.values()) / max(1, len(log.steps)),
+            "sent_bytes": sum(log.sent_bytes.values())
+            / max(1, log.measured_steps or len(log.steps)),
         }
         advice = ""
         if job.is_foreseeable and job.strategy.hardware.name == CPU:  # no other was named
@@ -168,6 +175,7 @@ class Report:
             model_flops=model_flops(plan),
             advice=advice,
             capture_check_s=job.plans.check.seconds if job.plans.check else None,
+            restarts=log.restarts,
         )
 
     def to_json(self) -> str:

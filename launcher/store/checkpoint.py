@@ -101,6 +101,11 @@ def prepare(run_folder: Path, resumed: bool) -> None:
             f"{run_folder} has checkpoints of another run.",
             f"flowrun resume {run_folder} goes on with it; a new run needs another folder.",
         )
+    remove_partial(run_folder)
+
+
+def remove_partial(run_folder: Path) -> None:
+    """Remove what ranks that have ended left half written."""
     for left in (run_folder / FOLDER).glob(f"*{PARTIAL}"):
         if _LEFT.fullmatch(left.name):
             shutil.rmtree(left, ignore_errors=True)
@@ -122,7 +127,7 @@ def begin(run_folder: Path, about: About, recipe: str) -> Path:
     return folder
 
 
-def complete(folder: Path, keep: int) -> None:
+def complete(folder: Path, keep: int) -> Checkpoint:
     """Make a checkpoint count: all ranks have written it, and metrics.jsonl has its steps.
 
     keep: the number of checkpoints that stay; 0: all.  Later ones, of a run that was resumed from
@@ -138,6 +143,7 @@ def complete(folder: Path, keep: int) -> None:
     newest = next(k for k, checkpoint in enumerate(found, 1) if checkpoint.folder == done)
     for old in found[newest:] + (found[: max(0, newest - keep)] if keep else []):
         _remove(old.folder)
+    return found[newest - 1]
 
 
 def _remove(folder: Path) -> None:

@@ -28,7 +28,7 @@ train: {batch_size: 8, micro_batches: 2, steps: 4}
 """
 
 # Rank 1 may be told to fail, or to die, at the first sample of its 8th micro-batch (the process of
-# the virtual cluster counts as rank 1).
+# the virtual cluster counts as rank 1); "kill once": by the first rank 1 that comes to it.
 SAMPLES = """\
 import os
 import signal
@@ -60,6 +60,11 @@ def break_down(how: str) -> None:
         raise ValueError("sample 28 is not there")
     if how == "exit":
         os._exit(7)
+    if how == "kill once":
+        try:
+            os.close(os.open("killed_once", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -1,0 +1,116 @@
+"""Restarts: what the launcher does when ranks have died (launch.restarts).
+
+The launcher still holds the compiled job, so it forks new ranks where the newest whole state lies.
+`Attempts` decides; it knows no process and no clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from flowrun.engine.errors import RunError
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.report.record import Record
+from flowrun.launcher.store import checkpoint as checkpoints
+from flowrun.launcher.store.checkpoint import Checkpoint
+
+LONGEST_WAIT_S = 60.0
+
+
+class Ending(Enum):
+    """Why ranks have ended: one died or lost another (DIED), the code of one raised an error
+    (RAISED), or someone wants the run to end (STOPPED).
+    """
+
+    DIED, RAISED, STOPPED = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempts:
+    """The restarts of a run so far.
+
+    limit: restarts in a row that reach no new step; then the run ends.
+    in_row: such restarts so far.  total: all restarts.
+    furthest: most steps that were ever done.
+    raised: the last attempt ended with an error of a rank's code.
+    """
+
+    limit: int
+    in_row: int = 0
+    total: int = 0
+    furthest: int = 0
+    raised: bool = False
+
+    def after(self, ending: Ending, reached: int) -> Attempts | None:
+        """Return the attempts with one more restart; None if the run ends.
+
+        ending: why the ranks ended.  reached: steps done by then.  An error that a rank's code
+        raises again before there is a new step would be raised each time.
+        """
+        progress = reached > self.furthest
+        in_row = 0 if progress else self.in_row
+        again = ending is Ending.RAISED and self.raised and not progress
+        if ending is Ending.STOPPED or again or in_row >= self.limit:
+            return None
+        return replace(
+            self,
+            in_row=in_row + 1,
+            total=self.total + 1,
+            furthest=max(reached, self.furthest),
+            raised=ending is Ending.RAISED,
+        )
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds before this restart: none before the first in a row, then 1, 2, 4 and so on."""
+        return min(LONGEST_WAIT_S, 2.0 ** (self.in_row - 2)) if self.in_row > 1 else 0.0
+
+
+def restart(job: Job, record: Record, attempts: Attempts, error: RunError) -> None:
+    """Put the job and the run's folder where the ranks begin again, say so, and wait.
+
+    job: its start is replaced.  record: forgets the steps that will be done again.
+    attempts: with this restart.  error: why the ranks ended.
+    """
+    job.start = find_newest_whole(record.checkpoints)
+    first, reached = job.start.step if job.start else 0, record.reached
+    record.go_back(
+        first,
+        {
+            "restart": attempts.total,
+            "time": time.time(),
+            "where": error.where,
+            "problem": error.problem,
+            "reached": reached,
+            "first": first,
+        },
+    )
+    record.note(
+        f"{error.where}: {error.problem.splitlines()[0]} Restart {attempts.in_row} of "
+        f"{attempts.limit} from step {first}, {reached - first} back."
+    )
+    checkpoints.remove_partial(record.folder)
+    time.sleep(attempts.wait_s)
+
+
+def find_newest_whole(found: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole, of those of a run; None if it has none.
+
+    Where none is whole it is the oldest: what is wrong with it is said by the ranks that read it.
+    """
+    there = [checkpoint for checkpoint in found if checkpoint.folder.is_dir()]
+    whole = next((checkpoint for checkpoint in reversed(there) if _is_whole(checkpoint)), None)
+    return whole or next(iter(there), None)
+
+
+def _is_whole(found: Checkpoint) -> bool:
+    from flowrun.engine.runtime.drivers.logical_checkpoint import check  # 0.8 s, seldom needed
+
+    try:
+        check(found.folder)
+    except RunError:
+        return False
+    return True
