@@ -374,7 +374,7 @@ class EventCollector:
         )
         record = self.record
         return Log(
-            tuple(record.steps),
+            record.steps,
             record.validation,
             *by_rank,
             restarts=record.restarts,

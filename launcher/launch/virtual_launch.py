@@ -92,7 +92,7 @@ def _make_cluster(job: Job, training: Rehearsed, kernels: Kernels) -> VirtualClu
 
 def _make_log(cluster: VirtualCluster, training: Rehearsed, record: Record) -> Log:
     return Log(
-        tuple(record.steps),
+        record.steps,
         record.validation,
         {},
         _sum_sent(cluster),

@@ -135,7 +135,7 @@ class Worker:
 
         for segment in self.job.segments:
             with memory.of_training(trained):
-                trained.run(segment.last, on_step if trained.reports else None, segment.first)
+                trained.run(segment.last, on_step if trained.reports else _forget, segment.first)
             check_weights(self.job, segment.last, trained.body)
             if segment.evaluate and self.evaluation:
                 evaluation = evaluation or self._evaluator(rank, trained, device)
@@ -269,6 +269,10 @@ class Worker:
         recipe = self.job.recipe
         parts = (recipe.model, recipe.weights, recipe.data, recipe.train, recipe.optim, recipe.eval)
         return f"{self.training.plan}\n{parts}"
+
+
+def _forget(step: int, results: Results, seconds: float) -> None:
+    """Leave the results of a step to the rank that reports them."""
 
 
 @contextmanager

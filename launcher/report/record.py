@@ -20,7 +20,7 @@ from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import STOP
 from flowrun.launcher.report.progress import Progress
-from flowrun.launcher.report.report import Report, StepRecord, numbers, strict
+from flowrun.launcher.report.report import Report, StepLog, StepRecord, numbers, strict
 from flowrun.launcher.store.checkpoint import RECIPE, complete, find_all, replace_text
 
 _NO_TARGET = (
@@ -38,7 +38,7 @@ class Record:
         self.folder = folder
         self.job = job
         self.progress = progress
-        self.steps: list[StepRecord] = []
+        self.steps = StepLog()
         self.validation: Results = {}
         self.no_target = False  # a step had a loss that is no number
         of_others = job.recipe.train.on_nonfinite == STOP and job.recipe.precision.dtype != "fp16"
@@ -79,7 +79,7 @@ class Record:
         record = StepRecord(
             step=step, loss=results["loss"], step_s=seconds, speed=speed, skipped_updates=skipped
         )
-        self.steps.append(record)
+        self.steps.add(record)
         if math.isnan(record.loss) and not self.no_target and self.stops:
             self.no_target = True
             self.note(_NO_TARGET.format(step=step))
@@ -111,7 +111,7 @@ class Record:
     @property
     def reached(self) -> int:
         """Steps of the training that are done and recorded."""
-        return self.steps[-1].step + 1 if self.steps else self.first
+        return self.steps.last.step + 1 if self.steps.last else self.first
 
     def complete_checkpoint(self, folder: Path) -> None:
         """Make a checkpoint that all ranks have written count."""
@@ -124,7 +124,7 @@ class Record:
         """
         self.close()
         self.first, self._metrics, self._events = first, None, None
-        self.steps = [record for record in self.steps if record.step < first]
+        self.steps.cut(first)
         self.restarts += 1
         with (self.folder / RESTARTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(strict(why)) + "\n")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from flowrun.engine.trace.step_time import StepTime, measure_steps
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 
+_STEPS_KEPT = 10_000  # the median of seconds is of these
 FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit
 
 
@@ -51,6 +53,43 @@ class StepRecord:
     skipped_updates: int = 0
 
 
+@dataclass
+class StepLog:
+    """The steps of a run, in the same memory for any number of them.
+
+    count: steps so far.  first: the first of them.  newest: the last ones.
+    """
+
+    count: int = 0
+    first: StepRecord | None = None
+    newest: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
+
+    @property
+    def last(self) -> StepRecord | None:
+        """The newest step, if it is kept."""
+        return self.newest[-1] if self.newest else None
+
+    def add(self, record: StepRecord) -> None:
+        """Take the next step."""
+        self.count += 1
+        self.first = self.first or record
+        self.newest.append(record)
+
+    def cut(self, step: int) -> None:
+        """Forget `step` and those after it, which will be done again."""
+        if self.first and self.last:
+            self.count = max(0, self.count - max(0, self.last.step + 1 - step))
+            self.first = self.first if self.first.step < step else None
+        while self.newest and self.newest[-1].step >= step:
+            self.newest.pop()
+
+    def settled_s(self) -> float:
+        """Median of the seconds of a step, without the first tenth of the run; 0 without steps."""
+        forgotten = self.count - len(self.newest)
+        settled = list(self.newest)[max(0, self.count // 10 - forgotten) :]
+        return statistics.median(record.step_s for record in settled) if settled else 0.0
+
+
 @dataclass(frozen=True)
 class Log:
     """The log holds what a run measured.
@@ -68,7 +107,7 @@ class Log:
     measured_steps: steps since the last start of ranks, which sent_bytes are of; None: all.
     """
 
-    steps: tuple[StepRecord, ...]
+    steps: StepLog
     validation: Results
     peak_bytes: dict[int, int]
     sent_bytes: dict[int, int]
@@ -133,8 +172,8 @@ class Report:
         without the first tenth.
         """
         plan, rehearsal = training.plan, training.rehearsal
-        settled = [s.step_s for s in log.steps[len(log.steps) // 10 :]] or [0.0]
-        step_s = statistics.median(settled)
+        first, last, step_s = log.steps.first, log.steps.last, log.steps.settled_s()
+        assert first and last, "a run has a step"
         ranks = sorted(rank for placement in plan.placements for rank in placement.ranks)
         foreseen = {
             "step_s": rehearsal.step_s,
@@ -148,7 +187,7 @@ class Report:
             "peak_bytes": {str(r): log.peak_bytes.get(r, 0) for r in ranks},
             "process_bytes": {str(r): log.process_bytes.get(r, 0) for r in ranks},
             "sent_bytes": sum(log.sent_bytes.values())
-            / max(1, log.measured_steps or len(log.steps)),
+            / max(1, log.measured_steps or log.steps.count),
         }
         advice = ""
         if job.is_foreseeable and job.strategy.hardware.name == CPU:  # no other was named
@@ -160,17 +199,17 @@ class Report:
         return Report(
             name=job.recipe.name,
             ranks=plan.num_ranks,
-            steps=len(log.steps),
-            first_loss=log.steps[0].loss,
-            last_loss=log.steps[-1].loss,
+            steps=log.steps.count,
+            first_loss=first.loss,
+            last_loss=last.loss,
             validation=log.validation,
             tokens_per_s=job.work.speed(step_s),
             unit=job.work.unit,
             foreseen=foreseen,
             measured=measured,
             notes=plan.notes,
-            first_step=log.steps[0].step,
-            skipped_updates=log.steps[-1].skipped_updates,
+            first_step=first.step,
+            skipped_updates=last.skipped_updates,
             step_times=measure_steps(plan, log.notes),
             model_flops=model_flops(plan),
             advice=advice,

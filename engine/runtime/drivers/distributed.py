@@ -106,7 +106,8 @@ class DistributedRank:
         on_step: Callable[[int, Results, float], None] | None = None,
         first: int = 0,
     ) -> list[Results]:
-        """Run steps `first` to `steps` - 1, come to rest and return the results of each step.
+        """Run steps `first` to `steps` - 1, come to rest and return the results of each step that
+        `on_step` has not taken.
 
         steps: number of steps done at the end, counted from step 0.  first: number of steps done
         before; several runs in a row give the same numbers as one run.
@@ -130,7 +131,7 @@ class DistributedRank:
                     self._round(scheduler)
                 while on_step and self.to_end <= 0 and reported in self.body.results:
                     now = time.perf_counter()
-                    on_step(reported, self.body.results[reported], now - before)
+                    on_step(reported, self.body.results.pop(reported), now - before)
                     reported, before = reported + 1, now
                     self.to_end += of_a_step
             self.links.rest({rank for ranks in self.plan.placements for rank in ranks.ranks})
@@ -139,7 +140,7 @@ class DistributedRank:
             if failure is error:
                 raise
             raise failure from error
-        return [self.body.results[k] for k in range(first, steps) if k in self.body.results]
+        return [self.body.results.pop(k) for k in range(first, steps) if k in self.body.results]
 
     def _failure(self, error: Exception) -> RunError:
         if isinstance(error, RunError):
