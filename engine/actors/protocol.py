@@ -194,6 +194,11 @@ def begin(state: int) -> int:
     return state - _OWN
 
 
+def go_on(state: int) -> int:
+    """Return the state of an actor that was held back: an act had begun in name only."""
+    return state + _OWN
+
+
 def end(spec: ActorSpec, state: int, acts: int) -> tuple[int, tuple[Token, ...]]:
     """Return the state after an act has ended, and the messages to other actors.
 

@@ -26,6 +26,7 @@ from flowrun.engine.actors.protocol import (
     begin,
     can_act,
     end,
+    go_on,
     idle,
     initial_state,
     missing,
@@ -43,9 +44,19 @@ class Scheduler:
     """The actors of one rank of one stage.
 
     They act from step `first` until `steps` have been done; acts are counted from step 0.
+    may_begin: asked with a number of steps when an actor is about to begin the last of them; once
+    it says no, the rank comes to rest before that step.  None: nobody is asked.
+    granted: the steps that it may do so far.
     """
 
-    def __init__(self, plan: Plan, stage: int, steps: int, first: int = 0) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        stage: int,
+        steps: int,
+        first: int = 0,
+        may_begin: Callable[[int], bool] | None = None,
+    ) -> None:
         self.plan = plan
         self.actors: dict[int, Actor] = {actor.id: actor for actor in plan.stage_actors(stage)}
         self.per_step = {k: plan.acts_per_step(actor) for k, actor in self.actors.items()}
@@ -66,10 +77,13 @@ class Scheduler:
         self._compute: list[tuple[int, int, int]] = []  # heap of (priority, turn, actor)
         self._communicate: list[int] = []
         self._supply: list[int] = []
-        self._unfinished = sum(map(idle, self.states.values()))
-        for actor in self.actors:
-            if can_act(self.specs[actor], self.states[actor]):
-                self._queue(actor)
+        self._unfinished = 0
+        self.granted, self._last = first, steps
+        self._may_begin = may_begin
+        self._resting = [k for k, state in self.states.items() if idle(state)]
+        for actor in self._resting:
+            self.states[actor] = begin(self.states[actor])
+        self._grant()
 
     def done(self, actor: int) -> None:
         """An act has ended: take all messages that follow from it on this rank.
@@ -81,8 +95,8 @@ class Scheduler:
         acts = self.acts[actor] = self.acts[actor] + 1
         state, sent = end(specs[actor], states[actor], acts)
         states[actor] = state
-        if acts == specs[actor].limit:
-            self._unfinished -= 1
+        if acts == self.granted * self.per_step[actor]:
+            self._rest(actor)
         elif can_act(specs[actor], state):
             self._queue(actor)
         for message in sent:
@@ -91,6 +105,34 @@ class Scheduler:
             after = states[to] = receive(before, message)
             if can_act(spec, after) and not can_act(spec, before):
                 self._queue(to)
+        if self._resting:
+            self._grant()
+
+    def _rest(self, actor: int) -> None:
+        """Hold an actor back that has done all that is granted."""
+        self._unfinished -= 1
+        if self.granted < self._last:
+            self._resting.append(actor)
+        if idle(self.states[actor]):  # it is not at its limit
+            self.states[actor] = begin(self.states[actor])
+
+    def _grant(self) -> None:
+        """Let the actors that are held back go on, by one step or as far as they may."""
+        if self.granted == self._last:
+            return
+        resting, self._resting = self._resting, []
+        if self._may_begin is None:
+            self.granted = self._last
+        elif self._may_begin(self.granted + 1):
+            self.granted += 1
+        else:
+            self._last = self.granted
+            return
+        self._unfinished += len(resting)
+        for actor in resting:
+            state = self.states[actor] = go_on(self.states[actor])
+            if can_act(self.specs[actor], state):
+                self._queue(actor)
 
     def aside(self, actor: int) -> None:
         """Free the compute: the rest of this act goes on while others compute."""
@@ -130,7 +172,7 @@ class Scheduler:
 
     def busy(self) -> list[int]:
         """Return the actors whose act has begun."""
-        done = {k for k, spec in self.specs.items() if self.acts[k] == spec.limit}
+        done = {k for k, n in self.per_step.items() if self.acts[k] == self.granted * n}
         return [k for k, state in self.states.items() if not idle(state) and k not in done]
 
     def moment(self, since: Sequence[int]) -> tuple[Any, ...]:

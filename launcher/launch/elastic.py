@@ -29,6 +29,7 @@ from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.hosts import HostStore, ranks_of_a_host
 from flowrun.launcher.launch.restarts import Attempts, Ending, restart
+from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.worker import Worker
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
@@ -95,7 +96,9 @@ def _run_ranks(worker: Worker, local_ranks: int, events: EventCollector) -> Base
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
     readers, writers = zip(*pipes, strict=True)
     born = multiprocessing.get_context("fork").Barrier(local_ranks)
-    worker = replace(worker, pipes=writers, born=born)
+    start = worker.job.start
+    gate = StepGate.shared(local_ranks, start.step if start else 0)
+    worker = replace(worker, gate=gate, pipes=writers, born=born)
     listener = threading.Thread(target=events.listen, args=(readers,), daemon=True)
     listener.start()
     ended: BaseException | None

@@ -39,6 +39,7 @@ from flowrun.launcher.launch.failure import describe
 from flowrun.launcher.launch.finite import check_step, check_weights
 from flowrun.launcher.launch.hosts import EventSender
 from flowrun.launcher.launch.rank_memory import RankMemory
+from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.virtual_launch import acts_by_name, max_stashed
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store import weight_files as weights
@@ -51,9 +52,9 @@ _SILENCE_S = 1800  # a message that takes longer has no peer any more
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A worker runs in each forked process.  kernels: of training's regions.  pipes: to the
-    launcher, one for each local rank.  born: a barrier for all local ranks, before any of them
-    talks to the launcher's store.
+    """A worker runs in each forked process.  kernels: of training's regions.  gate: says which
+    steps the local ranks may begin.  pipes: to the launcher, one for each local rank.  born: a
+    barrier for all local ranks, before any of them talks to the launcher's store.
     """
 
     job: Job
@@ -62,6 +63,7 @@ class Worker:
     kernels: Kernels
     folder: Path
     launcher: int
+    gate: StepGate | None = None
     pipes: tuple[Connection, ...] = ()
     born: Barrier | None = None
 
@@ -133,17 +135,30 @@ class Worker:
             check_step(self.job, step, results, [trained.body])
             events.step(step, results, seconds)
 
+        assert self.gate is not None
+        gate = self.gate.of_rank(int(os.environ["LOCAL_RANK"]))
+        saved = gate.begun  # steps of the newest checkpoint
+        report = on_step if trained.reports else _forget
         for segment in self.job.segments:
-            with memory.of_training(trained):
-                trained.run(segment.last, on_step if trained.reports else _forget, segment.first)
-            check_weights(self.job, segment.last, trained.body)
+            while gate.begun < segment.last:
+                with memory.of_training(trained):
+                    trained.run(segment.last, report, gate.begun, gate.may_begin)
+                check_weights(self.job, gate.begun, trained.body)
+                if gate.begun == segment.last:
+                    break
+                if gate.begun > saved:  # all ranks rest here, at a halt
+                    saved = gate.begun
+                    self._checkpoint(rank, trained, saved, events)
+                if not gate.go_on():
+                    return
             if segment.evaluate and self.evaluation:
                 evaluation = evaluation or self._evaluator(rank, trained, device)
                 results = evaluation.run(self.job.eval_steps)
                 if evaluation.reports:
                     events.send_evaluation(segment.last - 1, self.job.validation(results))
             if segment.save:
-                self._checkpoint(rank, trained, segment.last, events)
+                saved = segment.last
+                self._checkpoint(rank, trained, saved, events)
         if self.job.recipe.train.save:
             self._save(rank, trained, events)
 

@@ -105,18 +105,20 @@ class DistributedRank:
         steps: int,
         on_step: Callable[[int, Results, float], None] | None = None,
         first: int = 0,
+        may_begin: Callable[[int], bool] | None = None,
     ) -> list[Results]:
         """Run steps `first` to `steps` - 1, come to rest and return the results of each step that
         `on_step` has not taken.
 
         steps: number of steps done at the end, counted from step 0.  first: number of steps done
         before; several runs in a row give the same numbers as one run.
+        may_begin: see Scheduler; all ranks must be refused the same step.
         on_step: called with (step, results, seconds since the last call) when a step has reported
         and as many acts as a step has have ended, for a loss may come early or late in a step.
         Raises RunError, which names rank and actor, if an act fails; LostPeer if another rank
         seems to have failed.
         """
-        scheduler = Scheduler(self.plan, self.body.stage, steps, first)
+        scheduler = Scheduler(self.plan, self.body.stage, steps, first, may_begin)
         reported, before = first, time.perf_counter()
         of_a_step = sum(scheduler.per_step.values())
         self.to_end = of_a_step

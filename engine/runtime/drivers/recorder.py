@@ -57,10 +57,11 @@ class RecordedRank(DistributedRank):
         steps: int,
         on_step: Callable[[int, Results, float], None] | None = None,
         first: int = 0,
+        may_begin: Callable[[int], bool] | None = None,
     ) -> list[Results]:
         """Run steps and note the time of the whole run.  See DistributedRank.run."""
         begin = perf_counter_ns()
-        results = super().run(steps, on_step, first)
+        results = super().run(steps, on_step, first, may_begin)
         self.notes.append(TraceEvent(RUN, 0, 0, begin, perf_counter_ns()))
         return results
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -74,17 +75,22 @@ class VirtualCluster:
         steps: int,
         on_step: Callable[[int, Results], None] | None = None,
         first: int = 0,
+        may_begin: Callable[[int, int], bool] | None = None,
     ) -> list[Results]:
         """Run steps `first` to `steps` - 1, come to rest and return the results of each step.
 
         steps: number of steps done at the end, counted from step 0.  first: number of steps done
         before; several runs in a row give the same numbers as one run.
+        may_begin: asked with a rank and a number of steps (see Scheduler); all ranks must be
+        refused the same step.
         on_step: called with (step, results) when a step has reported.
         Raises PlanError if nothing can act before the end; RunError, which names rank and actor,
         if an act fails.
         """
         self.schedulers = {
-            rank: Scheduler(self.plan, body.stage, steps, first)
+            rank: Scheduler(
+                self.plan, body.stage, steps, first, may_begin and partial(may_begin, rank)
+            )
             for rank, body in self.ranks.items()
         }
         reporter = self.reporter()
@@ -97,7 +103,8 @@ class VirtualCluster:
         if not all(scheduler.is_finished() for scheduler in self.schedulers.values()):
             firsts = [self.schedulers[p.ranks[0]] for p in self.plan.placements]
             raise deadlock(self.plan, firsts)
-        return [self.ranks[reporter].results[k] for k in range(first, steps)]
+        done = self.schedulers[reporter].granted
+        return [self.ranks[reporter].results[k] for k in range(first, done)]
 
     def reporter(self) -> int:
         """Return the rank whose report counts: the first of the stage that reports."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -166,9 +167,9 @@ def test_a_slow_last_stage_is_felt_through_the_stages_between(
 class _Recording(Scheduler):
     """Remembers which collectives were issued, by axis."""
 
-    def __init__(self, plan: Plan, stage: int, steps: int, first: int = 0) -> None:
+    def __init__(self, *arguments: Any) -> None:
         self.told: dict[int, list[tuple[int, int]]] = {}
-        super().__init__(plan, stage, steps, first)
+        super().__init__(*arguments)
 
     def next_communication(self) -> LaunchAct | None:
         launched = super().next_communication()
