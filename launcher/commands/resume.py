@@ -10,16 +10,16 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from flowrun.engine.errors import RecipeError, RunError
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Variable
-from flowrun.engine.runtime.drivers.logical_checkpoint import check, read_contents, read_whole
+from flowrun.engine.runtime.drivers.logical_checkpoint import read_contents, read_whole
 from flowrun.engine.runtime.rank.shards import name_shard
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.recipe.compose import load, schema
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import Recipe
-from flowrun.launcher.store.checkpoint import ABOUT, FOLDER, RECIPE, Checkpoint, find_all
+from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint, find_all
 
 # What makes it the same training, by section of the recipe; none named: all.  The rest may change.
 FIXED: Mapping[str, tuple[str, ...]] = {
@@ -59,10 +59,10 @@ def checkpoint_of(run_folder: Path, step: int | None = None) -> Checkpoint:
 
 
 def _check_whole(run_folder: Path, wanted: Checkpoint, before: list[Checkpoint]) -> None:
-    damage = damage_of(wanted)
+    damage = wanted.damage()
     if not damage:
         return
-    whole = next((c for c in reversed(before) if not damage_of(c)), None)
+    whole = next((c for c in reversed(before) if not c.damage()), None)
     raise PlacedError(
         _COMMAND_LINE,
         str(run_folder),
@@ -71,23 +71,6 @@ def _check_whole(run_folder: Path, wanted: Checkpoint, before: list[Checkpoint])
         if whole
         else "There is no whole one before it.",
     )
-
-
-def damage_of(checkpoint: Checkpoint) -> str:
-    """Say what is wrong with the files of a checkpoint; "" if all are as they were written."""
-    try:
-        check(checkpoint.folder)
-    except RunError as error:
-        return f"{Path(error.where).name}: {error.problem}"
-    for name, read in ((ABOUT, checkpoint.about), (RECIPE, checkpoint.recipe)):
-        try:
-            read()
-        except FileNotFoundError:
-            return f"{name}: it is missing."
-        except Exception as error:  # whatever bytes of any kind make of JSON or YAML
-            return f"{name}: it is damaged: {type(error).__name__}: {error}."
-    step = checkpoint.about().step
-    return "" if step == checkpoint.step else f"{ABOUT}: it is of step {step}."
 
 
 def compose_resumed(
@@ -140,7 +123,7 @@ def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpo
     whole and has steps left, or at the beginning (None).
     """
     left = (c for c in reversed(find_all(run_folder)) if c.step < recipe.train.steps)
-    start = next((c for c in left if not damage_of(c)), None)
+    start = next((c for c in left if not c.damage()), None)
     return (replace(recipe, weights=""), start) if start else (recipe, None)
 
 
@@ -181,7 +164,7 @@ def notes(job: Job, start: Checkpoint) -> Iterator[str]:
     yield f"goes on from step {start.step}" + "".join(f"; {text}" for text in changed)
     for later in find_all(start.folder.parents[1]):
         if later.step > start.step:
-            damage = damage_of(later)
+            damage = later.damage()
             why = f"it is not whole: {damage}" if damage else "the next checkpoint replaces it"
             yield f"{later.folder.name} is left out: {why}"
     plan, there = job.training.plan, read_contents(start.folder)

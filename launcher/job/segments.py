@@ -26,9 +26,15 @@ def segments(recipe: Recipe, first: int = 0) -> tuple[Segment, ...]:
     ever does.
     """
     steps, evaluate, save = recipe.train.steps, recipe.eval.every, recipe.train.save_every
+    both = save if recipe.train.keep_best else 0  # what is saved is evaluated first
     ends = [k for k in range(first + 1, steps) if _due(k, evaluate) or _due(k, save)]
     return tuple(
-        Segment(begin, end, end == steps or _due(end, evaluate), _due(end, save, end == steps))
+        Segment(
+            begin,
+            end,
+            end == steps or _due(end, evaluate) or _due(end, both),
+            _due(end, save, end == steps),
+        )
         for begin, end in zip((first, *ends), (*ends, steps), strict=True)
     )
 

@@ -253,15 +253,16 @@ def _what_elastic_saw(error: Any) -> RunError:
 class EventCollector:
     """Collects the events of workers, in a thread of the launcher.
 
-    failures: each with True if the rank merely lost another.  hosts: their store, where
-    there are several.  broken: what went wrong here, while writing it down.  stopped_us: an event
-    has ended the run.
+    failures: each with True if the rank merely lost another.  files: of each checkpoint that is
+    being written, those that are on the disk.  hosts: their store, where there are several.
+    broken: what went wrong here, while writing it down.  stopped_us: an event has ended the run.
     """
 
     record: Record
     failures: list[tuple[RunError, bool]] = field(default_factory=list)
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     here: dict[int, dict[str, Any]] = field(default_factory=dict)
+    files: dict[int, dict[str, Sequence[int]]] = field(default_factory=dict)
     hosts: HostStore | None = None
     broken: RunError | None = None
     running: bool = False
@@ -290,9 +291,11 @@ class EventCollector:
                     self.record.step(step, results, seconds)
                 case ("evaluated", step, results):
                     self.record.write_evaluation(step, results)
-                case ("saved", folder):
+                case ("saved", folder, step, name, written):
                     if self.hosts is None or self.hosts.host == 0:
-                        self.record.complete_checkpoint(Path(folder))
+                        self._saved(Path(folder), step, name, written)
+                case ("note", text):
+                    self.record.note(text)
                 case ("end", rank, measured):
                     self.ends[rank] = measured
                 case ("weights", rank, seen):
@@ -311,6 +314,13 @@ class EventCollector:
             self.broken = RunError("the launcher", f"{type(error).__name__}: {error}")
             self.broken.__cause__ = error
             self._stop_us()
+
+    def _saved(self, folder: Path, step: int, name: str, written: Sequence[int]) -> None:
+        """Note that a rank has written its file of a checkpoint; complete it with the last."""
+        files = self.files.setdefault(step, {})
+        files[name] = written
+        if len(files) == self.record.job.recipe.num_ranks:
+            self.record.complete_checkpoint(folder, step, self.files.pop(step))
 
     @contextmanager
     def may_stop_us(self) -> Iterator[None]:

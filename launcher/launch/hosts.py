@@ -1,6 +1,7 @@
 """Events that a worker sends to its launcher, and that hosts send to each other.
 
-A message is a tuple, first a word: meeting, step, evaluated, saved, weights, end, error.  It goes
+A message is a tuple, first a word: meeting, step, evaluated, saved, note, weights, end,
+error.  It goes
 through the pipe of the worker; what is about the whole run also goes to the other hosts, through
 queues in the store that elastic opened, so that every host's run folder has the whole run.
 """
@@ -20,6 +21,7 @@ from typing import Any
 
 from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.runtime.rank.shard_file import Written
 from flowrun.launcher.recipe.schema import Launch
 
 _PATIENCE = timedelta(days=7)  # for the next step
@@ -120,9 +122,16 @@ class EventSender:
         """Send the means over the held-out samples, with the weights after `step`."""
         self._send("evaluated", step, results, everywhere=True)
 
-    def send_saved(self, folder: Path) -> None:
-        """Say that all ranks have written a checkpoint."""
-        self._send("saved", str(folder), everywhere=True)
+    def saved(self, folder: Path, step: int, name: str, written: Written) -> None:
+        """Say that this rank has written its file of a checkpoint.
+
+        folder, step: the checkpoint.  name: of the file.  written: its size and checksum.
+        """
+        self._send("saved", str(folder), step, name, list(written), everywhere=True)
+
+    def note(self, text: str) -> None:
+        """Say what a person should know."""
+        self._send("note", text)
 
     def weights(self, rank: int, seen: dict[str, Any]) -> None:
         """A rank of one of several hosts has saved its shards."""
@@ -143,10 +152,10 @@ class EventSender:
         self._send("error", where, problem, story, lost_peer, everywhere=not lost_peer)
 
     def _send(self, *message: Any, everywhere: bool = False) -> None:
-        with self.writing:
+        with self.writing:  # a thread that saves sends, too
             self.pipe.send(message)
-        if everywhere and self.store is not None:
-            self.hosts.notify_other_hosts(*message, store=self.store)
+            if everywhere and self.store is not None:
+                self.hosts.notify_other_hosts(*message, store=self.store)
 
     def _forward(self) -> None:
         """Forward the events of other hosts until their ranks have ended."""

@@ -102,15 +102,5 @@ def find_newest_whole(found: Sequence[Checkpoint]) -> Checkpoint | None:
     Where none is whole it is the oldest: what is wrong with it is said by the ranks that read it.
     """
     there = [checkpoint for checkpoint in found if checkpoint.folder.is_dir()]
-    whole = next((checkpoint for checkpoint in reversed(there) if _is_whole(checkpoint)), None)
+    whole = next((checkpoint for checkpoint in reversed(there) if not checkpoint.damage()), None)
     return whole or next(iter(there), None)
-
-
-def _is_whole(found: Checkpoint) -> bool:
-    from flowrun.engine.runtime.drivers.logical_checkpoint import check  # 0.8 s, seldom needed
-
-    try:
-        check(found.folder)
-    except RunError:
-        return False
-    return True

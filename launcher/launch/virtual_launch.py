@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.recorder import RecordedCluster
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.kernels.kernels import Kernels
@@ -60,7 +60,7 @@ def execute_virtual(
                 results = evaluator.run(job.eval_steps)
                 record.write_evaluation(segment.last - 1, job.validation(results))
             if segment.save:
-                _checkpoint(job, cluster, record.folder, segment.last)
+                _checkpoint(job, cluster, record, segment.last)
     except BaseException as error:
         record.close()
         if isinstance(error, RunError):
@@ -69,7 +69,7 @@ def execute_virtual(
         raise
     if job.recipe.train.save:
         files = weights.plan_files(record.folder, job.saved, job.about(job.recipe.train.steps))
-        write_whole(files, _shards(job, cluster))
+        write_whole(files, (s for rank in cluster.ranks for s in _shards(job, cluster, rank)))
     return _make_log(cluster, training, record)
 
 
@@ -81,12 +81,8 @@ def _make_cluster(job: Job, training: Rehearsed, kernels: Kernels) -> VirtualClu
     traced = job.recipe.engine.traced_steps
     cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
     if job.start:
-        from flowrun.engine.runtime.drivers import (
-            logical_checkpoint as checkpoint,  # 0.8 s, which few runs need
-        )
-
         for rank, body in cluster.ranks.items():
-            checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
+            logical_checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
     return cluster
 
 
@@ -121,21 +117,21 @@ def _evaluator(job: Job, evaluation: Rehearsed, trained: VirtualCluster) -> Virt
     )
 
 
-def _shards(job: Job, cluster: VirtualCluster) -> Iterator[Shard]:
-    """Yield what all ranks write, and what forward does not read."""
-    for rank, body in cluster.ranks.items():
-        yield from choose_shards(cluster.plan, rank, body.variables)
-    for name in job.unused:
+def _shards(job: Job, cluster: VirtualCluster, rank: int) -> Iterator[Shard]:
+    """Yield what a rank writes; the first rank also what forward does not read."""
+    yield from choose_shards(cluster.plan, rank, cluster.ranks[rank].variables)
+    for name in job.unused if rank == min(cluster.ranks) else ():
         yield make_whole_shard(name, job.materials.initial[name])
 
 
-def _checkpoint(job: Job, cluster: VirtualCluster, run_folder: Path, step: int) -> None:
+def _checkpoint(job: Job, cluster: VirtualCluster, record: Record, step: int) -> None:
     """Write what every rank has to."""
-    from flowrun.engine.runtime.drivers import logical_checkpoint as checkpoint
-
-    folder = checkpoints.begin(run_folder, job.about(step), job.recipe.to_yaml())
-    checkpoint.write(folder, _shards(job, cluster), alone=True)
-    checkpoints.complete(folder, job.recipe.train.keep)
+    folder, files = checkpoints.partial_folder(record.folder, step), {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in cluster.ranks:
+        written = logical_checkpoint.write(folder, rank, list(_shards(job, cluster, rank)))
+        files[logical_checkpoint.file_of(folder, rank).name] = written
+    record.complete_checkpoint(folder, step, files)
 
 
 def acts_by_name(rehearsed: Rehearsed, acts: dict[int, int]) -> dict[str, int]:

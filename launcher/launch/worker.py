@@ -19,12 +19,13 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.kernels.kernels import Kernels
@@ -35,6 +36,7 @@ from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.open_files import reopen_files
+from flowrun.launcher.launch.background_save import BackgroundSave
 from flowrun.launcher.launch.failure import describe
 from flowrun.launcher.launch.finite import check_step, check_weights
 from flowrun.launcher.launch.hosts import EventSender
@@ -84,12 +86,7 @@ class Worker:
             self.born.wait(_BORN_S)
             self._run(rank, events)
         except BaseException as error:
-            events.error(*describe(error, rank), lost_peer=isinstance(error, LostPeer))
-            if isinstance(error, LostPeer):
-                time.sleep(_LINGER_S)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+            _fail(error, rank, events)
 
     def _run(self, rank: int, events: EventSender) -> None:
         import torch.distributed as dist
@@ -123,12 +120,9 @@ class Worker:
     ) -> None:
         """Train segment by segment, with evaluations and checkpoints where they are due."""
         if self.job.start:
-            from flowrun.engine.runtime.drivers import (
-                logical_checkpoint as checkpoint,  # 0.8 s, which few runs need
-            )
-
             folder, variables = self.job.start.folder, trained.body.variables
-            checkpoint.restore(folder, self.training.plan, rank, variables)
+            logical_checkpoint.restore(folder, self.training.plan, rank, variables)
+        saving = self._background_save(rank, events)
         evaluation: DistributedRank | None = None
 
         def on_step(step: int, results: Results, seconds: float) -> None:
@@ -148,8 +142,9 @@ class Worker:
                     break
                 if gate.begun > saved:  # all ranks rest here, at a halt
                     saved = gate.begun
-                    self._checkpoint(rank, trained, saved, events)
+                    self._checkpoint(rank, trained, saved, saving)
                 if not gate.go_on():
+                    saving.finish()
                     return
             if segment.evaluate and self.evaluation:
                 evaluation = evaluation or self._evaluator(rank, trained, device)
@@ -158,9 +153,10 @@ class Worker:
                     events.send_evaluation(segment.last - 1, self.job.validation(results))
             if segment.save:
                 saved = segment.last
-                self._checkpoint(rank, trained, saved, events)
+                self._checkpoint(rank, trained, saved, saving)
         if self.job.recipe.train.save:
             self._save(rank, trained, events)
+        saving.finish()
 
     def _measurements(
         self, trained: DistributedRank, memory: RankMemory, message_bytes: int, zero_ns: int
@@ -245,33 +241,44 @@ class Worker:
             links.join(plan)
         return DistributedRank(plan, rank, sampler, initial, device, links, lent=there)
 
-    def _checkpoint(
-        self, rank: int, trained: DistributedRank, step: int, events: EventSender
-    ) -> None:
-        """Write this rank's part of a checkpoint to the folder of the first rank's host.
+    def _background_save(self, rank: int, events: EventSender) -> BackgroundSave:
+        def note_wait(step: int, before: int) -> None:
+            if rank == 0:
+                events.note(
+                    f"the checkpoint of step {step} waits for that of step {before}, which the disk"
+                    " has not taken yet; a larger train.save_every would not wait"
+                )
 
-        The rank that reports the steps also reports, after them, that all have written.
-        """
+        return BackgroundSave(
+            rank=rank,
+            written=events.saved,
+            failed=lambda error: _fail(error, rank, events),
+            waited=note_wait,
+            aside=self.job.recipe.train.save_aside,
+        )
+
+    def _checkpoint(
+        self, rank: int, trained: DistributedRank, step: int, saving: BackgroundSave
+    ) -> None:
+        """Save this rank's part of a checkpoint to the folder of the first rank's host."""
         import torch.distributed as dist
 
-        from flowrun.engine.runtime.drivers import logical_checkpoint as checkpoint
-
-        job, first = self.job, rank == 0
-        with _with_peers(rank, "saving a checkpoint"):
-            text = job.recipe.to_yaml()
-            box = [checkpoints.begin(self.folder, job.about(step), text) if first else None]
-            dist.broadcast_object_list(box)
+        folder = checkpoints.partial_folder(self.folder, step)
+        if self.job.recipe.launch.nnodes > 1:
+            box = [folder]
+            if rank == 0:
+                folder.mkdir(parents=True, exist_ok=True)
+            with _with_peers(rank, "saving a checkpoint"):
+                dist.broadcast_object_list(box)
             folder = box[0]
-            assert folder is not None
             if not folder.exists():
                 raise RunError(
                     f"rank {rank}",
                     f"it does not see {folder}, where the first rank saves.\n"
                     "train.save_every needs a disk that all hosts share: hydra.run.dir=…",
                 )
-            checkpoint.write(folder, self._shards(rank, trained), alone=False)
-        if trained.reports:
-            events.send_saved(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        saving.save(folder, step, self._shards(rank, trained))
 
     def _shards(self, rank: int, trained: DistributedRank) -> Iterator[Shard]:
         """This rank's part of all variables; the first rank makes what forward does not read."""
@@ -288,6 +295,16 @@ class Worker:
 
 def _forget(step: int, results: Results, seconds: float) -> None:
     """Leave the results of a step to the rank that reports them."""
+
+
+def _fail(error: BaseException, rank: int, events: EventSender) -> NoReturn:
+    """Leave at once, from any thread, with an error."""
+    events.error(*describe(error, rank), lost_peer=isinstance(error, LostPeer))
+    if isinstance(error, LostPeer):
+        time.sleep(_LINGER_S)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 @contextmanager

@@ -177,7 +177,11 @@ class Train:
     seed: of weights, of sampling and of dropout.
     save: write the trained weights to the run's folder.
     save_every: steps from one checkpoint to the next, and one at the end; 0: none.
+    save_aside: training goes on while a checkpoint is written from a copy in memory; false: it
+        waits, and takes no memory.
     keep: number of newest checkpoints that stay; 0: all.
+    keep_best: name of a validation result; the checkpoint where it is lowest stays, too; -NAME:
+        where it is highest.  Each checkpoint is then evaluated first.
     loss_mean: step: the loss of a step is that of its whole batch, for any number of micro-batches
         (docs/how_to/training.md); micro_batch: the mean of the losses of the micro-batches, as
         loops that accumulate gradients compute it; the mirrored view always uses it.
@@ -191,7 +195,9 @@ class Train:
     seed: int = 0
     save: bool = True
     save_every: int = 0
+    save_aside: bool = True
     keep: int = 2
+    keep_best: str = ""
     loss_mean: str = "step"
     on_nonfinite: str = "stop"
 

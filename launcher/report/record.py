@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,6 +41,7 @@ class Record:
         self.progress = progress
         self.steps = StepLog()
         self.validation: Results = {}
+        self.evaluated = 0  # steps done then
         self.no_target = False  # a step had a loss that is no number
         of_others = job.recipe.train.on_nonfinite == STOP and job.recipe.precision.dtype != "fp16"
         self.stops = of_others  # of any other loss that is no number finite.py ends the run
@@ -62,7 +64,7 @@ class Record:
     def write_plan(self, training: Rehearsed, notes: Sequence[str] = ()) -> None:
         """Write and show the plan, with the `notes` that a person should read."""
         lines = (str(training.plan), *(f"note: {note}" for note in notes))
-        (self.folder / "plan.txt").write_text("\n".join(lines) + "\n")
+        replace_text(self.folder / "plan.txt", "\n".join(lines) + "\n")
         if self.progress:
             self.progress.show_plan(self.job, training)
         for note in notes:
@@ -101,7 +103,7 @@ class Record:
 
     def write_evaluation(self, step: int, validation: Results) -> None:
         """Record the results of the held-out samples with the weights after `step`."""
-        self.validation = validation
+        self.validation, self.evaluated = validation, step + 1
         self._line({"step": step, "validation": validation})
         if self.progress:
             self.progress.show_evaluation(step, validation)
@@ -113,9 +115,18 @@ class Record:
         """Steps of the training that are done and recorded."""
         return self.steps.last.step + 1 if self.steps.last else self.first
 
-    def complete_checkpoint(self, folder: Path) -> None:
-        """Make a checkpoint that all ranks have written count."""
-        self.checkpoints.append(complete(folder, self.job.recipe.train.keep))
+    def complete_checkpoint(
+        self, folder: Path, step: int, files: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Make a checkpoint count that all ranks have written.
+
+        folder, step: the checkpoint.  files: size and checksum of each of its files.
+        """
+        train = self.job.recipe.train
+        validation = strict(numbers(self.validation)) if self.evaluated == step else {}
+        about = replace(self.job.about(step), validation=validation, files=files)
+        done = complete(folder, about, self.job.recipe.to_yaml(), train.keep, train.keep_best)
+        self.checkpoints.append(done)
 
     def go_back(self, first: int, why: Mapping[str, Any]) -> None:
         """Forget the steps from `first` on, which new ranks will do again.
@@ -147,7 +158,7 @@ class Record:
 
     def write_report(self, report: Report) -> None:
         """Write and show the report of a run that ended well."""
-        (self.folder / "report.json").write_text(report.to_json() + "\n")
+        replace_text(self.folder / "report.json", report.to_json() + "\n")
         self.close()
         if self.progress:
             self.progress.show_report(report, self.folder)

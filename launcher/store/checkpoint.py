@@ -1,30 +1,36 @@
 """Checkpoints of a run: RUN_DIR/checkpoints/step_00000200, complete or not there at all.
 
-One is written by all ranks under another name, and renamed by the launcher, so that a run that is
-killed leaves the last good one.  With the tensors (engine/runtime/drivers/logical_checkpoint.py)
-it holds recipe.yaml, which trained it, and checkpoint.json.  Nothing more is needed: the samples of
-a step, its learning rate and its random numbers are functions of the seed and the step.
+The ranks write the tensors (engine/runtime/drivers/logical_checkpoint.py) to a folder of another
+name.  When all have, the launcher adds recipe.yaml, which trained it, and checkpoint.json with the
+checksums of all files, and renames it: a run that is killed leaves the last good one.  Nothing more
+is needed: the samples of a step, its learning rate and its random numbers are functions of the seed
+and the step.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.runtime.rank.shard_file import compute_checksum
 
 FOLDER, ABOUT, RECIPE = "checkpoints", "checkpoint.json", "recipe.yaml"
 WEIGHTS, AVERAGES = "weights.safetensors", "ema.safetensors"  # of a run's end (weight_files.py)
+_SUM = "crc32"  # of checkpoint.json itself
 PARTIAL = ".partial"  # ends the name of what is not complete yet
 _STEP = re.compile(r"step_(\d{8,})")  # a user may keep copies: step_00000200_copy
 _LEFT = re.compile(r"(gone_)?step_\d{8,}\.partial")
@@ -32,12 +38,35 @@ _LEFT = re.compile(r"(gone_)?step_\d{8,}\.partial")
 
 @dataclass(frozen=True)
 class About:
-    """checkpoint.json.  step: steps done.  names: of model.state_dict() -> tensor that it is."""
+    """checkpoint.json.
+
+    step: steps done.  names: of model.state_dict() -> tensor that it is.  validation: numbers of
+    the evaluation after that step, if there was one.  files: size and CRC-32 of each other file.
+    """
 
     step: int
     seed: int
     batch_size: int
     names: Mapping[str, str]
+    validation: Mapping[str, float | None] = field(default_factory=dict)
+    files: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the text of checkpoint.json, with a checksum of itself."""
+        found = asdict(self)
+        return json.dumps({**found, _SUM: _checksum(found)}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> About:
+        """Read what to_json wrote.  Raises ValueError if it was changed."""
+        found = json.loads(text)
+        if not isinstance(found, dict) or found.pop(_SUM, None) != _checksum(found):
+            raise ValueError("its checksum does not fit")
+        return About(**found)
+
+
+def _checksum(content: Any) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 @dataclass(frozen=True)
@@ -49,7 +78,7 @@ class Checkpoint:
 
     def about(self) -> About:
         """The content of checkpoint.json."""
-        return About(**json.loads((self.folder / ABOUT).read_text()))
+        return About.from_json((self.folder / ABOUT).read_text(encoding="utf-8"))
 
     def recipe(self) -> Mapping[str, Any]:
         """Keys of the recipe that trained it.  Raises ValueError if the file has none."""
@@ -57,6 +86,36 @@ class Checkpoint:
         if not isinstance(found, Mapping):
             raise ValueError("no mapping of keys")
         return found
+
+    def damage(self) -> str:
+        """Say what is wrong with its files; "" if all are as they were written."""
+        try:
+            about = self.about()
+        except FileNotFoundError:
+            return f"{ABOUT}: it is missing."
+        except (OSError, ValueError, TypeError) as error:
+            return f"{ABOUT}: it is damaged: {error}."
+        if about.step != self.step:
+            return f"{ABOUT}: it is of step {about.step}."
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # zlib releases the GIL
+            found = pool.map(
+                lambda file: _damage_of(self.folder / file[0], *file[1]), about.files.items()
+            )
+            return next(filter(None, found), "")
+
+
+def _damage_of(file: Path, num_bytes: int, checksum: int) -> str:
+    try:
+        size = file.stat().st_size
+        if size != num_bytes:
+            return f"{file.name}: it has {size:,} bytes of {num_bytes:,}."
+        if compute_checksum(file) != checksum:
+            return f"{file.name}: it has changed since it was written."
+    except FileNotFoundError:
+        return f"{file.name}: it is missing."
+    except OSError as error:
+        return f"{file.name}: it cannot be read: {error.strerror}."
+    return ""
 
 
 def find_all(run_folder: Path) -> list[Checkpoint]:
@@ -115,24 +174,26 @@ def remove_partial(run_folder: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-def begin(run_folder: Path, about: About, recipe: str) -> Path:
-    """Make a folder for all ranks to fill, which `complete` renames.
-
-    about: goes to checkpoint.json.  recipe: goes to recipe.yaml.  run_folder: holds checkpoints/.
-    """
-    folder = run_folder.absolute() / FOLDER / f"step_{about.step:08d}{PARTIAL}"
-    folder.mkdir(parents=True)
-    (folder / RECIPE).write_text(recipe)
-    (folder / ABOUT).write_text(json.dumps(asdict(about)))
-    return folder
+def partial_folder(run_folder: Path, step: int) -> Path:
+    """Return the folder that all ranks fill, which `complete` renames."""
+    return run_folder.absolute() / FOLDER / f"step_{step:08d}{PARTIAL}"
 
 
-def complete(folder: Path, keep: int) -> Checkpoint:
+def complete(folder: Path, about: About, recipe: str, keep: int, best: str) -> Checkpoint:
     """Make a checkpoint count: all ranks have written it, and metrics.jsonl has its steps.
 
-    keep: the number of checkpoints that stay; 0: all.  Later ones, of a run that was resumed from
-    an earlier step, are removed.
+    folder: what the ranks have filled.  about: goes to checkpoint.json.  recipe: goes to
+    recipe.yaml.  keep: the number of newest checkpoints that stay; 0: all.  best: the one that is
+    best by this stays, too (train.keep_best).  Later ones, of a run that was resumed from an
+    earlier step, are removed.
     """
+    for left in folder.iterdir():  # of ranks that were killed, and are others now
+        if left.name not in about.files:
+            left.unlink()
+    content = recipe.encode()
+    sums = {RECIPE: (len(content), zlib.crc32(content))}
+    replace_text(folder / RECIPE, recipe)
+    replace_text(folder / ABOUT, replace(about, files={**about.files, **sums}).to_json())
     done = folder.with_name(folder.name.removesuffix(PARTIAL))
     if done.exists():  # of a run that was gone back on
         _remove(done)
@@ -141,9 +202,25 @@ def complete(folder: Path, keep: int) -> Checkpoint:
     sync(done.parent)
     found = find_all(done.parents[1])
     newest = next(k for k, checkpoint in enumerate(found, 1) if checkpoint.folder == done)
-    for old in found[newest:] + (found[: max(0, newest - keep)] if keep else []):
-        _remove(old.folder)
+    kept = {*found[max(0, newest - keep) if keep else 0 : newest], find_best(found[:newest], best)}
+    for old in found:
+        if old not in kept:
+            _remove(old.folder)
     return found[newest - 1]
+
+
+def find_best(found: Sequence[Checkpoint], best: str) -> Checkpoint | None:
+    """Return the checkpoint with the lowest number of a name, or with -NAME the highest; the
+    earliest of equal ones; None if none has it.
+    """
+    name, sign = best.removeprefix("-"), -1 if best.startswith("-") else 1
+    values = {}
+    for checkpoint in found if name else ():
+        with suppress(OSError, ValueError, TypeError):  # a damaged one is nobody's best
+            value = checkpoint.about().validation.get(name)
+            if value is not None and math.isfinite(value):
+                values[checkpoint] = sign * value
+    return min(values, key=lambda checkpoint: values[checkpoint], default=None)
 
 
 def _remove(folder: Path) -> None:

@@ -23,30 +23,11 @@ from typing import Any
 import torch
 
 from flowrun.engine.ir.placement import Shape, Slices
+from flowrun.engine.runtime.rank.shard_file import CODES, bytes_of
 from flowrun.engine.runtime.rank.shards import Shard
 from flowrun.launcher.store.checkpoint import PARTIAL, sync
 
 Contents = Mapping[str, tuple[Shape, torch.dtype]]  # logical, by name of the tensor
-
-CODES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-}
-DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +99,8 @@ class TensorFile:
         starts = self.starts.get(shard.name, ())
         if not starts or not shard.value.numel():
             return
-        value = shard.value.detach().cpu().contiguous()
-        data = value.view(-1).view(torch.uint8).numpy().data
+        data, size = bytes_of(shard.value), shard.value.itemsize
         length, offsets = runs(shard.shape, shard.slices)
-        size = value.itemsize
         for k, offset in enumerate(offsets):
             piece = data[k * length * size : (k + 1) * length * size]
             for start in starts:

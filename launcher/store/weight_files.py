@@ -16,21 +16,23 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.capture.joint_graph import LOSS
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import Variable
+from flowrun.engine.ir.placement import Shape
+from flowrun.engine.runtime.rank.shard_file import CODES, open_shards, write_shards
 from flowrun.engine.runtime.rank.shards import Shard
-from flowrun.launcher.store.checkpoint import AVERAGES, WEIGHTS, About
-from flowrun.launcher.store.tensor_file import CODES, DTYPES, Contents, TensorFile, write_whole
+from flowrun.launcher.store.checkpoint import AVERAGES, PARTIAL, WEIGHTS, About
+from flowrun.launcher.store.tensor_file import Contents, TensorFile, write_whole
 
 FILE = WEIGHTS
 LOSS_FILE = "loss.safetensors"  # of a loss that is a module with parameters or buffers
 _SHARDS = "weights.rank*.safetensors"  # * is five digits
 _EMA = "ema/"
-_STEPS, _RANKS, _ABOUT, _SHARD = "steps", "num_ranks", "about", "shard/"  # metadata of a file
+_STEPS, _RANKS, _ABOUT = "steps", "num_ranks", "about"  # metadata of a file
 
 
 def check(contents: Contents, names: Mapping[str, str]) -> None:
@@ -110,11 +112,10 @@ def save_shards(
     about: see `plan_files`.
     """
     told = {_RANKS: str(num_ranks), _ABOUT: json.dumps(asdict(about))}
-    values = {}
-    for shard in shards:
-        values[shard.name] = shard.value.detach().cpu().contiguous()
-        told[_SHARD + shard.name] = json.dumps([shard.shape, shard.slices])
-    save_file(values, _shard_file(folder, rank), told)
+    file = _shard_file(folder, rank)
+    partial = file.with_name(file.name + PARTIAL)
+    write_shards(partial, list(shards), told)
+    partial.replace(file)
 
 
 def shards_in(folder: Path) -> list[Path]:
@@ -140,16 +141,12 @@ def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
     The shards go.  Raises FileNotFoundError for a rank that has none.
     """
     found = [_find(folders, rank) for rank in range(num_ranks)]
-    contents: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    contents: dict[str, tuple[Shape, torch.dtype]] = {}
     for file in found:
-        with safe_open(file, "pt") as shards:
-            told = shards.metadata()
-            for name in shards.keys():  # noqa: SIM118  (not a mapping)
-                shape, _ = json.loads(told[_SHARD + name])
-                contents[name] = tuple(shape), DTYPES[shards.get_slice(name).get_dtype()]
-    write_whole(
-        plan_files(folders[0], contents, About(**json.loads(told[_ABOUT]))), _shards_of(found)
-    )
+        with open_shards(file) as opened:
+            about = About(**json.loads(opened.told[_ABOUT]))
+            contents |= {each.name: (each.shape, each.dtype) for each in opened.shards}
+    write_whole(plan_files(folders[0], contents, about), _shards_of(found))
     for file in found:
         file.unlink()
     return folders[0] / FILE
@@ -157,12 +154,9 @@ def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
 
 def _shards_of(files: Iterable[Path]) -> Iterator[Shard]:
     for file in files:
-        with safe_open(file, "pt") as shards:
-            told = shards.metadata()
-            for name in shards.keys():  # noqa: SIM118
-                shape, slices = json.loads(told[_SHARD + name])
-                region = tuple((start, length) for start, length in slices)
-                yield Shard(name, tuple(shape), region, shards.get_tensor(name))
+        with open_shards(file) as opened:
+            for each in opened.shards:
+                yield Shard(each.name, each.shape, each.slices, opened.value(each))
 
 
 def _find(folders: Iterable[Path], rank: int) -> Path:
@@ -183,8 +177,8 @@ def main(arguments: Sequence[str]) -> int:
     if not here:
         print(f"python -m flowrun.launcher.weights FOLDER …: no {_SHARDS} there.")
         return 2
-    with safe_open(here[0], "pt") as shards:
-        num_ranks = int(shards.metadata()[_RANKS])
+    with open_shards(here[0]) as opened:
+        num_ranks = int(opened.told[_RANKS])
     try:
         print(join_shards(folders, num_ranks))
     except FileNotFoundError as error:

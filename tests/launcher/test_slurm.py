@@ -153,7 +153,7 @@ def test_a_folder_with_checkpoints_is_not_submitted_to(batch_file: Path, tmp_pat
 def test_a_requeued_job_goes_on_from_the_last_checkpoint_with_steps_left(
     batch_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume, "damage_of", lambda checkpoint: "")  # test_damaged_run.py
+    monkeypatch.setattr(resume.Checkpoint, "damage", lambda checkpoint: "")  # test_damaged_run.py
     recipe = load(["recipe=small", "train.steps=6", "model.weights=given.safetensors"])
     assert find_continuation(recipe, tmp_path) == (recipe, None)
     for name in ("step_00000002", "step_00000004", "step_00000005.partial", "step_00000006"):

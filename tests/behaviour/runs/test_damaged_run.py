@@ -90,13 +90,46 @@ def a_list(file: Path) -> None:
     file.write_text("[1, 2]")
 
 
-SHARD = "__0_0.distcp"
+def longer(file: Path) -> None:
+    with file.open("ab") as opened:
+        opened.write(b"\0")
+
+
+def shorter(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def flip_last(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 128
+    file.write_bytes(content)
+
+
+def flip_first(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)
+
+
+def a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def nowhere(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("nowhere")
+
+
+SHARD = "rank00000.safetensors"
+ANYTHING = (gone, cut, empty, flip, garbage, longer, a_folder, nowhere)
 DAMAGES = [
-    *((".metadata", damage) for damage in (gone, cut, empty, flip, garbage, hostile, other_pickle)),
-    *((SHARD, damage) for damage in (gone, cut, empty, flip, of_step_2)),
-    *(("__0.crc32", damage) for damage in (cut, empty, a_list, of_step_2)),
-    *(("checkpoint.json", damage) for damage in (gone, cut, empty, a_list, of_step_2)),
-    *(("recipe.yaml", damage) for damage in (gone, empty, garbage, a_list)),
+    *(
+        (SHARD, damage)
+        for damage in (*ANYTHING, of_step_2, shorter, flip_first, flip_last, hostile)
+    ),
+    *(("checkpoint.json", damage) for damage in (*ANYTHING, of_step_2, a_list, other_pickle)),
+    *(("recipe.yaml", damage) for damage in (*ANYTHING, a_list)),
 ]
 
 
@@ -120,15 +153,13 @@ def test_a_checkpoint_that_is_not_whole_is_told_with_the_one_before(
     assert not (tmp_path / "hostile").exists()
 
 
-def test_a_missing_metadata_file_is_told_as_a_hidden_one(folder: Path) -> None:
-    (folder / FOLDER / "step_00000004" / ".metadata").unlink()
-    with pytest.raises(RecipeError, match=r"\.metadata: it is missing; its name begins with a dot"):
-        checkpoint_of(folder)
-
-
-def test_a_hostile_metadata_file_names_what_it_would_call(folder: Path) -> None:
-    hostile(folder / FOLDER / "step_00000004" / ".metadata")
-    with pytest.raises(RecipeError, match=r"it names posix\.mkdir"):
+def test_files_of_another_rank_are_told(folder: Path) -> None:
+    newest = folder / FOLDER / "step_00000004"
+    files = [newest / SHARD, newest / "rank00001.safetensors"]
+    contents = [file.read_bytes() for file in files]
+    for file, content in zip(files, reversed(contents), strict=True):
+        file.write_bytes(content)
+    with pytest.raises(RecipeError, match=SHARD):
         checkpoint_of(folder)
 
 
@@ -158,11 +189,6 @@ def test_export_refuses_a_checkpoint_that_is_not_whole(folder: Path) -> None:
     with pytest.raises(RecipeError, match=f"{SHARD}: it has changed since it was written"):
         export(folder)
     assert export(folder, 2).exists()
-
-
-def test_a_checkpoint_of_before_checksums_is_taken(folder: Path) -> None:
-    (folder / FOLDER / "step_00000004" / "__0.crc32").unlink()
-    assert checkpoint_of(folder).step == 4
 
 
 # ---- the run's own recipe and metrics ------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from functools import cache
 from itertools import product
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.logical_checkpoint import (
+    read,
     read_contents,
     read_whole,
     restore,
@@ -19,6 +22,7 @@ from flowrun.engine.runtime.drivers.logical_checkpoint import (
 )
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.rank.shards import (
+    Shard,
     choose_shards,
     collect_shards,
     make_whole_shard,
@@ -46,9 +50,9 @@ def fresh(layout: Layout) -> VirtualCluster:
 
 def save(ranks: VirtualCluster, folder: Path) -> None:
     """What every rank has to write."""
-    bodies = ranks.ranks.items()
-    shards = [s for rank, body in bodies for s in choose_shards(ranks.plan, rank, body.variables)]
-    write(folder, shards, alone=True)
+    folder.mkdir()
+    for rank, body in ranks.ranks.items():
+        write(folder, rank, choose_shards(ranks.plan, rank, body.variables))
 
 
 def load(ranks: VirtualCluster, folder: Path) -> None:
@@ -137,14 +141,46 @@ def test_scalars_and_tensors_of_other_types_come_back(tmp_path: Path) -> None:
         "scalar": torch.tensor(3.0),
         "counts": torch.arange(6).reshape(2, 3),
         "half": torch.tensor([1.5], dtype=torch.bfloat16),
+        "wide": torch.tensor([[1 + 2j], [3 - 4j]], dtype=torch.complex128),  # not of safetensors
+        "nothing": torch.empty(0, 3),
+        "bits": torch.tensor([True, False, True]),
     }
-    write(tmp_path, [make_whole_shard(*item) for item in given.items()], alone=True)
+    write(tmp_path, 0, [make_whole_shard(*item) for item in given.items()])
     assert read_contents(tmp_path) == {n: (tuple(v.shape), v.dtype) for n, v in given.items()}
     found = read_whole(tmp_path, given)
     assert all(torch.equal(found[name], given[name]) for name in given)
 
 
-def test_a_disk_that_refuses_is_a_run_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"rank 0, .*file"):
-        write(tmp_path / "file", [make_whole_shard("a", torch.ones(1))], alone=True)
+def region(first: int, value: torch.Tensor) -> Shard:
+    """Elements of a tensor of eight from `first` on."""
+    return Shard("a", (8,), ((first, len(value)),), value)
+
+
+def test_a_region_is_read_from_all_that_overlap_it(tmp_path: Path) -> None:
+    for rank, (first, end) in enumerate([(0, 3), (3, 5), (5, 8)]):
+        write(tmp_path, rank, [region(first, torch.arange(first, end))])
+    all_of_it = torch.zeros(8, dtype=torch.int64)
+    read(tmp_path, [region(2, all_of_it[2:6])])
+    assert all_of_it.tolist() == [0, 0, 2, 3, 4, 5, 0, 0]
+
+
+def test_a_region_that_no_file_holds_is_told(tmp_path: Path) -> None:
+    write(tmp_path, 0, [region(0, torch.ones(3))])
+    with pytest.raises(RunError, match="it does not hold all of a"):
+        read(tmp_path, [region(2, torch.zeros(2))])
+
+
+def test_other_programs_read_the_files(tmp_path: Path) -> None:
+    write(tmp_path, 0, [region(2, torch.ones(2))])
+    assert load_file(tmp_path / "rank00000.safetensors")["a[2:4]"].tolist() == [1, 1]
+
+
+def test_what_was_written_is_told_by_size_and_checksum(tmp_path: Path) -> None:
+    written = write(tmp_path, 7, [region(0, torch.ones(5))])
+    file = tmp_path / "rank00007.safetensors"
+    assert written == (file.stat().st_size, zlib.crc32(file.read_bytes()))
+
+
+def test_a_disk_that_refuses_is_told_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"rank00000\.safetensors"):
+        write(tmp_path / "gone", 0, [region(0, torch.ones(1))])
