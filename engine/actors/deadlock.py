@@ -18,7 +18,10 @@ def deadlock(plan: Plan, ranks: Sequence[Scheduler]) -> PlanError:
     plan: the plan that does not end.  ranks: one scheduler of each stage, as they stand.
     """
     cycle = _cycle(plan, ranks)
-    lines = [_describe_wait(plan, ranks, actor, *wait) for actor, wait in cycle]
+    lines = []
+    for actor, wait in cycle:
+        stage = plan.actors[actor].stage
+        lines.append(describe_wait(ranks[stage], plan.placements[stage].ranks[0], actor, *wait))
     short = [register for _, (why, register) in cycle if why == "credit"]
     return PlanError(
         f"placement.in_flight (register {short[0]})" if short else "plan",
@@ -47,42 +50,50 @@ def _awaited_actor(
     plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int
 ) -> int | None:
     """Return the actor that one waits for; None if one rank of each stage does not show it."""
+    if why == "peer":
+        ends = (a.id for a in plan.actors if what >= 0 and _channel(plan, a.id) == what)
+        return next((end for end in ends if end != actor), None)
+    return awaited_on_rank(ranks[plan.actors[actor].stage], actor, why, what)
+
+
+def awaited_on_rank(rank: Scheduler, actor: int, why: str, what: int) -> int | None:
+    """Return the actor of the same rank that one waits for.
+
+    rank: its scheduler.  actor: waits.  why, what: as Scheduler.waits says.
+    """
     match why:
         case "input":
-            return plan.registers[what].producer
+            return rank.plan.registers[what].producer
         case "credit":
-            return _holder(plan, ranks, what)
-        case "turn":
-            rank = ranks[plan.actors[actor].stage]
-            order = rank.order.get(what)
-            return order[rank.issued[what] % len(order)][0] if order else None
-    ends = (a.id for a in plan.actors if what >= 0 and _channel(plan, a.id) == what)
-    return next((end for end in ends if end != actor), None)
+            return _holder(rank, what)
+    return rank.turn(actor)
 
 
-def _holder(plan: Plan, ranks: Sequence[Scheduler], register: int) -> int:
+def _holder(rank: Scheduler, register: int) -> int:
     """Return the reader that has returned the fewest credits of a register: it holds the oldest
     slot.
     """
-    maker = plan.registers[register].producer
+    maker = rank.plan.registers[register].producer
     assert maker is not None, f"register {register} is constant: nobody waits for a slot of it"
-    rank = ranks[plan.actors[maker].stage]
     spec = rank.specs[maker]
     ports = zip(counts(spec, rank.states[maker]), spec.ports, strict=True)
     ends = ((n, port.other.to) for n, port in ports if port.fills and port.register == register)
     return min(ends)[1]
 
 
-def _describe_wait(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str, what: int) -> str:
-    """Describe what one actor waits for."""
-    stage = plan.actors[actor].stage
-    place = f"{_name(plan, actor)} on rank {plan.placements[stage].ranks[0]} (stage {stage})"
+def describe_wait(scheduler: Scheduler, rank: int, actor: int, why: str, what: int) -> str:
+    """Describe what one actor waits for.
+
+    scheduler: of its rank.  rank: its number.  actor: waits.  why, what: see Wait.
+    """
+    plan = scheduler.plan
+    place = f"{name_actor(plan, actor)} on rank {rank} (stage {plan.actors[actor].stage})"
     match why:
         case "input":
-            maker = _name(plan, plan.registers[what].producer)
+            maker = name_actor(plan, plan.registers[what].producer)
             return f"{place} waits to read register {what} from {maker}"
         case "credit":
-            holder = _name(plan, _holder(plan, ranks, what))
+            holder = name_actor(plan, _holder(scheduler, what))
             free = f"a free slot ({plan.registers[what].slots} in all) of register {what}"
             return f"{place} waits for {free}, held by {holder}"
         case "turn":
@@ -92,7 +103,8 @@ def _describe_wait(plan: Plan, ranks: Sequence[Scheduler], actor: int, why: str,
     return f"{place} waits for {other}"
 
 
-def _name(plan: Plan, actor: int | None) -> str:
+def name_actor(plan: Plan, actor: int | None) -> str:
+    """Return the number and the name of an actor."""
     return "nobody" if actor is None else f"actor {actor} {plan.actors[actor].name}"
 
 

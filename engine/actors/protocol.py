@@ -165,6 +165,27 @@ def initial_state(spec: ActorSpec, acts: int = 0) -> int:
     return state_of(acts < spec.limit, [port.start for port in spec.ports])
 
 
+def counted_state(
+    specs: Mapping[int, ActorSpec], acts: Mapping[int, int], actor: int, *, running: bool
+) -> int:
+    """Return the state of an actor that follows from what all actors of the rank have done.
+
+    specs: of the rank.  acts: finished ones, by actor.  running: an act of the actor is under way.
+    """
+    spec = specs[actor]
+
+    def tokens(port: Port) -> int:
+        other = port.other.to
+        end = next(
+            end
+            for end in specs[other].ports
+            if (end.register, end.other.to, end.fills) == (port.register, actor, not port.fills)
+        )
+        return port.start + acts[other] // end.every - acts[actor] // port.every
+
+    return state_of(acts[actor] < spec.limit and not running, [*map(tokens, spec.ports)])
+
+
 def can_act(spec: ActorSpec, state: int) -> bool:
     """Return whether the actor is idle, not at its end, and has a token at every port."""
     return state & spec.some == spec.some

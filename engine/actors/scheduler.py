@@ -25,6 +25,7 @@ from flowrun.engine.actors.protocol import (
     LaunchAct,
     begin,
     can_act,
+    counted_state,
     end,
     go_on,
     idle,
@@ -46,7 +47,7 @@ class Scheduler:
     They act from step `first` until `steps` have been done; acts are counted from step 0.
     may_begin: asked with a number of steps when an actor is about to begin the last of them; once
     it says no, the rank comes to rest before that step.  None: nobody is asked.
-    granted: the steps that it may do so far.
+    granted: the steps that it may do so far.  last: those that it does if nobody refuses one.
     """
 
     def __init__(
@@ -78,12 +79,31 @@ class Scheduler:
         self._communicate: list[int] = []
         self._supply: list[int] = []
         self._unfinished = 0
-        self.granted, self._last = first, steps
+        self.granted, self.last = first, steps
         self._may_begin = may_begin
         self._resting = [k for k, state in self.states.items() if idle(state)]
         for actor in self._resting:
             self.states[actor] = begin(self.states[actor])
         self._grant()
+
+    @classmethod
+    def from_counts(
+        cls, plan: Plan, stage: int, steps: int, *, begun: Sequence[int], done: Sequence[int]
+    ) -> Scheduler:
+        """Return the scheduler of a rank as its counts of acts say that it stands; it can say what
+        waits, not what comes next.
+
+        plan, stage, steps: see Scheduler.  begun, done: acts by actor.
+        """
+        made = cls(plan, stage, steps)
+        made.acts = {k: done[k] for k in made.actors}
+        busy = {k for k in made.actors if begun[k] > done[k]}
+        for k in made.actors:
+            made.states[k] = counted_state(made.specs, made.acts, k, running=k in busy)
+        for axis, order in made.order.items():
+            made.issued[axis] = _first_missing(order, begun, made.per_step)
+        made._blocked = busy & (made._priority.keys() | made._blocking)
+        return made
 
     def done(self, actor: int) -> None:
         """An act has ended: take all messages that follow from it on this rank.
@@ -111,22 +131,22 @@ class Scheduler:
     def _rest(self, actor: int) -> None:
         """Hold an actor back that has done all that is granted."""
         self._unfinished -= 1
-        if self.granted < self._last:
+        if self.granted < self.last:
             self._resting.append(actor)
         if idle(self.states[actor]):  # it is not at its limit
             self.states[actor] = begin(self.states[actor])
 
     def _grant(self) -> None:
         """Let the actors that are held back go on, by one step or as far as they may."""
-        if self.granted == self._last:
+        if self.granted == self.last:
             return
         resting, self._resting = self._resting, []
         if self._may_begin is None:
-            self.granted = self._last
+            self.granted = self.last
         elif self._may_begin(self.granted + 1):
             self.granted += 1
         else:
-            self._last = self.granted
+            self.last = self.granted
             return
         self._unfinished += len(resting)
         for actor in resting:
@@ -174,6 +194,14 @@ class Scheduler:
         """Return the actors whose act has begun."""
         done = {k for k, n in self.per_step.items() if self.acts[k] == self.granted * n}
         return [k for k, state in self.states.items() if not idle(state) and k not in done]
+
+    def turn(self, actor: int) -> int | None:
+        """Return the actor that goes before one that could act; None if none does."""
+        if self._blocked and (actor in self._priority or actor in self._blocking):
+            return min(self._blocked)
+        order = self.order.get(self._axes[actor])
+        first = order[self.issued[self._axes[actor]] % len(order)][0] if order else actor
+        return None if first == actor else first
 
     def moment(self, since: Sequence[int]) -> tuple[Any, ...]:
         """Return all that decides what comes next, with acts counted from `since`, by actor."""
@@ -243,3 +271,13 @@ class Scheduler:
             self._communicate.append(actor)
         else:
             self._supply.append(actor)
+
+
+def _first_missing(
+    order: Sequence[tuple[int, int]], begun: Sequence[int], per_step: Mapping[int, int]
+) -> int:
+    """Return the place, counted from step 0, of the first act in an order that has not begun."""
+    step = min(begun[actor] // per_step[actor] for actor, _ in order)
+    in_order = enumerate(order)
+    missing = (k for k, (actor, act) in in_order if begun[actor] <= step * per_step[actor] + act)
+    return step * len(order) + next(missing)

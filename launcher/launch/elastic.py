@@ -24,12 +24,15 @@ from typing import Any
 
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.drivers.pulse import Pulses
 from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.hosts import HostStore, ranks_of_a_host
 from flowrun.launcher.launch.restarts import Attempts, Ending, restart
 from flowrun.launcher.launch.step_gate import StepGate
+from flowrun.launcher.launch.watch import Watch, find_limit, find_silence
 from flowrun.launcher.launch.worker import Worker
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
@@ -61,6 +64,7 @@ def execute_local(
     """
     num_ranks = training.plan.num_ranks
     local_ranks = ranks_of_a_host(num_ranks, job.recipe.launch)
+    limit_s = find_limit(job.recipe.launch.hang_s, training.rehearsal.step_s)
     worker = Worker(
         job=job,
         training=training,
@@ -68,11 +72,12 @@ def execute_local(
         kernels=kernels,
         folder=record.folder,
         launcher=os.getpid(),
+        silence_s=find_silence(limit_s),
     )
     attempts = Attempts(limit=job.recipe.launch.restarts, furthest=record.reached)
     while True:
         events = EventCollector(record=record)
-        ended = _run_ranks(worker, local_ranks, events)
+        ended = _run_ranks(worker, local_ranks, limit_s, events)
         error = events.verdict(ended)
         if error is None:
             break
@@ -88,23 +93,36 @@ def execute_local(
     return events.log()
 
 
-def _run_ranks(worker: Worker, local_ranks: int, events: EventCollector) -> BaseException | None:
+def _run_ranks(
+    worker: Worker, local_ranks: int, limit_s: float, events: EventCollector
+) -> BaseException | None:
     """Fork this host's ranks and wait for their end; return what ended them early, or None.
 
-    worker: what they do.  local_ranks: their number.  events: takes what they send.
+    worker: what they do.  local_ranks: their number.  limit_s: after which they hang.
+    events: takes what they send.
     """
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
     readers, writers = zip(*pipes, strict=True)
     born = multiprocessing.get_context("fork").Barrier(local_ranks)
     start = worker.job.start
     gate = StepGate.shared(local_ranks, start.step if start else 0)
-    worker = replace(worker, gate=gate, pipes=writers, born=born)
+    plans = [found.plan for found in (worker.training, worker.evaluation) if found]
+    pulses, stacks = Pulses(plans, local_ranks), Stacks(local_ranks)
+    worker = replace(worker, gate=gate, pipes=writers, born=born, pulses=pulses, stacks=stacks)
+    watch = Watch(
+        pulses,
+        stacks,
+        limit_s,
+        folder=lambda: events.record.folder,
+        say=events.record.note,
+        fail=events.note_hang,
+    )
     listener = threading.Thread(target=events.listen, args=(readers,), daemon=True)
     listener.start()
     ended: BaseException | None
     well = False
     try:
-        with _ctrl_c_is_ours(), events.may_stop_us():
+        with _ctrl_c_is_ours(), events.may_stop_us(), watch:
             ended = _launch(worker, local_ranks, worker.job)
         well = ended is None
     except KeyboardInterrupt as error:
@@ -255,7 +273,8 @@ class EventCollector:
 
     failures: each with True if the rank merely lost another.  files: of each checkpoint that is
     being written, those that are on the disk.  hosts: their store, where there are several.
-    broken: what went wrong here, while writing it down.  stopped_us: an event has ended the run.
+    broken: what went wrong here, while writing it down.  hung: why the ranks were killed as they
+    hung.  stopped_us: an event has ended the run.
     """
 
     record: Record
@@ -265,6 +284,7 @@ class EventCollector:
     files: dict[int, dict[str, Sequence[int]]] = field(default_factory=dict)
     hosts: HostStore | None = None
     broken: RunError | None = None
+    hung: RunError | None = None
     running: bool = False
     stopped_us: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -322,6 +342,10 @@ class EventCollector:
         if len(files) == self.record.job.recipe.num_ranks:
             self.record.complete_checkpoint(folder, step, self.files.pop(step))
 
+    def note_hang(self, error: RunError) -> None:
+        """Note why ranks are killed that hang."""
+        self.hung = error
+
     @contextmanager
     def may_stop_us(self) -> Iterator[None]:
         """Let an event end the run while elastic is in charge."""
@@ -351,7 +375,7 @@ class EventCollector:
         own = [error for error, lost_peer in self.failures if not lost_peer]
         died = [ended] if ended.where.startswith("rank") and ended.where not in known else []
         victims = [error for error, _ in self.failures]
-        return self.broken or [*own, *died, *victims, ended][0]
+        return self.broken or self.hung or [*own, *died, *victims, ended][0]
 
     def ending(self, ended: BaseException | None, error: BaseException) -> Ending:
         """Say why the ranks have ended.

@@ -27,10 +27,12 @@ from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
+from flowrun.engine.runtime.drivers.pulse import Phase, Pulse, Pulses
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
+from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
 from flowrun.engine.runtime.transport.links import Links
@@ -49,14 +51,14 @@ from flowrun.launcher.store.tensor_file import write
 
 _LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
 _BORN_S = 300  # until all ranks of a host are forked; elastic ends all if one has gone
-_SILENCE_S = 1800  # a message that takes longer has no peer any more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
     """A worker runs in each forked process.  kernels: of training's regions.  gate: says which
     steps the local ranks may begin.  pipes: to the launcher, one for each local rank.  born: a
-    barrier for all local ranks, before any of them talks to the launcher's store.
+    barrier for all local ranks, before any of them talks to the launcher's store.  pulses, stacks:
+    what the launcher's watch looks at (watch.py).  silence_s: see find_silence there.
     """
 
     job: Job
@@ -65,9 +67,12 @@ class Worker:
     kernels: Kernels
     folder: Path
     launcher: int
+    silence_s: float
     gate: StepGate | None = None
     pipes: tuple[Connection, ...] = ()
     born: Barrier | None = None
+    pulses: Pulses | None = None
+    stacks: Stacks | None = None
 
     def live(self) -> None:
         """Run from the fork to the exit."""
@@ -78,6 +83,9 @@ class Worker:
         for k, pipe in enumerate(self.pipes):
             if k != local:
                 pipe.close()
+        if self.stacks:
+            self.stacks.register(local)
+        self.pulse.start(rank)
         events = EventSender(self.pipes[local], self.training.plan.num_ranks)
         try:
             # The store's thread looks up the name of a process that connects, under a lock of the C
@@ -88,6 +96,12 @@ class Worker:
         except BaseException as error:
             _fail(error, rank, events)
 
+    @property
+    def pulse(self) -> Pulse:
+        """The pulse of this rank."""
+        assert self.pulses is not None
+        return self.pulses.ranks[int(os.environ["LOCAL_RANK"])]
+
     def _run(self, rank: int, events: EventSender) -> None:
         import torch.distributed as dist
 
@@ -96,19 +110,22 @@ class Worker:
         device = _device(self.job.device_type)
         with _with_peers(rank, "while the ranks meet"):
             events.start(self._fingerprint(), self.folder)
-            _join_process_group(device)
+            _join_process_group(device, self.silence_s)
             memory = RankMemory(device)
             gloo = self.job.recipe.launch.transport == "gloo"
             links = Links(rank, device, os.environ["GROUP_RANK"], not gloo)
             links.join(self.training.plan)
             zero_ns = _same_time() if self.job.recipe.launch.nnodes > 1 else 0
+        self.pulse.enter(Phase.MAKES)
         trained = self._body(rank, device, links)
         self._train(rank, trained, device, memory, events)
         events.end(rank, self._measurements(trained, memory, links.message_bytes, zero_ns))
+        self.pulse.enter(Phase.LEAVES)
         with _with_peers(rank, "at the end"):
             dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
             links.close()
             dist.destroy_process_group()
+        self.pulse.enter(Phase.ENDED)
 
     def _train(
         self,
@@ -120,6 +137,7 @@ class Worker:
     ) -> None:
         """Train segment by segment, with evaluations and checkpoints where they are due."""
         if self.job.start:
+            self.pulse.enter(Phase.RESTORES)
             folder, variables = self.job.start.folder, trained.body.variables
             logical_checkpoint.restore(folder, self.training.plan, rank, variables)
         saving = self._background_save(rank, events)
@@ -144,9 +162,11 @@ class Worker:
                     saved = gate.begun
                     self._checkpoint(rank, trained, saved, saving)
                 if not gate.go_on():
+                    self.pulse.enter(Phase.WRITES)
                     saving.finish()
                     return
             if segment.evaluate and self.evaluation:
+                self.pulse.enter(Phase.PREPARES)
                 evaluation = evaluation or self._evaluator(rank, trained, device)
                 results = evaluation.run(self.job.eval_steps)
                 if evaluation.reports:
@@ -155,7 +175,9 @@ class Worker:
                 saved = segment.last
                 self._checkpoint(rank, trained, saved, saving)
         if self.job.recipe.train.save:
+            self.pulse.enter(Phase.SAVES_WEIGHTS)
             self._save(rank, trained, events)
+        self.pulse.enter(Phase.WRITES)
         saving.finish()
 
     def _measurements(
@@ -183,9 +205,10 @@ class Worker:
         initial = None if job.start else job.materials.initial
         arguments = (self.training.plan, rank, job.materials.sampler, initial, device, links)
         metered = device.type == "cpu"  # on CUDA torch counts by itself
+        options = {"metered": metered, "kernels": self.kernels, "pulse": self.pulse}
         if steps:
-            return RecordedRank(*arguments, metered=metered, kernels=self.kernels, trace=steps)
-        return DistributedRank(*arguments, metered=metered, kernels=self.kernels)
+            return RecordedRank(*arguments, **options, trace=steps)
+        return DistributedRank(*arguments, **options)
 
     def _save(self, rank: int, trained: DistributedRank, events: EventSender) -> None:
         """Write this rank's regions of the trained weights."""
@@ -239,7 +262,9 @@ class Worker:
         initial, links = self.job.materials.initial, trained.links
         with _with_peers(rank, "while the ranks meet for evaluation"):
             links.join(plan)
-        return DistributedRank(plan, rank, sampler, initial, device, links, lent=there)
+        return DistributedRank(
+            plan, rank, sampler, initial, device, links, lent=there, pulse=self.pulse
+        )
 
     def _background_save(self, rank: int, events: EventSender) -> BackgroundSave:
         def note_wait(step: int, before: int) -> None:
@@ -261,6 +286,7 @@ class Worker:
         self, rank: int, trained: DistributedRank, step: int, saving: BackgroundSave
     ) -> None:
         """Save this rank's part of a checkpoint to the folder of the first rank's host."""
+        self.pulse.enter(Phase.SAVES)
         import torch.distributed as dist
 
         folder = checkpoints.partial_folder(self.folder, step)
@@ -341,8 +367,10 @@ def _end_with(launcher: int) -> None:
             os._exit(1)
 
 
-def _join_process_group(device: torch.device) -> None:
+def _join_process_group(device: torch.device, silence_s: float) -> None:
     """Connect to the other ranks, by NCCL on CUDA and by gloo elsewhere.
+
+    silence_s: seconds after which a message has no peer any more.
 
     With its device NCCL makes each group where we do, in one order on all ranks, and then connects
     its rings and trees there, too; Links does so for messages.
@@ -353,7 +381,7 @@ def _join_process_group(device: torch.device) -> None:
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     dist.init_process_group(
         "nccl" if on_cuda else "gloo",
-        timeout=timedelta(seconds=_SILENCE_S),
+        timeout=timedelta(seconds=silence_s),
         device_id=device if on_cuda else None,
     )
 

@@ -249,6 +249,8 @@ class Launch:
         host, gloo between hosts).
     message_order_seed: virtual only: deliver messages in the random order of this seed.
     restarts: restarts in a row without a new step before the run ends, when ranks die; 0: none.
+    hang_s: seconds without an act of any rank after which the run ends, and says which rank owes
+        what; null: 60, or 20 foreseen steps if these are longer; 0: never.
     slurm: the batch job.
     """
 
@@ -261,6 +263,7 @@ class Launch:
     transport: str = "auto"
     message_order_seed: int | None = None
     restarts: int = 0
+    hang_s: float | None = None
     slurm: Slurm = field(default_factory=Slurm)
 
 

@@ -27,11 +27,12 @@ engine: {check_capture: false}  # tests of it are elsewhere; a second of each st
 train: {batch_size: 8, micro_batches: 2, steps: 4}
 """
 
-# Rank 1 may be told to fail, or to die, at the first sample of its 8th micro-batch (the process of
-# the virtual cluster counts as rank 1); "kill once": by the first rank 1 that comes to it.
+# Rank 1 may be asked to fail, die, stop or sleep at the first sample of its 8th micro-batch (the
+# process of the virtual cluster counts as rank 1); "kill once": the first rank 1 that comes to it.
 SAMPLES = """\
 import os
 import signal
+import time
 
 import torch
 
@@ -65,7 +66,9 @@ def break_down(how: str) -> None:
             os.close(os.open("killed_once", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-    os.kill(os.getpid(), signal.SIGKILL)
+    if how == "sleep":
+        time.sleep(3600)
+    os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
 """
 
 

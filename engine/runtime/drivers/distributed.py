@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from flowrun.engine.actors.plan import SEND, Actor, Plan, ReportWork
-from flowrun.engine.actors.scheduler import Scheduler
+from flowrun.engine.actors.scheduler import COMMUNICATION, Scheduler
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.communication import Communication, InFlightAct
 from flowrun.engine.runtime.drivers.metering import Metering
+from flowrun.engine.runtime.drivers.pulse import Phase, Pulse
 from flowrun.engine.runtime.kernels.kernels import Kernels, eager_kernels
 from flowrun.engine.runtime.rank.rank import LentVariables, Rank, Results
 from flowrun.engine.runtime.rank.readers import BatchSource
@@ -43,7 +44,7 @@ class DistributedRank:
     links: the communication of this process; they may serve several plans (evaluation after
     training).  metered: True to count live bytes in the first steps.
     async_device: True if the host enqueues work and does not wait for the device; None means True
-    on CUDA only.
+    on CUDA only.  pulse: where its acts are counted; None: nobody looks.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class DistributedRank:
         kernels: Kernels = eager_kernels,
         lent: LentVariables | None = None,
         async_device: bool | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self.plan = plan
+        self.pulse = pulse or Pulse.private(plan)
         self.rank = rank
         self.device = device
         self.links = links
@@ -118,10 +121,18 @@ class DistributedRank:
         Raises RunError, which names rank and actor, if an act fails; LostPeer if another rank
         seems to have failed.
         """
-        scheduler = Scheduler(self.plan, self.body.stage, steps, first, may_begin)
+
+        def ask(granted: int) -> bool:
+            begins = may_begin is None or may_begin(granted)
+            if not begins:
+                self.pulse.end_after(granted - 1)
+            return begins
+
+        scheduler = Scheduler(self.plan, self.body.stage, steps, first, may_begin and ask)
         reported, before = first, time.perf_counter()
         of_a_step = sum(scheduler.per_step.values())
         self.to_end = of_a_step
+        self.pulse.enter_steps(scheduler, first)
         try:
             self.metering.begin(scheduler)
             while not scheduler.is_finished():
@@ -136,7 +147,9 @@ class DistributedRank:
                     on_step(reported, self.body.results.pop(reported), now - before)
                     reported, before = reported + 1, now
                     self.to_end += of_a_step
+            self.pulse.enter(Phase.RESTS)
             self.links.rest({rank for ranks in self.plan.placements for rank in ranks.ranks})
+            self.pulse.enter(Phase.ENDS_STEPS)
         except Exception as error:
             failure = self._failure(error)
             if failure is error:
@@ -175,11 +188,15 @@ class DistributedRank:
 
     def _compute(self, actor: Actor, act: int) -> None:
         self.current = actor
+        self.pulse.begin(actor.id, act)
         self.body.compute(actor, act)
 
     def _sleep(self) -> tuple[int, int]:
         """Sleep until an act that is under way is done; return its actor and number."""
-        return self.inbox.get()
+        self.pulse.sleep()
+        done = self.inbox.get()
+        self.pulse.wake(for_others=self.plan.actors[done[0]].kind in COMMUNICATION)
+        return done
 
     def _announce(self, actor: int, act: int) -> None:
         """Put an act that is done into the inbox.  It may be called in any thread."""
@@ -188,6 +205,7 @@ class DistributedRank:
     def _end(self, scheduler: Scheduler, actor: Actor, act: int) -> None:
         self.body.release(actor, act)
         scheduler.done(actor.id)
+        self.pulse.end(actor.id, act)
         self.to_end -= 1
 
     def _supply(self, actor: Actor, act: int) -> None:
@@ -205,6 +223,7 @@ class DistributedRank:
 
     def _run_in_thread(self, actor: Actor, act: int, future: Future[Any]) -> None:
         """Keep an act that goes on in a thread, and announce it when it is done."""
+        self.pulse.begin_in_thread(actor.id, act)
         self.under_way[actor.id, act] = ThreadAct(future)
         future.add_done_callback(lambda _: self._announce(actor.id, act))
 
@@ -212,6 +231,7 @@ class DistributedRank:
 
     def _issue(self, actor: Actor, act: int) -> None:
         self.current = actor
+        self.pulse.begin(actor.id, act)
         started = self.communication.start(actor, act)
         self.body.give_up(actor, act)
         self.under_way[actor.id, act] = started
@@ -220,6 +240,7 @@ class DistributedRank:
     def _take(self, scheduler: Scheduler, actor_id: int, act: int) -> None:
         actor = self.plan.actors[actor_id]
         self.current = actor
+        self.pulse.take(actor_id)
         made = self.under_way.pop((actor_id, act)).finish()
         if actor.kind != SEND:
             self.body.store(actor, act, made)

@@ -1,5 +1,5 @@
 """The process of a rank.
 
 heap.py keeps the pages that a step frees for the next one.  core.py keeps a rank on one core where
-ranks are more than cores.
+ranks are more than cores.  vital_signs.py and stacks.py show a process that hangs.
 """

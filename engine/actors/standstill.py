@@ -1,0 +1,263 @@
+"""standstill: which act is owed, by which rank, when nothing goes on; from counts of acts alone.
+
+Each rank counts the acts that it has begun and done (runtime/drivers/pulse.py).  Plan and counts
+say what each of them waits for: a register of its own, its turn, or another rank that has not begun
+its part of a message.  These waits are followed to where they end: at a rank that runs an act, or a
+reader, or is stopped, or does something else than steps; that is what all others wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flowrun.engine.actors.deadlock import awaited_on_rank, describe_wait, name_actor
+from flowrun.engine.actors.plan import SEND, BoxWork, Plan, TransferWork
+from flowrun.engine.actors.scheduler import Scheduler
+
+# why a rank owes an act
+RUNS, AFTER, READS, HALTED = "runs", "after", "reads", "halted"
+SKIPS, MESSAGE, ABSENT, ELSEWHERE = "skips", "message", "absent", "elsewhere"
+_WORST_FIRST = (HALTED, RUNS, READS, AFTER, ELSEWHERE, SKIPS, MESSAGE, ABSENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """A rank as its counts show it.
+
+    phase: what it does.  entered: phases that it has begun; all ranks have the same, in one order.
+    plan, steps: of a phase of steps: the plan, and the number of steps done at its end.
+    begun, done: acts, by actor.
+    at: the actor that its loop is in, or was in last; None: the loop sleeps.
+    halted: why the process cannot run; empty if it can.
+    """
+
+    phase: str
+    entered: int
+    plan: Plan | None = None
+    steps: int = 0
+    begun: Sequence[int] = ()
+    done: Sequence[int] = ()
+    at: int | None = None
+    halted: str = ""
+
+
+class Owed(NamedTuple):
+    """What all others wait for.
+
+    rank: owes it.  actor, act: the act; None: none that is known.  why: RUNS and others.  peer: the
+    rank that lacks a MESSAGE.
+    """
+
+    rank: int
+    actor: int | None
+    act: int
+    why: str
+    peer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """Who owes what, the worst first, and what ranks wait for, as text by rank."""
+
+    owed: tuple[Owed, ...]
+    waits: Mapping[int, tuple[str, ...]]
+
+
+def find_owed(ranks: Mapping[int, RankState]) -> Standstill:
+    """Follow every wait of ranks at a standstill to what is owed.
+
+    ranks: those that are known; others count as absent.
+    """
+    walk = _WaitWalk(ranks)
+    walk.run()
+    waits = {rank: tuple(lines) for rank, lines in walk.lines.items() if lines}
+    return Standstill(tuple(_join_owed(walk.owed)), waits)
+
+
+def describe_owed(owed: Owed, ranks: Mapping[int, RankState]) -> str:
+    """Describe what a rank owes in a sentence.  ranks: as for find_owed."""
+    rank, actor, act, why, peer = owed
+    state = ranks.get(rank)
+    plan = next((s.plan for s in (state, *ranks.values()) if s and s.plan), None)
+    what = _name_act(plan, actor, act) if plan and actor is not None else ""
+    halted = state.halted if state else ""
+    match why:
+        case "runs":
+            return f"rank {rank} has begun {what} and has not ended it."
+        case "after":
+            return f"rank {rank} has ended {what} and does nothing since."
+        case "reads":
+            return f"a reader of rank {rank} has begun {what} and has not ended it."
+        case "halted":
+            return f"rank {rank} {halted}{f'; it owes {what}' if what else ''}."
+        case "skips":
+            return f"rank {rank} could begin {what} and does not."
+        case "message":
+            return f"the message of {what} from rank {rank} has not come to rank {peer}."
+        case "absent":
+            return f"rank {rank}, of another host, has not begun {what}."
+    return f"rank {rank} {state.phase if state else 'is elsewhere'}."
+
+
+def _name_act(plan: Plan, actor: int, act: int) -> str:
+    """Name an act by its actor, step and micro-batch."""
+    step, micro_batch = divmod(act, plan.acts_per_step(plan.actors[actor]))
+    part = "" if plan.actors[actor].per_step else f", micro-batch {micro_batch}"
+    return f"{name_actor(plan, actor)} (step {step}{part})"
+
+
+def _join_owed(owed: Iterable[Owed]) -> list[Owed]:
+    """Keep the earliest act of each rank, the worst first."""
+    first: dict[tuple[int, int | None], Owed] = {}
+    for each in sorted(owed, key=lambda o: (o.actor is None, o.act, o.actor or 0)):
+        first.setdefault((each.rank, each.peer), each)
+    return sorted(first.values(), key=lambda o: (_WORST_FIRST.index(o.why), o.rank))
+
+
+Waiter = tuple[int, int | None]  # rank and actor; None: whatever the rank is at
+
+
+class _WaitWalk:
+    """A walk from all ranks along what they wait for."""
+
+    def __init__(self, ranks: Mapping[int, RankState]) -> None:
+        self.ranks = ranks
+        self.schedulers = {
+            rank: Scheduler.from_counts(
+                s.plan, s.plan.stage_of(rank), s.steps, begun=s.begun, done=s.done
+            )
+            for rank, s in ranks.items()
+            if s.plan is not None
+        }
+        self.missing = {rank: scheduler.waits() for rank, scheduler in self.schedulers.items()}
+        self.owed: set[Owed] = set()
+        self.lines: dict[int, list[str]] = {rank: [] for rank in ranks}
+
+    def run(self) -> None:
+        todo: list[Waiter] = [(rank, None) for rank in sorted(self.ranks, reverse=True)]
+        seen: set[Waiter] = set()
+        while todo:
+            node = todo.pop()
+            if node not in seen:
+                seen.add(node)
+                todo += self._follow(*node)
+        named = {owed.rank for owed in self.owed}
+        for rank, state in self.ranks.items():  # nobody asks it for a certain act
+            if state.halted and rank not in named:
+                self._owe(rank, None, 0, HALTED)
+
+    def _owe(
+        self, rank: int, actor: int | None, act: int, why: str, peer: int | None = None
+    ) -> tuple[Waiter, ...]:
+        self.owed.add(Owed(rank, actor, act, why, peer))
+        return ()
+
+    def _follow(self, rank: int, actor: int | None) -> Sequence[Waiter]:
+        """Return what a node waits for; nothing where the wait ends in something owed."""
+        state = self.ranks.get(rank)
+        if state is None:
+            return self._owe(rank, actor, 0, ABSENT)
+        if state.plan is None:
+            return self._follow_phase(rank, state)
+        if state.at is not None:
+            return self._owe_own(rank, state, state.at)
+        if state.halted:
+            return () if actor is None else self._owe(rank, actor, state.done[actor], HALTED)
+        if actor is None:
+            return [(rank, each) for each in (self.schedulers[rank].busy() or self.missing[rank])]
+        if state.begun[actor] > state.done[actor]:
+            return self._follow_message(rank, state, state.plan, actor)
+        return self._follow_registers(rank, state, actor)
+
+    def _owe_own(self, rank: int, state: RankState, actor: int) -> tuple[Waiter, ...]:
+        """Note that a rank owes the act that its loop is in, or the one behind the last."""
+        ended = state.begun[actor] == state.done[actor]
+        why = HALTED if state.halted else AFTER if ended else RUNS
+        return self._owe(rank, actor, state.done[actor] - ended, why)
+
+    def _follow_phase(self, rank: int, state: RankState) -> Sequence[Waiter]:
+        """Return the ranks that have not come as far as one that is not in its steps."""
+        behind = [k for k, other in self.ranks.items() if other.entered < state.entered]
+        if state.halted or not behind:
+            return self._owe(rank, None, 0, HALTED if state.halted else ELSEWHERE)
+        names = ", ".join(map(str, sorted(behind)))
+        self.lines[rank].append(f"rank {rank} {state.phase}; not so far: rank {names}")
+        return [(k, None) for k in behind]
+
+    def _follow_message(
+        self, rank: int, state: RankState, plan: Plan, actor: int
+    ) -> Sequence[Waiter]:
+        """Return the other ends of an act under way that have not been begun."""
+        act, ends = state.done[actor], other_ends(plan, rank, actor)
+        if not ends:
+            why = READS if plan.actors[actor].runs_in_thread else RUNS
+            return self._owe(rank, actor, act, why)
+        late = [end for end in ends if self._count(state, *end, begun=True) <= act]
+        if late:
+            who = ", ".join(f"rank {other}" for other, _ in late)
+            what = _name_act(plan, actor, act)
+            self.lines[rank].append(f"rank {rank} waits in {what} for {who} to come to it")
+            return [self._find_node(state, *end) for end in late]
+        if awake := [other for other, _ in ends if self._is_awake(other)]:
+            return [(other, None) for other in awake]
+        past = [end for end in ends if self._count(state, *end, begun=False) > act]
+        for other, end in past or ends:
+            self._owe(other, end, act, MESSAGE, rank)
+        return ()
+
+    def _count(self, state: RankState, rank: int, actor: int, *, begun: bool) -> float:
+        """Return how many acts of an actor another rank has begun or done, as `state` counts."""
+        other = self.ranks.get(rank)
+        if other is None or other.entered < state.entered:
+            return -1
+        if other.entered > state.entered:
+            return math.inf
+        return (other.begun if begun else other.done)[actor]
+
+    def _is_awake(self, rank: int) -> bool:
+        """Return whether a rank does not sleep until a message comes."""
+        state = self.ranks[rank]
+        return state.at is not None or bool(state.halted)
+
+    def _find_node(self, state: RankState, rank: int, actor: int) -> Waiter:
+        """Return the node of an act that another rank is to begin."""
+        other = self.ranks.get(rank)
+        return rank, actor if other is None or other.entered == state.entered else None
+
+    def _follow_registers(self, rank: int, state: RankState, actor: int) -> Sequence[Waiter]:
+        """Return the actors of the same rank that an idle one waits for."""
+        scheduler, nodes = self.schedulers[rank], []
+        for why, what in self.missing[rank].get(actor, ()):
+            awaited = awaited_on_rank(scheduler, actor, why, what)
+            if awaited is not None:
+                self.lines[rank].append(describe_wait(scheduler, rank, actor, why, what))
+                nodes.append((rank, awaited))
+        return nodes or self._owe(rank, actor, state.done[actor], SKIPS)
+
+
+def other_ends(plan: Plan, rank: int, actor: int) -> list[tuple[int, int]]:
+    """Return the (rank, actor) that take part in the acts of an actor; none if it needs no other.
+
+    plan: of the ranks.  rank, actor: whose acts.
+    """
+    described = plan.actors[actor]
+    match described.work:
+        case BoxWork() as work:
+            group = plan.placements[described.stage].group(rank, work.step.axis)
+            return [(other, actor) for other in group if other != rank]
+        case TransferWork() as work:
+            sends = described.kind == SEND
+            there = next(
+                a.id
+                for a in plan.actors
+                if isinstance(a.work, TransferWork)
+                and a.work.channel == work.channel
+                and a.id != actor
+            )
+            routes = {(one.source, one.target) for route in plan.routes(work) for one in route}
+            ranks = {t if sends else s for s, t in routes if (s if sends else t) == rank}
+            return [(other, there) for other in sorted(ranks)]
+    return []

@@ -1,0 +1,219 @@
+"""Pulse: what a rank has begun and done, in memory that its launcher reads at any moment.
+
+It costs a few plain stores an act and no system call.  The memory is made before the ranks are
+forked.  What the counts mean when nothing goes on, actors/standstill.py finds.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from enum import IntEnum
+from time import monotonic_ns
+
+from flowrun.engine.actors.plan import Plan
+from flowrun.engine.actors.scheduler import Scheduler
+from flowrun.engine.actors.standstill import RankState
+
+
+class Phase(IntEnum):
+    """What a rank does; all ranks of a run go through the same phases in one order."""
+
+    STARTS = 0
+    MEETS = 1
+    MAKES = 2
+    RESTORES = 3
+    TRAINS = 4
+    RESTS = 5
+    ENDS_STEPS = 6
+    PREPARES = 7
+    EVALUATES = 8
+    SAVES = 9
+    SAVES_WEIGHTS = 10
+    WRITES = 11
+    LEAVES = 12
+    ENDED = 13
+
+
+STEPS = (Phase.TRAINS, Phase.EVALUATES)  # by the number of the plan
+DOES = {
+    Phase.STARTS: "has not started",
+    Phase.MEETS: "meets the other ranks",
+    Phase.MAKES: "makes its weights",
+    Phase.RESTORES: "reads a checkpoint",
+    Phase.TRAINS: "trains",
+    Phase.RESTS: "waits for the other ranks to end their steps",
+    Phase.ENDS_STEPS: "has ended its steps",
+    Phase.PREPARES: "prepares to evaluate",
+    Phase.EVALUATES: "evaluates",
+    Phase.SAVES: "saves a checkpoint",
+    Phase.SAVES_WEIGHTS: "saves the weights",
+    Phase.WRITES: "waits for its checkpoint to be on the disk",
+    Phase.LEAVES: "waits for the other ranks to end",
+    Phase.ENDED: "has ended",
+}
+# numbers at the head of a pulse: times are of the monotonic clock, in ns
+_AT, _ACTED, _PHASE, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _HEAD = range(10)
+_ASLEEP = -1
+
+
+class Pulse:
+    """The counts of one rank.
+
+    plans: whose acts it counts: of training, and of evaluation where there is one.
+    """
+
+    def __init__(self, words: memoryview, plans: Sequence[Plan]) -> None:
+        """words: int64 numbers, as many as `count_words` says."""
+        self.plans = plans
+        self._words = words
+        self._begun = self._done = _HEAD
+        self._asleep_since = 0
+
+    @staticmethod
+    def private(plan: Plan) -> Pulse:
+        """Return a pulse of one plan that nobody else reads."""
+        return Pulse(memoryview(bytearray(8 * count_words([plan]))).cast("q"), [plan])
+
+    # ------------------------------------------------------------------ the rank writes
+
+    def start(self, rank: int) -> None:
+        """Note the process of a rank, and that it meets the others."""
+        self._words[_RANK], self._words[_PID] = rank, os.getpid()
+        self.enter(Phase.MEETS)
+
+    def enter(self, phase: Phase) -> None:
+        """Begin a phase that is no steps."""
+        self._words[_AT] = _ASLEEP
+        self._words[_PHASE] = phase
+        self._words[_ENTERED] += 1
+        self._words[_ACTED] = monotonic_ns()
+
+    def enter_steps(self, scheduler: Scheduler, first: int) -> None:
+        """Begin the steps from `first` on that a scheduler does, with the acts that it counts."""
+        number = next(k for k, plan in enumerate(self.plans) if plan is scheduler.plan)
+        self._begun, self._done = _places(self.plans, number)
+        for actor, acts in scheduler.acts.items():
+            self._words[self._begun + actor] = self._words[self._done + actor] = acts
+        self._words[_FIRST] = first
+        self.end_after(scheduler.last)
+        self.enter(STEPS[number])
+
+    def end_after(self, steps: int) -> None:
+        """Note how many steps are done when the rank comes to rest."""
+        self._words[_STEPS] = steps
+
+    def begin(self, actor: int, act: int) -> None:
+        """Note that the loop begins an act."""
+        words = self._words
+        words[_AT] = actor
+        words[self._begun + actor] = act + 1
+
+    def begin_in_thread(self, actor: int, act: int) -> None:
+        """Note that an act has begun that a thread does."""
+        self._words[self._begun + actor] = act + 1
+
+    def take(self, actor: int) -> None:
+        """Note that the loop takes what an act under way has brought."""
+        self._words[_AT] = actor
+
+    def end(self, actor: int, act: int) -> None:
+        """Note that an act is done."""
+        words = self._words
+        words[self._done + actor] = act + 1
+        words[_ACTED] = monotonic_ns()
+
+    def sleep(self) -> None:
+        """Note that the loop sleeps until something comes."""
+        self._words[_AT] = _ASLEEP
+        self._asleep_since = monotonic_ns()
+
+    def wake(self, for_others: bool) -> None:
+        """Note that the loop wakes.  for_others: what it has waited for is another rank's."""
+        if for_others:
+            self._words[_WAITED] += monotonic_ns() - self._asleep_since
+
+    # ------------------------------------------------------------------ the launcher reads
+
+    @property
+    def phase(self) -> Phase:
+        """What the rank does."""
+        return Phase(self._words[_PHASE])
+
+    @property
+    def rank(self) -> int:
+        """The rank, among those of all hosts."""
+        return self._words[_RANK]
+
+    @property
+    def process(self) -> int:
+        """The number of its process; 0 before it has started."""
+        return self._words[_PID]
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the last act or phase."""
+        return (monotonic_ns() - self._words[_ACTED]) / 1e9
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which the loop has slept until another rank sent something."""
+        return self._words[_WAITED] / 1e9
+
+    @property
+    def in_first_step(self) -> bool:
+        """True in steps of which the rank has not done one whole: much may be made there once."""
+        if self.phase not in STEPS:
+            return False
+        plan = self.plans[STEPS.index(self.phase)]
+        _, done = _places(self.plans, STEPS.index(self.phase))
+        acts = self._words[done : done + len(plan.actors)].tolist()
+        whole = sum(plan.acts_per_step(a) for a, n in zip(plan.actors, acts, strict=True) if n)
+        return sum(acts) < (self._words[_FIRST] + 1) * whole or not whole
+
+    def state(self, halted: str = "") -> RankState:
+        """Return what the counts say.  halted: why the process cannot run."""
+        phase, words = self.phase, self._words
+        if phase not in STEPS:
+            return RankState(phase=DOES[phase], entered=words[_ENTERED], halted=halted)
+        number = STEPS.index(phase)
+        plan, (begun, done) = self.plans[number], _places(self.plans, number)
+        at, count = words[_AT], len(plan.actors)
+        return RankState(
+            phase=DOES[phase],
+            entered=words[_ENTERED],
+            plan=plan,
+            steps=words[_STEPS],
+            begun=words[begun : begun + count].tolist(),
+            done=words[done : done + count].tolist(),
+            at=None if at == _ASLEEP else at,
+            halted=halted,
+        )
+
+
+class Pulses:
+    """The pulses of the ranks of a host, in memory that processes forked later share."""
+
+    def __init__(self, plans: Sequence[Plan], num_ranks: int) -> None:
+        size = count_words(plans)
+        words = memoryview(mmap.mmap(-1, 8 * size * num_ranks)).cast("q")
+        self._words = words
+        self.ranks = [Pulse(words[k * size : (k + 1) * size], plans) for k in range(num_ranks)]
+        for k in range(num_ranks):
+            words[k * size + _RANK] = k  # until it says which it is
+
+    def copy(self) -> bytes:
+        """Return all counts as they are now; they change with every act."""
+        return self._words.tobytes()
+
+
+def count_words(plans: Sequence[Plan]) -> int:
+    """Return how many numbers a pulse has."""
+    return _HEAD + 2 * sum(len(plan.actors) for plan in plans)
+
+
+def _places(plans: Sequence[Plan], number: int) -> tuple[int, int]:
+    """Return where the begun and the done acts of a plan stand."""
+    begun = count_words(plans[:number])
+    return begun, begun + len(plans[number].actors)

@@ -1,0 +1,230 @@
+"""The watch: a thread of the launcher that notices when nothing goes on, and says who owes what.
+
+It looks at the counts of this host's ranks (pulse.py), some times in `launch.hang_s`.  What is no
+settled step (ranks that meet, a first step, a checkpoint) may take longer, as long as processes
+work.  When a run hangs, its ranks are killed, and the run ends as if a rank had died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrun.engine.actors.standstill import (
+    ABSENT,
+    RankState,
+    Standstill,
+    describe_owed,
+    find_owed,
+)
+from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.drivers.pulse import STEPS, Phase, Pulse, Pulses
+from flowrun.engine.runtime.process.stacks import Stacks
+from flowrun.engine.runtime.process.vital_signs import describe_halt, measure_work
+
+FILE = "hang.txt"
+HANG_S, HANG_STEPS = 60.0, 20  # launch.hang_s: null is the longer of both
+_LOOKS = 8  # in hang_s; one a second at least
+_LONGEST_S = 1800.0  # what is no settled step may be quiet for so long while processes work
+_MARGIN_S = 60.0
+_NEVER_S = 7 * 86400.0  # libraries know no longer times
+_SHARE = 0.05  # of a core in hang_s: a process that uses more works
+_SAY_S = 5.0  # after which it is said which ranks are missing at the start
+_OTHER_HOST_S = 5.0  # for the host of the rank that owes: it knows more
+_GONE_S = 10.0  # after which processes that were killed should have ended
+
+
+def find_limit(hang_s: float | None, step_s: float) -> float:
+    """Return the seconds after which a run hangs; 0: never.
+
+    hang_s: the recipe's.  step_s: foreseen seconds of a step.
+    """
+    return max(HANG_S, HANG_STEPS * step_s) if hang_s is None else hang_s
+
+
+def find_silence(limit_s: float) -> float:
+    """Return the seconds after which gloo and NCCL give a message up: late enough that the watch of
+    a host, which can name the rank, comes first.
+
+    limit_s: as find_limit returns.
+    """
+    return max(limit_s, _LONGEST_S) + _MARGIN_S if limit_s else _NEVER_S
+
+
+class Quiet:
+    """How long nothing has gone on.
+
+    A look counts for no more than twice the time between looks: if the launcher has been stopped
+    itself (Ctrl-Z), so most likely were its ranks.
+    """
+
+    def __init__(self, limit_s: float, between_s: float) -> None:
+        self.limit_s, self.between_s = limit_s, between_s
+        self.acts_s = self.work_s = 0.0  # without an act; without an act or work
+        self._acts: object = None
+        self._work: object = None
+        self._looked = 0.0
+
+    def look(self, acts: object, work: object, now: float) -> bool:
+        """Look once; True if the run hangs.
+
+        acts: counts of acts.  work: what shows that processes work, where acts may take long.
+        now: seconds of any clock.
+        """
+        passed = min(now - self._looked, 2 * self.between_s)
+        self._looked = now
+        self.acts_s = self.acts_s + passed if acts == self._acts else 0.0
+        self.work_s = self.work_s + passed if (acts, work) == (self._acts, self._work) else 0.0
+        self._acts, self._work = acts, work
+        return self.work_s >= self.limit_s or self.acts_s >= max(self.limit_s, _LONGEST_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A run that hangs: counts, what they mean, and for how long nothing has gone on."""
+
+    ranks: Mapping[int, RankState]
+    found: Standstill
+    quiet_s: float
+
+    @property
+    def error(self) -> RunError:
+        """The error that ends the run: it names the rank and its act."""
+        rank, actor, *_ = self.found.owed[0]
+        plan = self.ranks[rank].plan if rank in self.ranks else None
+        what = f", actor {plan.actors[actor].name}" if plan and actor is not None else ""
+        owed = [describe_owed(each, self.ranks) for each in self.found.owed]
+        first = f"nothing has gone on for {self.quiet_s:.0f} s: {owed[0]}"
+        waits = [lines[0] for lines in self.found.waits.values()]
+        return RunError(f"rank {rank}{what}", "\n".join([first, *owed[1:], *waits]))
+
+
+class Watch:
+    """The watch over the ranks of this host."""
+
+    def __init__(
+        self,
+        pulses: Pulses,
+        stacks: Stacks,
+        limit_s: float,
+        folder: Callable[[], Path],
+        say: Callable[[str], None],
+        fail: Callable[[RunError], None],
+    ) -> None:
+        """Prepare to watch.
+
+        pulses, stacks: of the ranks.  limit_s: as find_limit returns.  folder: where hang.txt goes.
+        say: shows a line to a person.  fail: takes the error of a run that hangs.
+        """
+        self.pulses, self.stacks, self.limit_s = pulses, stacks, limit_s
+        self._folder, self._say, self._fail = folder, say, fail
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        if self.limit_s:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self.limit_s:
+            self._thread.join(timeout=5)
+        self.stacks.close()
+
+    def _run(self) -> None:
+        between_s = min(1.0, self.limit_s / _LOOKS)
+        quiet, missing = Quiet(self.limit_s, between_s), ""
+        while not self._ended.wait(between_s):
+            hangs = quiet.look(self.pulses.copy(), self._measure_work(), time.monotonic())
+            if not any(pulse.process for pulse in self.pulses.ranks):
+                quiet = Quiet(self.limit_s, between_s)
+            elif hangs and self._end_run(quiet):
+                return
+            elif quiet.work_s > _SAY_S and (found := self._find_missing()) != missing:
+                missing = found
+                self._say(f"{found}: the others wait.")
+
+    def _measure_work(self) -> tuple[object, ...]:
+        """Return what changes while ranks work whose acts may take long."""
+        found = []
+        for pulse in self.pulses.ranks:
+            if pulse.process and (pulse.phase not in STEPS or pulse.in_first_step):
+                cpu_s, num_bytes = measure_work(pulse.process)
+                found.append((cpu_s // (_SHARE * self.limit_s), num_bytes >> 16))
+        return tuple(found)
+
+    def _find_missing(self) -> str:
+        """Name the ranks that others wait for at the start."""
+        first = min(self.pulses.ranks, key=lambda pulse: pulse.phase)
+        if first.phase > Phase.MAKES:
+            return ""
+        late = [k for k, pulse in enumerate(self.pulses.ranks) if pulse.phase == first.phase]
+        ranks = ", ".join(str(self.pulses.ranks[k].rank) for k in late)
+        return f"rank {ranks} {first.state().phase}"
+
+    def _end_run(self, quiet: Quiet) -> bool:
+        """End a run that hangs; False if it goes on after all."""
+        before = self.pulses.copy()
+        pulses = {pulse.rank: pulse for pulse in self.pulses.ranks}
+        halts = {rank: describe_halt(pulse.process) for rank, pulse in pulses.items()}
+        ranks = {rank: pulse.state(halts[rank]) for rank, pulse in pulses.items()}
+        hang = Hang(ranks=ranks, found=find_owed(ranks), quiet_s=quiet.acts_s)
+        if hang.found.owed[0].why == ABSENT and self._ended.wait(_OTHER_HOST_S):
+            return True
+        asked = {
+            k: pulse.process
+            for k, pulse in enumerate(self.pulses.ranks)
+            if pulse.process and not halts[pulse.rank]
+        }
+        stacks = self.stacks.collect(asked)
+        if self.pulses.copy() != before:
+            return False
+        error = hang.error
+        file = self._folder() / FILE
+        self._fail(RunError(error.where, f"{error.problem}\nAll waits and stacks: {file}"))
+        for pulse in pulses.values():
+            if pulse.process:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pulse.process, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            file.write_text(describe_hang(hang, pulses, stacks))
+        if not self._ended.wait(_GONE_S):  # a process that the kernel does not let go
+            print(f"{error.where}\n  {error.problem}\n  It cannot be killed.", file=sys.stderr)
+            os._exit(1)
+        return True
+
+
+def describe_hang(hang: Hang, pulses: Mapping[int, Pulse], stacks: Mapping[int, str]) -> str:
+    """Return the text of hang.txt.
+
+    hang: what hangs.  pulses: by rank.  stacks: by number among the ranks of the host.
+    """
+    lines = [f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {hang.error.where}: {hang.error.problem}", ""]
+    for k, (rank, pulse) in enumerate(pulses.items()):
+        halted = hang.ranks[rank].halted
+        lines += [
+            f"rank {rank}, process {pulse.process}{f', {halted}' if halted else ''}: "
+            f"{hang.ranks[rank].phase}; its last act ended {pulse.quiet_s:.1f} s ago",
+            *(f"  {line}" for line in hang.found.waits.get(rank, ())),
+            *(f"    {line}" for line in stacks.get(k, "").splitlines()),
+            "",
+        ]
+    return "\n".join([*lines, "the launcher", *(f"    {line}" for line in _own_stacks())]) + "\n"
+
+
+def _own_stacks() -> list[str]:
+    """Return the stacks of this process' threads."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read().splitlines()

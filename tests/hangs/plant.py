@@ -1,0 +1,94 @@
+"""Plant faults that leave a run hanging, and see that each is named in time.
+
+    python tests/hangs/plant.py [FAULT ...]
+
+One line a fault: the seconds from the fault to the end of the run, and what the run says.  The exit
+status is the number of faults that are not named, or not within `launch.hang_s` + 5 s.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from support.command import RECIPE, Command, free_port, run_folder
+
+HANG_S, LATE_S = 4.0, 5.0
+# fault -> what the error must say
+NAMED = {
+    "sleeps": "rank 1 has begun actor",
+    "spins": "rank 1 has begun actor",
+    "stops": "rank 1 is stopped by a signal; it owes actor",
+    "skips": "nothing can act and nothing is under way",
+    "loses": "from rank 1 has not come to rank 0",
+    "shape": "rank 1",
+    "dies": "rank 1\n  the process was killed by SIGKILL",
+    "between": "rank 1 has ended actor",
+    "reads": "a reader of rank 1 has begun actor",
+    "meets": "rank 1 meets the other ranks",
+    "makes": "rank 1 makes its weights",
+    "evaluates": "rank 1 has begun actor",
+    "disk": "rank 1 saves a checkpoint",
+    "saves": "rank 1 saves a checkpoint",
+    "frozen": "of another host, has not begun actor",
+}
+RUN = (
+    "recipe=planted",
+    "train.steps=100000",
+    "train.save_every=30",
+    "eval.every=40",
+    f"launch.hang_s={HANG_S}",
+)
+
+
+def plant(fault: str, place: Path) -> tuple[float, str]:
+    """Run with a fault; return the seconds that it took to end, and the first host's error."""
+    recipe = RECIPE.replace("samples.Samples", f"planted.Samples, plant: {fault}")
+    (place / "recipes").mkdir()
+    (place / "recipes" / "planted.yaml").write_text(recipe)
+    shutil.copy(Path(__file__).with_name("planted.py"), place)
+    if fault == "frozen":
+        meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
+        hosts = [
+            Command(place, *RUN, *meet, f"launch.node_rank={k}", run_folder(place / f"run{k}"))
+            for k in range(2)
+        ]
+        for host in hosts:
+            host.until("step 0")
+        (place / "struck").write_text(str(time.time()))
+        os.killpg(hosts[1].process.pid, signal.SIGSTOP)
+        ended = hosts[0].end(within=60)
+        os.killpg(hosts[1].process.pid, signal.SIGKILL)
+    else:
+        ended = Command(place, *RUN, run_folder(place / "run0")).end(within=120)
+    now = time.time()
+    return now - float((place / "struck").read_text()), ended.err
+
+
+def main(faults: list[str]) -> int:
+    """Plant each fault in turn; return how many are not named in time."""
+    missed = 0
+    for fault in faults or list(NAMED):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                seconds, said = plant(fault, Path(folder))
+            except (AssertionError, FileNotFoundError) as error:
+                seconds, said = float("nan"), str(error)
+            good = NAMED[fault] in said and seconds < HANG_S + LATE_S
+            missed += not good
+            print(
+                f"{'named' if good else 'MISSED':7}{fault:10}{seconds:6.1f} s  {said.strip()}\n",
+                flush=True,
+            )
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
