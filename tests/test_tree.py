@@ -39,6 +39,7 @@ LAUNCHER = (
     ("model", "store"),
     ("job",),
     ("report",),
+    ("launch/restart",),
     ("launch", "place"),
     ("commands",),
     ("run",),

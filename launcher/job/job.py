@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 
@@ -41,12 +42,24 @@ class WorkUnit:
         return self.per_step / step_s if step_s > 0 else 0.0
 
 
+class Start(Protocol):
+    """A state that a run goes on from: a checkpoint, or what the ranks left in memory."""
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+
+    @property
+    def ended(self) -> bool:
+        """True if evaluation and checkpoint that were due after them are done, too."""
+
+
 class Job:
     """A job is a recipe made concrete.  Built once on each host; workers inherit it.
 
     materials: the model, the data and the task.  plans: what they are compiled to.
 
-    start: the checkpoint that it goes on from; None: it begins.
+    start: the checkpoint that it goes on from; None: it begins.  A restart replaces it.
     values: False: for a plan alone: there are no initial values.
     planned: its training plan, where it is known already.
     """
@@ -60,7 +73,7 @@ class Job:
         planned: Rehearsed | None = None,
     ) -> None:
         self.recipe = recipe
-        self.start = start
+        self.start: Start | None = start
         self.device_type = device_type(recipe, here=values)
         doing.doing("making the model and the data")
         self.materials = make_materials(recipe, self.device_type, values)
@@ -87,7 +100,9 @@ class Job:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments that are left of the run."""
-        return segments(self.recipe, self.start.step if self.start else 0)
+        if self.start is None:
+            return segments(self.recipe)
+        return segments(self.recipe, self.start.step, self.start.ended)
 
     @property
     def eval_steps(self) -> int:

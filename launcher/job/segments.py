@@ -21,13 +21,16 @@ class Segment:
     save: bool
 
 
-def segments(recipe: Recipe, first: int = 0) -> tuple[Segment, ...]:
+def segments(recipe: Recipe, first: int = 0, ended: bool = True) -> tuple[Segment, ...]:
     """The rest of a run of which `first` steps are done.  At the end it evaluates, and saves if it
     ever does.
+
+    recipe: says when.  ended: what was due after the steps that are done is done, too; else the
+    first segment has no steps.
     """
     steps, evaluate, save = recipe.train.steps, recipe.eval.every, recipe.train.save_every
     both = save if recipe.train.keep_best else 0  # what is saved is evaluated first
-    ends = [k for k in range(first + 1, steps) if _due(k, evaluate) or _due(k, save)]
+    ends = [k for k in range(max(1, first + ended), steps) if _due(k, evaluate) or _due(k, save)]
     return tuple(
         Segment(
             begin,

@@ -5,7 +5,7 @@ worker.py            one rank: what a forked process does from its first line to
 step_gate.py         which steps ranks may begin, so that all come to rest after the same one
 one_host.py hosts.py how the ranks of one host meet; what hosts send to each other
 background_save.py   checkpoints that are written while training goes on
-restarts.py          whether and where ranks that died begin again
+restart/             whether and where ranks that died begin again
 watch.py             whether the ranks of this host hang, and which one owes what
 failure.py finite.py what went wrong, for a person; numbers that are not finite
 rank_memory.py process_memory.py   peaks of a rank and of its process

@@ -30,7 +30,8 @@ from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.hosts import HostStore, ranks_of_a_host
-from flowrun.launcher.launch.restarts import Attempts, Ending, restart
+from flowrun.launcher.launch.restart.restarts import Attempts, Ending, restart
+from flowrun.launcher.launch.restart.snapshots import map_snapshots
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.watch import Watch, find_limit, find_silence
 from flowrun.launcher.launch.worker import Worker
@@ -65,6 +66,7 @@ def execute_local(
     num_ranks = training.plan.num_ranks
     local_ranks = ranks_of_a_host(num_ranks, job.recipe.launch)
     limit_s = find_limit(job.recipe.launch.hang_s, training.rehearsal.step_s)
+    snapshots = map_snapshots(record, training)
     worker = Worker(
         job=job,
         training=training,
@@ -73,6 +75,7 @@ def execute_local(
         folder=record.folder,
         launcher=os.getpid(),
         silence_s=find_silence(limit_s),
+        snapshots=snapshots,
     )
     attempts = Attempts(limit=job.recipe.launch.restarts, furthest=record.reached)
     while True:
@@ -87,7 +90,7 @@ def execute_local(
             events.notify_other_hosts(error)
             raise error
         attempts = again
-        restart(job, record, attempts, error)
+        restart(record, snapshots, attempts, error)
     if events.here:
         _join_weights(events, record, num_ranks)
     return events.log()

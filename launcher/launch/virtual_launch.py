@@ -80,7 +80,7 @@ def _make_cluster(job: Job, training: Rehearsed, kernels: Kernels) -> VirtualClu
     arguments = (training.plan, job.materials.sampler, initial, seed, False, kernels)
     traced = job.recipe.engine.traced_steps
     cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
-    if job.start:
+    if isinstance(job.start, checkpoints.Checkpoint):
         for rank, body in cluster.ranks.items():
             logical_checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
     return cluster

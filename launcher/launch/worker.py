@@ -43,6 +43,7 @@ from flowrun.launcher.launch.failure import describe
 from flowrun.launcher.launch.finite import check_step, check_weights
 from flowrun.launcher.launch.hosts import EventSender
 from flowrun.launcher.launch.rank_memory import RankMemory
+from flowrun.launcher.launch.restart.snapshots import MemorySnapshot, SnapshotMemory, SnapshotWriter
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.virtual_launch import acts_by_name, max_stashed
 from flowrun.launcher.store import checkpoint as checkpoints
@@ -69,6 +70,7 @@ class Worker:
     launcher: int
     silence_s: float
     gate: StepGate | None = None
+    snapshots: SnapshotMemory | None = None
     pipes: tuple[Connection, ...] = ()
     born: Barrier | None = None
     pulses: Pulses | None = None
@@ -136,16 +138,24 @@ class Worker:
         events: EventSender,
     ) -> None:
         """Train segment by segment, with evaluations and checkpoints where they are due."""
-        if self.job.start:
+        variables, start = trained.body.variables, self.job.start
+        if start:
             self.pulse.enter(Phase.RESTORES)
-            folder, variables = self.job.start.folder, trained.body.variables
-            logical_checkpoint.restore(folder, self.training.plan, rank, variables)
+        if isinstance(start, MemorySnapshot):
+            start.restore(rank, variables)
+        elif isinstance(start, checkpoints.Checkpoint):
+            logical_checkpoint.restore(start.folder, self.training.plan, rank, variables)
+        snapshots = self.snapshots and SnapshotWriter(
+            trained.body, trained.reports, self.snapshots, start
+        )
         saving = self._background_save(rank, events)
         evaluation: DistributedRank | None = None
 
         def on_step(step: int, results: Results, seconds: float) -> None:
             check_step(self.job, step, results, [trained.body])
             events.step(step, results, seconds)
+            if snapshots:
+                snapshots.report(step + 1)
 
         assert self.gate is not None
         gate = self.gate.of_rank(int(os.environ["LOCAL_RANK"]))

@@ -214,6 +214,12 @@ def _check_launch(recipe: RecipeSchema) -> None:
         "only ranks that are processes of one host are started again.",
         "Write launch.restarts=0.",
     )
+    require(
+        bool(launch.restarts) or not recipe.train.snapshot_every,
+        "train.snapshot_every",
+        "snapshots serve restarts, and launch.restarts is 0.",
+        "Write launch.restarts=3, or leave it out.",
+    )
     rank = launch.node_rank
     require(
         rank is None or 0 <= rank < launch.nnodes,

@@ -182,6 +182,8 @@ class Train:
     keep: number of newest checkpoints that stay; 0: all.
     keep_best: name of a validation result; the checkpoint where it is lowest stays, too; -NAME:
         where it is highest.  Each checkpoint is then evaluated first.
+    snapshot_every: steps from one copy of the ranks' variables in the launcher's memory to the
+        next, for launch.restarts; null: 1 where memory allows; 0: none.
     loss_mean: step: the loss of a step is that of its whole batch, for any number of micro-batches
         (docs/how_to/training.md); micro_batch: the mean of the losses of the micro-batches, as
         loops that accumulate gradients compute it; the mirrored view always uses it.
@@ -198,6 +200,7 @@ class Train:
     save_aside: bool = True
     keep: int = 2
     keep_best: str = ""
+    snapshot_every: int | None = None
     loss_mean: str = "step"
     on_nonfinite: str = "stop"
 

@@ -16,13 +16,13 @@ from typing import Any, TextIO
 from flowrun.engine.compile import Rehearsed
 from flowrun.engine.errors import RecipeError
 from flowrun.engine.runtime.rank.rank import Results
-from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import STOP
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.report import Report, StepLog, StepRecord, numbers, strict
-from flowrun.launcher.store.checkpoint import RECIPE, complete, find_all, replace_text
+from flowrun.launcher.store.checkpoint import RECIPE, Checkpoint, complete, find_all, replace_text
 
 _NO_TARGET = (
     "step {step} has no target: its loss is not a number (null in metrics.jsonl) and its gradients"
@@ -45,8 +45,9 @@ class Record:
         self.no_target = False  # a step had a loss that is no number
         of_others = job.recipe.train.on_nonfinite == STOP and job.recipe.precision.dtype != "fp16"
         self.stops = of_others  # of any other loss that is no number finite.py ends the run
-        self.first = job.start.step if job.start else 0
-        self.checkpoints = [job.start] if job.start else []  # of this run, oldest first
+        self._begin_at(job.start)
+        resumed = isinstance(job.start, Checkpoint)
+        self.checkpoints = [job.start] if resumed else []  # of this run, oldest first
         self.restarts = 0
         folder.mkdir(parents=True, exist_ok=True)
         if not self.first:
@@ -55,6 +56,9 @@ class Record:
         replace_text(folder / RECIPE, job.recipe.to_yaml())
         self._metrics: TextIO | None = None
         self._events: Any = None
+
+    def _begin_at(self, start: Start | None) -> None:
+        self.first, self.ended = (start.step, start.ended) if start else (0, True)
 
     def share(self, host: int) -> None:
         """The first host writes to the same folder: this one keeps to a folder inside it."""
@@ -128,14 +132,15 @@ class Record:
         done = complete(folder, about, self.job.recipe.to_yaml(), train.keep, train.keep_best)
         self.checkpoints.append(done)
 
-    def go_back(self, first: int, why: Mapping[str, Any]) -> None:
-        """Forget the steps from `first` on, which new ranks will do again.
+    def go_back(self, start: Start | None, why: Mapping[str, Any]) -> None:
+        """Forget what new ranks will do again.
 
-        why: a line of restarts.jsonl.
+        start: where they begin.  why: a line of restarts.jsonl.
         """
         self.close()
-        self.first, self._metrics, self._events = first, None, None
-        self.steps.cut(first)
+        self._metrics, self._events = None, None
+        self._begin_at(start)
+        self.steps.cut(self.first)
         self.restarts += 1
         with (self.folder / RESTARTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(strict(why)) + "\n")
@@ -174,7 +179,7 @@ class Record:
 
     def _line(self, line: dict[str, Any]) -> None:
         if self._metrics is None:
-            self._metrics = _metrics(self.folder / METRICS, self.first)
+            self._metrics = _metrics(self.folder / METRICS, self.first, self.ended)
         self._metrics.write(json.dumps(strict(line)) + "\n")
         self._metrics.flush()
 
@@ -190,14 +195,15 @@ class Record:
         return self._events
 
 
-def _metrics(file: Path, first: int) -> TextIO:
-    """metrics.jsonl, open for more lines; those of step `first` and later are cut off."""
-    replace_text(file, "".join(f"{line}\n" for line in _lines_before(file, first)))
+def _metrics(file: Path, first: int, ended: bool) -> TextIO:
+    """metrics.jsonl, open for more lines, without those of steps that will be done again."""
+    replace_text(file, "".join(f"{line}\n" for line in _lines_before(file, first, ended)))
     return file.open("a")
 
 
-def _lines_before(file: Path, first: int) -> list[str]:
-    """Lines of the steps before `first`.  The last line may be cut off: it was being written when
+def _lines_before(file: Path, first: int, ended: bool = True) -> list[str]:
+    """Lines of the steps before `first`, without the evaluation after the last of them if that has
+    not `ended`.  The last line may be cut off: it was being written when
     the run was killed.  Raises RecipeError for any other that is none of ours.
     """
     try:
@@ -207,7 +213,9 @@ def _lines_before(file: Path, first: int) -> list[str]:
     kept = []
     for number, line in enumerate(lines, 1):
         try:
-            step = int(json.loads(line)["step"])
+            found = json.loads(line)
+            step = int(found["step"])
+            step += "validation" in found and not ended
         except (ValueError, KeyError, TypeError):
             if number < len(lines):
                 where = f"line {number} is no JSON object with a step."

@@ -75,6 +75,7 @@ class Checkpoint:
 
     folder: Path
     step: int
+    ended = True  # evaluation comes before the checkpoint of a step
 
     def about(self) -> About:
         """The content of checkpoint.json."""

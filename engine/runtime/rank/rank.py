@@ -90,6 +90,7 @@ class Rank:
         self.rings = {r.id: RegisterVersions() for r in plan.registers if r.stage == self.stage}
         self.results: dict[int, Results] = {}
         self.acts: dict[int, int] = {}
+        self.on_update: Callable[[Actor, int], None] | None = None  # an act has changed variables
         self.kernels = kernels(plan, self.stage, self.coordinate, device)
         self.sources: dict[int, tuple[Source, ...]] = {}
         self.read: dict[int, tuple[RegisterBinding, ...]] = {}
@@ -212,6 +213,8 @@ class Rank:
             for (variable, _), new in zip(work.updates, made[len(work.makes) :], strict=True):
                 if new is not self.variables[variable]:
                     self.variables[variable].copy_(new)
+            if self.on_update is not None:
+                self.on_update(actor, act)
         self.store(actor, act, made)
 
     def give_up(self, actor: Actor, act: int) -> None:

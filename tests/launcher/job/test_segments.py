@@ -56,3 +56,10 @@ def test_segments_are_all_steps_once(steps: int, evaluate: int, save: int, first
         k for s in segments(recipe(steps, evaluate, save), first) for k in range(s.first, s.last)
     ]
     assert walked == list(range(first, steps))
+
+
+def test_a_run_that_goes_on_from_memory_does_again_what_was_due_after_its_last_step() -> None:
+    rest = segments(recipe(6, evaluate=2, save=4), 4, ended=False)
+    assert rest == (Segment(4, 4, True, True), Segment(4, 6, True, True))
+    assert segments(recipe(6, evaluate=2, save=4), 0, ended=False) == segments(recipe(6, 2, 4))
+    assert segments(recipe(6), 3, ended=False) == (Segment(3, 6, True, False),)

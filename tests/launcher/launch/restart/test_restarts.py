@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.distributed import LostPeer
 from flowrun.launcher.launch.elastic import EventCollector
-from flowrun.launcher.launch.restarts import Attempts, Ending, find_newest_whole
+from flowrun.launcher.launch.restart.restarts import Attempts, Ending, find_newest_whole
 from flowrun.launcher.store.checkpoint import Checkpoint
 
 ENDINGS = st.tuples(st.sampled_from(Ending), st.integers(0, 5))

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from flowrun.engine.errors import RunError
-from flowrun.launcher.job.job import Job
+from flowrun.launcher.job.job import Start
+from flowrun.launcher.launch.restart.snapshots import NONE, MemorySnapshot, SnapshotMemory
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store.checkpoint import Checkpoint
@@ -69,16 +70,23 @@ class Attempts:
         return min(LONGEST_WAIT_S, 2.0 ** (self.in_row - 2)) if self.in_row > 1 else 0.0
 
 
-def restart(job: Job, record: Record, attempts: Attempts, error: RunError) -> None:
+def restart(
+    record: Record, snapshots: SnapshotMemory | None, attempts: Attempts, error: RunError
+) -> None:
     """Put the job and the run's folder where the ranks begin again, say so, and wait.
 
-    job: its start is replaced.  record: forgets the steps that will be done again.
-    attempts: with this restart.  error: why the ranks ended.
+    record: forgets the steps that will be done again; the start of its job is replaced.
+    snapshots: what the ranks left in memory.  attempts: with this restart.  error: why the ranks
+    ended.
     """
-    job.start = find_newest_whole(record.checkpoints)
-    first, reached = job.start.step if job.start else 0, record.reached
+    start = record.job.start = choose_start(record.checkpoints, snapshots)
+    if snapshots:
+        snapshots.stamps.keep(start.step if isinstance(start, MemorySnapshot) else NONE)
+    first, reached = start.step if start else 0, record.reached
+    kept = "snapshot" if isinstance(start, MemorySnapshot) else "checkpoint"
+    source = kept if start else "beginning"
     record.go_back(
-        first,
+        start,
         {
             "restart": attempts.total,
             "time": time.time(),
@@ -86,21 +94,34 @@ def restart(job: Job, record: Record, attempts: Attempts, error: RunError) -> No
             "problem": error.problem,
             "reached": reached,
             "first": first,
+            "source": source,
         },
     )
     record.note(
         f"{error.where}: {error.problem.splitlines()[0]} Restart {attempts.in_row} of "
-        f"{attempts.limit} from step {first}, {reached - first} back."
+        f"{attempts.limit} from step {first} ({source}), {reached - first} back."
     )
     checkpoints.remove_partial(record.folder)
     time.sleep(attempts.wait_s)
 
 
-def find_newest_whole(found: Sequence[Checkpoint]) -> Checkpoint | None:
+def choose_start(found: Sequence[Checkpoint], snapshots: SnapshotMemory | None) -> Start | None:
+    """Return the newest whole state of a run; None if there is none.
+
+    found: its checkpoints, oldest first.  snapshots: what its ranks left in memory.
+    """
+    snapshot = snapshots.newest if snapshots else None
+    newer = [checkpoint for checkpoint in found if not snapshot or checkpoint.step >= snapshot.step]
+    checkpoint = find_newest_whole(newer, bool(snapshot))
+    return checkpoint or snapshot
+
+
+def find_newest_whole(found: Sequence[Checkpoint], strict: bool = False) -> Checkpoint | None:
     """Return the newest checkpoint that is whole, of those of a run; None if it has none.
 
-    Where none is whole it is the oldest: what is wrong with it is said by the ranks that read it.
+    Where none is whole it is the oldest, unless `strict`: what is wrong with it is said by the
+    ranks that read it.
     """
     there = [checkpoint for checkpoint in found if checkpoint.folder.is_dir()]
     whole = next((checkpoint for checkpoint in reversed(there) if not checkpoint.damage()), None)
-    return whole or next(iter(there), None)
+    return whole or (None if strict else next(iter(there), None))
