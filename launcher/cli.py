@@ -60,6 +60,9 @@ ConfigDir = Annotated[
         "--config-dir", help="A folder of your own groups (model/, data/ …), searched first."
     ),
 ]
+Best = Annotated[
+    bool, typer.Option("--best", help="Of the checkpoint that is best by train.keep_best.")
+]
 
 app = typer.Typer(
     name="flowrun",
@@ -238,6 +241,7 @@ def resume(
         int | None,
         typer.Option("--step", help="Of the checkpoint to go on from; without it the last."),
     ] = None,
+    best: Best = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Go on with a run (see RESUME_HELP)."""
@@ -245,7 +249,7 @@ def resume(
     with _errors_shown([f"recipe={file}", *(overrides or [])], config_dir):
         from flowrun.launcher.commands.resume import checkpoint_of, compose_resumed
 
-        start = checkpoint_of(run_folder, step)
+        start = checkpoint_of(run_folder, step, best)
         recipe = compose_resumed(start, overrides or [], config_dir)
         from flowrun.launcher.report.progress import Progress
         from flowrun.launcher.run import run as run_recipe
@@ -262,12 +266,13 @@ def export(
     to: Annotated[
         Path | None, typer.Option("--to", help="The file; without it one in the run's folder.")
     ] = None,
+    best: Best = False,
 ) -> None:
     """Write the weights of a run (see EXPORT_HELP)."""
     with _errors_shown([], None):
         from flowrun.launcher.commands.export import export as export_weights
 
-        typer.echo(export_weights(run_folder, step, to))
+        typer.echo(export_weights(run_folder, step, to, best))
 
 
 @app.command(help=BENCH_HELP)

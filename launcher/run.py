@@ -22,6 +22,8 @@ from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.elastic import execute_local
 from flowrun.launcher.launch.failure import compiling
+from flowrun.launcher.launch.hosts import ranks_of_a_host
+from flowrun.launcher.launch.limits import check_limits
 from flowrun.launcher.launch.virtual_launch import execute_virtual
 from flowrun.launcher.recipe.device import may_use_gpus
 from flowrun.launcher.recipe.schema import Recipe
@@ -57,6 +59,8 @@ def run(
         training, evaluation = job.plans.compiled  # capture … rehearsal (engine/compile.py)
     if recipe.train.save:
         weights.check(job.saved, job.names)
+    if recipe.launch.name != "virtual":
+        check_limits(job, training, ranks_of_a_host(training.plan.num_ranks, recipe.launch))
     with alone(folder, recipe.launch.nnodes):
         prepare(folder, resumed=start is not None)
         resumed = _resume(job, start) if start else ()

@@ -15,12 +15,17 @@ from flowrun.launcher.store.checkpoint import find_all
 from flowrun.launcher.store.tensor_file import Contents, write_whole
 
 
-def export(run_folder: Path, step: int | None = None, to: Path | None = None) -> Path:
+def export(
+    run_folder: Path, step: int | None = None, to: Path | None = None, best: bool = False
+) -> Path:
     """Write what a checkpoint holds, or what the run ended with; return the file.
 
     run_folder: of the run.  step: of a checkpoint; None: the newest weights.  to: the file; None: a
-    file in the run's folder.  Raises RecipeError if there are no weights.
+    file in the run's folder.  best: True for the checkpoint that is best by train.keep_best.
+    Raises RecipeError if there are no weights.
     """
+    if best and step is None:
+        step = checkpoint_of(run_folder, best=True).step
     ended = run_folder / weights.FILE
     found = find_all(run_folder)
     trained = weights.steps_of(ended) if ended.exists() else -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from flowrun.launcher.recipe.compose import load, schema
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import Recipe
-from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint, find_all
+from flowrun.launcher.store.checkpoint import FOLDER, RECIPE, Checkpoint, find_all, find_best
 
 # What makes it the same training, by section of the recipe; none named: all.  The rest may change.
 FIXED: Mapping[str, tuple[str, ...]] = {
@@ -32,9 +33,11 @@ FIXED: Mapping[str, tuple[str, ...]] = {
 _COMMAND_LINE = "command line"
 
 
-def checkpoint_of(run_folder: Path, step: int | None = None) -> Checkpoint:
-    """The last complete checkpoint of a run, or that of a step.  Raises RecipeError, also where its
-    files are not as they were written.
+def checkpoint_of(run_folder: Path, step: int | None = None, best: bool = False) -> Checkpoint:
+    """Return the last complete checkpoint of a run, or another.
+
+    run_folder: of the run.  step: of another checkpoint.  best: True for the one that is best by
+    train.keep_best.  Raises RecipeError, also where its files are not as they were written.
     """
     found = find_all(run_folder)
     if not found:
@@ -44,6 +47,8 @@ def checkpoint_of(run_folder: Path, step: int | None = None) -> Checkpoint:
             f"there is no complete checkpoint in {run_folder / FOLDER}.",
             "A run saves them with train.save_every=N, every N steps.",
         )
+    if best and step is None:
+        step = _best_step(run_folder, found)
     wanted = found[-1].step if step is None else step
     for checkpoint in found:
         if checkpoint.step == wanted:
@@ -55,6 +60,21 @@ def checkpoint_of(run_folder: Path, step: int | None = None) -> Checkpoint:
         f"--step {step}",
         f"{run_folder} has no checkpoint of {step} steps.",
         f"There is: {steps}.",
+    )
+
+
+def _best_step(run_folder: Path, found: list[Checkpoint]) -> int:
+    by = ""
+    for checkpoint in reversed(found):
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            by = by or checkpoint.recipe()["train"]["keep_best"]
+    if chosen := find_best(found, by):
+        return chosen.step
+    raise PlacedError(
+        _COMMAND_LINE,
+        "--best",
+        f"no checkpoint of {run_folder} has a result to choose by.",
+        "A run with train.keep_best=loss evaluates each of its checkpoints; --step N takes any.",
     )
 
 

@@ -8,5 +8,6 @@ background_save.py   checkpoints that are written while training goes on
 restart/             whether and where ranks that died begin again
 watch.py             whether the ranks of this host hang, and which one owes what
 failure.py finite.py what went wrong, for a person; numbers that are not finite
-rank_memory.py process_memory.py   peaks of a rank and of its process
+limits.py            limits of the system, before anything starts
+rank_memory.py       the peak memory of a rank
 """

@@ -316,7 +316,7 @@ class EventCollector:
                     self.record.write_evaluation(step, results)
                 case ("saved", folder, step, name, written):
                     if self.hosts is None or self.hosts.host == 0:
-                        self._saved(Path(folder), step, name, written)
+                        self._take_file(Path(folder), step, name, written)
                 case ("note", text):
                     self.record.note(text)
                 case ("end", rank, measured):
@@ -334,11 +334,13 @@ class EventCollector:
                     if shared and host:
                         self.record.share(host)
         except Exception as error:
-            self.broken = RunError("the launcher", f"{type(error).__name__}: {error}")
-            self.broken.__cause__ = error
+            known = isinstance(error, RunError)
+            what = f"{type(error).__name__}: {error}"
+            self.broken = error if known else RunError("the launcher", what)
+            self.broken.__cause__ = None if known else error
             self._stop_us()
 
-    def _saved(self, folder: Path, step: int, name: str, written: Sequence[int]) -> None:
+    def _take_file(self, folder: Path, step: int, name: str, written: Sequence[int]) -> None:
         """Note that a rank has written its file of a checkpoint; complete it with the last."""
         files = self.files.setdefault(step, {})
         files[name] = written

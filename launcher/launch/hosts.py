@@ -122,7 +122,7 @@ class EventSender:
         """Send the means over the held-out samples, with the weights after `step`."""
         self._send("evaluated", step, results, everywhere=True)
 
-    def saved(self, folder: Path, step: int, name: str, written: Written) -> None:
+    def send_file(self, folder: Path, step: int, name: str, written: Written) -> None:
         """Say that this rank has written its file of a checkpoint.
 
         folder, step: the checkpoint.  name: of the file.  written: its size and checksum.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
-from flowrun.launcher.launch.process_memory import most_taken, taken
+from flowrun.engine.runtime.process.process_memory import most_taken, taken
 
 
 class RankMemory:

@@ -127,7 +127,8 @@ def _shards(job: Job, cluster: VirtualCluster, rank: int) -> Iterator[Shard]:
 def _checkpoint(job: Job, cluster: VirtualCluster, record: Record, step: int) -> None:
     """Write what every rank has to."""
     folder, files = checkpoints.partial_folder(record.folder, step), {}
-    folder.mkdir(parents=True, exist_ok=True)
+    for each in (folder.parent, folder):  # and not the run's folder, if it was removed
+        each.mkdir(exist_ok=True)
     for rank in cluster.ranks:
         written = logical_checkpoint.write(folder, rank, list(_shards(job, cluster, rank)))
         files[logical_checkpoint.file_of(folder, rank).name] = written

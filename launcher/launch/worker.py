@@ -286,7 +286,7 @@ class Worker:
 
         return BackgroundSave(
             rank=rank,
-            written=events.saved,
+            written=events.send_file,
             failed=lambda error: _fail(error, rank, events),
             waited=note_wait,
             aside=self.job.recipe.train.save_aside,
@@ -313,7 +313,8 @@ class Worker:
                     f"it does not see {folder}, where the first rank saves.\n"
                     "train.save_every needs a disk that all hosts share: hydra.run.dir=…",
                 )
-        folder.mkdir(parents=True, exist_ok=True)
+        for each in (folder.parent, folder):  # and not the run's folder, if it was removed
+            each.mkdir(exist_ok=True)
         saving.save(folder, step, self._shards(rank, trained))
 
     def _shards(self, rank: int, trained: DistributedRank) -> Iterator[Shard]:

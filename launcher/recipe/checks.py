@@ -193,6 +193,22 @@ def _check_precision(recipe: RecipeSchema) -> None:
     )
 
 
+def _check_keep_best(recipe: RecipeSchema) -> None:
+    name, known = recipe.train.keep_best.removeprefix("-"), ["loss", *recipe.task.metrics]
+    require(
+        not name or name in known,
+        "train.keep_best",
+        f"{name} is no result of an evaluation.",
+        f"Write {one_of(known)}; -NAME keeps the highest, NAME the lowest.",
+    )
+    require(
+        not name or bool(recipe.eval.batches and recipe.eval.fraction),
+        "train.keep_best",
+        "checkpoints are compared by evaluations, and no samples are held out.",
+        "Set eval.batches and eval.fraction over 0, or leave train.keep_best out.",
+    )
+
+
 def _check_launch(recipe: RecipeSchema) -> None:
     launch = recipe.launch
     require(
@@ -264,6 +280,7 @@ CHECKS = (
     check_values,
     _check_targets,
     _check_train,
+    _check_keep_best,
     _check_optim,
     _check_zero,
     _check_view,

@@ -23,12 +23,14 @@ from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.lowering.idle_axes import IdleAxis, idle_axes
 from flowrun.engine.passes.update.sparse_ops import sparse_tables
 from flowrun.engine.rehearsal.rehearsal import rehearse
+from flowrun.engine.runtime.rank.shards import written_bytes
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.sampler import length
 from flowrun.launcher.recipe.schema import EAGER, MIRRORED, Recipe, RecipeSchema
 from flowrun.launcher.report.group_equal import spans
-from flowrun.launcher.terminal.units import seconds
+from flowrun.launcher.terminal.units import seconds, size
 
+NOTED_COPY = 10**8  # bytes of a copy that are named
 READING_SHARE = 0.1  # of a step: readers that add more are named
 
 
@@ -117,6 +119,19 @@ def _note_unchecked_capture(job: Job) -> Iterator[str]:
         yield f"what was captured was not compared with the model: {job.plans.check.why_none}"
 
 
+def _note_copies(job: Job) -> Iterator[str]:
+    """Note the memory of what is saved while training goes on."""
+    train, plan = job.recipe.train, job.training.plan
+    if not (train.save_every and train.save_aside) or job.recipe.launch.name == "virtual":
+        return
+    most = max(written_bytes(plan, placement.ranks[0]) for placement in plan.placements)
+    if most >= NOTED_COPY:
+        yield (
+            f"a checkpoint is written from a copy: {size(most)} more on a rank, of the host's"
+            " memory (train.save_aside)"
+        )
+
+
 FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _note_shared_cores,
     _note_idle_axes,
@@ -124,6 +139,7 @@ FACTS: tuple[Callable[[Job], Iterator[str]], ...] = (
     _slow_readers,
     _no_validation,
     _note_unchecked_capture,
+    _note_copies,
 )
 
 
@@ -200,7 +216,11 @@ NO_EFFECT = (
         _unless(lambda job: job.recipe.auto.placement, "auto.placement is false"),
     ),
     NoEffect("auto", "enabled", _unless(lambda job: job.recipe.axes, "no axis has two ranks")),
-    NoEffect("train", "keep", _unless(lambda job: job.recipe.train.save_every, "save_every is 0")),
+    NoEffect(
+        "train",
+        "keep keep_best save_aside",
+        _unless(lambda job: job.recipe.train.save_every, "save_every is 0"),
+    ),
     NoEffect(
         "launch",
         "message_order_seed",

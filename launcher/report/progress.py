@@ -127,6 +127,8 @@ class Progress:
             )
             table.add_row("all of its process", "", size(max(measured["process_bytes"].values())))
         self.console.print(table)
+        if report.best_step is not None:
+            self.console.print(f"best checkpoint: step {report.best_step}", highlight=False)
         if report.step_times:
             self.console.print(step_time_table(report.step_times))
         if report.advice:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, RunError
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.recipe.locate import show_path
@@ -22,13 +22,22 @@ from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.recipe.schema import STOP
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.report import Report, StepLog, StepRecord, numbers, strict
-from flowrun.launcher.store.checkpoint import RECIPE, Checkpoint, complete, find_all, replace_text
+from flowrun.launcher.store.checkpoint import (
+    RECIPE,
+    Checkpoint,
+    complete,
+    find_all,
+    find_best,
+    replace_text,
+)
+from flowrun.launcher.terminal.console import STDOUT
 
 _NO_TARGET = (
     "step {step} has no target: its loss is not a number (null in metrics.jsonl) and its gradients"
     " are 0, as in plain torch"
 )
 
+_NO_EVENTS = object()  # instead of TensorBoard's writer, when it has failed
 METRICS, RESTARTS = "metrics.jsonl", "restarts.jsonl"
 
 
@@ -49,6 +58,7 @@ class Record:
         resumed = isinstance(job.start, Checkpoint)
         self.checkpoints = [job.start] if resumed else []  # of this run, oldest first
         self.restarts = 0
+        self.lost: list[str] = []  # what could not be written
         folder.mkdir(parents=True, exist_ok=True)
         if not self.first:
             (folder / RESTARTS).unlink(missing_ok=True)
@@ -100,10 +110,7 @@ class Record:
         self._line(line)
         if self.progress:
             self.progress.step(record)
-        writer = self._writer()
-        writer.add_scalar("loss", record.loss, step)
-        writer.add_scalar("lr", rate, step)
-        writer.add_scalar("tokens_per_s", speed, step)
+        self._curves({"loss": record.loss, "lr": rate, "tokens_per_s": speed}, step)
 
     def write_evaluation(self, step: int, validation: Results) -> None:
         """Record the results of the held-out samples with the weights after `step`."""
@@ -111,8 +118,8 @@ class Record:
         self._line({"step": step, "validation": validation})
         if self.progress:
             self.progress.show_evaluation(step, validation)
-        for name, value in numbers(validation).items():
-            self._writer().add_scalar(f"validation/{name}", value, step)
+        results = numbers(validation)
+        self._curves({f"validation/{name}": value for name, value in results.items()}, step)
 
     @property
     def reached(self) -> int:
@@ -163,8 +170,12 @@ class Record:
 
     def write_report(self, report: Report) -> None:
         """Write and show the report of a run that ended well."""
-        replace_text(self.folder / "report.json", report.to_json() + "\n")
         self.close()
+        if reason := STDOUT.lost:
+            self.lost.append(f"what was printed is cut off: {reason}")
+        best = find_best(find_all(self.folder), self.job.recipe.train.keep_best)
+        report = replace(report, best_step=best and best.step, notes=(*report.notes, *self.lost))
+        replace_text(self.folder / "report.json", report.to_json() + "\n")
         if self.progress:
             self.progress.show_report(report, self.folder)
 
@@ -172,8 +183,11 @@ class Record:
         """Close files; the folder keeps what was written."""
         if self._metrics is not None:
             self._metrics.close()
-        if self._events is not None:
-            self._events.close()
+        if self._events is not None and self._events is not _NO_EVENTS:
+            try:
+                self._events.close()
+            except Exception as error:
+                self._lose(f"TensorBoard's curves are cut off: {type(error).__name__}: {error}")
         if self.progress:
             self.progress.close()
 
@@ -182,6 +196,28 @@ class Record:
             self._metrics = _metrics(self.folder / METRICS, self.first, self.ended)
         self._metrics.write(json.dumps(strict(line)) + "\n")
         self._metrics.flush()
+        if not (self.folder / METRICS).exists():
+            raise RunError(
+                str(self.folder),
+                f"{METRICS if self.folder.exists() else 'the folder of the run'} was removed while"
+                " the run was writing to it.",
+            )
+
+    def _curves(self, values: Mapping[str, float], step: int) -> None:
+        """Add points to TensorBoard's curves; the training goes on without them."""
+        if self._events is _NO_EVENTS:
+            return
+        try:
+            for name, value in values.items():
+                self._writer().add_scalar(name, value, step)
+        except Exception as error:  # of its thread, of the step before
+            self._events = _NO_EVENTS
+            self._lose(f"TensorBoard's curves end at step {step}: {type(error).__name__}: {error}")
+
+    def _lose(self, text: str) -> None:
+        """Note what cannot be written; the report has it."""
+        self.lost.append(text)
+        self.note(text)
 
     def _writer(self) -> Any:
         """TensorBoard's writer, made with the first step: its import and its thread must not

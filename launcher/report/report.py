@@ -145,6 +145,7 @@ class Report:
         capture_check_s: seconds of the comparison of the captured graph with the model
             (engine.check_capture).
         restarts: how often ranks were started again (launch.restarts).
+        best_step: steps of the checkpoint that is best by train.keep_best.
     """
 
     name: str
@@ -165,6 +166,7 @@ class Report:
     advice: str = ""
     capture_check_s: float | None = None
     restarts: int = 0
+    best_step: int | None = None
 
     @staticmethod
     def of(job: Job, training: Rehearsed, log: Log) -> Report:

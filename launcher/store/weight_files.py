@@ -144,7 +144,7 @@ def join_shards(folders: Sequence[Path], num_ranks: int) -> Path:
     contents: dict[str, tuple[Shape, torch.dtype]] = {}
     for file in found:
         with open_shards(file) as opened:
-            about = About(**json.loads(opened.told[_ABOUT]))
+            about = About(**json.loads(opened.metadata[_ABOUT]))
             contents |= {each.name: (each.shape, each.dtype) for each in opened.shards}
     write_whole(plan_files(folders[0], contents, about), _shards_of(found))
     for file in found:
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"python -m flowrun.launcher.weights FOLDER …: no {_SHARDS} there.")
         return 2
     with open_shards(here[0]) as opened:
-        num_ranks = int(opened.told[_RANKS])
+        num_ranks = int(opened.metadata[_RANKS])
     try:
         print(join_shards(folders, num_ranks))
     except FileNotFoundError as error:

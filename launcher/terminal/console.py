@@ -5,11 +5,48 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
 
 # Otherwise the bracket would be a style, and the reader advised to install what is there.
 NO_PLOT = r"no plot: it needs matplotlib (pip install 'flowrun\[plot]')"
+
+
+class LastingOutput:
+    """Standard output that a program outlives: when nobody takes what it prints any more (a full
+    disk, a pipe without a reader), the rest is dropped.
+
+    lost: why; empty as long as all is well.
+    """
+
+    lost = ""
+
+    def write(self, text: str) -> int:
+        """Write, or drop."""
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is waiting, or drop it."""
+        self._try("flush")
+
+    def _try(self, what: str, *text: str) -> None:
+        try:
+            getattr(sys.stdout, what)(*text)
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            self.lost = self.lost or f"{type(error).__name__}: {error}"
+            with suppress(OSError, ValueError):  # so that its end finds nothing to complain of
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, sys.stdout.fileno())
+                os.close(nothing)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+
+STDOUT = LastingOutput()
 
 
 def output_width() -> int:
@@ -20,4 +57,5 @@ def output_width() -> int:
 
 def wide_console() -> Console:
     """Return standard output, as wide as `output_width` says."""
-    return Console(width=output_width())
+    output: Any = STDOUT
+    return Console(width=output_width(), file=output)

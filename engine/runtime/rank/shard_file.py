@@ -47,7 +47,7 @@ _CHUNK = 1 << 22  # bytes that are summed and written while they are in the cach
 
 
 class Written(NamedTuple):
-    """What a file had when it was written: its size in bytes, and its CRC-32."""
+    """The size of a file, in bytes, and its CRC-32, when it was written."""
 
     num_bytes: int
     checksum: int
@@ -64,14 +64,14 @@ class StoredShard:
     dtype: torch.dtype
 
 
-def write_shards(file: Path, shards: Sequence[Shard], told: Mapping[str, str]) -> Written:
+def write_shards(file: Path, shards: Sequence[Shard], metadata: Mapping[str, str]) -> Written:
     """Write a file; it is on the disk when this returns.  Raises OSError with the file's name.
 
-    shards: what it will hold.  told: more metadata of the header.  Python's lock is free while
+    shards: what it will hold.  metadata: more strings of the header.  Python's lock is free while
     bytes are written, so that a thread which writes does not hold up one that computes.
     """
     kept = sorted(shards, key=lambda shard: -shard.value.element_size())  # so that all are aligned
-    header, checksum, num_bytes = _make_header(kept, told), 0, 0
+    header, checksum, num_bytes = _make_header(kept, metadata), 0, 0
     try:
         with file.open("wb", buffering=0) as opened:
             for data in (memoryview(header), *(bytes_of(shard.value) for shard in kept)):
@@ -101,8 +101,8 @@ def bytes_of(value: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _make_header(shards: Sequence[Shard], told: Mapping[str, str]) -> bytes:
-    metadata = dict(told)
+def _make_header(shards: Sequence[Shard], given: Mapping[str, str]) -> bytes:
+    metadata = dict(given)
     entries: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for shard in shards:
@@ -127,14 +127,14 @@ def _make_header(shards: Sequence[Shard], told: Mapping[str, str]) -> bytes:
 
 
 class ShardFile:
-    """An open file of shards.  told: metadata of the header.  shards: what it holds."""
+    """An open file of shards.  metadata: strings of the header.  shards: what it holds."""
 
     def __init__(self, opened: Any) -> None:
         self._opened = opened
-        self.told: Mapping[str, str] = opened.metadata() or {}
+        self.metadata: Mapping[str, str] = opened.metadata() or {}
         self.shards = [
             _parse(key.removeprefix(_SHARD), text)
-            for key, text in self.told.items()
+            for key, text in self.metadata.items()
             if key.startswith(_SHARD)
         ]
 

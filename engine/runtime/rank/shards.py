@@ -5,6 +5,7 @@ Checkpoints (logical_checkpoint.py) and weights.safetensors consist of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -82,6 +83,16 @@ def choose_shards(plan: Plan, rank: int, variables: Mapping[str, torch.Tensor]) 
         if rank == alike[names.index(v.name) % len(alike)]:
             out.append(shard)
     return out
+
+
+def written_bytes(plan: Plan, rank: int) -> int:
+    """Return the bytes of the pieces that `rank` of `plan` writes."""
+    dtypes = {v.tensor: plan.tensors[v.tensor].dtype for v in plan.variables.values()}
+    nothing = {name: torch.empty(0, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
+    return sum(
+        math.prod(length for _, length in shard.slices) * shard.value.itemsize
+        for shard in choose_shards(plan, rank, nothing)
+    )
 
 
 def _holders(plan: Plan, variable: Variable, shard: Shard) -> list[int]:

@@ -12,11 +12,27 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 
 import torch
 from torch import Tensor
 
 from flowrun.engine.cost.first_fit import FirstFit, round_to_pages
+from flowrun.engine.runtime.process.process_memory import address_space
+
+
+def _share(ranks: int) -> int:
+    """Bytes of one arena: a rank's share of the machine's memory, or less where ulimit -v or -f
+    allows less; half of the address space that is left stays free.
+    """
+    page = os.sysconf("SC_PAGE_SIZE")
+    all_of_them = os.sysconf("SC_PHYS_PAGES") * page
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        all_of_them = min(all_of_them, max(0, space - address_space()) // 2)
+    file, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    share = all_of_them // ranks
+    return (share if file == resource.RLIM_INFINITY else min(share, file)) // page * page
 
 
 class Arena:
@@ -44,7 +60,7 @@ class OwnArena(Arena):
     def __init__(self, ranks: int = 1) -> None:
         """ranks: of this host; each maps the arenas of all."""
         self.descriptor = os.memfd_create("flowrun", os.MFD_CLOEXEC)
-        size = os.sysconf("SC_PHYS_PAGES") // ranks * os.sysconf("SC_PAGE_SIZE")
+        size = _share(ranks)
         os.ftruncate(self.descriptor, size)
         super().__init__(self.descriptor)
         self._pieces = FirstFit(size)

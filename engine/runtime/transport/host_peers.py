@@ -64,7 +64,7 @@ class HostPeers:
             if len(here) > 1:
                 try:
                     self._shake_hands(rank, here, listener, [name for _, name in met])
-                except (OSError, struct.error) as error:
+                except (ConnectionError, TimeoutError, struct.error) as error:
                     raise PeerGone(f"a rank of this host has ended: {error}") from error
 
     def _shake_hands(

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from flowrun.engine.runtime.process.process_memory import most_taken, taken
 from flowrun.engine.runtime.rank.readback import HostReadback
 from flowrun.launcher.bench.peer_order import PeerOrder
 from flowrun.launcher.bench.peers.setting import Setting, TrainStep
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.launch.process_memory import most_taken, taken
 from flowrun.launcher.recipe.compose import load
 
 MODULES = {  # of each kind; only the one that is needed is imported: it takes up to a second

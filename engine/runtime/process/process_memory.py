@@ -11,6 +11,11 @@ def taken() -> int:
     return _status("RssAnon")
 
 
+def address_space() -> int:
+    """Bytes of address space, which ulimit -v limits; 0 where nothing counts them."""
+    return _status("VmSize")
+
+
 def most_taken() -> int:
     """The most so far.
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flowrun.launcher.launch.process_memory import most_taken, taken
+from flowrun.engine.runtime.process.process_memory import most_taken, taken
 
 _MB = 1 << 20
 
