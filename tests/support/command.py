@@ -1,10 +1,11 @@
-"""`flowrun` as a user starts it: in a process of its own, in a folder with a recipe and data."""
+"""`flowrun` in a process of its own, in a folder with a recipe and data."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from support.warm_start import Fork, start
 
 FLOWRUN = (sys.executable, "-m", "flowrun.launcher.cli")
 
@@ -83,31 +86,63 @@ class Ended:
 
 
 class Command:
-    """A running `flowrun`, in a session of its own."""
+    """A running `flowrun`, in a session of its own.
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    fresh: started by Python, as a user does it, and not as a fork (warm_start.py).
+    """
+
+    def __init__(self, folder: Path, *arguments: str, fresh: bool = False) -> None:
         environment = {**os.environ, "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
         environment.pop("OMP_NUM_THREADS", None)
-        self.process = subprocess.Popen(
-            [*FLOWRUN, *arguments],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.printed = ""
+        (self._out, out), (self._err, err) = os.pipe(), os.pipe()
+        self._printed = {self._out: b"", self._err: b""}
+        self._asked = 0  # how many characters `until` has looked at
+        self._open = selectors.DefaultSelector()
+        for file in self._printed:
+            self._open.register(file, selectors.EVENT_READ)
+        self.process: subprocess.Popen[bytes] | Fork
+        if fresh:
+            self.process = subprocess.Popen(
+                [*FLOWRUN, *arguments],
+                cwd=folder,
+                env=environment,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        else:
+            self.process = start(folder, arguments, environment, out, err)
+        os.close(out)
+        os.close(err)
+
+    @property
+    def printed(self) -> str:
+        """What was read of its output."""
+        return self._printed[self._out].decode()
+
+    def _read(self, within: float) -> None:
+        """Read what it has printed, or wait for it.  Raises TimeoutError."""
+        if not (ready := self._open.select(within)):
+            raise TimeoutError
+        for key, _ in ready:
+            read = os.read(key.fd, 1 << 16)
+            self._printed[key.fd] += read
+            if not read:
+                self._open.unregister(key.fd)
+                os.close(key.fd)
 
     def until(self, text: str) -> None:
-        """Read what it prints, up to a line with `text`."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.printed += line
-            if text in line:
-                return
-        _, err = self.process.communicate()
-        raise AssertionError(f"ended without {text!r}:\n{self.printed}\n{err}")
+        """Read what it prints, up to the next line with `text`."""
+        while True:
+            for line in self.printed[self._asked :].splitlines(keepends=True):
+                if not line.endswith("\n"):
+                    break
+                self._asked += len(line)
+                if text in line:
+                    return
+            if not self._open.get_map():
+                raise AssertionError(f"ended without {text!r}:\n{self._everything()}")
+            self._read(within=120)
 
     def signal(self, number: int, group: bool = False) -> Ended:
         """Send a signal to it, or to it and all its workers; then wait for the end."""
@@ -127,16 +162,24 @@ class Command:
         """Wait until it and whoever else holds its output has ended, workers included."""
         begun = time.monotonic()
         try:
-            out, err = self.process.communicate(timeout=within)
-        except subprocess.TimeoutExpired:
+            while self._open.get_map():
+                self._read(max(0.0, begun + within - time.monotonic()))
+        except TimeoutError:
             os.killpg(self.process.pid, signal.SIGKILL)
-            out, err = self.process.communicate()
-            raise AssertionError(f"still running after {within} s:\n{out}\n{err}") from None
-        ended = Ended(self.process.returncode, self.printed + out, err, time.monotonic() - begun)
+            self.process.wait()
+            what = f"still running after {within} s:\n{self._everything()}"
+            raise AssertionError(what) from None
+        status = self.process.wait()
+        err = self._printed[self._err].decode()
+        ended = Ended(status, self.printed, err, time.monotonic() - begun)
         deadline = time.monotonic() + 2  # the output is closed a moment before a process is gone
         while left := _left(self.process.pid):
             assert time.monotonic() < deadline, left
         return ended
+
+    def _everything(self) -> str:
+        """Both of its outputs, as far as they were read."""
+        return b"\n".join(self._printed.values()).decode()
 
 
 def _left(session: int) -> list[psutil.Process]:

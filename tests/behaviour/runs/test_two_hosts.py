@@ -27,16 +27,22 @@ STAGES = (
 )
 
 
-def hosts(place: Path, *arguments: str) -> list[Command]:
-    """The same command on two hosts; host k writes to the folder host{k}."""
+def hosts(place: Path, *arguments: str, fresh: bool = False) -> list[Command]:
+    """The same command on two hosts; host k writes to the folder host{k}.
+
+    fresh: Python starts the second (see Command), so that hashes differ.
+    """
     meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
     folders = (place / "host0", place / "host1")
-    return [Command(place, *arguments, *meet, run_folder(folder)) for folder in folders]
+    return [
+        Command(place, *arguments, *meet, run_folder(folder), fresh=fresh and folder == folders[1])
+        for folder in folders
+    ]
 
 
 def test_two_hosts_train_gpt_hybrid_as_one_does(tmp_path: Path) -> None:
     hybrid = (*HYBRID, STAGES)
-    ends = [command.end() for command in hosts(tmp_path, *hybrid)]
+    ends = [command.end() for command in hosts(tmp_path, *hybrid, fresh=True)]
     assert [(ended.status, ended.err) for ended in ends] == [(0, ""), (0, "")]
     as_far = "launch.transport=gloo"  # by a faster link other layouts are cheapest: other last bits
     assert Command(tmp_path, *hybrid, as_far, run_folder(tmp_path / "one")).end().status == 0
