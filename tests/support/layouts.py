@@ -12,8 +12,8 @@ from functools import lru_cache
 from torch import Tensor
 
 from flowrun.engine.actors.plan import Plan
-from flowrun.engine.capture.capture import Task, capture
-from flowrun.engine.compile import Rehearsed, compile_evaluation, plan_training
+from flowrun.engine.capture.capture import Task, capture, capture_evaluation
+from flowrun.engine.compile import Rehearsed, plan_evaluation, plan_training
 from flowrun.engine.ir.graph import LogicalGraph
 from flowrun.engine.ir.placement import Placement
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
@@ -169,7 +169,13 @@ def captured(training: Training) -> LogicalGraph:
 def compiled_evaluation(training: Training, layout: Layout) -> Rehearsed:
     """The evaluation plan that goes with the training plan."""
     plan = compiled(training, layout).plan
-    return compile_evaluation(task(training), example(training), strategy(training, layout), plan)
+    return plan_evaluation(captured_evaluation(training), strategy(training, layout), plan)
+
+
+@lru_cache(maxsize=8)
+def captured_evaluation(training: Training) -> LogicalGraph:
+    """What is computed of a micro-batch to evaluate it: the same in every layout."""
+    return capture_evaluation(task(training), example(training))
 
 
 def initial(training: Training) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from flowrun.models.mlp import MLP
 Batch = Mapping[str, Tensor]
 Measure = Callable[[Tensor, Batch], Tensor]
 
-STEPS = 20
+STEPS = 8
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,7 @@ from support.layouts import (
 from support.plain_loop import (
     CLASSES,
     CONTEXT,
+    STEPS,
     TINY_CONVNET,
     TINY_GPT,
     TINY_MLP,
@@ -54,7 +55,7 @@ SMALL = pytest.mark.parametrize("training", [TINY_MLP, TINY_CONVNET], ids=["mlp"
 
 
 def assert_trains_as_plain_torch(training: Training, layout: Layout) -> None:
-    """Losses and weights of 20 steps."""
+    """Losses and weights of all steps."""
     plain, found = plain_loop(training, layout.clip_norm), virtual_run(training, layout)
     assert loss_difference(found.losses, plain) <= LOSS_TOLERANCE
     assert weight_difference(found.weights, plain) <= WEIGHT_TOLERANCE[training.optimizer.name]
@@ -63,6 +64,18 @@ def assert_trains_as_plain_torch(training: Training, layout: Layout) -> None:
 @ANY_LAYOUT
 def test_gpt_trains_as_plain_torch(layout: Layout) -> None:
     assert_trains_as_plain_torch(TINY_GPT, layout)
+
+
+@ANY_LAYOUT
+def test_every_actor_sends_what_the_plan_says(layout: Layout) -> None:
+    """In the run that was compared; test_communication.py says what the plan should say."""
+    run = virtual_run(TINY_GPT, layout)
+    planned = {
+        actor.id: actor.sent_bytes * run.plan.acts_per_step(actor) * STEPS
+        for actor in run.plan.actors
+        if actor.sent_bytes
+    }
+    assert run.sent_bytes == planned
 
 
 @SMALL
