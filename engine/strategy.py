@@ -223,6 +223,8 @@ class Strategy:
     in_flight: micro-batches that a stage may hold for backward: a number, "gpipe", "1f1b",
         "zero_bubble", or "auto", the fewest that are as good as what memory allows, up to zero
         bubble (compile.py).
+    skips_nonfinite: an update is left out, on all ranks, unless all gradients are finite; loss
+        scaling does so in any case.
     reduce_in_fp32: gradients are summed over ranks in the dtype of their accumulators.
     accumulate_in_fp32: these have the dtype of the weights; else the one that the gradient was
         computed in.
@@ -254,6 +256,7 @@ class Strategy:
     auto: Auto = Auto()
     optimizer: Optimizer = Optimizer()
     loss_scale: LossScale | None = None
+    skips_nonfinite: bool = False
     reduce_in_fp32: bool = False
     accumulate_in_fp32: bool = True
     micro_batches: int = 1

@@ -149,7 +149,10 @@ class JointGraph:
         check_readable(node)
         module, phase = module_of(node), self._phase(node)
         if makes_tensors(node):
-            self.reader.add_op(node, module=module, phase=phase, moment=self._moment(node))
+            line = user_line(node)
+            self.reader.add_op(
+                node, module=module, phase=phase, moment=self._moment(node), line=line
+            )
         elif self.run_checks:
             self._add_check(node, module, phase)
         else:

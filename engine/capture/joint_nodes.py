@@ -14,6 +14,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,12 @@ def place_of(node: fx.Node) -> str:
 
 def user_line(node: fx.Node) -> str:
     """Return file:line of the innermost frame outside of torch; "" if torch recorded none."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return _find_user_line(node.meta.get("stack_trace") or "")
+
+
+@lru_cache(maxsize=64)  # the ops of a line follow one another
+def _find_user_line(stack_trace: str) -> str:
+    frames = re.findall(r'File "([^"]+)", line (\d+)', stack_trace)
     own = [f"{Path(file).name}:{line}" for file, line in frames if not file.startswith(_TORCH)]
     return own[-1] if own else ""
 

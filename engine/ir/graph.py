@@ -85,6 +85,7 @@ class Op:
     table: rows of its own, where no family of the engine has any (ops/table.py); None: none.
     moment: a number that grows through forward; a backward op has that of its forward op; -1 where
         capture does not know.
+    line: file:line of the user's that the op came from; "" if that is not known.
     inputs: tensors read, in order of appearance in args and kwargs; one that is read twice appears
         twice.
     makes: the outputs that are used.
@@ -104,6 +105,7 @@ class Op:
     chunk: int = 0
     table: OpTable | None = None
     moment: int = field(default=-1, compare=False)
+    line: str = field(default="", compare=False)
     inputs: tuple[str, ...] = field(init=False, compare=False, repr=False)
     makes: tuple[str, ...] = field(init=False, compare=False, repr=False)
 

@@ -27,6 +27,7 @@ from flowrun.launcher.bench.runs import round_of
 from flowrun.launcher.bench.show_results import table
 from flowrun.launcher.bench.suite import Suite
 from flowrun.launcher.recipe.compose import compose
+from flowrun.launcher.report.report import strict
 from flowrun.launcher.terminal.console import NO_PLOT
 from flowrun.launcher.terminal.units import seconds
 
@@ -121,7 +122,7 @@ def _write(suite: Suite, records: Sequence[FinishedRun], file: Path) -> None:
         "lines": [asdict(line) for line in lines(suite, records)],
         "records": [asdict(record) for record in records],
     }
-    file.write_text(json.dumps(text, indent=1) + "\n")
+    file.write_text(json.dumps(strict(text), indent=1) + "\n")
 
 
 def machine() -> dict[str, Any]:

@@ -32,6 +32,7 @@ from flowrun.launcher.place.planner import Planner
 from flowrun.launcher.place.space import Candidate, Space
 from flowrun.launcher.recipe.compose import compose, load
 from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.report.report import strict
 from flowrun.launcher.terminal.units import seconds
 
 FILE = "sweep.json"
@@ -336,4 +337,4 @@ def sums(measured: Sequence[TrialResult]) -> Sums:
 def write(suite: Suite, measured: Sequence[TrialResult], file: Path) -> None:
     """Write all that was measured so far in the suite to `file`."""
     text = {"suite": asdict(suite), "machine": machine(), "rows": [asdict(r) for r in measured]}
-    file.write_text(json.dumps(text, indent=1) + "\n")
+    file.write_text(json.dumps(strict(text), indent=1) + "\n")

@@ -12,7 +12,15 @@ from flowrun.launcher.job.optimizer import optimizer_of
 from flowrun.launcher.job.plan_cache import found_rows_file
 from flowrun.launcher.model.signatures import tables_of
 from flowrun.launcher.recipe.hardware_keys import rank_hardware, shares_memory
-from flowrun.launcher.recipe.schema import EAGER, HANDWRITTEN, INDUCTOR, MIRRORED, STEP, Recipe
+from flowrun.launcher.recipe.schema import (
+    EAGER,
+    HANDWRITTEN,
+    IGNORE,
+    INDUCTOR,
+    MIRRORED,
+    STEP,
+    Recipe,
+)
 from flowrun.models.data.steps import preparation, sample_seconds, unprepared_fields
 
 _FUSIONS = {EAGER: "", INDUCTOR: "compiled", HANDWRITTEN: "handwritten"}
@@ -33,6 +41,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         auto=auto,
         optimizer=optimizer_of(recipe),
         loss_scale=loss_scale_of(recipe),
+        skips_nonfinite=recipe.train.on_nonfinite != IGNORE,
         reduce_in_fp32=recipe.precision.reduce_dtype == "fp32",
         accumulate_in_fp32=recipe.precision.accumulate_dtype == "fp32",
         micro_batches=recipe.train.micro_batches,

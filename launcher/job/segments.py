@@ -19,6 +19,7 @@ class Segment:
     last: int
     evaluate: bool
     save: bool
+    verify: bool = False  # before the others: what ranks hold alike
 
 
 def segments(recipe: Recipe, first: int = 0, ended: bool = True) -> tuple[Segment, ...]:
@@ -30,15 +31,19 @@ def segments(recipe: Recipe, first: int = 0, ended: bool = True) -> tuple[Segmen
     """
     steps, evaluate, save = recipe.train.steps, recipe.eval.every, recipe.train.save_every
     both = save if recipe.train.keep_best else 0  # what is saved is evaluated first
-    ends = [k for k in range(max(1, first + ended), steps) if _due(k, evaluate) or _due(k, save)]
+    verify = recipe.engine.verify_every
+    every = (evaluate, save, verify)
+    due = [k for k in range(max(1, first + ended), steps) if any(_due(k, n) for n in every)]
+    ends = (*due, steps)
     return tuple(
         Segment(
             begin,
             end,
-            end == steps or _due(end, evaluate) or _due(end, both),
-            _due(end, save, end == steps),
+            evaluate=end == steps or _due(end, evaluate) or _due(end, both),
+            save=_due(end, save, end == steps),
+            verify=_due(end, verify, end == steps),
         )
-        for begin, end in zip((first, *ends), (*ends, steps), strict=True)
+        for begin, end in zip((first, *due), ends, strict=True)
     )
 
 

@@ -1,78 +1,162 @@
-"""finite: a training whose numbers have left their range ends before it is saved.
+"""finite: numbers that leave their range are noticed in their step, and named.
 
-The loss of each step is checked when it is reported, the weights where a run evaluates or saves: no
-step waits for either.  A loss that is NaN while weights are finite is that of a step without a
-target: torch's mean is 0 / 0 there, its gradients are 0, and the run goes on.
+The plan leaves out an update whose gradients are not all finite (passes/update), so that weights
+stay those of before the step, and reports the norm of the gradients.  Here a step is judged by what
+it reports; the op where such numbers arise is found by repeating the step (kernels/nonfinite.py).
+A loss that is NaN while all gradients are 0 is that of a step without a target: torch's mean is
+0 / 0 there, and the run goes on.  Weights are checked where a run evaluates or saves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-
-import torch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.kernels.nonfinite import Origin, first_origin
 from flowrun.engine.runtime.rank.rank import Rank, Results
+from flowrun.engine.runtime.rank.replicas import Digests, compare
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.recipe.schema import STOP
+from flowrun.launcher.recipe.schema import IGNORE, STEP, STOP
 
+MOST_SKIPPED = 20  # updates in a row that are left out, with no hope of a better one
 _MOST = 8  # names and samples that are listed
 _INSTEAD = (
-    "Look at these samples, lower optim.lr, or set optim.clip_norm. The checkpoints of this run are"
-    " from earlier steps. train.on_nonfinite=ignore continues regardless."
+    "The update was left out, and no checkpoint was written since. Look at the op and the samples,"
+    " lower optim.lr, or set optim.clip_norm. train.on_nonfinite=skip leaves out such updates and"
+    " continues."
+)
+_DIFFERENT = (
+    "These ranks compute the same from the same numbers: hardware computed or stored wrong, or a"
+    " sample or an op differs from rank to rank. Checkpoints since the comparison before may have"
+    " it, too; flowrun resume --step goes on from an older one."
+)
+_KEPT = (
+    "The checkpoints of this run are from earlier steps. train.on_nonfinite=ignore saves it all the"
+    " same."
 )
 
 
-def check_step(job: Job, step: int, results: Results, bodies: Iterable[Rank]) -> None:
-    """Raise RunError if the loss of a step is not finite, and it is not that of a step without a
-    target, unless the job's train.on_nonfinite is ignore.
+class Broken(NamedTuple):
+    """A variable of which a rank holds numbers that are not finite."""
 
-    results: of the step.  bodies: the ranks of this process.
+    variable: str
+    rank: int
+
+
+class StepJudge:
+    """Judges the steps of a run one after the other.  policy: train.on_nonfinite.  per_step: the
+    loss of a step is that of its whole batch (train.loss_mean).
     """
-    loss = results["loss"]
-    scaled = "skipped_updates" in results  # loss scaling leaves such an update out
-    if math.isfinite(loss) or scaled or job.recipe.train.on_nonfinite != STOP:
+
+    def __init__(self, policy: str, per_step: bool) -> None:
+        self.policy = policy
+        self.per_step = per_step
+        self.skipped = 0  # updates in a row that were left out
+
+    @staticmethod
+    def of(job: Job) -> StepJudge:
+        """Return the judge that a recipe asks for."""
+        train = job.recipe.train
+        return StepJudge(train.on_nonfinite, train.loss_mean == STEP)
+
+    def problem(self, results: Results) -> str:
+        """Say why what a step reports must end the run; "" if the run goes on."""
+        if self.policy == IGNORE:
+            return ""
+        loss, norm = results["loss"], results.get("grad_norm", 0.0)
+        self.skipped = 0 if math.isfinite(norm) else self.skipped + 1
+        if self.skipped >= MOST_SKIPPED:
+            return f"{self.skipped} updates in a row were left out: their gradients are not finite."
+        if self.policy != STOP or "loss_scale" in results:
+            return ""
+        if self.skipped:
+            return f"its gradients are not finite, and its loss is {loss}."
+        if math.isinf(loss) or (math.isnan(loss) and norm > 0 and self.per_step):
+            return f"its loss is {loss}, though its gradients are finite."
+        return ""
+
+
+def explain(
+    job: Job, step: int, problem: str, origins: Sequence[Origin], broken: Iterable[Broken]
+) -> RunError:
+    """Return the error that ends a run.
+
+    job: the run.  step: of which StepJudge said `problem`.  origins: found by repeating it.
+    broken: what ranks hold that is not finite.
+    """
+    origin = first_origin(origins)
+    facts = [problem]
+    if origin:
+        facts.append(f"the first op that makes {origin.value} of finite numbers: {origin}.")
+    facts += _of_samples(job, step, origin.micro_batch if origin else None)
+    facts += _list_broken(broken)
+    where = f"step {step}" if origin is None else f"step {step}, rank {origin.rank}"
+    return RunError(where, "\n".join(facts), _INSTEAD)
+
+
+def check_replicas(plan: Plan, step: int, found: Mapping[int, Digests]) -> None:
+    """Raise RunError if ranks hold different bytes of what they should hold alike.
+
+    plan: says which.  step: number of steps done.  found: digests, by rank (rank/replicas.py).
+    """
+    differences = compare(plan, found)
+    if not differences:
         return
-    broken = [name for body in bodies for name in _broken(body.plan, body.variables)]
-    if math.isnan(loss) and not broken:
-        return
-    facts = [f"the loss of step {step} is {loss}.", *_of_samples(job, step), *_list_broken(broken)]
-    raise RunError(f"step {step}", "\n".join(facts), _INSTEAD)
+    first, names = differences[0], [d.variable for d in differences]
+    ranks, more = _list_ranks(first.guilty), f", and in {len(names) - 1} more" * (len(names) > 1)
+    if first.others:
+        facts = f"its {names[0]} is not that of {_list_ranks(first.others)}{more}."
+    else:
+        facts = f"one of them holds wrong bytes in {names[0]}{more}; two cannot say which."
+    raise RunError(f"{ranks}, step {step - 1}", facts, _DIFFERENT)
+
+
+def _list_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def check_weights(job: Job, step: int, body: Rank) -> None:
-    """Raise RunError if a weight that a rank (`body`) holds is not finite after `step` steps,
-    unless the job's train.on_nonfinite is ignore.
+    """Raise RunError if a weight, state or buffer that a rank (`body`) holds is not finite after
+    `step` steps, unless the job's train.on_nonfinite is ignore: it must not replace a good one on
+    disk.
     """
-    if job.recipe.train.on_nonfinite != STOP:
+    if job.recipe.train.on_nonfinite == IGNORE:
         return
-    if broken := list(_broken(body.plan, body.variables)):
+    if broken := find_broken(body):
         facts = [
-            f"after {step} steps some weights are not finite.",
+            f"after {step} steps not all that would be saved is finite.",
             *_list_broken(broken),
         ]
-        raise RunError(f"rank {body.rank}, step {step - 1}", "\n".join(facts), _INSTEAD)
+        raise RunError(f"rank {body.rank}, step {step - 1}", "\n".join(facts), _KEPT)
 
 
-def _broken(plan: Plan, variables: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Names of trained parameters, of those that are here, that are not finite."""
-    for tensor, value in variables.items():
-        v = plan.variables[tensor]
-        if v.kind == "parameter" and v.new and not bool(value.isfinite().all()):
-            yield v.name
+def find_broken(body: Rank) -> list[Broken]:
+    """Find what training changes and a rank holds that is not finite."""
+    found = []
+    for tensor, value in body.variables.items():
+        v = body.plan.variables[tensor]
+        floats = value.is_floating_point() or value.is_complex()
+        if v.new and floats and not bool(value.isfinite().all()):
+            found.append(Broken(v.name, body.rank))
+    return found
 
 
-def _list_broken(broken: list[str]) -> Iterator[str]:
-    names = list(dict.fromkeys(broken))
-    if names:
-        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        yield f"not finite: {', '.join(names[:_MOST])}{more}."
+def _list_broken(broken: Iterable[Broken]) -> Iterator[str]:
+    ranks: dict[str, list[int]] = {}
+    for name, rank in broken:
+        ranks.setdefault(name, []).append(rank)
+    if ranks:
+        yield f"not finite: {_cut([f'{name} ({_list_ranks(at)})' for name, at in ranks.items()])}."
 
 
-def _of_samples(job: Job, step: int) -> Iterator[str]:
-    """The samples of a step; of those that hold numbers that are not finite, the fields."""
+def _of_samples(job: Job, step: int, only: int | None) -> Iterator[str]:
+    """Yield which samples a step reads; of those that hold numbers that are not finite, the fields.
+
+    only: the micro-batch whose samples are listed if none does; None: of all.
+    """
     recipe, sampler = job.recipe, job.materials.sampler
     rows, found = recipe.micro_batch_size, list[str]()
     for micro_batch in range(recipe.train.micro_batches):
@@ -84,13 +168,13 @@ def _of_samples(job: Job, step: int) -> Iterator[str]:
                     for row in bad
                 ]
     if found:
-        more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
-        yield f"not finite: {', '.join(found[:_MOST])}{more}."
+        yield f"not finite: {_cut(found)}."
         return
-    indices = [
-        sampler.index(step, micro_batch, row)
-        for micro_batch in range(recipe.train.micro_batches)
-        for row in range(rows)
-    ]
-    more = f" and {len(indices) - _MOST} more" if len(indices) > _MOST else ""
-    yield f"its samples: {', '.join(map(str, indices[:_MOST]))}{more} of the data set."
+    listed = range(recipe.train.micro_batches) if only is None else (only,)
+    indices = [str(sampler.index(step, part, row)) for part in listed for row in range(rows)]
+    yield f"its samples: {_cut(indices)} of the data set."
+
+
+def _cut(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _MOST} more" if len(words) > _MOST else ""
+    return f"{', '.join(words[:_MOST])}{more}"

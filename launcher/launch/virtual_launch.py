@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -14,11 +14,19 @@ from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.recorder import RecordedCluster
 from flowrun.engine.runtime.drivers.virtual import VirtualCluster
 from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.runtime.kernels.nonfinite import Origin, OriginSearch
 from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.runtime.rank.replicas import digests_of
 from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.failure import describe
-from flowrun.launcher.launch.finite import check_step, check_weights
+from flowrun.launcher.launch.finite import (
+    StepJudge,
+    check_replicas,
+    check_weights,
+    explain,
+    find_broken,
+)
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import checkpoint as checkpoints
@@ -41,14 +49,17 @@ def execute_virtual(
     torch.set_num_threads(job.recipe.launch.threads)
     cluster = _make_cluster(job, training, kernels)
     evaluator = evaluation and _evaluator(job, evaluation, cluster)
-    before = 0.0
+    before, judge = 0.0, StepJudge.of(job)
 
     def on_step(step: int, results: Results) -> None:
         nonlocal before
         now = time.perf_counter()
-        check_step(job, step, results, cluster.ranks.values())
         record.step(step, results, now - before)
         before = now
+        if problem := judge.problem(results):
+            origins = _repeat(job, training, cluster, step)
+            broken = [each for body in cluster.ranks.values() for each in find_broken(body)]
+            raise explain(job, step, problem, origins, broken)
 
     try:
         for segment in job.segments:
@@ -56,6 +67,8 @@ def execute_virtual(
             cluster.run(segment.last, on_step, segment.first)
             for body in cluster.ranks.values():
                 check_weights(job, segment.last, body)
+            if segment.verify:
+                _verify(cluster, segment.last)
             if segment.evaluate and evaluator:
                 results = evaluator.run(job.eval_steps)
                 record.write_evaluation(segment.last - 1, job.validation(results))
@@ -84,6 +97,23 @@ def _make_cluster(job: Job, training: Rehearsed, kernels: Kernels) -> VirtualClu
         for rank, body in cluster.ranks.items():
             logical_checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
     return cluster
+
+
+def _verify(cluster: VirtualCluster, step: int) -> None:
+    bodies = cluster.ranks.items()
+    digests = {rank: digests_of(cluster.plan, body.variables) for rank, body in bodies}
+    check_replicas(cluster.plan, step, digests)
+
+
+def _repeat(job: Job, training: Rehearsed, cluster: VirtualCluster, step: int) -> Sequence[Origin]:
+    """Compute a step again, with the weights that the ranks hold, and find where numbers arise that
+    are not finite.
+    """
+    search, plan = OriginSearch(), training.plan
+    lent = {rank: body.lend_variables(plan, {}) for rank, body in cluster.ranks.items()}
+    again = VirtualCluster(plan, job.materials.sampler, None, kernels=search.kernels, lent=lent)
+    again.run(step + 1, first=step)
+    return search.found
 
 
 def _make_log(cluster: VirtualCluster, training: Rehearsed, record: Record) -> Log:

@@ -30,22 +30,31 @@ from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulse, Pulses
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.runtime.kernels.nonfinite import OriginSearch
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.rank.rank import Results
+from flowrun.engine.runtime.rank.replicas import digests_of
 from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.open_files import reopen_files
 from flowrun.launcher.launch.background_save import BackgroundSave
 from flowrun.launcher.launch.failure import describe
-from flowrun.launcher.launch.finite import check_step, check_weights
+from flowrun.launcher.launch.finite import (
+    StepJudge,
+    check_replicas,
+    check_weights,
+    explain,
+    find_broken,
+)
 from flowrun.launcher.launch.hosts import EventSender
 from flowrun.launcher.launch.rank_memory import RankMemory
 from flowrun.launcher.launch.restart.snapshots import MemorySnapshot, SnapshotMemory, SnapshotWriter
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.virtual_launch import acts_by_name, max_stashed
+from flowrun.launcher.recipe.schema import IGNORE
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write
@@ -150,12 +159,16 @@ class Worker:
         )
         saving = self._background_save(rank, events)
         evaluation: DistributedRank | None = None
+        judge, problems = StepJudge.of(self.job), list[tuple[int, str]]()
 
         def on_step(step: int, results: Results, seconds: float) -> None:
-            check_step(self.job, step, results, [trained.body])
             events.step(step, results, seconds)
             if snapshots:
                 snapshots.report(step + 1)
+            if (problem := judge.problem(results)) and not problems:
+                problems.append((step, problem))
+                if not self._halt():
+                    raise explain(self.job, step, problem, (), find_broken(trained.body))
 
         assert self.gate is not None
         gate = self.gate.of_rank(int(os.environ["LOCAL_RANK"]))
@@ -165,7 +178,7 @@ class Worker:
             while gate.begun < segment.last:
                 with memory.of_training(trained):
                     trained.run(segment.last, report, gate.begun, gate.may_begin)
-                check_weights(self.job, gate.begun, trained.body)
+                self._check_numbers(rank, trained, gate.begun, problems)
                 if gate.begun == segment.last:
                     break
                 if gate.begun > saved:  # all ranks rest here, at a halt
@@ -175,6 +188,8 @@ class Worker:
                     self.pulse.enter(Phase.WRITES)
                     saving.finish()
                     return
+            if segment.verify:
+                self._verify(rank, trained, segment.last)
             if segment.evaluate and self.evaluation:
                 self.pulse.enter(Phase.PREPARES)
                 evaluation = evaluation or self._evaluator(rank, trained, device)
@@ -189,6 +204,58 @@ class Worker:
             self._save(rank, trained, events)
         self.pulse.enter(Phase.WRITES)
         saving.finish()
+
+    def _halt(self) -> bool:
+        """Let all ranks come to rest and end there; False if this rank cannot reach them all."""
+        assert self.gate is not None
+        if self.job.recipe.launch.nnodes > 1 or not self.gate.freeze():
+            return False
+        self.gate.open(self.gate.begun, ends=True)
+        return True
+
+    def _check_numbers(
+        self, rank: int, trained: DistributedRank, step: int, problems: list[tuple[int, str]]
+    ) -> None:
+        """Raise RunError, on every rank the same, for a step that must end the run: all repeat it
+        to find where.  Check weights else.
+
+        rank, trained: this rank, at rest.  step: number of steps done.  problems: of a step, known
+        to the rank that reports.
+        """
+        import torch.distributed as dist
+
+        if self.job.recipe.train.on_nonfinite == IGNORE:
+            return
+        heard = [problems[0] if problems else None]
+        with _with_peers(rank, "after the last step"):
+            dist.broadcast_object_list(heard, src=trained.reporter)
+        if heard[0] is None:
+            check_weights(self.job, step, trained.body)
+            return
+        bad, problem = heard[0]
+        search, plan = OriginSearch(), self.training.plan
+        lent = trained.body.lend_variables(plan, {})
+        sampler, links = self.job.materials.sampler, trained.links
+        again = DistributedRank(
+            plan, rank, sampler, None, trained.device, links, kernels=search.kernels, lent=lent
+        )
+        again.run(bad + 1, first=bad)
+        found: list[Any] = [None] * plan.num_ranks
+        with _with_peers(rank, "repeating a step"):
+            dist.all_gather_object(found, (search.found, find_broken(trained.body)))
+        origins = [origin for part, _ in found for origin in part]
+        broken = [each for _, part in found for each in part]
+        raise explain(self.job, bad, problem, origins, broken)
+
+    def _verify(self, rank: int, trained: DistributedRank, step: int) -> None:
+        """Compare with the other ranks what several hold alike.  step: number of steps done."""
+        import torch.distributed as dist
+
+        plan = self.training.plan
+        found: list[Any] = [None] * plan.num_ranks
+        with _with_peers(rank, "comparing what ranks hold alike"):
+            dist.all_gather_object(found, digests_of(plan, trained.body.variables))
+        check_replicas(plan, step, dict(enumerate(found)))
 
     def _measurements(
         self, trained: DistributedRank, memory: RankMemory, message_bytes: int, zero_ns: int

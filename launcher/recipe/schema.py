@@ -22,7 +22,7 @@ WEIGHTS = "weights"  # the one key of `model` that is no argument of it
 KEPT = ("matmul", "boxing")
 MIRRORED = "mirrored"
 STEP, MICRO_BATCH = "step", "micro_batch"
-STOP, IGNORE = "stop", "ignore"
+STOP, SKIP, IGNORE = "stop", "skip", "ignore"
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
 # key that holds a word -> the words that it may be
@@ -31,7 +31,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "optim.name": ("adagrad", "adamw", "lamb", "lion", "sgd"),
     "optim.sparse": ("exact", "lazy", "off"),
     "train.loss_mean": (STEP, MICRO_BATCH),
-    "train.on_nonfinite": (STOP, IGNORE),
+    "train.on_nonfinite": (STOP, SKIP, IGNORE),
     "auto.memory": ("off", "slight", "moderate", "heavy", "adaptive"),
     "precision.dtype": ("fp32", "bf16", "fp16"),
     "precision.reduce_dtype": ("fp32", "null"),
@@ -187,8 +187,9 @@ class Train:
     loss_mean: step: the loss of a step is that of its whole batch, for any number of micro-batches
         (docs/how_to/training.md); micro_batch: the mean of the losses of the micro-batches, as
         loops that accumulate gradients compute it; the mirrored view always uses it.
-    on_nonfinite: stop: a loss or gradient that is not finite ends the run before it is saved;
-        ignore: the run continues.
+    on_nonfinite: what follows a step with a gradient that is not finite, whose update is left out:
+        stop: the run ends and says where it arose; skip: the run goes on, and counts such steps;
+        ignore: nothing is looked for, and such numbers enter the weights.
     """
 
     batch_size: int = 32
@@ -288,6 +289,8 @@ class Engine:
     cache: keep plans on disk, and reuse the plan of an equal model and strategy.
     check_capture: before the first step, compare the captured graph with the model itself on two
         micro-batches; a large model is not compared.
+    verify_every: steps from one comparison to the next of what several ranks hold, which must be
+        the same bytes: a rank that computes or stores wrong ends the run; 0: none.
     trace: write trace.json with every rank's last 10 steps, or a number of steps; false: none.
     check: verify the graph and the plan after every pass of the compiler (engine/verify), and run
         the model's own asserts on tensors with every micro-batch, those of F.one_hot and
@@ -302,6 +305,7 @@ class Engine:
     cuda_graphs: bool = False
     cache: bool = True
     check_capture: bool = True
+    verify_every: int = 0
     trace: bool | int = False
     check: bool = False
 

@@ -41,7 +41,8 @@ class Range:
         if value == high == math.inf and end == ")":
             return "a finite number"
         if not value <= high or (value == high and end == ")"):
-            return f"below {high:,}" if end == ")" else f"at most {high:,}"
+            most = f"{high:g}" if isinstance(high, float) else f"{high:,}"
+            return f"below {most}" if end == ")" else f"at most {most}"
         return ""
 
 
@@ -72,7 +73,7 @@ RANGES: Mapping[str, Range] = {
     "train.steps": Range(f"[1, {10**9}]"),
     "train.seed": INTEGER,
     "eval.fraction": Range("[0, 1)"),
-    "optim.lr": POSITIVE,
+    "optim.lr": Range("(0, 1e38]", "Ranks compute in fp32, which ends at 3.4e38."),
     "optim.eps": POSITIVE,
     "optim.betas.*": Range("[0, 1)", "Usual are [0.9, 0.95] and [0.9, 0.999]."),
     "optim.beta1": Range("[0, 1)"),

@@ -6,7 +6,7 @@ report.py record.py  foreseen figures next to measured ones; the files of a run'
 show_plan.py notes.py   `flowrun plan`: tables, and what a person should know of a plan
 show_level.py        one level of the compiler as text
 group_equal.py       equal stages on one line
-progress.py          steps as they come
+progress.py loss_spikes.py   steps as they come; those whose loss is far above the others
 trace_file.py        trace.json, a timeline of all ranks
 sweep_table.py       the table that ends a sweep
 """

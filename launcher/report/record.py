@@ -19,7 +19,7 @@ from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
-from flowrun.launcher.recipe.schema import STOP
+from flowrun.launcher.report.loss_spikes import SPIKE, LossSpikes, list_steps
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.report import Report, StepLog, StepRecord, numbers, strict
 from flowrun.launcher.store.checkpoint import (
@@ -52,8 +52,8 @@ class Record:
         self.validation: Results = {}
         self.evaluated = 0  # steps done then
         self.no_target = False  # a step had a loss that is no number
-        of_others = job.recipe.train.on_nonfinite == STOP and job.recipe.precision.dtype != "fp16"
-        self.stops = of_others  # of any other loss that is no number finite.py ends the run
+        self.skipped: list[int] = []  # steps whose update was left out
+        self.spikes = LossSpikes()
         self._begin_at(job.start)
         resumed = isinstance(job.start, Checkpoint)
         self.checkpoints = [job.start] if resumed else []  # of this run, oldest first
@@ -91,18 +91,23 @@ class Record:
         """
         work = self.job.work
         speed = work.speed(seconds)
-        skipped = int(results.get("skipped_updates", 0))
+        norm = results.get("grad_norm", math.nan)
+        if "grad_norm" in results and not math.isfinite(norm):
+            self.skipped.append(step)
+        skipped = int(results.get("skipped_updates", len(self.skipped)))
         record = StepRecord(
             step=step, loss=results["loss"], step_s=seconds, speed=speed, skipped_updates=skipped
         )
         self.steps.add(record)
-        if math.isnan(record.loss) and not self.no_target and self.stops:
+        self.spikes.add(step, record.loss)
+        if math.isnan(record.loss) and norm == 0 and not self.no_target:
             self.no_target = True
             self.note(_NO_TARGET.format(step=step))
         rate = self.job.rate(step)
         line = {
             "step": step,
             **results,
+            **({"skipped_updates": skipped} if skipped else {}),
             "lr": rate,
             "step_s": seconds,
             "tokens_per_s": speed,
@@ -148,6 +153,8 @@ class Record:
         self._metrics, self._events = None, None
         self._begin_at(start)
         self.steps.cut(self.first)
+        self.skipped = [step for step in self.skipped if step < self.first]
+        self.spikes.steps = [step for step in self.spikes.steps if step < self.first]
         self.restarts += 1
         with (self.folder / RESTARTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(strict(why)) + "\n")
@@ -178,6 +185,16 @@ class Record:
         replace_text(self.folder / "report.json", report.to_json() + "\n")
         if self.progress:
             self.progress.show_report(report, self.folder)
+        if self.skipped:
+            self.note(
+                f"{len(self.skipped)} of {self.steps.count} updates were left out, as their"
+                f" gradients were not finite: step {list_steps(self.skipped)}"
+            )
+        if self.spikes.steps:
+            self.note(
+                f"the loss was over {SPIKE:g} times its running mean at step"
+                f" {list_steps(self.spikes.steps)}"
+            )
 
     def close(self) -> None:
         """Close files; the folder keeps what was written."""

@@ -43,7 +43,7 @@ def numbers(validation: Results) -> dict[str, float]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """The figures of a step: loss (mean over its samples), seconds since the step before ended,
-    units of work a second (Job.work), updates skipped so far (loss scaling).
+    units of work a second (Job.work), updates left out so far.
     """
 
     step: int
@@ -138,7 +138,8 @@ class Report:
             also have utilisation, the share of the machine's peak, if the profile is the machine's.
         notes: lines of the plan that a reader should know.
         first_step: 0 unless the run was resumed.
-        skipped_updates: updates that loss scaling skipped, since the training began.
+        skipped_updates: updates that were left out, as gradients were not finite: by loss scaling
+            since the training began, else in this run.
         step_times: parts of a step's time, by rank (engine.trace, processes only).
         model_flops: floating point operations of the model in a step, all ranks together.
         advice: what to do if the profile is far from this machine; else empty.

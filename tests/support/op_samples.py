@@ -296,6 +296,7 @@ def _update() -> list[OpSample]:
         sample("flow.add_n", T(5, 4), T(5, 4)),
         sample("flow.add_n", T(5)),
         sample("flow.clip_scale", positive() * 9, 1.0),
+        sample("flow.not_finite", positive()),
         sample(
             "flow.adamw",
             T(5, 3),

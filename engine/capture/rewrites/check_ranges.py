@@ -36,6 +36,7 @@ def check_ranges(graph: LogicalGraph) -> LogicalGraph:
                     module=op.module,
                     phase=op.phase,
                     moment=op.moment,
+                    line=op.line,
                 )
                 ops.append(check)
             args = tuple(Ref(checked[key]) if k == at else arg for k, arg in enumerate(op.args))

@@ -1,6 +1,7 @@
-"""Loss scaling, a `flow.*` op of the update: is every gradient finite, and what is the next scale?
+"""Ops of the update that ask whether every gradient is finite: `flow.not_finite`, and
+`flow.next_scale` of loss scaling, which also says what the next scale is.
 
-The arithmetic is torch.amp.GradScaler's, on fp32 scalars.
+The arithmetic of the scale is torch.amp.GradScaler's, on fp32 scalars.
 """
 
 from __future__ import annotations
@@ -13,6 +14,14 @@ from flowrun.engine.ops.op_info import OpInfo
 from flowrun.engine.ops.signature import whole
 
 Tensor = torch.Tensor
+
+
+def not_finite(squares: Tensor) -> Tensor:
+    """Return whether an update is skipped: its gradients are not all finite.
+
+    squares: sum of their squares, an fp32 scalar; it is finite if all are, up to 1e19.
+    """
+    return ~torch.isfinite(squares)
 
 
 def next_scale(
@@ -43,5 +52,8 @@ def next_scale(
     return new_scale, new_good, new_skipped, new_scale.clone(), new_skipped.clone(), bad
 
 
-NEXT_SCALE = "flow.next_scale"
-OPS: Mapping[str, OpInfo] = {NEXT_SCALE: OpInfo(whole, function=next_scale)}
+NEXT_SCALE, NOT_FINITE = "flow.next_scale", "flow.not_finite"
+OPS: Mapping[str, OpInfo] = {  # of the whole sum: parts of it may be finite where it is not
+    NEXT_SCALE: OpInfo(whole, function=next_scale),
+    NOT_FINITE: OpInfo(whole, function=not_finite),
+}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowrun.engine.ir.graph import Ref, Variable
-from flowrun.engine.ops.flow.update import ADD_N, CLIP_SCALE, SUMSQ
+from flowrun.engine.ops.flow.update import ADD_N, CLIP_SCALE
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 
 
@@ -29,28 +29,13 @@ def clip_by_value(
         )
 
 
-def clip_by_norm(
-    builder: GraphBuilder,
-    variables: list[Variable],
-    gradients: dict[str, str],
-    max_norm: float,
-    inverse: str | None = None,
-    squares: str | None = None,
-) -> str:
+def clip_scale(builder: GraphBuilder, squares: str, max_norm: float, stage: int = 0) -> str:
     """Return the coefficient min(1, max_norm / norm) of the global norm of the gradients.
 
-    builder: collects the ops.  variables: the parameters.  gradients: parameter -> tensor.
-        inverse:
-    scalar by which the gradients are to be multiplied first: it becomes a part of the coefficient.
-    squares: the sum of their squares before that, if it exists.
+    builder: collects the ops.  squares: the sum of their squares.  stage: where it is made.
     """
-    squares = squares or sum_over_gradients(builder, SUMSQ, "sumsq", variables, gradients)
-    if inverse is None:
-        return builder.one("clip_scale", CLIP_SCALE, (Ref(squares), max_norm))
-    factor = builder.one("unscale_squared", "aten.mul.Tensor", (Ref(inverse), Ref(inverse)))
-    squares = builder.one("sumsq/unscaled", "aten.mul.Tensor", (Ref(squares), Ref(factor)))
-    clip = builder.one("clip_scale", CLIP_SCALE, (Ref(squares), max_norm))
-    return builder.one("coefficient", "aten.mul.Tensor", (Ref(clip), Ref(inverse)))
+    name = f"clip_scale@{stage}" if stage else "clip_scale"
+    return builder.one(name, CLIP_SCALE, (Ref(squares), max_norm), stage=stage)
 
 
 def sum_over_gradients(

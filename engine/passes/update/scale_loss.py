@@ -26,13 +26,14 @@ GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL_STEPS = 2.0, 0.5, 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledGradients:
-    """Scalars of the step; all on the stage of the loss.
+    """Scalars of the step; all on the stage of the loss, `stage`.
 
     squares: sum of the squares of all scaled gradients; finite if all are, up to 1e19.
     inverse: 1 / scale.  skip: true if the update is skipped.  step: number of this update, from 1.
     results: numbers that the step reports, name -> tensor.
     """
 
+    stage: int
     squares: str
     inverse: str
     skip: str
@@ -103,7 +104,25 @@ def check_gradients(
     )
     inverse = builder.one("unscale", "aten.reciprocal.default", (Ref(scale.tensor),), stage=stage)
     results = (("loss_scale", reported[0]), ("skipped_updates", reported[1]))
-    return ScaledGradients(squares=squares, inverse=inverse, skip=skip, step=step, results=results)
+    return ScaledGradients(
+        stage=stage, squares=squares, inverse=inverse, skip=skip, step=step, results=results
+    )
+
+
+def unscale_squares(builder: GraphBuilder, scaled: ScaledGradients) -> str:
+    """Append and return the sum of the squares of the gradients as they are without the scale."""
+    inverse, stage = scaled.inverse, scaled.stage
+    factor = multiply(builder, "unscale_squared", inverse, inverse, stage)
+    return multiply(builder, "sumsq/unscaled", scaled.squares, factor, stage)
+
+
+def multiply(builder: GraphBuilder, name: str, one: str, other: str, stage: int) -> str:
+    """Append the product of two scalars, and return it.
+
+    builder: collects the ops.  name: of the product.  one, other: the scalars.  stage: where it is
+        made.
+    """
+    return builder.one(name, "aten.mul.Tensor", (Ref(one), Ref(other)), stage=stage)
 
 
 def unscale(

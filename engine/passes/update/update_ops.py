@@ -2,7 +2,8 @@
 
 For every parameter: accumulate its gradient over the micro-batches (flow.accumulate; the rows of
 an embedding table are collected, update/sparse_ops.py), clip it by value and all together by their
-global norm (update/clip_ops.py), then update (update/optimizer_ops.py).  Their layout follows by
+global norm (update/clip_ops.py), then update (update/optimizer_ops.py), unless the norm says that a
+gradient is not finite: then nothing changes, on any rank.  Their layout follows by
 the same rules as any other op's; ZeRO, and clipping under tensor parallelism and stages, need
 nothing else.  The loss of a step is the mean over its micro-batches: each micro-batch's tangent is
 1 / micro_batches.
@@ -10,15 +11,39 @@ nothing else.  The loss of a step is the mean over its micro-batches: each micro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.graph import BACKWARD, FORWARD, UPDATE, LogicalGraph, Ref, Variable
-from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N
+from flowrun.engine.ir.graph import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    LogicalGraph,
+    LogicalTensor,
+    Ref,
+    Variable,
+)
+from flowrun.engine.ops.flow.scaling import NOT_FINITE
+from flowrun.engine.ops.flow.update import ACCUMULATE, ADD_N, SUMSQ
 from flowrun.engine.ops.math.pointwise import CAST
 from flowrun.engine.ops.shapes.create import FULL
-from flowrun.engine.passes.update.clip_ops import clip_by_norm, clip_by_value
+from flowrun.engine.passes.update.clip_ops import (
+    clip_by_value,
+    clip_scale,
+    sum_over_gradients,
+)
 from flowrun.engine.passes.update.graph_builder import GraphBuilder
 from flowrun.engine.passes.update.optimizer_ops import average, update
-from flowrun.engine.passes.update.scale_loss import check_gradients, scale_tangent, unscale
+from flowrun.engine.passes.update.scale_loss import (
+    check_gradients,
+    multiply,
+    scale_tangent,
+    unscale,
+    unscale_squares,
+)
 from flowrun.engine.passes.update.sparse_ops import (
     choose_row_updates,
     collect_rows,
@@ -52,30 +77,98 @@ def update_ops(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
             summed[v.name] = densify_rows(builder, v, lookups[0], strategy.micro_batches)
         else:
             summed[v.name] = _accumulate(builder, gradients[v.name], v)
-    scaled, coefficient, squares = None, None, None
     if scales and trained and strategy.loss_scale:
-        scaled = check_gradients(builder, trained, summed, strategy.loss_scale)
-        coefficient, squares = scaled.inverse, scaled.squares
-    if optimizer.clip_value:
-        if scaled:
-            unscale(builder, trained, summed, scaled.inverse)
-            coefficient, squares = None, None
-        clip_by_value(builder, trained, summed, optimizer.clip_value)
-    if optimizer.clip_norm and trained:
-        limit = optimizer.clip_norm
-        coefficient = clip_by_norm(builder, trained, summed, limit, coefficient, squares)
-    skip, step = (scaled.skip, scaled.step) if scaled else (None, None)
-    for variable in trained:
-        gradient, rows = summed[variable.name], ids.get(variable.name)
-        update(builder, optimizer, variable, gradient, coefficient, skip, step, rows)
+        scalars = _check_scaled_gradients(builder, trained, summed, strategy)
+    else:
+        scalars = _check_gradients(builder, trained, summed, strategy)
+    for v in trained:
+        gradient, rows = summed[v.name], ids.get(v.name)
+        coefficient, skip = scalars.coefficients.get(v.stage), scalars.skips.get(v.stage)
+        update(builder, optimizer, v, gradient, coefficient, skip, scalars.step, rows)
         if optimizer.ema:
-            average(builder, variable, optimizer.ema, skip)
-    results = tuple(
+            average(builder, v, optimizer.ema, skip)
+    results = [
         (name, _mean(builder, name, t, strategy.micro_batches))
         for name, t in graph.results
         if not name.startswith("grad/")
+    ]
+    if scalars.squares:
+        stage = next(graph.producer[t].stage for name, t in graph.results if name == "loss")
+        norm = builder.one("grad_norm", "aten.sqrt.default", (Ref(scalars.squares),), stage=stage)
+        results.append(("grad_norm", norm))
+    return builder.graph((*results, *scalars.results))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scalars:
+    """Scalars of a step that its updates read.
+
+    squares: sum of the squares of all gradients; None: nothing asks for it.  coefficients: stage ->
+    what multiplies gradients first.  skips: stage -> whether its updates are left out.  step:
+    number of the update; None: of the step.  results: numbers that the step reports, name ->
+    tensor.
+    """
+
+    squares: str | None = None
+    coefficients: Mapping[int, str] = field(default_factory=dict)
+    skips: Mapping[int, str] = field(default_factory=dict)
+    step: str | None = None
+    results: tuple[tuple[str, str], ...] = ()
+
+
+def _check_gradients(
+    builder: GraphBuilder, trained: list[Variable], gradients: dict[str, str], strategy: Strategy
+) -> _Scalars:
+    """Clip gradients, and see whether all are finite.
+
+    One sum serves both.  It goes to every stage, which makes its own scalars of it: no stage waits
+    for a second message.
+    """
+    optimizer = strategy.optimizer
+    if optimizer.clip_value:
+        clip_by_value(builder, trained, gradients, optimizer.clip_value)
+    if not trained or not (optimizer.clip_norm or strategy.skips_nonfinite):
+        return _Scalars()
+    squares = sum_over_gradients(builder, SUMSQ, "sumsq", trained, gradients)
+    coefficients, skips = {}, {}
+    for stage in sorted({v.stage for v in trained}):
+        if optimizer.clip_norm:
+            coefficients[stage] = clip_scale(builder, squares, optimizer.clip_norm, stage)
+        if strategy.skips_nonfinite:
+            name = f"skip@{stage}"
+            bad = builder.tensor(name, LogicalTensor(name, (), torch.bool))
+            builder.op(name, NOT_FINITE, (Ref(squares),), outputs=(bad,), stage=stage)
+            skips[stage] = bad
+    return _Scalars(squares=squares, coefficients=coefficients, skips=skips)
+
+
+def _check_scaled_gradients(
+    builder: GraphBuilder, trained: list[Variable], gradients: dict[str, str], strategy: Strategy
+) -> _Scalars:
+    """Do the same to gradients that are multiples of the loss scale."""
+    optimizer, stages = strategy.optimizer, {v.stage for v in trained}
+    assert strategy.loss_scale is not None
+    scaled = check_gradients(builder, trained, gradients, strategy.loss_scale)
+    coefficient: str | None = scaled.inverse
+    squares = unscale_squares(builder, scaled)
+    if optimizer.clip_value:
+        unscale(builder, trained, gradients, scaled.inverse)
+        clip_by_value(builder, trained, gradients, optimizer.clip_value)
+        coefficient = None
+        if optimizer.clip_norm:
+            squares = sum_over_gradients(builder, SUMSQ, "sumsq", trained, gradients, scaled.stage)
+    if optimizer.clip_norm:
+        clip, factor = clip_scale(builder, squares, optimizer.clip_norm, scaled.stage), coefficient
+        coefficient = (
+            multiply(builder, "coefficient", clip, factor, scaled.stage) if factor else clip
+        )
+    return _Scalars(
+        squares=squares,
+        coefficients=dict.fromkeys(stages, coefficient) if coefficient else {},
+        skips=dict.fromkeys(stages, scaled.skip),
+        step=scaled.step,
+        results=scaled.results,
     )
-    return builder.graph((*results, *(scaled.results if scaled else ())))
 
 
 def _check_groups(strategy: Strategy, parameters: list[Variable]) -> None:

@@ -97,10 +97,15 @@ class DistributedRank:
         return sum(weight.piece.nbytes for weight in self.body.side_by_side.values())
 
     @property
-    def reports(self) -> bool:
-        """True on the one rank whose report counts: the first of the stage that reports."""
+    def reporter(self) -> int:
+        """The one rank whose report counts: the first of the stage that reports."""
         stage = next(a.stage for a in self.plan.actors if a.kind == "report")
-        return self.rank == self.plan.placements[stage].ranks[0]
+        return self.plan.placements[stage].ranks[0]
+
+    @property
+    def reports(self) -> bool:
+        """True on the rank whose report counts."""
+        return self.rank == self.reporter
 
     @torch.no_grad()
     def run(

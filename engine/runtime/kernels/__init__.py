@@ -4,4 +4,5 @@ kernels.py region_program.py   read these first: ops -> source -> function; prog
 overrides.py fused_attention.py cpu/   by other kernels than torch's; cpu/: those for CPUs
 out_variants.py   results over memory that is there
 cuda_graphs.py live_bytes.py   a region played as a CUDA graph; bytes counted by a dispatch mode
+nonfinite.py   where numbers that are not finite arise, when a step is repeated
 """

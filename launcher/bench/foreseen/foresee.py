@@ -20,6 +20,7 @@ from flowrun.launcher.bench.foreseen.published import Foreseen, PublishedRow, Pu
 from flowrun.launcher.bench.foreseen.score import Score, ScoredFigure, score
 from flowrun.launcher.bench.foreseen.show_tables import result
 from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.report.report import strict
 from flowrun.launcher.terminal.console import NO_PLOT
 
 FILE, PLOT = "bench.json", "bench.svg"
@@ -99,4 +100,4 @@ def _write(suite: Foreseen, lines: list[ScoredFigure], scores: list[Score], file
         "lines": [{**asdict(line), "error": line.error} for line in lines],
         "scores": [asdict(each) for each in scores],
     }
-    file.write_text(json.dumps(text, indent=1) + "\n")
+    file.write_text(json.dumps(strict(text), indent=1) + "\n")

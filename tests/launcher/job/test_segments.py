@@ -14,10 +14,11 @@ from flowrun.launcher.recipe.schema import Recipe
 RECIPE = load(["recipe=mlp_hybrid"])
 
 
-def recipe(steps: int, evaluate: int = 0, save: int = 0) -> Recipe:
-    """A run of some steps that evaluates and saves every so often."""
+def recipe(steps: int, evaluate: int = 0, save: int = 0, verify: int = 0) -> Recipe:
+    """A run of some steps that evaluates, saves and compares ranks every so often."""
     train = replace(RECIPE.train, steps=steps, save_every=save)
-    return replace(RECIPE, train=train, eval=replace(RECIPE.eval, every=evaluate))
+    engine = replace(RECIPE.engine, verify_every=verify)
+    return replace(RECIPE, train=train, eval=replace(RECIPE.eval, every=evaluate), engine=engine)
 
 
 def test_a_run_evaluates_at_its_end_and_saves_nothing_unless_asked() -> None:
@@ -31,6 +32,14 @@ def test_a_run_stops_where_it_evaluates_or_saves() -> None:
         Segment(3, 4, True, False),
         Segment(4, 6, True, True),
         Segment(6, 7, True, True),
+    )
+
+
+def test_ranks_are_compared_before_what_they_hold_is_saved() -> None:
+    assert segments(recipe(5, save=4, verify=2)) == (
+        Segment(0, 2, False, False, verify=True),
+        Segment(2, 4, False, True, verify=True),
+        Segment(4, 5, True, True, verify=True),
     )
 
 

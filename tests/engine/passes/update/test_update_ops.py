@@ -99,7 +99,31 @@ def test_clipping_sums_squares_within_each_stage_then_over_the_stages() -> None:
         %clip_scale = flow.clip_scale(%sumsq, 0.5)  # update - stage 0
         """,
     )
-    assert all("clip_scale" in graph.producer[f"{name}.weight'"].inputs for name in "ab")
+    made = {name: graph.producer[f"{name}.weight'"].inputs for name in "ab"}
+    assert "clip_scale" in made["a"] and "clip_scale@1" in made["b"]
+    assert graph.producer["clip_scale@1"].inputs == ("sumsq",)
+    assert graph.results == (("loss", "loss/mean"), ("grad_norm", "grad_norm"))
+
+
+def test_an_update_reads_on_its_own_stage_whether_the_norm_is_finite() -> None:
+    strategy = one_rank_stages(2, stage_modules=TWO_STAGES, skips_nonfinite=True)
+    graph = rewritten(THROUGH, strategy)
+    assert_ops(
+        [graph.producer[name] for name in ("skip@0", "skip@1", "grad_norm", "b.weight'")],
+        """
+        %skip@0 = flow.not_finite(%sumsq)  # update - stage 0
+        %skip@1 = flow.not_finite(%sumsq)  # update - stage 1
+        %grad_norm = aten.sqrt.default(%sumsq)  # update - stage 1
+        %b.weight', %momentum_buffer/b.weight' = flow.sgd(%b.weight, %grad/b.weight, """
+        """%momentum_buffer/b.weight, lr=%@lr@1, skip=%skip@1, momentum=0.9)  # update b stage 1
+        """,
+    )
+
+
+def test_without_a_norm_and_a_check_the_gradients_are_not_read_once_more() -> None:
+    graph = rewritten(THROUGH, one_rank_stages(1))
+    assert graph.results == (("loss", "loss/mean"),)
+    assert not any(op.target == "flow.sumsq" for op in graph.ops)
 
 
 def test_a_parameter_without_a_gradient_is_not_updated() -> None:
