@@ -9,8 +9,8 @@ reader, or is stopped, or does something else than steps; that is what all other
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from flowrun.engine.actors.deadlock import awaited_on_rank, describe_wait, name_actor
@@ -64,6 +64,13 @@ class Standstill:
 
     owed: tuple[Owed, ...]
     waits: Mapping[int, tuple[str, ...]]
+
+    def without(self, waiting: Collection[int]) -> Standstill:
+        """Return the same without what ranks owe outside of steps that are seen to wait for others
+        there; with it, if that is all.
+        """
+        owed = tuple(o for o in self.owed if o.why != ELSEWHERE or o.rank not in waiting)
+        return replace(self, owed=owed or self.owed)
 
 
 def find_owed(ranks: Mapping[int, RankState]) -> Standstill:

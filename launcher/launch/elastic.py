@@ -119,6 +119,7 @@ def _run_ranks(
         folder=lambda: events.record.folder,
         say=events.record.note,
         fail=events.note_hang,
+        compares=worker.job.device_type == "cpu",
     )
     listener = threading.Thread(target=events.listen, args=(readers,), daemon=True)
     listener.start()
@@ -404,7 +405,7 @@ class EventCollector:
 
     def log(self) -> Log:
         """Everything measured on all ranks."""
-        keys = ("peak", "sent", "acts", "stashed", "process_peak")
+        keys = ("peak", "sent", "acts", "stashed", "process_peak", "waited_s")
         ends = sorted(self.ends.items())
         by_rank = [{rank: measured[key] for rank, measured in ends} for key in keys]
         by_rank.append(

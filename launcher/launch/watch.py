@@ -15,8 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrun.engine.actors.standstill import (
@@ -30,6 +30,7 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.pulse import STEPS, Phase, Pulse, Pulses
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.process.vital_signs import describe_halt, measure_work
+from flowrun.engine.trace.stragglers import find_straggler
 
 FILE = "hang.txt"
 HANG_S, HANG_STEPS = 60.0, 20  # launch.hang_s: null is the longer of both
@@ -40,6 +41,8 @@ _NEVER_S = 7 * 86400.0  # libraries know no longer times
 _SHARE = 0.05  # of a core in hang_s: a process that uses more works
 _SAY_S = 5.0  # after which it is said which ranks are missing at the start
 _OTHER_HOST_S = 5.0  # for the host of the rank that owes: it knows more
+_WINDOW_S, _WINDOWS, _WINDOW_STEPS = 10.0, 3, 5  # a straggler is one in so many windows in a row
+_INSIDE, _INNERMOST = "torch/distributed/", 6  # part of a file's path; calls of a stack
 _GONE_S = 10.0  # after which processes that were killed should have ended
 
 
@@ -88,6 +91,38 @@ class Quiet:
         return self.work_s >= self.limit_s or self.acts_s >= max(self.limit_s, _LONGEST_S)
 
 
+class Pace:
+    """Compares the paces of ranks, window by window, until one straggler has been found."""
+
+    def __init__(self, pulses: Sequence[Pulse]) -> None:
+        self._pulses = pulses
+        self._before: tuple[float, float, dict[int, float]] | None = None
+        self._slow: list[int] = []  # the straggler of each window so far
+        self._said = False
+
+    def look(self, now: float) -> str:
+        """Look at the time `now` in seconds; return what to say of a straggler, once."""
+        if self._said or any(pulse.phase != Phase.TRAINS for pulse in self._pulses):
+            self._before = None
+            return ""
+        steps = min(pulse.trained_steps for pulse in self._pulses)
+        waited_s = {pulse.rank: pulse.waited_s for pulse in self._pulses}
+        if self._before is None:
+            self._before = now, steps, waited_s
+            return ""
+        since, steps_before, before = self._before
+        done = steps - steps_before
+        if now - since < _WINDOW_S or done < _WINDOW_STEPS:
+            return ""
+        self._before = now, steps, waited_s
+        share = {rank: (waited_s[rank] - before[rank]) / done for rank in waited_s}
+        found = find_straggler(self._pulses[0].plans[0], share, (now - since) / done)
+        same = found and all(rank == found.rank for rank in self._slow)
+        self._slow = [*(self._slow if same else ()), *([found.rank] if found else ())]
+        self._said = len(self._slow) >= _WINDOWS
+        return str(found) if self._said else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hang:
     """A run that hangs: counts, what they mean, and for how long nothing has gone on."""
@@ -119,12 +154,15 @@ class Watch:
         folder: Callable[[], Path],
         say: Callable[[str], None],
         fail: Callable[[RunError], None],
+        compares: bool,
     ) -> None:
         """Prepare to watch.
 
         pulses, stacks: of the ranks.  limit_s: as find_limit returns.  folder: where hang.txt goes.
-        say: shows a line to a person.  fail: takes the error of a run that hangs.
+        say: shows a line to a person.  fail: takes the error of a run that hangs.  compares: True
+        to name stragglers: where loops do not run ahead of a device.
         """
+        self.compares = compares
         self.pulses, self.stacks, self.limit_s = pulses, stacks, limit_s
         self._folder, self._say, self._fail = folder, say, fail
         self._ended = threading.Event()
@@ -144,12 +182,15 @@ class Watch:
     def _run(self) -> None:
         between_s = min(1.0, self.limit_s / _LOOKS)
         quiet, missing = Quiet(self.limit_s, between_s), ""
+        pace = Pace(self.pulses.ranks)
         while not self._ended.wait(between_s):
             hangs = quiet.look(self.pulses.copy(), self._measure_work(), time.monotonic())
             if not any(pulse.process for pulse in self.pulses.ranks):
                 quiet = Quiet(self.limit_s, between_s)
             elif hangs and self._end_run(quiet):
                 return
+            elif self.compares and (straggler := pace.look(time.monotonic())):
+                self._say(straggler)
             elif quiet.work_s > _SAY_S and (found := self._find_missing()) != missing:
                 missing = found
                 self._say(f"{found}: the others wait.")
@@ -189,6 +230,8 @@ class Watch:
         stacks = self.stacks.collect(asked)
         if self.pulses.copy() != before:
             return False
+        waiting = {self.pulses.ranks[k].rank for k, text in stacks.items() if waits_inside(text)}
+        hang = replace(hang, found=hang.found.without(waiting))
         error = hang.error
         file = self._folder() / FILE
         self._fail(RunError(error.where, f"{error.problem}\nAll waits and stacks: {file}"))
@@ -202,6 +245,14 @@ class Watch:
             print(f"{error.where}\n  {error.problem}\n  It cannot be killed.", file=sys.stderr)
             os._exit(1)
         return True
+
+
+def waits_inside(stacks: str) -> bool:
+    """Return whether the main thread of a process waits for others inside of torch.distributed, as
+    its stacks show.  The main thread comes last, its innermost call first.
+    """
+    main = stacks.rpartition("(most recent call first):")[2].splitlines()
+    return any(_INSIDE in line for line in main[:_INNERMOST])
 
 
 def describe_hang(hang: Hang, pulses: Mapping[int, Pulse], stacks: Mapping[int, str]) -> str:

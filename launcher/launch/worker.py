@@ -270,6 +270,7 @@ class Worker:
             "process_peak": memory.process_peak + message_bytes + trained.shared_bytes,
             "sent": sum(trained.sent_bytes.values()),
             "acts": acts_by_name(self.training, trained.body.acts),
+            "waited_s": self.pulse.waited_s / max(1.0, self.pulse.trained_steps),
             "stashed": max_stashed(self.training, trained.body.most_live),
             "notes": [
                 (event.what, event.actor, event.act, event.begin - zero_ns, event.end - zero_ns)

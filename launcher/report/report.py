@@ -17,6 +17,7 @@ from flowrun.engine.hardware.hardware import CPU
 from flowrun.engine.runtime.rank.rank import Results
 from flowrun.engine.trace.model_flops import model_flops, utilisation
 from flowrun.engine.trace.step_time import StepTime, measure_steps
+from flowrun.engine.trace.stragglers import find_straggler
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 
@@ -102,6 +103,7 @@ class Log:
     peak_bytes: of live tensors.  process_bytes: of anonymous memory, by rank: with what allocator,
     transport and libraries keep.
     most_stashed: rank -> most versions of one stash register that were live at once.
+    waited_s: by rank, seconds of a step for which it waited for other ranks.
     notes: what each rank did in its last steps (engine.trace), on the first rank's clock.
     restarts: how often ranks were started again.
     measured_steps: steps since the last start of ranks, which sent_bytes are of; None: all.
@@ -114,6 +116,7 @@ class Log:
     acts: dict[int, dict[str, int]] = field(default_factory=dict)
     most_stashed: dict[int, int] = field(default_factory=dict)
     process_bytes: dict[int, int] = field(default_factory=dict)
+    waited_s: dict[int, float] = field(default_factory=dict)
     notes: Mapping[int, Sequence[TraceEvent]] = field(default_factory=dict)
     restarts: int = 0
     measured_steps: int | None = None
@@ -134,7 +137,8 @@ class Report:
         unit: "tokens", or "samples" if these are no sequences of tokens.
         foreseen: step_s (seconds), bubble (share of a step, by stage), peak_bytes and bound_bytes
             (by rank, see Rehearsal), sent_bytes (of all ranks, in a step).
-        measured: step_s, peak_bytes, process_bytes (by rank), sent_bytes; foreseen and measured
+        measured: step_s, peak_bytes, process_bytes (by rank), sent_bytes, waited_s
+            (by rank: of a step, for other ranks; on CPUs); foreseen and measured
             also have utilisation, the share of the machine's peak, if the profile is the machine's.
         notes: lines of the plan that a reader should know.
         first_step: 0 unless the run was resumed.
@@ -191,7 +195,9 @@ class Report:
             "process_bytes": {str(r): log.process_bytes.get(r, 0) for r in ranks},
             "sent_bytes": sum(log.sent_bytes.values())
             / max(1, log.measured_steps or log.steps.count),
+            "waited_s": {str(r): log.waited_s[r] for r in ranks if r in log.waited_s},
         }
+        slow = find_straggler(plan, log.waited_s, step_s) if job.device_type == "cpu" else None
         advice = ""
         if job.is_foreseeable and job.strategy.hardware.name == CPU:  # no other was named
             advice = advice_on(CPU, rehearsal.step_s, step_s)
@@ -210,7 +216,7 @@ class Report:
             unit=job.work.unit,
             foreseen=foreseen,
             measured=measured,
-            notes=plan.notes,
+            notes=(*plan.notes, *([str(slow)] if slow else [])),
             first_step=first.step,
             skipped_updates=last.skipped_updates,
             step_times=measure_steps(plan, log.notes),

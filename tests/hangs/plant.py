@@ -28,7 +28,7 @@ NAMED = {
     "stops": "rank 1 is stopped by a signal; it owes actor",
     "skips": "nothing can act and nothing is under way",
     "loses": "from rank 1 has not come to rank 0",
-    "shape": "rank 1",
+    "shape": "one has another shape than the plan says",
     "dies": "rank 1\n  the process was killed by SIGKILL",
     "between": "rank 1 has ended actor",
     "reads": "a reader of rank 1 has begun actor",
@@ -36,7 +36,7 @@ NAMED = {
     "makes": "rank 1 makes its weights",
     "evaluates": "rank 1 has begun actor",
     "disk": "rank 1 saves a checkpoint",
-    "saves": "rank 1 saves a checkpoint",
+    "saves": "rank 1 has ended its steps",
     "frozen": "of another host, has not begun actor",
 }
 RUN = (

@@ -131,7 +131,7 @@ class Pulse:
 
     def wake(self, for_others: bool) -> None:
         """Note that the loop wakes.  for_others: what it has waited for is another rank's."""
-        if for_others:
+        if for_others and self._words[_PHASE] == Phase.TRAINS:
             self._words[_WAITED] += monotonic_ns() - self._asleep_since
 
     # ------------------------------------------------------------------ the launcher reads
@@ -158,8 +158,17 @@ class Pulse:
 
     @property
     def waited_s(self) -> float:
-        """Seconds for which the loop has slept until another rank sent something."""
+        """Seconds of training for which the loop has slept until another rank sent something."""
         return self._words[_WAITED] / 1e9
+
+    @property
+    def trained_steps(self) -> float:
+        """Steps of training done, by the acts of all actors."""
+        begun, done = _places(self.plans, 0)
+        plan = self.plans[0]
+        stage = plan.stage_of(self.rank)
+        acts = sum(self._words[done : done + done - begun])
+        return acts / sum(plan.acts_per_step(actor) for actor in plan.stage_actors(stage))
 
     @property
     def in_first_step(self) -> bool:

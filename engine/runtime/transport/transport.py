@@ -214,7 +214,14 @@ def pack(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def put(tensors: Sequence[Tensor], message: Tensor) -> Tensor:
-    """Fill a flat message with them, row by row; the message."""
+    """Fill a flat message with them, row by row; the message.  Raises ValueError if they have not
+    as many elements as it has.
+    """
+    if (count := sum([tensor.numel() for tensor in tensors])) != message.numel():
+        raise ValueError(
+            f"tensors of {count:,} elements do not fill a message of {message.numel():,}:"
+            " one has another shape than the plan says"
+        )
     if all(tensor.is_contiguous() for tensor in tensors):
         return torch.cat([tensor.view(-1) for tensor in tensors], out=message)
     for view, tensor in zip(unpack(message, [x.shape for x in tensors]), tensors, strict=True):

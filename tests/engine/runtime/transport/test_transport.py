@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowrun.engine.runtime.transport.transport import pack, reduce_messages
+from flowrun.engine.runtime.transport.transport import pack, put, reduce_messages
 
 WHOLE = torch.arange(1300.0 * 6).reshape(6, 1300)  # its columns are rows of what follows
 PIECES = {
@@ -41,3 +41,8 @@ def test_sums_are_new_memory_in_rows_and_change_none_of_the_messages(piece: torc
         assert torch.equal(found, sum(each.contiguous() for each in messages))
         assert all(found.data_ptr() != each.data_ptr() for each in messages if each.numel())
     assert all(map(torch.equal, given, before))
+
+
+def test_tensors_of_another_shape_than_planned_are_refused() -> None:
+    with pytest.raises(ValueError, match="8 elements do not fill a message of 16: one has another"):
+        put([torch.ones(8)], torch.empty(16))

@@ -1,0 +1,57 @@
+"""What the kernel and the process itself show of one that hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from flowrun.engine.runtime.process.stacks import Stacks
+from flowrun.engine.runtime.process.vital_signs import describe_halt, measure_work
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+
+
+def test_a_process_that_a_signal_stopped_is_told_from_one_that_sleeps() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert describe_halt(process.pid) == ""
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert describe_halt(process.pid) == "is stopped by a signal"
+        process.kill()
+    assert describe_halt(process.pid) == ""
+    assert measure_work(process.pid) == (0.0, 0)
+
+
+def test_a_process_that_waits_for_one_it_has_vforked_sleeps_in_the_kernel() -> None:
+    waits = "import ctypes; c = ctypes.CDLL(None); c.vfork() or c.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", waits], start_new_session=True) as process:
+        while not (found := describe_halt(process.pid)):
+            assert process.poll() is None
+        assert found.startswith("sleeps in the kernel (")
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_work_counts_seconds_of_the_processor_and_bytes() -> None:
+    cpu_s, num_bytes = measure_work(os.getpid())
+    assert cpu_s > 0
+    assert num_bytes > 0
+
+
+def test_a_process_writes_its_stacks_when_it_is_asked() -> None:
+    stacks = Stacks(2)
+    ready, told = os.pipe()
+    child = os.fork()
+    if not child:
+        stacks.register(1)
+        os.write(told, b"!")
+        signal.pause()
+    os.read(ready, 1)
+    found = stacks.collect({1: child})
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    stacks.close()
+    assert "test_a_process_writes_its_stacks" in found[1]
