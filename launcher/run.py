@@ -22,7 +22,7 @@ from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.elastic import execute_local
 from flowrun.launcher.launch.failure import compiling
-from flowrun.launcher.launch.hosts import ranks_of_a_host
+from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.launch.limits import check_limits
 from flowrun.launcher.launch.virtual_launch import execute_virtual
 from flowrun.launcher.recipe.device import may_use_gpus

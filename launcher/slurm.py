@@ -14,7 +14,7 @@ from typing import Any
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
 from flowrun.launcher.commands.resume import find_continuation
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.launch.hosts import ranks_of_a_host
+from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.report.report import Report
 from flowrun.launcher.run import run

@@ -38,7 +38,7 @@ LAUNCHER = (
     ("recipe",),
     ("model", "store"),
     ("job",),
-    ("report",),
+    ("report", "launch/hosts"),
     ("launch/restart",),
     ("launch", "place"),
     ("commands",),

@@ -3,8 +3,9 @@
 elastic.py virtual_launch.py   read these first: one process a rank, or all ranks in this process
 worker.py            one rank: what a forked process does from its first line to its exit
 step_gate.py         which steps ranks may begin, so that all come to rest after the same one
-one_host.py hosts.py how the ranks of one host meet; what hosts send to each other
 background_save.py   checkpoints that are written while training goes on
+events.py            what a rank reports to its launcher
+hosts/               how the launchers of several hosts meet, and what they send each other
 restart/             whether and where ranks that died begin again
 watch.py             whether the ranks of this host hang, and which one owes what
 failure.py finite.py what went wrong, for a person; numbers that are not finite

@@ -2,8 +2,8 @@
 
 This process has composed, captured and planned; its workers (worker.py) are forked and inherit the
 result.  Each reports over a pipe of its own: steps, its end, or what went wrong.  The same command
-on each host (launch.nnodes, launch.rdzv_endpoint) makes one run; the hosts find each
-other by elastic's c10d rendezvous.  When this returns or raises, every worker of this host is gone.
+on each host (launch.nnodes, launch.rdzv_endpoint) makes one run; the launchers meet before anything
+is forked (hosts/).  When this returns or raises, every worker of this host is gone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ from flowrun.engine.runtime.kernels.kernels import Kernels
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.launch.hosts import HostStore, ranks_of_a_host
+from flowrun.launcher.launch.events import concerns_all
+from flowrun.launcher.launch.hosts.hosts import Alone, Hosts, open_hosts
+from flowrun.launcher.launch.hosts.meeting import Host, ranks_of_a_host
+from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
 from flowrun.launcher.launch.restart.restarts import Attempts, Ending, restart
 from flowrun.launcher.launch.restart.snapshots import map_snapshots
 from flowrun.launcher.launch.step_gate import StepGate
@@ -39,14 +43,14 @@ from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import weight_files as weights
 
-_JOIN_S = 600  # how long a host waits for the others
-_PATIENCE_S = 2.0  # after a rank of another host failed, ranks here that do not notice are ended
+_PATIENCE_S = 2.0  # after a rank failed, what elastic does not notice is ended
+_PART_S = 2.0  # for the other hosts to end after a failure, before the ranks' store closes
 _TALKERS = (
     "torch.distributed.elastic",
-    "torch.distributed.launcher",
     "torch.multiprocessing.spawn",
 )
 _STOP = signal.SIGQUIT  # to ourselves, or from outside: the run ends, with its workers
+_NO_BARRIER_S = 0.001  # agents need not wait for each other: launchers do (Hosts.part)
 _SHUTDOWN_S = 3  # workers that have not ended by then are killed
 
 
@@ -78,31 +82,44 @@ def execute_local(
         snapshots=snapshots,
     )
     attempts = Attempts(limit=job.recipe.launch.restarts, furthest=record.reached)
-    while True:
-        events = EventCollector(record=record)
-        ended = _run_ranks(worker, local_ranks, limit_s, events)
-        error = events.verdict(ended)
-        if error is None:
-            break
-        again = attempts.after(events.ending(ended, error), record.reached)
-        if again is None or not isinstance(error, RunError):
-            record.close()
-            events.notify_other_hosts(error)
-            raise error
-        attempts = again
-        restart(record, snapshots, attempts, error)
+    with open_hosts(job.recipe.launch, limit_s, record.say) as hosts:
+        while True:
+            events = EventCollector(record=record, hosts=hosts)
+            place = hosts.meet(partial(_describe, job, training, record), events.receive)
+            if hosts.shared and not attempts.total:
+                record.share(place.number)
+            ended = _run_ranks(worker, local_ranks, limit_s, events, place)
+            error = events.part(ended)
+            if error is None:
+                break
+            again = attempts.after(events.ending(ended, error), record.reached)
+            if again is None or not isinstance(error, RunError):
+                record.close()
+                raise error
+            attempts = again
+            restart(record, snapshots, attempts, error)
     if events.here:
         _join_weights(events, record, num_ranks)
     return events.log()
 
 
+def _describe(job: Job, training: Rehearsed, record: Record) -> Host:
+    """Describe this host to the others."""
+    recipe, plan = job.recipe.to_yaml(), str(training.plan)
+    return Host.describe(job.recipe.launch, recipe, job.device_type, plan, record.folder)
+
+
 def _run_ranks(
-    worker: Worker, local_ranks: int, limit_s: float, events: EventCollector
+    worker: Worker,
+    local_ranks: int,
+    limit_s: float,
+    events: EventCollector,
+    place: MeetingPlace,
 ) -> BaseException | None:
     """Fork this host's ranks and wait for their end; return what ended them early, or None.
 
     worker: what they do.  local_ranks: their number.  limit_s: after which they hang.
-    events: takes what they send.
+    events: takes what they send.  place: where they meet those of the other hosts.
     """
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
     readers, writers = zip(*pipes, strict=True)
@@ -111,7 +128,16 @@ def _run_ranks(
     gate = StepGate.shared(local_ranks, start.step if start else 0)
     plans = [found.plan for found in (worker.training, worker.evaluation) if found]
     pulses, stacks = Pulses(plans, local_ranks), Stacks(local_ranks)
-    worker = replace(worker, gate=gate, pipes=writers, born=born, pulses=pulses, stacks=stacks)
+    worker = replace(
+        worker,
+        folder=events.record.folder,
+        gate=gate,
+        pipes=writers,
+        born=born,
+        interface=place.interface,
+        pulses=pulses,
+        stacks=stacks,
+    )
     watch = Watch(
         pulses,
         stacks,
@@ -127,7 +153,7 @@ def _run_ranks(
     well = False
     try:
         with _ctrl_c_is_ours(), events.may_stop_us(), watch:
-            ended = _launch(worker, local_ranks, worker.job)
+            ended = _launch(worker, local_ranks, place)
         well = ended is None
     except KeyboardInterrupt as error:
         ended = error
@@ -145,56 +171,43 @@ def _entry(worker: Worker) -> None:
     worker.live()
 
 
-def _launch(worker: Worker, local_ranks: int, job: Job) -> RunError | None:
-    """Run elastic's agent in this process; what it saw of the first process that ended badly."""
-    from torch.distributed import DistError
+def _launch(worker: Worker, local_ranks: int, place: MeetingPlace) -> RunError | None:
+    """Run elastic's agent in this process; return what it saw of the first process that ended
+    badly.
+
+    worker: what a forked process runs.  local_ranks: how many there are.  place: where they meet.
+    """
+    from torch.distributed.elastic.agent.server import WorkerSpec
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from flowrun.launcher.launch import one_host
+    from flowrun.launcher.launch.hosts.rendezvous import Rendezvous
 
-    one_host.register()
     _silence_elastic()
-    launch = job.recipe.launch
-    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_SHUTDOWN_S)
-    os.environ.setdefault("OMP_NUM_THREADS", str(launch.threads))
-    meeting: dict[str, Any] = {"join_timeout": _JOIN_S}
-    if launch.node_rank is not None:
-        meeting["is_host"] = launch.node_rank == 0
-    alone = launch.nnodes == 1
-    config = LaunchConfig(
-        min_nodes=launch.nnodes,
-        max_nodes=launch.nnodes,
-        nproc_per_node=local_ranks,
-        run_id=f"flowrun-{job.recipe.name}",
-        rdzv_backend=one_host.ONE_HOST if alone else "c10d",
-        rdzv_endpoint=launch.rdzv_endpoint or "localhost:0",
-        rdzv_configs=meeting,
-        local_addr="localhost" if alone else None,
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-        max_restarts=0,
-        monitor_interval=0.1,
+    os.environ.setdefault("OMP_NUM_THREADS", str(worker.job.recipe.launch.threads))
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # each host has as many ranks
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(_fatal_signals())
+    agent = LocalElasticAgent(
+        WorkerSpec(
+            role="flowrun",
+            local_world_size=local_ranks,
+            entrypoint=_entry,
+            args=(worker,),
+            rdzv_handler=Rendezvous(place),
+            max_restarts=0,
+            monitor_interval=0.1,
+        ),
+        DefaultLogsSpecs(log_dir=os.devnull),
         start_method="fork",
-        signals_to_handle=",".join(_fatal_signals()),
+        exit_barrier_timeout=_NO_BARRIER_S,
+        shutdown_timeout=_SHUTDOWN_S,
     )
     try:
         with _frozen():
-            elastic_launch(config, _entry)(worker)
-    except ChildFailedError as error:
-        return _what_elastic_saw(error)
+            result = agent.run()
     except SignalException as error:
         return RunError("the launcher", f"stopped by {signal.Signals(error.sigval).name}.")
-    except (RendezvousError, DistError) as error:
-        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-        return RunError(
-            f"launch.rdzv_endpoint {launch.rdzv_endpoint}",
-            f"the rendezvous of {launch.nnodes} hosts failed: {reason}",
-            "Check that every host runs the same command and can reach this endpoint, then read"
-            " the output of the other hosts.",
-        )
-    return None
+    return _what_elastic_saw(result.failures) if result.is_failed() else None
 
 
 @contextmanager
@@ -256,8 +269,8 @@ def _ctrl_c_is_ours() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _what_elastic_saw(error: Any) -> RunError:
-    rank, failure = next(iter(error.failures.items()))
+def _what_elastic_saw(failures: Mapping[int, Any]) -> RunError:
+    rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     code = failure.exitcode
     if code == -signal.SIGKILL:
         how = "was killed by SIGKILL, most likely by the kernel because memory ran out"
@@ -271,27 +284,41 @@ def _what_elastic_saw(error: Any) -> RunError:
 # ---- what the launcher collects ------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A failure of a rank, a launcher or a host.
+
+    lost_peer: the rank merely lost another.  host: the number of the host that sent it; None: this.
+    """
+
+    error: RunError
+    lost_peer: bool = False
+    host: int | None = None
+
+
 @dataclass(kw_only=True)
 class EventCollector:
-    """Collects the events of workers, in a thread of the launcher.
+    """Collects the events of workers and of other hosts, in threads of the launcher.
 
-    failures: each with True if the rank merely lost another.  files: of each checkpoint that is
-    being written, those that are on the disk.  hosts: their store, where there are several.
-    broken: what went wrong here, while writing it down.  hung: why the ranks were killed as they
-    hung.  stopped_us: an event has ended the run.
+    files: of each checkpoint that is being written, those that are on the disk.
+    hosts: this launcher among the others.  broken: what went wrong here, while writing it down.
+    hung: why the ranks were killed as they hung.  running: elastic is in charge.  over: it no
+    longer is.  stopped_us: an event has ended the run.
     """
 
     record: Record
-    failures: list[tuple[RunError, bool]] = field(default_factory=list)
+    hosts: Hosts | Alone
+    failures: list[Failure] = field(default_factory=list)
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     here: dict[int, dict[str, Any]] = field(default_factory=dict)
     files: dict[int, dict[str, Sequence[int]]] = field(default_factory=dict)
-    hosts: HostStore | None = None
     broken: RunError | None = None
     hung: RunError | None = None
     running: bool = False
+    over: bool = False
     stopped_us: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+    taking: threading.Lock = field(default_factory=threading.Lock)
 
     def listen(self, readers: Sequence[Connection]) -> None:
         """Read events until every pipe has ended, also that of a worker killed in mid-message."""
@@ -304,42 +331,58 @@ class EventCollector:
                 except (EOFError, OSError):
                     open_pipes.remove(pipe)
                     continue
-                self._take(message)
+                if concerns_all(message):
+                    self.hosts.broadcast(*message)
+                self._take(message, None)
 
-    def _take(self, message: Sequence[Any]) -> None:
+    def receive(self, host: int, message: tuple[Any, ...]) -> None:
+        """Take an event of another host."""
+        self._take(message, host)
+
+    def _take(self, message: tuple[Any, ...], host: int | None) -> None:
         if self.broken is not None:
             return  # the pipes are still emptied: no worker must block
         try:
-            match message:
-                case ("step", step, results, seconds):
-                    self.record.step(step, results, seconds)
-                case ("evaluated", step, results):
-                    self.record.write_evaluation(step, results)
-                case ("saved", folder, step, name, written):
-                    if self.hosts is None or self.hosts.host == 0:
-                        self._take_file(Path(folder), step, name, written)
-                case ("note", text):
-                    self.record.note(text)
-                case ("end", rank, measured):
-                    self.ends[rank] = measured
-                case ("weights", rank, seen):
-                    self.here[rank] = seen
-                case ("error", where, problem, story, lost_peer):
-                    error = RunError(where, problem)
-                    error.add_note(story)
-                    self.failures.append((error, lost_peer))
-                    if not lost_peer:  # elastic sees it at once if it is a rank of this host
-                        threading.Timer(_PATIENCE_S, self._stop_us).start()
-                case ("meeting", address, port, host, num_hosts, shared):
-                    self.hosts = HostStore(address, port, host, num_hosts)
-                    if shared and host:
-                        self.record.share(host)
+            with self.taking:
+                self._note(message, host)
         except Exception as error:
             known = isinstance(error, RunError)
             what = f"{type(error).__name__}: {error}"
             self.broken = error if known else RunError("the launcher", what)
             self.broken.__cause__ = None if known else error
             self._stop_us()
+
+    def _note(self, message: tuple[Any, ...], host: int | None) -> None:
+        match message:
+            case ("step", step, results, seconds):
+                self.record.step(step, results, seconds)
+            case ("evaluated", step, results):
+                self.record.write_evaluation(step, results)
+            case ("saved", folder, step, name, written):
+                if self.hosts.number == 0:
+                    self._take_file(Path(folder), step, name, written)
+            case ("note", text):
+                self.record.note(text)
+            case ("end", rank, measured):
+                self.ends[rank] = measured
+            case ("weights", rank, seen):
+                self.here[rank] = seen
+            case ("error", where, problem, story, lost_peer):
+                error = RunError(where, problem)
+                error.add_note(story)
+                self._fail(Failure(error=error, lost_peer=lost_peer, host=host))
+            case ("gone", name, why):
+                where = f"host {host} ({name})"
+                self._fail(Failure(error=RunError(where, why), host=host))
+            case ("silent", name, seconds):
+                self.record.say(f"nothing came from host {host} ({name}) for {seconds:.0f} s")
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        if failure.host is not None:
+            self._stop_us()
+        elif not failure.lost_peer:  # elastic sees it at once: it is a rank of this host
+            threading.Timer(_PATIENCE_S, self._stop_us).start()
 
     def _take_file(self, folder: Path, step: int, name: str, written: Sequence[int]) -> None:
         """Note that a rank has written its file of a checkpoint; complete it with the last."""
@@ -360,48 +403,90 @@ class EventCollector:
             yield
         finally:
             with self.lock:
-                self.running = False
+                self.running, self.over = False, True
 
     def _stop_us(self) -> None:
+        """End the run as soon as elastic is there to do so: it ends the workers, then itself."""
         with self.lock:
-            if self.running:
+            if self.running and signal.getsignal(_STOP) is not signal.SIG_DFL:
                 self.stopped_us = True
-                os.kill(os.getpid(), _STOP)  # elastic ends the workers, then itself
+                os.kill(os.getpid(), _STOP)
+            elif not self.over:
+                again = threading.Timer(0.1, self._stop_us)
+                again.daemon = True
+                again.start()
+
+    def part(self, ended: BaseException | None) -> BaseException | None:
+        """Part from the other hosts; return the error that ended the run, None if it ended well.
+
+        ended: Ctrl-C, or what elastic saw first.
+        """
+        verdict = self.verdict(ended)
+        if verdict is None:
+            self.hosts.part()  # with all their events
+            all_ended = len(self.ends) == self.record.job.recipe.num_ranks
+            return None if all_ended else self.verdict(None)
+        self._notify_other_hosts(verdict)
+        self.hosts.part(_PART_S)
+        return self._name_host(verdict)
 
     def verdict(self, ended: BaseException | None) -> BaseException | None:
         """Return the error that ended the run; None if it ended well.
 
-        A rank that failed by itself comes before one that elastic saw die, and both before those
-        that only lost a peer.  ended: Ctrl-C, or what elastic saw first.
+        What failed by itself, on any host, comes before a rank that elastic saw die, and both
+        before those that only lost a peer.  ended: Ctrl-C, or what elastic saw first.
         """
-        if ended is None or isinstance(ended, KeyboardInterrupt):
+        if self.broken or isinstance(ended, KeyboardInterrupt):
             return self.broken or ended
+        own = [failure.error for failure in self.failures if not failure.lost_peer]
+        if ended is None:
+            return own[0] if own else None
         assert isinstance(ended, RunError)
-        known = {error.where.split(",")[0] for error, _ in self.failures}
-        own = [error for error, lost_peer in self.failures if not lost_peer]
+        known = {f.error.where.split(",")[0] for f in self.failures if f.host is None}
         died = [ended] if ended.where.startswith("rank") and ended.where not in known else []
-        victims = [error for error, _ in self.failures]
-        return self.broken or self.hung or [*own, *died, *victims, ended][0]
+        victims = [failure.error for failure in self.failures]
+        return self.hung or [*own, *died, *victims, ended][0]
 
     def ending(self, ended: BaseException | None, error: BaseException) -> Ending:
         """Say why the ranks have ended.
 
         ended: Ctrl-C, or what elastic saw first.  error: the verdict.
         """
-        told = isinstance(ended, RunError) and not ended.where.startswith("rank")
-        if self.broken or isinstance(ended, KeyboardInterrupt) or (told and not self.stopped_us):
+        signalled = isinstance(ended, RunError) and not ended.where.startswith("rank")
+        if (
+            self.broken
+            or isinstance(ended, KeyboardInterrupt)
+            or (signalled and not self.stopped_us)
+        ):
             return Ending.STOPPED
-        raised = any(error is failure and not lost_peer for failure, lost_peer in self.failures)
+        failure = self._find(error)
+        raised = failure is not None and not failure.lost_peer
         return Ending.RAISED if raised else Ending.DIED
 
-    def notify_other_hosts(self, error: BaseException) -> None:
-        """Notify them, unless a rank that failed has done so itself."""
-        if self.hosts is None or any(error is failure for failure, _ in self.failures):
+    def _notify_other_hosts(self, error: BaseException) -> None:
+        """Notify them, unless it is known there."""
+        failure = self._find(error)
+        if failure is not None and not failure.lost_peer:
             return
-        known = isinstance(error, RunError) and error.where.startswith("rank")
-        where = error.where if isinstance(error, RunError) and known else "another host"
-        problem = error.problem if isinstance(error, RunError) else "it was stopped by Ctrl-C."
-        self.hosts.notify_other_hosts("error", where, problem, "", False)
+        lost_peer = failure is not None
+        if isinstance(error, RunError):
+            self.hosts.broadcast("error", error.where, error.problem, "", lost_peer)
+        else:
+            self.hosts.broadcast("error", "the launcher", "stopped by Ctrl-C.", "", lost_peer)
+
+    def _name_host(self, error: BaseException) -> BaseException:
+        """Return the error with the host where it happened."""
+        failure = self._find(error)
+        if not self.hosts.names or not isinstance(error, RunError):
+            return error
+        if error.where.startswith("host"):
+            return error
+        host = self.hosts.number if failure is None or failure.host is None else failure.host
+        error.where = f"{self.hosts.name(host)}, {error.where}"
+        return error
+
+    def _find(self, error: BaseException) -> Failure | None:
+        return next((failure for failure in self.failures if failure.error is error), None)
 
     def log(self) -> Log:
         """Everything measured on all ranks."""

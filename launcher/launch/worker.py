@@ -41,6 +41,7 @@ from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.open_files import reopen_files
 from flowrun.launcher.launch.background_save import BackgroundSave
+from flowrun.launcher.launch.events import EventSender
 from flowrun.launcher.launch.failure import describe
 from flowrun.launcher.launch.finite import (
     StepJudge,
@@ -49,7 +50,6 @@ from flowrun.launcher.launch.finite import (
     explain,
     find_broken,
 )
-from flowrun.launcher.launch.hosts import EventSender
 from flowrun.launcher.launch.rank_memory import RankMemory
 from flowrun.launcher.launch.restart.snapshots import MemorySnapshot, SnapshotMemory, SnapshotWriter
 from flowrun.launcher.launch.step_gate import StepGate
@@ -69,6 +69,7 @@ class Worker:
     steps the local ranks may begin.  pipes: to the launcher, one for each local rank.  born: a
     barrier for all local ranks, before any of them talks to the launcher's store.  pulses, stacks:
     what the launcher's watch looks at (watch.py).  silence_s: see find_silence there.
+    interface: of the network between the hosts, for gloo.
     """
 
     job: Job
@@ -84,6 +85,7 @@ class Worker:
     born: Barrier | None = None
     pulses: Pulses | None = None
     stacks: Stacks | None = None
+    interface: str = ""
 
     def live(self) -> None:
         """Run from the fork to the exit."""
@@ -97,7 +99,7 @@ class Worker:
         if self.stacks:
             self.stacks.register(local)
         self.pulse.start(rank)
-        events = EventSender(self.pipes[local], self.training.plan.num_ranks)
+        events = EventSender(self.pipes[local])
         try:
             # The store's thread looks up the name of a process that connects, under a lock of the C
             # library. A rank that is forked at that moment would find it locked for ever.
@@ -120,8 +122,7 @@ class Worker:
         pin_to_core(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
         device = _device(self.job.device_type)
         with _with_peers(rank, "while the ranks meet"):
-            events.start(self._fingerprint(), self.folder)
-            _join_process_group(device, self.silence_s)
+            _join_process_group(device, self.silence_s, self.interface)
             memory = RankMemory(device)
             gloo = self.job.recipe.launch.transport == "gloo"
             links = Links(rank, device, os.environ["GROUP_RANK"], not gloo)
@@ -391,12 +392,6 @@ class Worker:
         for name in self.job.unused if rank == 0 else ():
             yield make_whole_shard(name, self.job.materials.initial[name])
 
-    def _fingerprint(self) -> str:
-        """Equal on hosts that run the same thing."""
-        recipe = self.job.recipe
-        parts = (recipe.model, recipe.weights, recipe.data, recipe.train, recipe.optim, recipe.eval)
-        return f"{self.training.plan}\n{parts}"
-
 
 def _forget(step: int, results: Results, seconds: float) -> None:
     """Leave the results of a step to the rank that reports them."""
@@ -446,10 +441,11 @@ def _end_with(launcher: int) -> None:
             os._exit(1)
 
 
-def _join_process_group(device: torch.device, silence_s: float) -> None:
+def _join_process_group(device: torch.device, silence_s: float, interface: str) -> None:
     """Connect to the other ranks, by NCCL on CUDA and by gloo elsewhere.
 
-    silence_s: seconds after which a message has no peer any more.
+    silence_s: seconds after which a message has no peer any more.  interface: on which
+    gloo listens.
 
     With its device NCCL makes each group where we do, in one order on all ranks, and then connects
     its rings and trees there, too; Links does so for messages.
@@ -457,6 +453,8 @@ def _join_process_group(device: torch.device, silence_s: float) -> None:
     import torch.distributed as dist
 
     on_cuda = device.type == "cuda"
+    if interface:  # else gloo listens where the name of this host leads
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     dist.init_process_group(
         "nccl" if on_cuda else "gloo",

@@ -4,6 +4,7 @@ facts and what to write instead.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from typing import Any
@@ -223,6 +224,12 @@ def _check_launch(recipe: RecipeSchema) -> None:
         "launch.rdzv_endpoint",
         f"{launch.nnodes} hosts need an endpoint for their rendezvous.",
         "Write launch.rdzv_endpoint=host:port, the same on every host.",
+    )
+    require(
+        not launch.rdzv_endpoint or bool(re.fullmatch(r"\S+:\d{1,5}", launch.rdzv_endpoint)),
+        "launch.rdzv_endpoint",
+        f"an endpoint is HOST:PORT, not {launch.rdzv_endpoint}.",
+        "Write a host's name or address and a port that is free there: node0:29500.",
     )
     require(
         not launch.restarts or (launch.name != "virtual" and launch.nnodes == 1),

@@ -247,6 +247,7 @@ class Launch:
     nnodes: number of hosts; each of them runs the same command.
     node_rank: number of this host; null: the rendezvous decides.
     rdzv_endpoint: host:port of one of the hosts, where all of them meet.
+    join_s: seconds that a host waits for the others.
     device: cpu, cuda, or auto (cuda if the host has a GPU for each of its ranks).
     threads: compute threads of one rank.
     transport: between ranks on CPUs: gloo, shared (memory, on one host), or auto (shared within a
@@ -262,6 +263,7 @@ class Launch:
     nnodes: int = 1
     node_rank: int | None = None
     rdzv_endpoint: str = ""
+    join_s: float = 600.0
     device: str = "auto"
     threads: int = 1
     transport: str = "auto"

@@ -1,0 +1,121 @@
+"""Messages between launchers: JSON over a socket, after both sides have proved that they know one
+token.
+
+A frame is its length in 4 bytes, then JSON.  Nothing that comes is ever unpickled, and before the
+proofs are exchanged nothing is read but a short greeting.  The proof of a side is an HMAC-SHA256 of
+both sides' random numbers (RFC 2104); what follows is neither encrypted nor signed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+import struct
+import time
+from typing import Any
+
+GREETING_S = 10.0  # a launcher greets at once; another program may say nothing at all
+BEAT_S = 1.0  # a side with nothing to say says so
+
+_LENGTH = struct.Struct(">I")
+_MAX_GREETING = 1 << 10  # bytes
+_MAX_MESSAGE = 1 << 28
+_PROTOCOL = 1
+_ALIVE = "alive"
+
+
+class Stranger(Exception):
+    """The other end is no launcher of flowrun, or one of another version."""
+
+
+class WrongToken(Exception):
+    """The launcher at the other end has another token."""
+
+
+class JsonChannel:
+    """One end of a connection to another launcher.
+
+    last_s: when something last came from it, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.last_s = time.monotonic()
+
+    async def greet(self, token: str, hub: bool) -> None:
+        """Exchange greetings and proofs.
+
+        token: the secret that both sides share.  hub: which side this is.  Raises Stranger,
+        WrongToken, or OSError and EOFError if the connection ends.
+        """
+        try:
+            async with asyncio.timeout(GREETING_S):
+                await self._greet(token, hub)
+        except TimeoutError:
+            raise Stranger("says nothing") from None
+        except (ValueError, KeyError, TypeError):
+            raise Stranger("answers with something else") from None
+
+    async def _greet(self, token: str, hub: bool) -> None:
+        own = secrets.token_hex(16)
+        self.send({"flowrun": _PROTOCOL, "nonce": own})
+        greeting = await self._read(_MAX_GREETING)
+        if greeting["flowrun"] != _PROTOCOL:
+            raise Stranger("is of another version of flowrun")
+        other = str(greeting["nonce"])
+        self.send(_prove(token, hub, own, other))
+        if not hmac.compare_digest(
+            str(await self._read(_MAX_GREETING)), _prove(token, not hub, other, own)
+        ):
+            raise WrongToken
+
+    def send(self, message: Any) -> None:
+        """Send a message; it leaves when the socket has room."""
+        data = json.dumps(message).encode()
+        self.writer.write(_LENGTH.pack(len(data)) + data)
+
+    def beat(self) -> None:
+        """Let the other side know that this one is alive."""
+        self.send(_ALIVE)
+
+    async def receive(self) -> tuple[Any, ...]:
+        """Return the next message.  Raises OSError or EOFError if the connection ends."""
+        while (message := await self._read(_MAX_MESSAGE)) == _ALIVE:
+            pass
+        return tuple(message)
+
+    async def _read(self, most: int) -> Any:
+        (length,) = _LENGTH.unpack(await self.reader.readexactly(_LENGTH.size))
+        if length > most:
+            raise ValueError(f"a message of {length} bytes")
+        message = json.loads(await self.reader.readexactly(length))
+        self.last_s = time.monotonic()
+        return message
+
+    @property
+    def own_address(self) -> str:
+        """The address of this side."""
+        return str(self.writer.get_extra_info("sockname")[0])
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since something came."""
+        return time.monotonic() - self.last_s
+
+    async def flush(self, within_s: float) -> None:
+        """Wait until all has left, for so long at most; then close."""
+        try:
+            async with asyncio.timeout(within_s):
+                self.writer.close()
+                await self.writer.wait_closed()
+        except (OSError, TimeoutError):
+            self.writer.transport.abort()
+
+
+def _prove(token: str, hub: bool, own: str, other: str) -> str:
+    text = f"{'hub' if hub else 'host'} {own} {other}"
+    return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,413 @@
+"""Hosts: this launcher among those of the other hosts.
+
+The launchers meet at launch.rdzv_endpoint.  The one whose machine has that address holds the hub
+(hub.py), and connects to it like every other.  Over this connection, which lasts as long as a run,
+they compare what they are about to run, number the hosts, send each other what happens, and
+learn at once when a launcher has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from flowrun.engine.errors import RecipeError, RunError
+from flowrun.launcher.launch.hosts.channel import BEAT_S, JsonChannel, Stranger, WrongToken
+from flowrun.launcher.launch.hosts.endpoint import LOOPBACK, Endpoint, find_interface, listen
+from flowrun.launcher.launch.hosts.hub import Hub, as_fields
+from flowrun.launcher.launch.hosts.hub_server import (
+    ENDED,
+    NOTICE_S,
+    HubServer,
+    open_channel,
+    silent_for,
+)
+from flowrun.launcher.launch.hosts.meeting import Host
+from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace, open_store
+from flowrun.launcher.recipe.schema import Launch
+
+TOKEN = "FLOWRUN_TOKEN"  # a secret of the run, in the environment of each host
+
+_FIRST_LINE_S, _NEXT_LINE_S = 2.0, 5.0  # while others are awaited
+_RETRY_S = 0.5
+_CONNECT_S = 5.0
+_FLUSH_S = 1.0  # for the last messages, if the network is down
+_KEY = "launch.rdzv_endpoint"
+_ADVICE = "Check that every host runs the same command and can reach this endpoint."
+
+Receive = Callable[[int, tuple[Any, ...]], None]  # the number of a host, and an event there
+T = TypeVar("T")
+
+
+class Hosts:
+    """This launcher's connection to those of the other hosts.
+
+    number, names: of this host and of all, once they have met.  shared: True if this host's run has
+    the folder of the first host's.
+    """
+
+    def __init__(self, launch: Launch, silence_s: float, say: Callable[[str], None]) -> None:
+        """launch: the recipe's keys.  silence_s: seconds without a sign of life after which a host
+        counts as gone; 0: never.  say: shows a line to a person.
+        """
+        self.number = 0
+        self.names: list[str] = []
+        self.shared = False
+        self._launch = launch
+        self._endpoint = Endpoint.parse(launch.rdzv_endpoint)
+        self._say = say
+        self._silence_s = silence_s or float("inf")
+        self._token = os.environ.get(TOKEN, "")
+        self._channel: JsonChannel | None = None
+        self._server: HubServer | None = None
+        self._stores: list[Any] = []  # of all rounds, if the hub is here
+        self._address = ""  # of the hub
+        self._parted = False
+        self._answers: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[int, tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._receive: Receive = lambda host, event: None
+        self._threads = (
+            threading.Thread(target=self._loop.run_forever, daemon=True),
+            threading.Thread(target=self._hand_over, daemon=True),
+        )
+        for thread in self._threads:
+            thread.start()
+
+    # ---- the meeting -----------------------------------------------------------------------------
+
+    def meet(self, describe: Callable[[], Host], receive: Receive) -> MeetingPlace:
+        """Meet the other hosts, and return where the ranks of all are to meet.
+
+        describe: describes this host.  receive: gets the events of other hosts from now on, in a
+        thread of its own, and ("gone", name, why) and ("silent", name, seconds) of a host.  Raises
+        RecipeError if the hosts cannot train together, or if nobody can meet at the endpoint;
+        RunError if not all come within launch.join_s.
+        """
+        self._receive, host = receive, describe()
+        patience = _Patience(self._launch.join_s, self._say)
+        if self._channel is None:
+            self._channel = self._connect(patience)
+            self._submit(self._listen(self._channel))
+        self._parted = False
+        self._post("meet", as_fields(host))
+        here = [host.name]
+        while True:
+            missing = f"{self._launch.nnodes - len(here)} of {self._launch.nnodes} hosts"
+            names = ", ".join(here)
+            match self._answer(patience, f"waiting for {missing} at {self._endpoint}"):
+                case ("met", number, hosts, port, folder):
+                    self.number, self.names = number, hosts
+                    self.shared = folder == host.folder and number > 0
+                    return self._place(port)
+                case ("waiting", list(here)):
+                    pass
+                case ("refused", where, problem, instead):
+                    raise RecipeError(where, problem, instead)
+                case ("parted",):
+                    raise RunError(f"{_KEY} {self._endpoint}", f"host 0: {ENDED}", _ADVICE)
+                case None:
+                    waited = f"{missing} did not come in launch.join_s={self._launch.join_s:g} s"
+                    raise RunError(f"{_KEY} {self._endpoint}", f"{waited}; here: {names}.", _ADVICE)
+
+    def _place(self, port: int) -> MeetingPlace:
+        assert self._channel is not None
+        own = self._address if self._server else self._channel.own_address
+        return MeetingPlace(
+            number=self.number,
+            num_hosts=self._launch.nnodes,
+            address=self._address,
+            port=port,
+            interface=find_interface(own),
+        )
+
+    def _connect(self, patience: _Patience) -> JsonChannel:
+        """Hold the hub if the endpoint is this machine's; else connect to it."""
+        addresses = self._resolve(patience)
+        rank = self._launch.node_rank
+        if rank in (None, 0):
+            for address in addresses:
+                if listener := self._try_to_listen(address, only_here=rank == 0):
+                    self._address = address
+                    return self._hold_hub(listener)
+        while True:
+            for address in addresses:
+                try:
+                    self._address = address
+                    return self._run(self._open(address))
+                except (OSError, EOFError) as error:
+                    why = _reason(error)
+                except Stranger as error:
+                    raise RecipeError(
+                        _KEY,
+                        f"the program that listens at {self._endpoint} {error}: "
+                        "it is no launcher of this run.",
+                        "Choose a port that is free on that host.",
+                    ) from None
+                except WrongToken:
+                    raise RecipeError(
+                        _KEY,
+                        f"the launcher at {self._endpoint} has another {TOKEN}.",
+                        f"Give every host the same value of the environment variable {TOKEN}.",
+                    ) from None
+            patience.wait(f"waiting for host 0 at {self._endpoint}: {why}")
+            if patience.is_over:
+                within = f"within launch.join_s={self._launch.join_s:g} s"
+                raise RunError(
+                    f"{_KEY} {self._endpoint}", f"host 0 did not come {within}: {why}.", _ADVICE
+                )
+
+    def _resolve(self, patience: _Patience) -> list[str]:
+        while True:
+            try:
+                return self._endpoint.resolve()
+            except OSError as error:
+                why = f"the name {self._endpoint.host} does not resolve: {error.strerror or error}"
+                final = isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
+                if final or patience.is_over:
+                    raise RecipeError(_KEY, f"{why}.", "Give a name or an address.") from None
+            patience.wait(why)
+
+    def _try_to_listen(self, address: str, only_here: bool) -> socket.socket | None:
+        try:
+            return listen(address, self._endpoint.port)
+        except OSError as error:
+            elsewhere = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+            if elsewhere and not only_here:
+                return None
+            raise RecipeError(
+                _KEY,
+                f"host 0 cannot listen at {self._endpoint}: {_reason(error)}.",
+                "Give an address of host 0, and a port that is free there.",
+            ) from None
+
+    def _hold_hub(self, listener: socket.socket) -> JsonChannel:
+        hub = Hub(self._launch.nnodes, self._open_store)
+        self._server = HubServer(hub, self._token, self._silence_s)
+        ours, its = socket.socketpair()
+        self._run(self._server.start(listener, its))
+        return self._run(_open_own(ours))
+
+    def _open_store(self) -> int:
+        self._stores.append(open_store(self._address))
+        return int(self._stores[-1].port)
+
+    async def _open(self, address: str) -> JsonChannel:
+        async with asyncio.timeout(_CONNECT_S):
+            streams = await asyncio.open_connection(address, self._endpoint.port)
+        channel = JsonChannel(*streams)
+        try:
+            await channel.greet(self._token, hub=False)
+        except BaseException:
+            channel.writer.close()
+            raise
+        return channel
+
+    # ---- the run ---------------------------------------------------------------------------------
+
+    def name(self, number: int) -> str:
+        """Name a host for a person."""
+        return f"host {number} ({self.names[number]})"
+
+    def broadcast(self, *event: Any) -> None:
+        """Send an event to all other hosts."""
+        self._post("broadcast", event)
+
+    def part(self, within_s: float | None = None) -> None:
+        """Say that this host has sent all, and wait until the others have; within_s: at most."""
+        if self._channel is None or not self.names:
+            return
+        self._post("part")
+        patience = _Patience(within_s or float("inf"), self._say)
+        while not patience.is_over:
+            if self._answer(patience, "waiting for the other hosts to end") == ("parted",):
+                return
+
+    def close(self) -> None:
+        """Let the last messages leave; then close all connections, and the ranks' store."""
+        if not self._loop.is_running():
+            return
+        self._run(self._shut())
+        self._events.put(None)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        for thread in self._threads:
+            thread.join()
+        self._loop.close()
+        self._stores.clear()
+
+    async def _shut(self) -> None:
+        if self._channel is not None:
+            await self._channel.flush(_FLUSH_S)
+        if self._server is not None:
+            await self._server.close(_FLUSH_S)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    async def _listen(self, channel: JsonChannel) -> None:
+        """Take what comes from the hub, until the connection ends."""
+        beating = asyncio.create_task(self._beat(channel))
+        why = ENDED
+        try:
+            while True:
+                self._take(await channel.receive())
+        except TimeoutError:
+            why = silent_for(self._silence_s)
+        except (OSError, EOFError):
+            pass
+        beating.cancel()
+        if not self._parted and self.names and not self._server:
+            self._events.put((0, ("gone", self.names[0], why)))
+        self._answers.put(("parted",))
+
+    def _take(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("event", number, what):
+                self._events.put((number, tuple(what)))
+            case ("gone" | "silent" as kind, number, name, what):
+                self._events.put((number, (kind, name, what)))
+            case _:
+                self._parted = message == ("parted",)
+                self._answers.put(message)
+
+    async def _beat(self, channel: JsonChannel) -> None:
+        """Let the hub know that this host is alive, and notice if the hub is not."""
+        noticed = False
+        while True:
+            await asyncio.sleep(BEAT_S)
+            channel.beat()
+            if self._server is None and channel.silent_s > self._silence_s:
+                channel.reader.set_exception(TimeoutError())
+            elif channel.silent_s < NOTICE_S:
+                noticed = False
+            elif self._server is None and self.names and not noticed:
+                noticed = True
+                self._events.put((0, ("silent", self.names[0], channel.silent_s)))
+
+    def _hand_over(self) -> None:
+        while (event := self._events.get()) is not None:
+            self._receive(*event)
+
+    # ---- the event loop --------------------------------------------------------------------------
+
+    def _post(self, *message: Any) -> None:
+        assert self._channel is not None
+        self._loop.call_soon_threadsafe(self._channel.send, message)
+
+    def _answer(self, patience: _Patience, what: str) -> tuple[Any, ...] | None:
+        """Return what the hub answers; None if the time is up.  what: is said every few seconds."""
+        while not patience.is_over:
+            try:
+                return self._answers.get(timeout=patience.pause_s)
+            except queue.Empty:
+                patience.say(what)
+        return None
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run in the event loop, and wait; Ctrl-C interrupts it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _submit(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+class Alone:
+    """The only host of a run: there is nobody else to meet.  See Hosts."""
+
+    number = 0
+    names: tuple[str, ...] = ()
+    shared = False
+
+    def __init__(self) -> None:
+        self._store: Any = None
+
+    def meet(self, describe: Callable[[], Host], receive: Receive) -> MeetingPlace:
+        """Return where the ranks meet: a new store on loopback."""
+        self._store = open_store(LOOPBACK)
+        return MeetingPlace(
+            number=0,
+            num_hosts=1,
+            address=LOOPBACK,
+            port=self._store.port,
+            interface=find_interface(LOOPBACK),
+        )
+
+    def name(self, number: int) -> str:
+        """Name this host for a person."""
+        return "this host"
+
+    def broadcast(self, *event: Any) -> None:
+        """Do nothing."""
+
+    def part(self, within_s: float | None = None) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store = None
+
+
+@contextmanager
+def open_hosts(
+    launch: Launch, silence_s: float, say: Callable[[str], None]
+) -> Iterator[Hosts | Alone]:
+    """Yield this launcher among the others; at the end all connections are closed.
+
+    launch: the recipe's keys.  silence_s: after which a host counts as gone; 0: never.  say: shows
+    a line to a person.
+    """
+    hosts = Hosts(launch, silence_s, say) if launch.nnodes > 1 else Alone()
+    try:
+        yield hosts
+    finally:
+        hosts.close()
+
+
+class _Patience:
+    """Says what is awaited, every few seconds, until the time is up."""
+
+    def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
+        self._until = time.monotonic() + seconds
+        self._next_line = time.monotonic() + _FIRST_LINE_S
+        self._show = say
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    @property
+    def pause_s(self) -> float:
+        """Return seconds until something is to be done."""
+        return max(0.0, min(self._until, self._next_line) - time.monotonic())
+
+    def say(self, what: str) -> None:
+        """Say what is awaited, if it is time for a line."""
+        if time.monotonic() >= self._next_line:
+            self._show(what)
+            self._next_line = time.monotonic() + _NEXT_LINE_S
+
+    def wait(self, what: str) -> None:
+        """Wait before something is tried again."""
+        self.say(what)
+        time.sleep(max(0.0, min(_RETRY_S, self._until - time.monotonic())))
+
+
+async def _open_own(connected: socket.socket) -> JsonChannel:
+    return JsonChannel(*await open_channel(connected))
+
+
+def _reason(error: BaseException) -> str:
+    """Say in a few words why a connection failed."""
+    if isinstance(error, EOFError):
+        return "it closes the connection"
+    if isinstance(error, TimeoutError):
+        return f"no answer in {_CONNECT_S:.0f} s"
+    number = getattr(error, "errno", None)
+    return os.strerror(number).lower() if number else str(error)
