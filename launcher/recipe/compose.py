@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe import hydra_source
 from flowrun.launcher.recipe.checks import CHECKS, zero_of
 from flowrun.launcher.recipe.placement_keys import (
@@ -28,7 +29,7 @@ from flowrun.launcher.recipe.placement_keys import (
     parse_pins,
     parse_stages,
 )
-from flowrun.launcher.recipe.recipe_errors import from_hydra, unknown_key
+from flowrun.launcher.recipe.recipe_errors import PlacedError, from_hydra, unknown_key
 from flowrun.launcher.recipe.schema import WEIGHTS, Recipe, RecipeSchema, plain
 
 CONFIG_MODULE, CONFIG_NAME = "flowrun.conf", "config"
@@ -77,18 +78,34 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
 
 
 def _compose_once(overrides: list[str], config_dir: str | None) -> DictConfig:
+    try:
+        return _hydra_compose(overrides, config_dir)
+    except Exception as error:
+        raise _blame(from_hydra(error, schema()), overrides, config_dir) from error
+
+
+def _blame(error: RecipeError, overrides: list[str], config_dir: str | None) -> RecipeError:
+    """Find the argument without which an error that names no key would not be."""
+    if isinstance(error, PlacedError) or error.where != hydra_source.GROUP:
+        return error
+    for guilty in overrides:
+        if not guilty.startswith(f"{hydra_source.GROUP}="):
+            with suppress(Exception):
+                _hydra_compose([text for text in overrides if text != guilty], config_dir)
+                return PlacedError("command line", guilty, error.problem, error.instead)
+    return error
+
+
+def _hydra_compose(overrides: list[str], config_dir: str | None) -> DictConfig:
     register()
     arguments = spell(overrides)
     if config_dir is not None:
         arguments.append(f"hydra.searchpath=['file://{Path(config_dir).absolute()}']")
-    try:
-        with (
-            _alone(),
-            hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="flowrun"),
-        ):
-            return hydra.compose(CONFIG_NAME, arguments)
-    except Exception as error:
-        raise from_hydra(error, schema()) from error
+    with (
+        _alone(),
+        hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="flowrun"),
+    ):
+        return hydra.compose(CONFIG_NAME, arguments)
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class RecipeSource(ConfigSource):
         file = _file(config_path)
         if file is None and config_path != f"{GROUP}/{NONE}":
             raise ConfigLoadError(f"there is no recipe {config_path}")
-        config = OmegaConf.load(file) if file is not None else OmegaConf.create({})
+        config = _read(file) if file is not None else OmegaConf.create({})
         if not isinstance(config, DictConfig):
             raise RecipeError(
                 GROUP,
@@ -134,6 +134,17 @@ def register() -> None:
     """Make Hydra know the recipes; once is enough, more does no harm."""
     Plugins.instance().register(RecipeSource)
     Plugins.instance().register(RecipeSearchPath)
+
+
+def _read(file: Path) -> DictConfig | ListConfig:
+    try:
+        return OmegaConf.load(file)
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            GROUP,
+            f"{file} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}.",
+            "Save it in UTF-8.",
+        ) from error
 
 
 def _file(config_path: str) -> Path | None:

@@ -23,6 +23,7 @@ _CONF = Path(__file__).resolve().parents[2] / "conf"
 _NUMBER = re.compile(
     r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"
 )  # 3e-4 is a number to Hydra, a text to YAML 1.1
+_UNREADABLE = (yaml.YAMLError, RecursionError, ValueError)  # a date may be none
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
@@ -99,7 +100,7 @@ def _file_and_defaults(
     if file in seen:
         return
     seen.add(file)
-    text = file.read_text(encoding="utf-8")
+    text = _read(file)
     header = _PACKAGE.search(text)
     package = header[1] if header else ("_global_" if group == GROUP else group)
     entries, own = _defaults(text), (file, "" if package == "_global_" else package)
@@ -117,10 +118,15 @@ def _file_and_defaults(
             yield from _file_and_defaults(*found, chosen, folders, seen)
 
 
+def _read(file: Path) -> str:
+    """The text of a file, which may be what the error is about: bytes that are no text stay in."""
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
 def _defaults(text: str) -> list[Any]:
     try:
         tree = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except _UNREADABLE:
         return []
     listed = tree.get("defaults") if isinstance(tree, dict) else None
     return [each for each in listed if each] if isinstance(listed, list) else []
@@ -147,8 +153,8 @@ def _in_file(key: str, file: Path, package: str, overrides: list[str]) -> FilePo
         return None
     inside = key[len(package) :].lstrip(".")
     try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
+        root = yaml.compose(_read(file), Loader=yaml.SafeLoader)
+    except _UNREADABLE:
         return None
     if root is None:
         return None

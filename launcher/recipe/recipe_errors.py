@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
@@ -24,7 +24,7 @@ from omegaconf.errors import (
 )
 
 from flowrun.engine.errors import FlowrunError, RecipeError
-from flowrun.launcher.recipe.hydra_source import is_path, recipe_names
+from flowrun.launcher.recipe.hydra_source import GROUP, is_path, recipe_names
 from flowrun.launcher.recipe.locate import locate, show_path
 from flowrun.launcher.recipe.schema import RecipeSchema
 
@@ -79,6 +79,8 @@ def from_hydra(error: Exception, schema: DictConfig) -> RecipeError:
                 return cause
             case yaml.MarkedYAMLError():
                 return _bad_yaml(cause)
+            case yaml.reader.ReaderError():
+                return _bad_character(cause)
             case OverrideParseException():
                 return _bad_override(cause)
             case MissingConfigException():
@@ -100,6 +102,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     order = (
         RecipeError,
         yaml.MarkedYAMLError,
+        yaml.reader.ReaderError,
         OverrideParseException,
         MissingConfigException,
         OmegaConfBaseException,
@@ -115,6 +118,11 @@ def _bad_yaml(error: yaml.MarkedYAMLError) -> RecipeError:
     return PlacedError(
         place, "", f"This file is not valid YAML: {context}{error.problem}.", str(error.note or "")
     )
+
+
+def _bad_character(error: yaml.reader.ReaderError) -> RecipeError:
+    problem = f"This file is not valid YAML: its character {error.position} cannot stand there."
+    return PlacedError(show_path(str(error.name)), "", problem, "Save it as text in UTF-8.")
 
 
 def _bad_override(error: OverrideParseException) -> RecipeError:
@@ -233,7 +241,7 @@ def _of_list(kind: Any, tree: type = RecipeSchema, prefix: str = "") -> str:
 
 
 def _bad_entry(where: str, key: str, error: OmegaConfBaseException) -> RecipeError:
-    known = list(get_type_hints(error.object_type))
+    known = [each.name for each in fields(error.object_type)]
     if key not in known:
         return RecipeError(where, f"an entry of it has no key {key!r}.", did_you_mean(key, known))
     reason = str(error.msg or error).splitlines()[0].rstrip(".")
@@ -305,10 +313,10 @@ def _other(error: Exception) -> RecipeError:
         problem = "there is nothing to delete: no such key is there, or it is null."
         return PlacedError("command line", f"~{gone[1]}", problem)
     if isinstance(error, RecursionError):
-        return PlacedError("recipe", "", "its keys are nested too deeply, or refer to themselves.")
+        return RecipeError(GROUP, "its keys are nested too deeply, or refer to themselves.")
     known = isinstance(error, HydraException)
     said = text if known else f"{type(error).__name__}: {text}"
-    return PlacedError("recipe", "", said if len(said) <= 400 else f"{said[:397]}…")
+    return RecipeError(GROUP, said if len(said) <= 400 else f"{said[:397]}…")
 
 
 def explain(error: FlowrunError, overrides: list[str], config_dir: str | None = None) -> str:
