@@ -1,0 +1,104 @@
+"""Blows: a seed -> what happens to a run, to which of its processes, and when.
+
+A run is of one host, or of two hosts on loopback.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ONE, TWO = "one host", "two hosts"
+WORKER, WORKERS, LAUNCHER, HOST, RUN = "worker", "workers", "launcher", "host", "run"
+KILL, TERM, INT, SEGV, STOP = (
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGSEGV,
+    signal.SIGSTOP,
+)
+PREEMPTED, INTERRUPTED = 75, 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blow:
+    """A blow strikes some processes of a run with a signal.
+
+    target: a worker, all workers of a host, a host's launcher, all processes of a host or of the
+        run.
+    statuses: with which the launchers that notice it may end; one that is killed has none, and 0
+        stands for a run that goes on by itself.
+    words: of the command line, beside those of each run.
+    """
+
+    name: str
+    shape: str = ONE
+    target: str
+    number: signal.Signals = KILL
+    statuses: tuple[int, ...] = (1,)
+    words: tuple[str, ...] = ()
+
+    @property
+    def restarts(self) -> bool:
+        """True if the run goes on by itself."""
+        return 0 in self.statuses
+
+
+HANGS = ("launch.hang_s=6",)  # a machine with other work
+RESTARTS = ("launch.restarts=3",)
+BLOWS = (
+    Blow(name="worker SIGKILL", target=WORKER),
+    Blow(name="worker SIGTERM", target=WORKER, number=TERM),
+    Blow(name="worker SIGSEGV", target=WORKER, number=SEGV),
+    Blow(name="workers SIGKILL", target=WORKERS),
+    Blow(name="launcher SIGKILL", target=LAUNCHER),
+    Blow(name="launcher SIGTERM", target=LAUNCHER, number=TERM),
+    Blow(name="launcher SIGINT", target=LAUNCHER, number=INT, statuses=(INTERRUPTED,)),
+    Blow(name="run SIGKILL", target=RUN),
+    Blow(name="run SIGTERM", target=RUN, number=TERM),
+    Blow(name="run SIGINT", target=RUN, number=INT, statuses=(INTERRUPTED,)),
+    Blow(name="worker SIGSTOP", target=WORKER, number=STOP, words=HANGS),
+    Blow(name="worker SIGKILL, restarts", target=WORKER, statuses=(0,), words=RESTARTS),
+    Blow(
+        name="worker SIGSTOP, restarts",
+        target=WORKER,
+        number=STOP,
+        statuses=(0,),
+        words=(*HANGS, *RESTARTS),
+    ),
+    Blow(name="worker SIGKILL, two hosts", shape=TWO, target=WORKER),
+    Blow(name="worker SIGSEGV, two hosts", shape=TWO, target=WORKER, number=SEGV),
+    Blow(name="agent SIGKILL, two hosts", shape=TWO, target=LAUNCHER),
+    Blow(name="agent SIGTERM, two hosts", shape=TWO, target=LAUNCHER, number=TERM),
+    Blow(name="host SIGSTOP, two hosts", shape=TWO, target=HOST, number=STOP, words=HANGS),
+)
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A strike is a blow at a moment.
+
+    moment: share of an undisturbed run that goes before.  host, rank: which are struck; rank is of
+    the whole run, local_rank the same among those of its host.
+    """
+
+    seed: int
+    blow: Blow
+    moment: float
+    host: int
+    local_rank: int
+    rank: int
+
+
+def make_strike(seed: int, ranks: int, blows: Sequence[Blow] = BLOWS) -> Strike:
+    """Make the strike of a seed; consecutive seeds take turns among `blows`.
+
+    ranks: of the run.
+    """
+    chance, blow = random.Random(seed), blows[seed % len(blows)]
+    hosts = 1 if blow.shape == ONE else 2
+    moment, rank = chance.random(), chance.randrange(ranks)
+    host, local_rank = divmod(rank, ranks // hosts)
+    return Strike(seed, blow, moment, host, local_rank, rank)

@@ -1,0 +1,215 @@
+"""Strike runs at random moments, and judge how they end and go on.
+
+    python tests/chaos/chaos.py --runs 200 --seed 0
+    python tests/chaos/chaos.py --seed 17 --show                 one of them again
+    python tests/chaos/chaos.py --runs 50 --only "launcher SIGTERM"
+
+Each run trains a small GPT on 4 ranks with checkpoints; a blow hits it (blows.py); then it must
+end, or go on by itself, within a bound, name who was struck, leave nothing behind, and, started
+again, end with the weights and losses of an undisturbed run.  Exit status 1 if one does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from chaos.blows import BLOWS, ONE, STOP, WORKER, WORKERS, Blow, Strike, make_strike
+from chaos.hosts_of_run import StruckRun
+from chaos.verdicts import Observed, faults, table
+from flowrun.launcher.store import weight_files as weights
+from flowrun.launcher.store.checkpoint import find_all
+from support.command import free_port, losses, workplace
+
+SMALL4 = (
+    "recipe=gpt_hybrid",
+    "model.width=32",
+    "model.depth=2",
+    "train.batch_size=8",
+    "train.micro_batches=4",
+    "train.steps=40",
+    "train.save_every=4",
+    "eval.batches=0",
+    "data.max_bytes=100000",
+    "engine.check_capture=false",
+)
+BOUND_S = 60  # from a blow to the end of all launchers
+UNDISTURBED_S = 180  # a machine with other work
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A subject is what chaos strikes: the words of a command line, and its number of ranks."""
+
+    words: tuple[str, ...]
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What a run of one shape is if nobody strikes it.
+
+    seconds: from the start to the end.  working_s: from the moment that its workers are there.
+    """
+
+    digest: str
+    losses: tuple[float, ...]
+    seconds: float
+    working_s: float
+
+
+class Chaos:
+    """Runs one subject, again and again, in folders of its own."""
+
+    def __init__(self, subject: Subject, place: Path) -> None:
+        self.subject = subject
+        self.place = place
+        self.undisturbed: dict[str, Undisturbed] = {}
+
+    def strike(self, strike: Strike) -> Observed:
+        """Start a run, strike it, and let it go on."""
+        blow = strike.blow
+        known = self._undisturbed_of(blow)
+        folder = self._new_folder(f"seed{strike.seed}")
+        run = self._start(blow, folder, "struck", (*self.subject.words, *blow.words))
+        missed = not self._wait_for_moment(run, strike, known, folder)
+        run.strike(strike)
+        begin = time.monotonic()
+        if blow.number == STOP and run.struck:  # a frozen host ends when it wakes, not before
+            run.wait(BOUND_S, but=run.struck)
+            run.wake()
+        run.wait(BOUND_S + known.seconds * blow.restarts)
+        seconds = time.monotonic() - begin
+        ends, left = [host.ended() for host in run.hosts], run.left()
+        run.kill()
+        resumed = "" if all(end.status == 0 for end in ends) else self._go_on(blow, folder)
+        equal = not resumed and _digest(folder) == known.digest
+        return Observed(
+            strike=strike,
+            ends=ends,
+            seconds=seconds,
+            missed=missed,
+            left=[*left, *_files_left(folder)],
+            resumed=resumed,
+            equal=equal and tuple(losses(folder / "run")) == known.losses,
+        )
+
+    def _wait_for_moment(
+        self, run: StruckRun, strike: Strike, known: Undisturbed, folder: Path
+    ) -> bool:
+        """False if the run is over by then."""
+        span = known.seconds
+        if strike.blow.target in (WORKER, WORKERS):
+            span = known.working_s
+            run.wait_for_workers(folder / "run" / "plan.txt", self._ranks(strike.blow), span * 5)
+        return not run.wait(strike.moment * span)
+
+    def _go_on(self, blow: Blow, folder: Path) -> str:
+        """Go on with a run that has ended; return what it says if it fails."""
+        words = self.subject.words
+        if find_all(folder / "run"):
+            words = ("resume", str(folder / "run"))
+        run = self._start(blow, folder, "resumed", words)
+        in_time = run.wait(UNDISTURBED_S)
+        ends = [host.ended() for host in run.hosts]
+        run.kill()
+        return "" if in_time and all(end.status == 0 for end in ends) else ends[0].printed[-2000:]
+
+    def _undisturbed_of(self, blow: Blow) -> Undisturbed:
+        if blow.shape not in self.undisturbed:
+            folder = self._new_folder(f"undisturbed {blow.shape}")
+            begin = time.monotonic()
+            run = self._start(blow, folder, "run", self.subject.words)
+            plan = folder / "run" / "plan.txt"
+            run.wait_for_workers(plan, self._ranks(blow), UNDISTURBED_S)
+            there = time.monotonic()
+            run.wait(UNDISTURBED_S)
+            end = time.monotonic()
+            said = [host.ended() for host in run.hosts]
+            run.kill()
+            assert [each.status for each in said] == [0] * len(said), said
+            self.undisturbed[blow.shape] = Undisturbed(
+                _digest(folder), tuple(losses(folder / "run")), end - begin, end - there
+            )
+        return self.undisturbed[blow.shape]
+
+    def _start(self, blow: Blow, folder: Path, name: str, words: Sequence[str]) -> StruckRun:
+        if words[0] != "resume":
+            words = [*words, f"hydra.run.dir={folder / 'run'}"]
+        if blow.shape == ONE:
+            return StruckRun(folder, name, [words])
+        meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
+        each = [[*words, *meet, f"launch.node_rank={host}"] for host in range(2)]
+        return StruckRun(folder, name, each)
+
+    def _ranks(self, blow: Blow) -> int:
+        return self.subject.ranks // (1 if blow.shape == ONE else 2)
+
+    def _new_folder(self, name: str) -> Path:
+        folder = self.place / name.replace(" ", "_").replace(",", "")
+        folder.mkdir()
+        return workplace(folder)
+
+
+def _digest(folder: Path) -> str:
+    """Of the weights; empty if there are none."""
+    try:
+        found = weights.load(folder / "run")
+    except Exception as error:
+        return f"none: {error}"
+    text = hashlib.sha256()
+    for name in sorted(found):
+        text.update(name.encode() + found[name].contiguous().numpy().tobytes())
+    return text.hexdigest()
+
+
+def _files_left(folder: Path) -> list[str]:
+    """Files that only a run under way may have; torch keeps an empty folder of its own."""
+    found = (*folder.glob("tmp/*"), *folder.rglob("*.partial"))
+    names = [str(file.relative_to(folder)) for file in found]
+    return [name for name in names if "torchinductor" not in name]
+
+
+def main() -> int:
+    """Strike as many runs as the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--only", default="", help="blows whose names begin so")
+    parser.add_argument("--minutes", type=float, default=600, help="begin no run after")
+    parser.add_argument("--show", action="store_true", help="what each run printed")
+    given = parser.parse_args()
+    blows = [blow for blow in BLOWS if blow.name.startswith(given.only)]
+    until = time.monotonic() + 60 * given.minutes
+    seen: list[Observed] = []
+    with tempfile.TemporaryDirectory() as place:
+        chaos = Chaos(Subject(SMALL4, 4), Path(place))
+        for seed in range(given.seed, given.seed + given.runs):
+            if time.monotonic() > until:
+                break
+            seen.append(chaos.strike(make_strike(seed, 4, blows)))
+            _print(seen[-1], given.show)
+    print(table(seen))
+    return int(any(faults(each) for each in seen))
+
+
+def _print(seen: Observed, show: bool) -> None:
+    found, strike = faults(seen), seen.strike
+    line = f"seed {strike.seed}: {strike.blow.name} at {strike.moment:.0%}"
+    print(f"{line}, ended in {seen.seconds:.1f} s: {'; '.join(found) or 'well'}", flush=True)
+    if show or found:
+        for host, ended in enumerate(seen.ends):
+            printed = "\n    ".join(ended.printed.splitlines()[-40 if show else -8 :])
+            print(f"  host {host}, status {ended.status}\n    {printed}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
