@@ -1,0 +1,57 @@
+"""Real processes: ranks come to rest after a step that is not finite, repeat it and name the op."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.command import Command, losses, run_folder, workplace
+
+pytestmark = pytest.mark.processes
+
+NET = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.root, self.output = nn.Linear(8, 16), Root(), nn.Linear(16, 4)
+
+    def forward(self, input):
+        return self.output(self.root(self.hidden(input).tanh(), input))
+
+
+class Root(nn.Module):
+    def forward(self, h, x):  # below 0 in one sample of 64
+        return h + 0 * torch.sqrt(x.sum(-1, keepdim=True) - 2.2) * h
+
+
+def loss(output, batch):
+    return nn.functional.cross_entropy(output, batch["labels"])
+"""
+RECIPE = """\
+defaults: [/optim: adamw, /launch: local]
+model: {_target_: net.Net}
+task: {inputs: {input: images}, loss: {_target_: net.loss}}
+data: {_target_: samples.Samples}
+placement: {axes: {data: 2}}
+eval: {batches: 0, fraction: 0.0}
+engine: {check_capture: false, verify_every: 2}
+train: {batch_size: 4, steps: 1000, save_every: 1}
+"""
+
+
+def test_ranks_name_the_op_and_keep_the_checkpoint_before_it(tmp_path: Path) -> None:
+    place = workplace(tmp_path)
+    (place / "net.py").write_text(NET)
+    (place / "recipes" / "roots.yaml").write_text(RECIPE)
+    ended = Command(place, "recipe=roots", run_folder(place / "out")).end()
+    step = len(losses(place / "out")) - 1
+    assert ended.status == 1
+    assert f"step {step}, rank" in ended.err
+    assert "makes nan of finite numbers: aten.sqrt.default of module root (net.py:" in ended.err
+    newest = max(place.glob("out/checkpoints/step_*"))
+    assert newest.name == f"step_{step:08d}"
