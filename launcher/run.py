@@ -9,14 +9,14 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from flowrun.engine.compile import Rehearsed
-from flowrun.engine.errors import RunError
+from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.job.compiling import check_runs, kernels_of
 from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job
@@ -24,8 +24,11 @@ from flowrun.launcher.launch.elastic import execute_local
 from flowrun.launcher.launch.failure import compiling
 from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.launch.limits import check_limits
+from flowrun.launcher.launch.restart.restarts import RanksLost
 from flowrun.launcher.launch.virtual_launch import execute_virtual
+from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.device import may_use_gpus
+from flowrun.launcher.recipe.fewer_ranks import layouts_on_fewer
 from flowrun.launcher.recipe.schema import Recipe
 from flowrun.launcher.report import trace_file as trace
 from flowrun.launcher.report.notes import notes
@@ -34,7 +37,7 @@ from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Report
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import Checkpoint, alone, prepare
+from flowrun.launcher.store.checkpoint import RECIPE, Checkpoint, alone, prepare
 from flowrun.launcher.terminal.console import output_width
 
 if TYPE_CHECKING:
@@ -68,8 +71,15 @@ def run(
         record.write_plan(training, (*notes(job), *resumed))
         execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
         try:
-            kernels = kernels_of(job, training, record.say)  # op after op, or compiled
-            log = execute(job, training, evaluation, record, kernels)  # actors act, credits return
+            while True:
+                try:
+                    kernels = kernels_of(job, training, record.say)  # op after op, or compiled
+                    # actors act, credits return
+                    log = execute(job, training, evaluation, record, kernels)
+                    break
+                except RanksLost as lost:
+                    job = _with_fewer_ranks(record, lost)
+                    training, evaluation = job.plans.compiled
         except (RunError, KeyboardInterrupt):
             record.advise_resume()
             raise
@@ -86,6 +96,30 @@ def _resume(job: Job, start: Checkpoint) -> tuple[str, ...]:
 
     resume.restore(job, start)
     return tuple(resume.notes(job, start))
+
+
+def _with_fewer_ranks(record: Record, lost: RanksLost) -> Job:
+    """Plan the rest of a run anew, for fewer ranks (launch.min_ranks); say so.
+
+    record: of the run; what is written from now on is of the new layout.  lost: why; it is raised
+    where no such layout can be planned.
+    """
+    before = record.job.recipe
+    start = record.checkpoints[-1] if record.checkpoints else None
+    for overrides in layouts_on_fewer(before, before.launch.min_ranks or before.num_ranks):
+        try:
+            found = load([f"recipe={record.folder / RECIPE}", *overrides])
+            recipe, planned = settle(replace(found, weights="") if start else found)
+            job = Job(recipe, start, planned=planned)
+            training, _ = job.plans.compiled
+        except FlowrunError:
+            continue
+        if start:
+            _resume(job, start)
+        record.go_on_with(job, lost, ", ".join(overrides))
+        record.write_plan(training, notes(job))
+        return job
+    raise lost
 
 
 def settle(recipe: Recipe, progress: Progress | None = None) -> tuple[Recipe, Rehearsed | None]:

@@ -34,7 +34,7 @@ from flowrun.launcher.launch.events import concerns_all
 from flowrun.launcher.launch.hosts.hosts import Alone, Hosts, open_hosts
 from flowrun.launcher.launch.hosts.meeting import Host, ranks_of_a_host
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
-from flowrun.launcher.launch.restart.restarts import Attempts, Ending, restart
+from flowrun.launcher.launch.restart.restarts import Attempts, Ending, give_up, restart
 from flowrun.launcher.launch.restart.snapshots import map_snapshots
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.watch import Watch, find_limit, find_silence
@@ -92,10 +92,11 @@ def execute_local(
             error = events.part(ended)
             if error is None:
                 break
-            again = attempts.after(events.ending(ended, error), record.reached)
+            ending = events.ending(ended, error)
+            again = attempts.after(ending, record.reached)
             if again is None or not isinstance(error, RunError):
                 record.close()
-                raise error
+                raise error if not attempts.limit else give_up(record, snapshots, ending, error)
             attempts = again
             restart(record, snapshots, attempts, error)
     if events.here:

@@ -238,6 +238,18 @@ def _check_launch(recipe: RecipeSchema) -> None:
         "Write launch.restarts=0.",
     )
     require(
+        launch.min_ranks is None or bool(launch.restarts),
+        "launch.min_ranks",
+        "a run goes on with fewer ranks after restarts, and launch.restarts is 0.",
+        "Write launch.restarts=3, or leave it out.",
+    )
+    require(
+        launch.min_ranks is None or recipe.view != MIRRORED,
+        "launch.min_ranks",
+        "in the mirrored view fewer ranks would train something else: each has a batch of its own.",
+        "Write view=consistent, or leave it out.",
+    )
+    require(
         bool(launch.restarts) or not recipe.train.snapshot_every,
         "train.snapshot_every",
         "snapshots serve restarts, and launch.restarts is 0.",

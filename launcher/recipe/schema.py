@@ -254,6 +254,8 @@ class Launch:
         host, gloo between hosts).
     message_order_seed: virtual only: deliver messages in the random order of this seed.
     restarts: restarts in a row without a new step before the run ends, when ranks die; 0: none.
+    min_ranks: where restarts do not help, the run goes on with fewer ranks in another layout, but
+        no fewer than these; null: it ends.
     hang_s: seconds without an act of any rank after which the run ends, and says which rank owes
         what; null: 60, or 20 foreseen steps if these are longer; 0: never.
     slurm: the batch job.
@@ -269,6 +271,7 @@ class Launch:
     transport: str = "auto"
     message_order_seed: int | None = None
     restarts: int = 0
+    min_ranks: int | None = None
     hang_s: float | None = None
     slurm: Slurm = field(default_factory=Slurm)
 

@@ -91,6 +91,7 @@ RANGES: Mapping[str, Range] = {
     "auto.plans": COUNT,
     "precision.loss_scale": Range("(0, inf)", "Usual are dynamic, and powers of two such as 1024."),
     "launch.nnodes": COUNT,
+    "launch.min_ranks": COUNT,
     "launch.hang_s": Range("[0, inf)", "0 is never; null is 60 s or 20 foreseen steps."),
     "launch.join_s": POSITIVE,
     "launch.threads": Range("[1, 4096]"),

@@ -159,6 +159,22 @@ class Record:
         with (self.folder / RESTARTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(strict(why)) + "\n")
 
+    def go_on_with(self, job: Job, lost: RunError, layout: str) -> None:
+        """Record the rest of the run, of a job on fewer ranks.
+
+        lost: why.  layout: how the recipe was changed.
+        """
+        before, ranks = self.job.recipe.num_ranks, job.recipe.num_ranks
+        why = {"where": lost.where, "problem": lost.problem, "reached": self.reached}
+        self.job = job
+        first = job.start.step if job.start else 0
+        self.go_back(job.start, {**why, "first": first, "ranks": ranks, "layout": layout})
+        replace_text(self.folder / RECIPE, job.recipe.to_yaml())
+        self.note(
+            f"{before} ranks do not stay: {lost.where}: {lost.problem.splitlines()[0]} The run goes"
+            f" on with {ranks} from step {first}: {layout}"
+        )
+
     def say(self, text: str) -> None:
         """Show a line about what takes time before the first step."""
         if self.progress:

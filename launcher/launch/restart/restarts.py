@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.rank.shards import choose_shards, make_whole_shard
 from flowrun.launcher.job.job import Start
 from flowrun.launcher.launch.restart.snapshots import NONE, MemorySnapshot, SnapshotMemory
 from flowrun.launcher.report.record import Record
@@ -103,6 +104,48 @@ def restart(
     )
     checkpoints.remove_partial(record.folder)
     time.sleep(attempts.wait_s)
+
+
+class RanksLost(RunError):
+    """The error of ranks that die whenever they are started, where fewer ranks may go on."""
+
+
+def give_up(
+    record: Record, snapshots: SnapshotMemory | None, ending: Ending, error: RunError
+) -> RunError:
+    """Save the newest state as a checkpoint, which any layout reads, and return the error.
+
+    record: of the run.  snapshots: what its ranks left in memory.  ending: why they ended.
+    error: what is blamed.
+    """
+    if ending is Ending.STOPPED:
+        return error
+    checkpoints.remove_partial(record.folder)
+    start = choose_start(record.checkpoints, snapshots)
+    if isinstance(start, MemorySnapshot) and start.step:
+        try:
+            _save(record, start)
+        except (OSError, RunError) as refused:
+            record.note(f"the snapshot of step {start.step} could not be saved: {refused}")
+    fewest = record.job.recipe.launch.min_ranks
+    if ending is Ending.DIED and fewest and fewest < record.job.recipe.num_ranks:
+        return RanksLost(error.where, error.problem)
+    return error
+
+
+def _save(record: Record, start: MemorySnapshot) -> None:
+    from flowrun.engine.runtime.drivers import logical_checkpoint
+
+    job, plan = record.job, start.memory.plan
+    folder, files = checkpoints.partial_folder(record.folder, start.step), {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(plan.num_ranks):
+        shards = choose_shards(plan, rank, start.views(rank))
+        unused = job.unused if rank == 0 else ()
+        shards += [make_whole_shard(name, job.materials.initial[name]) for name in unused]
+        written = logical_checkpoint.write(folder, rank, shards)
+        files[logical_checkpoint.file_of(folder, rank).name] = written
+    record.complete_checkpoint(folder, start.step, files)
 
 
 def choose_start(found: Sequence[Checkpoint], snapshots: SnapshotMemory | None) -> Start | None:

@@ -116,11 +116,14 @@ class MemorySnapshot:
     memory: SnapshotMemory
     ended = False  # ranks may have died before the evaluation that was due
 
+    def views(self, rank: int) -> Views:
+        """The variables of a rank."""
+        stamps = self.memory.stamps.of(rank)
+        return self.memory.views(rank)[stamps.index(self.step) if self.step in stamps else 0]
+
     def restore(self, rank: int, variables: Views) -> None:
         """Fill the variables of a rank."""
-        stamps = self.memory.stamps.of(rank)
-        views = self.memory.views(rank)[stamps.index(self.step) if self.step in stamps else 0]
-        for name, view in views.items():
+        for name, view in self.views(rank).items():
             variables[name].copy_(view)
 
 
@@ -152,10 +155,10 @@ class SnapshotWriter:
             for views in self.views:
                 self._copy(self.variables, views)
             self.stamps.close(self.rank, 0, self.reported)
-        body.on_update = self.updated
+        body.on_update = self.take
 
-    def updated(self, actor: Actor, act: int) -> None:
-        """An act has updated variables."""
+    def take(self, actor: Actor, act: int) -> None:
+        """Copy what an act has updated."""
         step, part = divmod(act + 1, self.acts[actor.id])
         if part or step % self.every or self.step != step <= self.dropped:
             return
@@ -173,7 +176,7 @@ class SnapshotWriter:
         self._close()
 
     def report(self, steps: int) -> None:
-        """The launcher has the numbers of so many steps: none is lost that a snapshot counts."""
+        """Note that the launcher has the numbers of `steps` steps: a snapshot counts no other."""
         self.reported = steps
         self._close()
 

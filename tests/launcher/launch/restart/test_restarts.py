@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.drivers.distributed import LostPeer
 from flowrun.launcher.launch.elastic import EventCollector
+from flowrun.launcher.launch.hosts.hosts import Alone
 from flowrun.launcher.launch.restart.restarts import Attempts, Ending, find_newest_whole
 from flowrun.launcher.store.checkpoint import Checkpoint
 
@@ -55,6 +55,7 @@ def test_the_first_restart_is_at_once_and_later_ones_wait_up_to_a_minute() -> No
 
 
 KILLED = RunError("rank 1", "the process was killed by SIGKILL.")
+EXITED = RunError("rank 0", "the process ended with exit status 1.")
 STOPPED = RunError("the launcher", "stopped by SIGTERM.")
 OWN = ("error", "rank 2, actor head", "ValueError: no.", "", False)
 LOST = ("error", "rank 0, actor all_reduce", "lost another rank.", "", True)
@@ -64,31 +65,30 @@ LOST = ("error", "rank 0, actor all_reduce", "lost another rank.", "", True)
     ("messages", "ended", "ending"),
     [
         ([LOST], KILLED, Ending.DIED),
+        ([LOST], EXITED, Ending.DIED),
         ([LOST, OWN], KILLED, Ending.RAISED),
         ([LOST], STOPPED, Ending.STOPPED),
         ([], KeyboardInterrupt(), Ending.STOPPED),
         ([("step", 0, {}, 0.1)], KILLED, Ending.STOPPED),
     ],
-    ids=["killed", "raised", "told to end", "Ctrl-C", "a record that cannot be written"],
+    ids=[
+        "killed",
+        "without a peer",
+        "raised",
+        "told to end",
+        "Ctrl-C",
+        "a record that cannot be written",
+    ],
 )
 def test_the_ending_of_ranks_that_were(
     messages: list[tuple], ended: BaseException, ending: Ending
 ) -> None:
-    events = EventCollector(record=None)  # type: ignore[arg-type]
+    events = EventCollector(record=None, hosts=Alone())  # type: ignore[arg-type]
     for message in messages:
-        events._take(message)
+        events._take(message, None)
     error = events.verdict(ended)
     assert error is not None
     assert events.ending(ended, error) is ending
-
-
-def test_a_lost_peer_alone_is_worth_a_restart() -> None:
-    events = EventCollector(record=None)  # type: ignore[arg-type]
-    events.failures.append((LostPeer("rank 0", "lost another rank."), True))
-    ended = RunError("rank 0", "the process ended with exit status 1.")
-    error = events.verdict(ended)
-    assert error is not None
-    assert events.ending(ended, error) is Ending.DIED
 
 
 def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""Which layouts are tried where ranks are lost for good: the batch's axis shrinks first."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrun.engine.errors import RecipeError
+from flowrun.launcher.recipe.compose import load
+from flowrun.launcher.recipe.fewer_ranks import layouts_on_fewer
+
+
+def searched(*ranks: int) -> list[tuple[str, ...]]:
+    """Overrides that let a search place so many ranks."""
+    return [("auto.placement=true", f"auto.ranks={n}") for n in ranks]
+
+
+def test_the_axis_that_divides_the_batch_shrinks_before_a_search_places_the_ranks() -> None:
+    recipe = load(
+        ["recipe=gpt_hybrid", "placement.axes={data: 3, tensor: 2}", "placement.stages=1"]
+    )
+    assert list(layouts_on_fewer(recipe, least=3)) == [
+        ("placement.axes.data=2",),
+        *searched(5, 4, 3),
+    ]
+
+
+def test_without_an_axis_that_divides_the_batch_a_search_places_the_ranks() -> None:
+    assert list(layouts_on_fewer(load(["recipe=gpt_hybrid"]), least=3)) == searched(3)
+    assert list(layouts_on_fewer(load(["recipe=gpt_hybrid"]), least=4)) == []
+
+
+@pytest.mark.parametrize("key", ["launch.min_ranks=2", "train.snapshot_every=5"])
+def test_keys_of_restarts_need_restarts(key: str) -> None:
+    with pytest.raises(RecipeError, match=r"launch\.restarts is 0"):
+        load(["recipe=gpt_hybrid", key])
+
+
+def test_the_mirrored_view_keeps_its_ranks() -> None:
+    keys = ("view=mirrored", "launch.restarts=1")
+    with pytest.raises(RecipeError, match="fewer ranks would train something else"):
+        load(["recipe=convnet_dp", *keys, "launch.min_ranks=1"])
