@@ -1,16 +1,17 @@
-"""Real processes that train plan after plan, so that starting them is paid once."""
+"""Real processes: forks of one that has imported torch; and such as train plan after plan."""
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
@@ -21,6 +22,15 @@ from support.plain_loop import Training
 Jobs = Mapping[str, tuple[Training, Plan]]
 
 
+def start_ranks(process: Callable[..., None], world: int, *arguments: Any) -> None:
+    """Call process(rank, *arguments) in `world` processes, and wait for their end.
+
+    They have the environment of the first that was started, and no thread of this process.
+    """
+    multiprocessing.set_forkserver_preload([DistributedRank.__module__])
+    start_processes(process, arguments, nprocs=world, start_method="forkserver")  # type: ignore[no-untyped-call]
+
+
 def run_on_gloo(
     jobs: Jobs, world: int, steps: int, folder: Path, group_per_channel: bool = False
 ) -> dict[str, Run]:
@@ -29,7 +39,7 @@ def run_on_gloo(
     group_per_channel: all messages go through torch, those of each channel in a group of its own.
     """
     (folder / "jobs").write_bytes(pickle.dumps((dict(jobs), steps, group_per_channel)))
-    spawn(_process, (world, str(folder)), nprocs=world)  # type: ignore[no-untyped-call]
+    start_ranks(_process, world, world, str(folder))
     left = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
     return {name: _joined(plan, [r[name] for r in left]) for name, (_, plan) in jobs.items()}
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.compile import compile_training
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.transport.links import Links
+from support.gloo import start_ranks
 from support.layouts import Layout, example, initial, strategy, task
 from support.normed_net import NORMED
 from support.plain_loop import torch_optimizer
@@ -78,7 +78,7 @@ def test_mirrored_trains_as_distributed_data_parallel(tmp_path: Path) -> None:
     view = replace(strategy(NORMED, Layout(data=RANKS)), mirrored=True)
     plan = compile_training(task(NORMED), example(NORMED), view).plan
     (tmp_path / "plan").write_bytes(pickle.dumps(plan))
-    spawn(_process, (str(tmp_path),), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    start_ranks(_process, RANKS, str(tmp_path))
     left = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
     by_rank = zip(*(made["ddp"]["losses"] for made in left), strict=True)
     for found, losses in zip(left[0]["flowrun"]["losses"], by_rank, strict=True):

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from flowrun.engine.boxing.boxing import BoxingStep, step_bytes
 from flowrun.engine.ir.sbp import P_LOGSUMEXP, P_MAX, P_MIN, B, P, S
@@ -28,6 +27,7 @@ from flowrun.engine.runtime.transport.transport import (
     layout_of,
     run_group,
 )
+from support.gloo import start_ranks
 from support.logical import lay_out, line, whole_numbers
 
 pytestmark = pytest.mark.processes
@@ -189,7 +189,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """What each rank got, for every case."""
     folder = str(tmp_path_factory.mktemp("ranks"))
     parts, shared = request.param
-    spawn(_rank, (parts, shared, folder), nprocs=parts)  # type: ignore[no-untyped-call]
+    start_ranks(_rank, parts, parts, shared, folder)
     return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(parts)]
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.sbp import B, P
@@ -19,6 +18,7 @@ from flowrun.engine.runtime.transport.inbox import Inbox
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.engine.runtime.transport.pending import PeerGone
 from flowrun.engine.runtime.transport.transport import BucketLayout, GroupLayout
+from support.gloo import start_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -77,7 +77,7 @@ def _named_memory() -> set[str]:
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     before = _named_memory()
-    spawn(_rank, (str(folder),), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    start_ranks(_rank, RANKS, str(folder))
     assert _named_memory() <= before, "memory was left behind"
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS - 1)]
 
