@@ -1,6 +1,6 @@
-"""300 random plans, with acts and messages in random order, all end with the same numbers.
+"""120 random plans, with acts and messages in random order, all end with the same numbers.
 
-Thirty random layouts are compiled; each runs ten times, every time with other register counts and
+Thirty random layouts are compiled; each runs four times, every time with other register counts and
 other axes that block (the rehearsal finds the order of collectives anew) and another order of
 messages.  Within a layout the
 results are the same to the last bit, for sums are taken in order of micro-batches and of ranks.
@@ -27,7 +27,7 @@ from support.plain_loop import (
     weight_difference,
 )
 
-PLANS, ORDERS, STEPS = 30, 10, 2
+PLANS, ORDERS, STEPS = 30, 4, 2
 TRAININGS = [
     *(mlp(micro_batches=m) for m in (1, 2, 4)),
     *(gpt(blocks=1, width=16, samples=8, micro_batches=m) for m in (2, 4)),
