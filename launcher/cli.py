@@ -79,6 +79,9 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The console script.  Ends with SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed before we began
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if given in ([], ["help"]):
         given = ["--help"]
     elif given[0] not in (*COMMANDS, "--help", "-h", "--version"):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.rank.shard_file import Written
 from flowrun.engine.runtime.rank.shards import Shard
@@ -87,5 +88,8 @@ class BackgroundSave:
             written = logical_checkpoint.write(folder, self._rank, shards)
             name = logical_checkpoint.file_of(folder, self._rank).name
             self._written(folder, step, name, written)
+        except OSError as error:
+            where = f"rank {self._rank}, checkpoint of step {step}"
+            self._failed(RunError(where, f"{error.filename}: {error.strerror}."))
         except BaseException as error:
             self._failed(error)

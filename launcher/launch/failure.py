@@ -54,6 +54,12 @@ def own_fault(error: Exception) -> FlowrunError:
     """
     if isinstance(error, OSError):
         return RunError(str(error.filename or "the system"), _name_error(error))
+    if isinstance(error, MemoryError):
+        return RunError(
+            "this process",
+            f"no more memory is to be had: {error or 'MemoryError'}.",
+            "Free some, or raise the limit of this shell or job (ulimit -v unlimited).",
+        )
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     last = traceback.extract_tb(error.__traceback__)[-1]
     ops = [op for frame in frames if isinstance(op := frame.f_locals.get("op"), Op)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.logical_checkpoint import read_whole
 from flowrun.engine.runtime.rank.shard_file import Written
@@ -95,5 +96,7 @@ def test_a_disk_that_refuses_is_told(disk: Disk, tmp_path: Path) -> None:
     saving.save(tmp_path / "removed", 1, [make_whole_shard("w", torch.ones(3))])
     saving.finish()
     (error,) = disk.failed
-    assert isinstance(error, FileNotFoundError)
+    assert isinstance(error, RunError)
+    assert error.where == "rank 0, checkpoint of step 1"
+    assert error.problem.endswith("removed/rank00000.safetensors: No such file or directory.")
     assert disk.written == []
