@@ -41,7 +41,7 @@ _NEVER_S = 7 * 86400.0  # libraries know no longer times
 _SHARE = 0.05  # of a core in hang_s: a process that uses more works
 _SAY_S = 5.0  # after which it is said which ranks are missing at the start
 _OTHER_HOST_S = 5.0  # for the host of the rank that owes: it knows more
-_WINDOW_S, _WINDOWS, _WINDOW_STEPS = 10.0, 3, 5  # a straggler is one in so many windows in a row
+_WINDOW_S, _WINDOWS, _WINDOW_STEPS = 10.0, 3, 5  # a straggler is one in 3 windows in a row
 _INSIDE, _INNERMOST = "torch/distributed/", 6  # part of a file's path; calls of a stack
 _GONE_S = 10.0  # after which processes that were killed should have ended
 

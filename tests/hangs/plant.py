@@ -26,7 +26,7 @@ NAMED = {
     "sleeps": "rank 1 has begun actor",
     "spins": "rank 1 has begun actor",
     "stops": "rank 1 is stopped by a signal; it owes actor",
-    "skips": "nothing can act and nothing is under way",
+    "skips": "nothing is under way. rank 1 could begin actor",
     "loses": "from rank 1 has not come to rank 0",
     "shape": "one has another shape than the plan says",
     "dies": "rank 1\n  the process was killed by SIGKILL",
@@ -37,6 +37,7 @@ NAMED = {
     "evaluates": "rank 1 has begun actor",
     "disk": "rank 1 saves a checkpoint",
     "saves": "rank 1 has ended its steps",
+    "slow": "rank 1 is slower than its peers",
     "frozen": "of another host, has not begun actor",
 }
 RUN = (
@@ -66,6 +67,12 @@ def plant(fault: str, place: Path) -> tuple[float, str]:
         os.killpg(hosts[1].process.pid, signal.SIGSTOP)
         ended = hosts[0].end(within=60)
         os.killpg(hosts[1].process.pid, signal.SIGKILL)
+    elif fault == "slow":
+        command = Command(place, *RUN, run_folder(place / "run0"))
+        command.until("is slower than its peers")
+        (place / "struck").write_text(str(time.time()))
+        command.signal(signal.SIGINT, group=True)
+        return 0.0, command.printed.splitlines()[-1]
     else:
         ended = Command(place, *RUN, run_folder(place / "run0")).end(within=120)
     now = time.time()

@@ -70,6 +70,18 @@ def in_compute(do: Callable[[], None], evaluation: bool = False) -> Callable[[],
     return lambda: wrap(DistributedRank, "_compute", compute)
 
 
+def slow_down() -> None:
+    """Let each act of compute of rank 1 take 10 ms longer."""
+
+    def compute(before: Any, self: DistributedRank, actor: Any, act: int) -> None:
+        if self.rank == 1:
+            strikes()
+            time.sleep(0.01)
+        before(self, actor, act)
+
+    wrap(DistributedRank, "_compute", compute)
+
+
 def in_issue(do: Callable[[], None], after: bool = False) -> Callable[[], None]:
     """Return what plants a fault before, or after, a collective is issued."""
 
@@ -147,14 +159,6 @@ def block_disk() -> None:
     logical_checkpoint.write = write
 
 
-def kill_in_kernel() -> None:
-    """Sleep where no signal is heard: the parent of a vforked process waits for it."""
-    import ctypes
-
-    if ctypes.CDLL(None).vfork() == 0:
-        ctypes.CDLL(None).sleep(int(LONG_S))
-
-
 PLANTS: dict[str, Callable[[], None]] = {
     "sleeps": in_compute(sleep),
     "spins": in_compute(spin),
@@ -171,6 +175,7 @@ PLANTS: dict[str, Callable[[], None]] = {
     "saves": in_worker("_checkpoint"),
     "reads": lambda: None,  # below
     "frozen": lambda: None,  # plant.py
+    "slow": slow_down,
 }
 
 

@@ -21,6 +21,7 @@ import torch
 
 from flowrun.engine.actors.plan import SEND, Actor, Plan, ReportWork
 from flowrun.engine.actors.scheduler import COMMUNICATION, Scheduler
+from flowrun.engine.actors.standstill import describe_owed, find_owed
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.communication import Communication, InFlightAct
 from flowrun.engine.runtime.drivers.metering import Metering
@@ -188,8 +189,15 @@ class DistributedRank:
             self._end(scheduler, actor, launched.act)
         elif not scheduler.is_finished():
             if not self.under_way:
-                raise RuntimeError(f"nothing can act and nothing is under way: {scheduler.waits()}")
+                raise RuntimeError(f"nothing is under way. {self._describe_end()}")
             self._take(scheduler, *self._sleep())
+
+    def _describe_end(self) -> str:
+        """Say what this rank could do where it waits for itself."""
+        self.pulse.sleep()
+        here = {self.rank: self.pulse.state()}
+        found = find_owed(here)
+        return " ".join([describe_owed(owed, here) for owed in found.owed]) or str(found.waits)
 
     def _compute(self, actor: Actor, act: int) -> None:
         self.current = actor
