@@ -71,8 +71,9 @@ def plant(fault: str, place: Path) -> tuple[float, str]:
         command = Command(place, *RUN, run_folder(place / "run0"))
         command.until("is slower than its peers")
         (place / "struck").write_text(str(time.time()))
+        said = command.printed.splitlines()[-1]
         command.signal(signal.SIGINT, group=True)
-        return 0.0, command.printed.splitlines()[-1]
+        return 0.0, said
     else:
         ended = Command(place, *RUN, run_folder(place / "run0")).end(within=120)
     now = time.time()
