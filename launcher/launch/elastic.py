@@ -491,21 +491,26 @@ class EventCollector:
 
     def log(self) -> Log:
         """Everything measured on all ranks."""
-        keys = ("peak", "sent", "acts", "stashed", "process_peak", "waited_s")
-        ends = sorted(self.ends.items())
-        by_rank = [{rank: measured[key] for rank, measured in ends} for key in keys]
-        by_rank.append(
-            {
-                rank: [TraceEvent(*note) for note in measured["notes"]]
-                for rank, measured in ends
-                if measured["notes"]
-            }
-        )
+        ends = dict(sorted(self.ends.items()))
+
+        def by_rank(key: str) -> dict[int, Any]:
+            return {rank: measured[key] for rank, measured in ends.items()}
+
         record = self.record
         return Log(
             record.steps,
             record.validation,
-            *by_rank,
+            peak_bytes=by_rank("peak"),
+            sent_bytes=by_rank("sent"),
+            acts=by_rank("acts"),
+            most_stashed=by_rank("stashed"),
+            process_bytes=by_rank("process_peak"),
+            waited_s=by_rank("waited_s"),
+            notes={
+                rank: [TraceEvent(*note) for note in notes]
+                for rank, notes in by_rank("notes").items()
+                if notes
+            },
             restarts=record.restarts,
             measured_steps=record.reached - record.first,
         )

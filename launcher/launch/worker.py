@@ -284,7 +284,7 @@ class Worker:
         initial = None if job.start else job.materials.initial
         arguments = (self.training.plan, rank, job.materials.sampler, initial, device, links)
         metered = device.type == "cpu"  # on CUDA torch counts by itself
-        options = {"metered": metered, "kernels": self.kernels, "pulse": self.pulse}
+        options: dict[str, Any] = {"metered": metered, "kernels": self.kernels, "pulse": self.pulse}
         if steps:
             return RecordedRank(*arguments, **options, trace=steps)
         return DistributedRank(*arguments, **options)
