@@ -38,7 +38,7 @@ NAMED = {
     "disk": "rank 1 saves a checkpoint",
     "saves": "rank 1 has ended its steps",
     "slow": "rank 1 is slower than its peers",
-    "frozen": "of another host, has not begun actor",
+    "frozen": "host 1",
 }
 RUN = (
     "recipe=planted",
