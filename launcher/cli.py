@@ -10,7 +10,8 @@
     flowrun calibrate FILE                measure this machine, write a hardware profile
     flowrun recipes                       what there is
 
-Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 130 Ctrl-C.
+Exit status: 0, 1 a run failed, 2 the recipe is wrong (nothing was started), 75 a run was asked to
+end and has saved all (the same command goes on with train.resume=auto), 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import atexit
 import gc
 import importlib.metadata
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,7 +47,8 @@ from flowrun.launcher.terminal import doing
 COMMANDS = ("run", "plan", "verify", "resume", "export", "bench", "calibrate", "recipes")
 _READ_RECIPES = ("run", "plan", "verify", "resume")
 _STARTS_RANKS = ("run", "resume", "calibrate")  # from this process, whose heap they inherit
-OK, RUN_FAILED, RECIPE_WRONG, INTERRUPTED = 0, 1, 2, 130
+_TRAINS = ("run", "resume")
+OK, RUN_FAILED, RECIPE_WRONG, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 TRACEBACK = "FLOWRUN_TRACEBACK"  # environment variable: 1 shows where in flowrun an error came from
 
 RunFolder = Annotated[
@@ -90,6 +93,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         atexit.register(gc.freeze)  # an exit looks through all objects for garbage else: 0.5 s
         if given[0] in _STARTS_RANKS:
             heap.reexec_with_tunables()
+        if given[0] in _TRAINS:
+            signal.signal(signal.SIGTERM, _end_before_start)
         if given[0] in _READ_RECIPES and not {"--help", "-h"} & {*given}:
             doing.doing("reading the recipe")
     try:
@@ -99,6 +104,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         raise SystemExit(ended.exit_code) from None
     app(given, prog_name="flowrun")
     raise SystemExit(OK)
+
+
+def _end_before_start(number: int, frame: Any) -> NoReturn:
+    """End on SIGTERM while there is nothing to save; a run has a handler of its own."""
+    doing.clear()
+    raise SystemExit(PREEMPTED)
 
 
 def _check_words(given: Sequence[str]) -> None:

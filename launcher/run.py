@@ -24,20 +24,21 @@ from flowrun.launcher.launch.elastic import execute_local
 from flowrun.launcher.launch.failure import compiling
 from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.launch.limits import check_limits
+from flowrun.launcher.launch.preemption import Preempted, Requests
 from flowrun.launcher.launch.restart.restarts import RanksLost
 from flowrun.launcher.launch.virtual_launch import execute_virtual
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.device import may_use_gpus
 from flowrun.launcher.recipe.fewer_ranks import layouts_on_fewer
-from flowrun.launcher.recipe.schema import Recipe
+from flowrun.launcher.recipe.schema import AUTO, Recipe
 from flowrun.launcher.report import trace_file as trace
 from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.progress import Progress
-from flowrun.launcher.report.record import Record
-from flowrun.launcher.report.report import Report
+from flowrun.launcher.report.record import FAILED, PREEMPTED, STOPPED, Record
+from flowrun.launcher.report.report import Report, read_complete
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.store import weight_files as weights
-from flowrun.launcher.store.checkpoint import RECIPE, Checkpoint, alone, prepare
+from flowrun.launcher.store.checkpoint import RECIPE, Checkpoint, alone, find_all, prepare
 from flowrun.launcher.terminal.console import output_width
 
 if TYPE_CHECKING:
@@ -53,9 +54,28 @@ def run(
     """Train a recipe; its plan, metrics, weights and report go to `folder`.
 
     progress: shows the run to a person.  start: a checkpoint to go on from (resume.py).  Raises
-    FlowrunError: nothing was started if it is a RecipeError, SbpError or PlanError.
+    FlowrunError: nothing was started if it is a RecipeError, SbpError or PlanError; Preempted if it
+    was asked to end, and has saved all (launch/preemption.py).
     """
+    requests = Requests(recipe.launch)
+    with requests.handling():
+        return _run(recipe, folder, progress, start, requests)
+
+
+def _run(
+    recipe: Recipe,
+    folder: Path,
+    progress: Progress | None,
+    start: Checkpoint | None,
+    requests: Requests,
+) -> Report:
     check_runs(recipe)
+    if recipe.train.resume == AUTO and start is None:
+        if report := read_complete(folder, recipe.train.steps):
+            text = f"the run in {folder} is complete: {recipe.train.steps} steps are done"
+            (progress or Progress()).console.print(text, highlight=False, markup=False)
+            return report
+        recipe, start = _find_start(recipe, folder)
     recipe, planned = settle(recipe, progress)  # auto.placement: the fastest placement that fits
     with compiling():
         job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
@@ -65,7 +85,7 @@ def run(
     if recipe.launch.name != "virtual":
         check_limits(job, training, ranks_of_a_host(training.plan.num_ranks, recipe.launch))
     with alone(folder, recipe.launch.nnodes):
-        prepare(folder, resumed=start is not None)
+        prepare(folder, resumed=start is not None or recipe.train.resume == AUTO)
         resumed = _resume(job, start) if start else ()
         record = Record(folder, job, progress)
         record.write_plan(training, (*notes(job), *resumed))
@@ -75,12 +95,13 @@ def run(
                 try:
                     kernels = kernels_of(job, training, record.say)  # op after op, or compiled
                     # actors act, credits return
-                    log = execute(job, training, evaluation, record, kernels)
+                    log = execute(job, training, evaluation, record, kernels, requests)
                     break
                 except RanksLost as lost:
                     job = _with_fewer_ranks(record, lost)
                     training, evaluation = job.plans.compiled
-        except (RunError, KeyboardInterrupt):
+        except (RunError, KeyboardInterrupt, Preempted) as error:
+            record.write_end(*_name_end(error))
             record.advise_resume()
             raise
         if log.notes:
@@ -88,6 +109,22 @@ def run(
         report = Report.of(job, training, log)  # foreseen and measured
         record.write_report(report)
         return report
+
+
+def _find_start(recipe: Recipe, folder: Path) -> tuple[Recipe, Checkpoint | None]:
+    """Return the recipe and the checkpoint that train.resume=auto goes on from."""
+    if not find_all(folder):
+        return recipe, None
+    from flowrun.launcher.commands import resume  # imports what few runs need: 0.8 s
+
+    return resume.find_continuation(recipe, folder)
+
+
+def _name_end(error: BaseException) -> tuple[str, str]:
+    """Return how a run ended, in a word, and why."""
+    if isinstance(error, Preempted):
+        return PREEMPTED, error.by
+    return (STOPPED, "Ctrl-C") if isinstance(error, KeyboardInterrupt) else (FAILED, str(error))
 
 
 def _resume(job: Job, start: Checkpoint) -> tuple[str, ...]:

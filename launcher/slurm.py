@@ -1,26 +1,28 @@
 """launch=slurm: the recipe as a batch job, one task a host, each task our own agent (elastic.py).
 
-submitit writes and submits the job (extra `slurm`).  The hosts meet at the first of them.  Slurm's
-warning before the time is up, or a preemption, puts the job back into the queue, where it goes on
-from its last checkpoint.
+submitit writes and submits the job (extra `slurm`).  The hosts meet at the first of them.  At
+Slurm's warning before the time is up, or at launch.time_limit, the run finishes its step and saves;
+then the job is put back into the queue, where it goes on from there.
 """
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError
-from flowrun.launcher.commands.resume import find_continuation
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
-from flowrun.launcher.recipe.schema import Recipe
-from flowrun.launcher.report.report import Report
+from flowrun.launcher.launch.preemption import TIME_LIMIT, WARNING, Preempted
+from flowrun.launcher.recipe.schema import AUTO, Recipe
+from flowrun.launcher.report.report import REPORT, Report
 from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import prepare
 
 _NO_GPU = "no GPU was asked for: launch.device=cuda asks for one a rank"
+_WARNINGS = (WARNING, TIME_LIMIT)  # after these it is put back; a cancelled one is not
 _PORTS = range(20_000, 30_000)  # where hosts meet; the job's number chooses
 
 
@@ -37,8 +39,16 @@ class Agent:
 
         where = JobEnvironment()
         recipe = self.on_host(where.global_rank, where.hostnames[0], where.job_id)
-        recipe, start = find_continuation(recipe, self.folder)
-        run(recipe, self.folder, start=start)
+        warning = where._usr_sig()  # whose handler of submitit's puts the job back into the queue
+        put_back = signal.getsignal(warning)
+        if warning != signal.SIGUSR2:  # which a run handles
+            signal.signal(warning, lambda *_: signal.raise_signal(signal.SIGUSR2))
+        try:
+            run(recipe, self.folder)
+        except Preempted as ended:
+            if ended.by.startswith(_WARNINGS) and callable(put_back):
+                put_back(warning, None)
+            raise
 
     def on_host(self, host: int, first: str, job_id: str) -> Recipe:
         """Return the recipe as host number `host` runs it.
@@ -50,6 +60,7 @@ class Agent:
         endpoint = f"{first}:{_PORTS[number % len(_PORTS)]}" if launch.nnodes > 1 else ""
         return replace(
             self.recipe,
+            train=replace(self.recipe.train, resume=AUTO),
             launch=replace(launch, name="local", node_rank=host, rdzv_endpoint=endpoint),
         )
 
@@ -93,7 +104,7 @@ class Submitted:
             said = [line.strip() for line in str(error).splitlines() if line.strip()]
             log = f"The log of its first host: {self.job.paths.stderr}"
             raise RunError(f"job {self.job.job_id}", " ".join(said[-1:]), log) from error
-        return Report.from_json((self.folder / "report.json").read_text())
+        return Report.from_json((self.folder / REPORT).read_text())
 
 
 def submit(recipe: Recipe, folder: Path) -> Submitted:

@@ -104,13 +104,7 @@ def compose_resumed(
     file = f"recipe={start.folder.parents[1] / RECIPE}"
     before, after = load([file]), load([file, *overrides], config_dir)
     if changed := _first_change(before, after):
-        key, old = changed
-        raise RecipeError(
-            key,
-            f"a resumed run keeps the settings of its training: {key} was {old}.",
-            "To train something else from its weights, run: flowrun recipe=… "
-            f"model.weights={start.folder.parents[1] / 'weights.safetensors'}",
-        )
+        raise _keeps(start, *changed)
     if after.train.steps <= start.step:
         raise RecipeError(
             "train.steps",
@@ -139,12 +133,39 @@ def _check_recipe(start: Checkpoint) -> None:
 
 
 def find_continuation(recipe: Recipe, run_folder: Path) -> tuple[Recipe, Checkpoint | None]:
-    """Find where a run goes on that was put back into the queue: at its newest checkpoint that is
-    whole and has steps left, or at the beginning (None).
+    """Find where the command of a run goes on that is given again: at its newest checkpoint that is
+    whole and has steps left, or at the beginning (None) where there is no checkpoint.
+
+    Raises RecipeError where all are damaged, or for a key that must not change.
     """
-    left = (c for c in reversed(find_all(run_folder)) if c.step < recipe.train.steps)
+    left = [c for c in reversed(find_all(run_folder)) if c.step < recipe.train.steps]
     start = next((c for c in left if not c.damage()), None)
-    return (replace(recipe, weights=""), start) if start else (recipe, None)
+    if start is None and left:
+        raise RecipeError(
+            "train.resume",
+            f"no checkpoint in {run_folder} is whole; the newest: {left[0].damage()}",
+            "To begin anew, give another folder: hydra.run.dir=…",
+        )
+    if start is None:
+        return recipe, None
+    old, new = start.recipe(), yaml.safe_load(recipe.to_yaml())
+    for section, names in FIXED.items():
+        before, after = (dict(_leaves(tree.get(section))) for tree in (old, new))
+        for name in names or {**before, **after}:
+            if before.get(name) != after.get(name):
+                key = f"{section}.{name}".rstrip(".")
+                raise _keeps(start, key, before.get(name, "not there"))
+    return replace(recipe, weights=""), start  # the checkpoint has them
+
+
+def _keeps(start: Checkpoint, key: str, old: Any) -> RecipeError:
+    """Return the error for a key that must not change."""
+    return RecipeError(
+        key,
+        f"a resumed run keeps the settings of its training: {key} was {old}.",
+        "To train something else from its weights, run: flowrun recipe=… "
+        f"model.weights={start.folder.parents[1] / 'weights.safetensors'}",
+    )
 
 
 def restore(job: Job, start: Checkpoint) -> None:

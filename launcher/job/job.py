@@ -105,6 +105,11 @@ class Job:
         return segments(self.recipe, self.start.step, self.start.ended)
 
     @property
+    def saved_steps(self) -> int:
+        """Steps of the checkpoint that it goes on from; 0 where there is none on the disk."""
+        return self.start.step if isinstance(self.start, Checkpoint) else 0
+
+    @property
     def eval_steps(self) -> int:
         """Batches of one evaluation."""
         return self.materials.evaluation_sampler.eval_steps(self.recipe.eval.batches)

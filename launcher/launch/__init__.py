@@ -2,6 +2,7 @@
 
 elastic.py virtual_launch.py   read these first: one process a rank, or all ranks in this process
 worker.py            one rank: what a forked process does from its first line to its exit
+preemption.py        signals and launch.time_limit: finish the step, save, end or go on
 step_gate.py         which steps ranks may begin, so that all come to rest after the same one
 background_save.py   checkpoints that are written while training goes on
 events.py            what a rank reports to its launcher

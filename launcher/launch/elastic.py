@@ -34,6 +34,7 @@ from flowrun.launcher.launch.events import concerns_all
 from flowrun.launcher.launch.hosts.hosts import Alone, Hosts, open_hosts
 from flowrun.launcher.launch.hosts.meeting import Host, ranks_of_a_host
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
+from flowrun.launcher.launch.preemption import Offer, Preemption, Requests
 from flowrun.launcher.launch.restart.restarts import Attempts, Ending, give_up, restart
 from flowrun.launcher.launch.restart.snapshots import map_snapshots
 from flowrun.launcher.launch.step_gate import StepGate
@@ -60,12 +61,13 @@ def execute_local(
     evaluation: Rehearsed | None,
     record: Record,
     kernels: Kernels,
+    requests: Requests,
 ) -> Log:
     """Start this host's ranks, and return when all have ended.
 
     job: what to train.  training, evaluation: its plans.  record: takes what happens.  kernels: of
-    training's regions.  Raises RunError for the rank that failed (not for one that lost it),
-    KeyboardInterrupt on Ctrl-C.
+    training's regions.  requests: what is asked of this process.  Raises RunError for the rank that
+    failed (not for one that lost it), Preempted or KeyboardInterrupt where it was asked to end.
     """
     num_ranks = training.plan.num_ranks
     local_ranks = ranks_of_a_host(num_ranks, job.recipe.launch)
@@ -85,18 +87,30 @@ def execute_local(
     with open_hosts(job.recipe.launch, limit_s, record.say) as hosts:
         while True:
             events = EventCollector(record=record, hosts=hosts)
+            preemption = events.preemption = Preemption(
+                gate=StepGate.make_shared(local_ranks, job.start.step if job.start else 0),
+                requests=requests,
+                saved=job.saved_steps,
+                steps=job.recipe.train.steps,
+                grace_s=job.recipe.launch.grace_s,
+                say=record.note,
+                stop=events.stop_us,
+                hosts=hosts,
+            )
             place = hosts.meet(partial(_describe, job, training, record), events.receive)
             if hosts.shared and not attempts.total:
                 record.share(place.number)
-            ended = _run_ranks(worker, local_ranks, limit_s, events, place)
-            error = events.part(ended)
+            ended = _run_ranks(worker, local_ranks, limit_s, events, place, preemption)
+            error = events.part(preemption.early or ended, preemption.end_after(ended))
             if error is None:
                 break
-            ending = events.ending(ended, error)
+            ending = Ending.STOPPED if preemption.ending else events.ending(ended, error)
             again = attempts.after(ending, record.reached)
             if again is None or not isinstance(error, RunError):
                 record.close()
-                raise error if not attempts.limit else give_up(record, snapshots, ending, error)
+                if attempts.limit and isinstance(error, RunError):
+                    error = give_up(record, snapshots, ending, error)
+                raise error
             attempts = again
             restart(record, snapshots, attempts, error)
     if events.here:
@@ -116,23 +130,23 @@ def _run_ranks(
     limit_s: float,
     events: EventCollector,
     place: MeetingPlace,
-) -> BaseException | None:
+    preemption: Preemption,
+) -> RunError | None:
     """Fork this host's ranks and wait for their end; return what ended them early, or None.
 
     worker: what they do.  local_ranks: their number.  limit_s: after which they hang.
-    events: takes what they send.  place: where they meet those of the other hosts.
+    events: takes what they send.  place: where they meet those of the other hosts.  preemption:
+    halts them.
     """
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
     readers, writers = zip(*pipes, strict=True)
     born = multiprocessing.get_context("fork").Barrier(local_ranks)
-    start = worker.job.start
-    gate = StepGate.shared(local_ranks, start.step if start else 0)
     plans = [found.plan for found in (worker.training, worker.evaluation) if found]
     pulses, stacks = Pulses(plans, local_ranks), Stacks(local_ranks)
     worker = replace(
         worker,
         folder=events.record.folder,
-        gate=gate,
+        gate=preemption.gate,
         pipes=writers,
         born=born,
         interface=place.interface,
@@ -150,14 +164,11 @@ def _run_ranks(
     )
     listener = threading.Thread(target=events.listen, args=(readers,), daemon=True)
     listener.start()
-    ended: BaseException | None
     well = False
     try:
-        with _ctrl_c_is_ours(), events.may_stop_us(), watch:
+        with _handlers_restored(), preemption.serving(), events.may_stop_us(), watch:
             ended = _launch(worker, local_ranks, place)
         well = ended is None
-    except KeyboardInterrupt as error:
-        ended = error
     finally:
         for pipe in writers:  # every other copy was a worker's: the listener comes to an end
             pipe.close()
@@ -181,10 +192,12 @@ def _launch(worker: Worker, local_ranks: int, place: MeetingPlace) -> RunError |
     from torch.distributed.elastic.agent.server import WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing import api as elastic_api
 
     from flowrun.launcher.launch.hosts.rendezvous import Rendezvous
 
     _silence_elastic()
+    elastic_api._get_default_signal = lambda: signal.SIGKILL  # ranks leave SIGTERM to the launcher
     os.environ.setdefault("OMP_NUM_THREADS", str(worker.job.recipe.launch.threads))
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # each host has as many ranks
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(_fatal_signals())
@@ -234,35 +247,18 @@ def _silence_elastic() -> None:
 
 
 def _fatal_signals() -> list[str]:
-    """Signals that end the run with its workers, but for those that someone has another use for:
-    nohup, and submitit, which lets SIGTERM pass as Slurm sends it with its warning.
-    """
-    others = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+    """Signals that end the run at once, with its workers; nohup has another use for SIGHUP."""
+    others = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
     return [s.name for s in (*others, _STOP)]
 
 
 @contextmanager
-def _ctrl_c_is_ours() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt in this process and does nothing in one just forked from it.
-
-    Ctrl-C on a terminal reaches the workers too, but it is the launcher that ends them; a second
-    one would stop it in the middle of that, and leave some behind.  The handlers that elastic
-    leaves behind are put back to what they were.
-    """
+def _handlers_restored() -> Iterator[None]:
+    """The handlers that elastic leaves behind are put back to what they were."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    launcher = os.getpid()
-
-    def interrupt(number: int, frame: Any) -> None:
-        if os.getpid() == launcher:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            raise KeyboardInterrupt
-
-    ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in ours}
-    if before[signal.SIGINT] is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, _STOP)}
     try:
         yield
     finally:
@@ -302,13 +298,15 @@ class EventCollector:
     """Collects the events of workers and of other hosts, in threads of the launcher.
 
     files: of each checkpoint that is being written, those that are on the disk.
-    hosts: this launcher among the others.  broken: what went wrong here, while writing it down.
-    hung: why the ranks were killed as they hung.  running: elastic is in charge.  over: it no
-    longer is.  stopped_us: an event has ended the run.
+    hosts: this launcher among the others.  preemption: takes what they offer.
+    broken: what went wrong here, while writing it down.  hung: why the ranks were killed as they
+    hung.  running: elastic is in charge.  over: it no longer is.  stopped_us: an event has ended
+    the run.
     """
 
     record: Record
     hosts: Hosts | Alone
+    preemption: Preemption | None = None
     failures: list[Failure] = field(default_factory=list)
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     here: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -351,7 +349,7 @@ class EventCollector:
             what = f"{type(error).__name__}: {error}"
             self.broken = error if known else RunError("the launcher", what)
             self.broken.__cause__ = None if known else error
-            self._stop_us()
+            self.stop_us()
 
     def _note(self, message: tuple[Any, ...], host: int | None) -> None:
         match message:
@@ -372,6 +370,8 @@ class EventCollector:
                 error = RunError(where, problem)
                 error.add_note(story)
                 self._fail(Failure(error=error, lost_peer=lost_peer, host=host))
+            case ("halt", number, by, begun, ends) if self.preemption and host is not None:
+                self.preemption.receive(host, number, by, Offer(begun, ends))
             case ("gone", name, why):
                 where = f"host {host} ({name})"
                 self._fail(Failure(error=RunError(where, why), host=host))
@@ -381,9 +381,9 @@ class EventCollector:
     def _fail(self, failure: Failure) -> None:
         self.failures.append(failure)
         if failure.host is not None:
-            self._stop_us()
+            self.stop_us()
         elif not failure.lost_peer:  # elastic sees it at once: it is a rank of this host
-            threading.Timer(_PATIENCE_S, self._stop_us).start()
+            threading.Timer(_PATIENCE_S, self.stop_us).start()
 
     def _take_file(self, folder: Path, step: int, name: str, written: Sequence[int]) -> None:
         """Note that a rank has written its file of a checkpoint; complete it with the last."""
@@ -406,22 +406,35 @@ class EventCollector:
             with self.lock:
                 self.running, self.over = False, True
 
-    def _stop_us(self) -> None:
-        """End the run as soon as elastic is there to do so: it ends the workers, then itself."""
-        with self.lock:
+    def stop_us(self) -> None:
+        """End the run as soon as elastic is there to do so: it ends the workers, then itself.
+
+        A signal's handler may call it, while this thread holds the lock.
+        """
+        if not self.lock.acquire(timeout=1.0):
+            return
+        try:
             if self.running and signal.getsignal(_STOP) is not signal.SIG_DFL:
                 self.stopped_us = True
                 os.kill(os.getpid(), _STOP)
             elif not self.over:
-                again = threading.Timer(0.1, self._stop_us)
+                again = threading.Timer(0.1, self.stop_us)
                 again.daemon = True
                 again.start()
+        finally:
+            self.lock.release()
 
-    def part(self, ended: BaseException | None) -> BaseException | None:
+    def part(
+        self, ended: BaseException | None, agreed: BaseException | None = None
+    ) -> BaseException | None:
         """Part from the other hosts; return the error that ended the run, None if it ended well.
 
-        ended: Ctrl-C, or what elastic saw first.
+        ended: Ctrl-C, or what elastic saw first.  agreed: what all hosts end with, as one was asked
+        to end.
         """
+        if agreed is not None and self.broken is None:
+            self.hosts.part(_PART_S if ended else None)
+            return agreed
         verdict = self.verdict(ended)
         if verdict is None:
             self.hosts.part()  # with all their events

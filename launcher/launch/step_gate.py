@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
+import threading
 from collections.abc import MutableSequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -32,17 +33,21 @@ class StepGate:
     def __init__(self, numbers: MutableSequence[int], lock: Any, first: int = 0) -> None:
         self.numbers = numbers
         self.lock = lock
-        self.first = first
         for k in range(len(numbers)):
             numbers[k] = first
         numbers[_ENDS] = False
 
     @staticmethod
-    def shared(num_ranks: int, first: int) -> StepGate:
+    def make_shared(num_ranks: int, first: int) -> StepGate:
         """Return a gate that processes forked from this one share.  first: steps done before."""
         size = _RANKS + 2 * num_ranks
         numbers = memoryview(mmap.mmap(-1, 8 * size)).cast("q")
         return StepGate(numbers, multiprocessing.get_context("fork").Lock(), first)
+
+    @staticmethod
+    def of_threads(num_ranks: int, first: int) -> StepGate:
+        """Return a gate for this process alone.  first: steps done before."""
+        return StepGate([0] * (_RANKS + 2 * num_ranks), threading.Lock(), first)
 
     @property
     def begun(self) -> int:
@@ -89,7 +94,7 @@ class RankGate:
         return self._numbers[self._begun]
 
     def may_begin(self, steps: int) -> bool:
-        """Return whether the rank may begin the last of so many steps; if not, it comes to rest."""
+        """Return whether the rank may begin the last of `steps` steps; if not, it comes to rest."""
         numbers = self._numbers
         with self._lock:
             halted = numbers[_ENDS] or numbers[self._passed] != numbers[_HALT]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,11 +28,16 @@ from flowrun.launcher.launch.finite import (
     explain,
     find_broken,
 )
+from flowrun.launcher.launch.hosts.hosts import Alone
+from flowrun.launcher.launch.preemption import Preemption, Requests
+from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write_whole
+
+_NEVER_S = 1e6
 
 
 def execute_virtual(
@@ -40,15 +46,69 @@ def execute_virtual(
     evaluation: Rehearsed | None,
     record: Record,
     kernels: Kernels,
+    requests: Requests,
 ) -> Log:
     """Train on the virtual cluster, with evaluations and checkpoints where they are due.
 
     job: what to train.  training, evaluation: its plans.  record: takes what happens.  kernels: of
-    training's regions.
+    training's regions.  requests: what is asked of this process.
     """
     torch.set_num_threads(job.recipe.launch.threads)
     cluster = _make_cluster(job, training, kernels)
+    preemption = _preemption(job, cluster, record, requests)
+    try:
+        with preemption.serving():
+            _train(job, (training, evaluation), cluster, record, preemption.gate)
+    except BaseException as error:
+        record.close()
+        if isinstance(error, RunError):
+            where, problem, _ = describe(error)
+            raise RunError(where, problem) from error
+        early = isinstance(error, KeyboardInterrupt) and preemption.early
+        raise early or error from None
+    if asked := preemption.end_after(None):
+        record.close()
+        raise asked
+    if job.recipe.train.save:
+        files = weights.plan_files(record.folder, job.saved, job.about(job.recipe.train.steps))
+        write_whole(files, (s for rank in cluster.ranks for s in _shards(job, cluster, rank)))
+    return _make_log(cluster, training, record)
+
+
+def _preemption(
+    job: Job, cluster: VirtualCluster, record: Record, requests: Requests
+) -> Preemption:
+    """Return what halts the ranks; they are not interrupted but by a signal that comes again."""
+
+    def stop() -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    start = job.start.step if job.start else 0
+    return Preemption(
+        gate=StepGate.of_threads(len(cluster.ranks), start),
+        requests=requests,
+        saved=start,
+        steps=job.recipe.train.steps,
+        grace_s=_NEVER_S,
+        say=record.note,
+        stop=stop,
+        hosts=Alone(),
+    )
+
+
+def _train(
+    job: Job,
+    plans: tuple[Rehearsed, Rehearsed | None],
+    cluster: VirtualCluster,
+    record: Record,
+    gate: StepGate,
+) -> None:
+    """Train segment by segment, until the end or a halt that the run ends at."""
+    training, evaluation = plans
     evaluator = evaluation and _evaluator(job, evaluation, cluster)
+    gates = {rank: gate.of_rank(k) for k, rank in enumerate(cluster.ranks)}
+    saved = gate.begun  # steps of the newest checkpoint
     before, judge = 0.0, StepJudge.of(job)
 
     def on_step(step: int, results: Results) -> None:
@@ -61,29 +121,32 @@ def execute_virtual(
             broken = [each for body in cluster.ranks.values() for each in find_broken(body)]
             raise explain(job, step, problem, origins, broken)
 
-    try:
-        for segment in job.segments:
+    for segment in job.segments:
+        while gate.begun < segment.last:
             before = time.perf_counter()
-            cluster.run(segment.last, on_step, segment.first)
+            cluster.run(
+                segment.last,
+                on_step,
+                gate.begun,
+                lambda rank, steps: gates[rank].may_begin(steps),
+            )
             for body in cluster.ranks.values():
-                check_weights(job, segment.last, body)
-            if segment.verify:
-                _verify(cluster, segment.last)
-            if segment.evaluate and evaluator:
-                results = evaluator.run(job.eval_steps)
-                record.write_evaluation(segment.last - 1, job.validation(results))
-            if segment.save:
-                _checkpoint(job, cluster, record, segment.last)
-    except BaseException as error:
-        record.close()
-        if isinstance(error, RunError):
-            where, problem, _ = describe(error)
-            raise RunError(where, problem) from error
-        raise
-    if job.recipe.train.save:
-        files = weights.plan_files(record.folder, job.saved, job.about(job.recipe.train.steps))
-        write_whole(files, (s for rank in cluster.ranks for s in _shards(job, cluster, rank)))
-    return _make_log(cluster, training, record)
+                check_weights(job, gate.begun, body)
+            if gate.begun == segment.last:
+                break
+            if gate.begun > saved:  # all ranks rest here, at a halt
+                saved = gate.begun
+                _checkpoint(job, cluster, record, saved)
+            if not all([each.go_on() for each in gates.values()]):
+                return
+        if segment.verify:
+            _verify(cluster, segment.last)
+        if segment.evaluate and evaluator:
+            results = evaluator.run(job.eval_steps)
+            record.write_evaluation(segment.last - 1, job.validation(results))
+        if segment.save:
+            saved = segment.last
+            _checkpoint(job, cluster, record, saved)
 
 
 def _make_cluster(job: Job, training: Rehearsed, kernels: Kernels) -> VirtualCluster:

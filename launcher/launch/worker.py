@@ -173,7 +173,7 @@ class Worker:
 
         assert self.gate is not None
         gate = self.gate.of_rank(int(os.environ["LOCAL_RANK"]))
-        saved = gate.begun  # steps of the newest checkpoint
+        saved = self.job.saved_steps  # of the newest checkpoint
         report = on_step if trained.reports else _forget
         for segment in self.job.segments:
             while gate.begun < segment.last:
@@ -429,11 +429,12 @@ def _same_time() -> int:
 def _end_with(launcher: int) -> None:
     """Only the launcher ends a worker, and if it is killed itself, the worker ends (Linux).
 
-    Slurm's warnings are for the launcher: a worker has inherited what submitit does on them.
+    What asks a run to end, or to save, is for the launcher: Slurm sends it to all processes.
     """
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    for number in (*asking, signal.SIGCONT):
         signal.signal(number, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -22,6 +22,7 @@ from flowrun.launcher.recipe.schema import (
     WEIGHTS,
     Recipe,
     RecipeSchema,
+    time_limit_s,
 )
 from flowrun.launcher.recipe.value_ranges import check_values
 
@@ -254,6 +255,16 @@ def _check_launch(recipe: RecipeSchema) -> None:
         "train.snapshot_every",
         "snapshots serve restarts, and launch.restarts is 0.",
         "Write launch.restarts=3, or leave it out.",
+    )
+    try:
+        limit = time_limit_s(launch)
+    except ValueError:
+        limit = 0
+    require(
+        limit is None or limit > 0,
+        "launch.time_limit",
+        f"{launch.time_limit!r} is no time.",
+        'Write minutes, such as 90, or "01:30:00".',
     )
     rank = launch.node_rank
     require(

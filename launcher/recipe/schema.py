@@ -23,6 +23,7 @@ KEPT = ("matmul", "boxing")
 MIRRORED = "mirrored"
 STEP, MICRO_BATCH = "step", "micro_batch"
 STOP, SKIP, IGNORE = "stop", "skip", "ignore"
+NEVER, AUTO = "never", "auto"
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
 # key that holds a word -> the words that it may be
@@ -32,6 +33,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "optim.sparse": ("exact", "lazy", "off"),
     "train.loss_mean": (STEP, MICRO_BATCH),
     "train.on_nonfinite": (STOP, SKIP, IGNORE),
+    "train.resume": (NEVER, AUTO),
     "auto.memory": ("off", "slight", "moderate", "heavy", "adaptive"),
     "precision.dtype": ("fp32", "bf16", "fp16"),
     "precision.reduce_dtype": ("fp32", "null"),
@@ -190,6 +192,8 @@ class Train:
     on_nonfinite: what follows a step with a gradient that is not finite, whose update is left out:
         stop: the run ends and says where it arose; skip: the run goes on, and counts such steps;
         ignore: nothing is looked for, and such numbers enter the weights.
+    resume: auto: where the run's folder has a checkpoint, go on from the newest whole one, so that
+        the same command may be given again; never: such a folder is refused.
     """
 
     batch_size: int = 32
@@ -204,6 +208,7 @@ class Train:
     snapshot_every: int | None = None
     loss_mean: str = "step"
     on_nonfinite: str = "stop"
+    resume: str = NEVER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +263,9 @@ class Launch:
         no fewer than these; null: it ends.
     hang_s: seconds without an act of any rank after which the run ends, and says which rank owes
         what; null: 60, or 20 foreseen steps if these are longer; 0: never.
+    time_limit: minutes, or "HH:MM:SS", after which the run finishes its step, saves and ends with
+        status 75; null: none.
+    grace_s: seconds that a run which was asked to end may take to finish its step and save.
     slurm: the batch job.
     """
 
@@ -273,7 +281,20 @@ class Launch:
     restarts: int = 0
     min_ranks: int | None = None
     hang_s: float | None = None
+    time_limit: int | float | str | None = None
+    grace_s: float = 120.0
     slurm: Slurm = field(default_factory=Slurm)
+
+
+def time_limit_s(launch: Launch) -> float | None:
+    """Return `launch.time_limit` in seconds.  Raises ValueError for a text that is no time."""
+    limit = launch.time_limit
+    if not isinstance(limit, str):
+        return None if limit is None else 60.0 * limit
+    hours, minutes, seconds = map(int, limit.split(":"))
+    if not (hours >= 0 and 0 <= minutes < 60 and 0 <= seconds < 60):
+        raise ValueError(limit)
+    return 3600.0 * hours + 60 * minutes + seconds
 
 
 @dataclass(frozen=True, kw_only=True)

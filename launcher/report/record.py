@@ -1,13 +1,15 @@
 """Record: the run's folder while the run goes on.
 
-recipe.yaml, plan.txt, metrics.jsonl, restarts.jsonl, TensorBoard events, report.json.
+recipe.yaml, plan.txt, metrics.jsonl, restarts.jsonl, ended.json, TensorBoard events, report.json.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
 from flowrun.launcher.report.loss_spikes import SPIKE, LossSpikes, list_steps
 from flowrun.launcher.report.progress import Progress
-from flowrun.launcher.report.report import Report, StepLog, StepRecord, numbers, strict
+from flowrun.launcher.report.report import REPORT, Report, StepLog, StepRecord, numbers, strict
 from flowrun.launcher.store.checkpoint import (
     RECIPE,
     Checkpoint,
@@ -38,7 +40,8 @@ _NO_TARGET = (
 )
 
 _NO_EVENTS = object()  # instead of TensorBoard's writer, when it has failed
-METRICS, RESTARTS = "metrics.jsonl", "restarts.jsonl"
+METRICS, RESTARTS, ENDED = "metrics.jsonl", "restarts.jsonl", "ended.json"
+PREEMPTED, STOPPED, FAILED = "preempted", "stopped", "failed"  # how a run ended (ENDED)
 
 
 class Record:
@@ -60,6 +63,8 @@ class Record:
         self.restarts = 0
         self.lost: list[str] = []  # what could not be written
         folder.mkdir(parents=True, exist_ok=True)
+        for file in (ENDED, REPORT):  # of the run so far: how it ends is to be seen
+            (folder / file).unlink(missing_ok=True)
         if not self.first:
             (folder / RESTARTS).unlink(missing_ok=True)
         _lines_before(folder / METRICS, self.first)  # what is wrong there is said before the start
@@ -185,6 +190,18 @@ class Record:
         if self.progress:
             print_note = self.progress.console.print
             print_note(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
+
+    def write_end(self, status: str, why: str) -> None:
+        """Write ended.json: that the run has ended, and is not complete.
+
+        status: preempted, stopped or failed.  why: what asked it to end, or the error.
+        """
+        about = {"status": status, "why": why, "step": self.reached, "time": time.time()}
+        with contextlib.suppress(OSError):  # a full disk is an error that is shown anyway
+            replace_text(self.folder / ENDED, json.dumps(about) + "\n")
+        if status == PREEMPTED:
+            steps = self.job.recipe.train.steps
+            self.note(f"preempted after step {self.reached} of {steps} by {why}; nothing is lost")
 
     def advise_resume(self) -> None:
         """Say how to resume a run that failed or was stopped, if that is possible."""

@@ -9,7 +9,9 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flowrun.engine.compile import Rehearsed
@@ -21,6 +23,7 @@ from flowrun.engine.trace.stragglers import find_straggler
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 
+REPORT = "report.json"
 _STEPS_KEPT = 10_000  # the median of seconds is of these
 FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit
 
@@ -236,6 +239,17 @@ class Report:
         found = json.loads(text)
         losses = {k: math.nan for k in ("first_loss", "last_loss") if found[k] is None}
         return Report(**found | losses)
+
+
+def read_complete(folder: Path, steps: int) -> Report | None:
+    """Return the report of a run that has done all of its steps; None if it has not.
+
+    folder: of the run.  steps: their number.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        report = Report.from_json((folder / REPORT).read_text())
+        return report if report.first_step + report.steps >= steps else None
+    return None
 
 
 def advice_on(profile: str, foreseen_s: float, measured_s: float) -> str:

@@ -50,14 +50,13 @@ HANGS = ("launch.hang_s=6",)  # a machine with other work
 RESTARTS = ("launch.restarts=3",)
 BLOWS = (
     Blow(name="worker SIGKILL", target=WORKER),
-    Blow(name="worker SIGTERM", target=WORKER, number=TERM),
     Blow(name="worker SIGSEGV", target=WORKER, number=SEGV),
     Blow(name="workers SIGKILL", target=WORKERS),
     Blow(name="launcher SIGKILL", target=LAUNCHER),
-    Blow(name="launcher SIGTERM", target=LAUNCHER, number=TERM),
+    Blow(name="launcher SIGTERM", target=LAUNCHER, number=TERM, statuses=(PREEMPTED,)),
     Blow(name="launcher SIGINT", target=LAUNCHER, number=INT, statuses=(INTERRUPTED,)),
     Blow(name="run SIGKILL", target=RUN),
-    Blow(name="run SIGTERM", target=RUN, number=TERM),
+    Blow(name="run SIGTERM", target=RUN, number=TERM, statuses=(PREEMPTED,)),
     Blow(name="run SIGINT", target=RUN, number=INT, statuses=(INTERRUPTED,)),
     Blow(name="worker SIGSTOP", target=WORKER, number=STOP, words=HANGS),
     Blow(name="worker SIGKILL, restarts", target=WORKER, statuses=(0,), words=RESTARTS),
@@ -71,7 +70,13 @@ BLOWS = (
     Blow(name="worker SIGKILL, two hosts", shape=TWO, target=WORKER),
     Blow(name="worker SIGSEGV, two hosts", shape=TWO, target=WORKER, number=SEGV),
     Blow(name="agent SIGKILL, two hosts", shape=TWO, target=LAUNCHER),
-    Blow(name="agent SIGTERM, two hosts", shape=TWO, target=LAUNCHER, number=TERM),
+    Blow(
+        name="agent SIGTERM, two hosts",
+        shape=TWO,
+        target=LAUNCHER,
+        number=TERM,
+        statuses=(PREEMPTED,),
+    ),
     Blow(name="host SIGSTOP, two hosts", shape=TWO, target=HOST, number=STOP, words=HANGS),
 )
 

@@ -31,7 +31,8 @@ train: {batch_size: 8, micro_batches: 2, steps: 4}
 """
 
 # Rank 1 may be asked to fail, die, stop or sleep at the first sample of its 8th micro-batch (the
-# process of the virtual cluster counts as rank 1); "kill once": the first rank 1 that comes to it.
+# process of the virtual cluster counts as rank 1); "kill once": the first rank 1 that comes to it;
+# "preempt once": the launcher gets SIGTERM, and the rank itself too.
 SAMPLES = """\
 import os
 import signal
@@ -64,13 +65,17 @@ def break_down(how: str) -> None:
         raise ValueError("sample 28 is not there")
     if how == "exit":
         os._exit(7)
-    if how == "kill once":
+    if how.endswith("once"):
         try:
-            os.close(os.open("killed_once", os.O_CREAT | os.O_EXCL))
+            os.close(os.open("broken_once", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
     if how == "sleep":
         time.sleep(3600)
+    if how == "preempt once":
+        os.kill(os.getpid(), signal.SIGTERM)  # Slurm sends it to all processes
+        os.kill(os.getppid() if "RANK" in os.environ else os.getpid(), signal.SIGTERM)
+        return
     os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -75,22 +74,6 @@ def test_ctrl_c_while_planning_ends_with_status_130(place: Path) -> None:
     command.until("data set made")
     ended = command.signal(signal.SIGINT)
     assert (ended.status, ended.err) == (130, "stopped\n")
-
-
-def test_a_second_ctrl_c_changes_nothing(place: Path) -> None:
-    command = Command(place, "recipe=small", ENDLESS)
-    command.until("step 0")
-    os.kill(command.process.pid, signal.SIGINT)
-    ended = command.signal(signal.SIGINT, group=True)
-    assert ended.status == 130
-    assert "Traceback" not in ended.err
-
-
-def test_a_launcher_that_is_told_to_end_takes_its_workers_along(place: Path) -> None:
-    command = Command(place, "recipe=small", ENDLESS)
-    command.until("step 0")
-    ended = command.signal(signal.SIGTERM)
-    assert (ended.status, ended.err) == (1, "the launcher\n  stopped by SIGTERM.\n")
 
 
 def test_a_launcher_that_is_killed_leaves_no_worker(place: Path) -> None:

@@ -138,6 +138,6 @@ def test_a_gate_whose_lock_a_killed_rank_holds_is_not_frozen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("flowrun.launcher.launch.step_gate._PATIENCE_S", 0.0)
-    gate = StepGate.shared(2, first=0)
+    gate = StepGate.make_shared(2, first=0)
     gate.lock.acquire()
     assert not gate.freeze()
