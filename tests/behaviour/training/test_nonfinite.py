@@ -66,6 +66,9 @@ class Between(nn.Module):
         first = x[:, :1]
         if self.fault == "log":
             return h + 0 * torch.log(first * h.exp())
+        if self.fault == "mask":  # what is masked is infinite by intention
+            shares = h.masked_fill(torch.arange(8) < 3, -math.inf).softmax(-1)
+            return h + 0 * shares * torch.log(first * h.exp())
         if self.fault == "divide":
             return h + 0 * (h / first)
         if self.fault == "sqrt":
@@ -117,6 +120,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "log of a negative": (
         {"plant": "-1.0", "fault": "log"},
         r"makes nan of finite numbers: aten.log.default of module between \(test_nonfinite.py:6",
+    ),
+    "log of a negative, behind a mask": (
+        {"plant": "-1.0", "fault": "mask"},
+        r"makes nan of finite numbers: aten.log.default of module between",
     ),
     "division by zero": (
         {"plant": "0.0", "fault": "divide"},
