@@ -71,6 +71,11 @@ def cut_in_space(given: Given, row: Signature) -> bool:
 
 ABSENT = (
     Absent(
+        "flow.not_finite",
+        lambda given, row: P in row.inputs,
+        "parts may be finite where their sum is not",
+    ),
+    Absent(
         "aten.*batch_norm*",
         partial("weight", "bias", "running_mean", "running_var"),
         "no layout makes weights, biases or running statistics partial",
