@@ -107,9 +107,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _end_before_start(number: int, frame: Any) -> NoReturn:
-    """End on SIGTERM while there is nothing to save; a run has a handler of its own."""
-    doing.clear()
-    raise SystemExit(PREEMPTED)
+    """End on SIGTERM while there is nothing to save; a run has a handler of its own.
+
+    An error would be lost where an import calls it from C code.
+    """
+    os._exit(PREEMPTED)
 
 
 def _check_words(given: Sequence[str]) -> None:

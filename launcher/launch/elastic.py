@@ -370,8 +370,8 @@ class EventCollector:
                 error = RunError(where, problem)
                 error.add_note(story)
                 self._fail(Failure(error=error, lost_peer=lost_peer, host=host))
-            case ("halt", number, by, begun, ends) if self.preemption and host is not None:
-                self.preemption.receive(host, number, by, Offer(begun, ends))
+            case ("halt", number, by, *offer) if self.preemption and host is not None:
+                self.preemption.receive(host, number, by, Offer(*offer))
             case ("gone", name, why):
                 where = f"host {host} ({name})"
                 self._fail(Failure(error=RunError(where, why), host=host))

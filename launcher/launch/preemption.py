@@ -117,6 +117,7 @@ class Requests:
             return  # one just forked; its launcher ends it
         if not self.running:
             if request.ends:
+                self.queue.put(request)  # the error may be lost in a callback of C code
                 clear()
                 raise end_of(request)
             return
@@ -133,10 +134,13 @@ def _raise_early_end(request: Request) -> None:
 
 
 class Offer(NamedTuple):
-    """The steps that some rank of a host has begun, and whether the host is asked to end."""
+    """The steps that some rank of a host has begun, whether the host is asked to end, and whether
+    it sees the folder where the first host saves.
+    """
 
     begun: int
     ends: bool
+    sees: bool
 
 
 @dataclass(kw_only=True)
@@ -238,11 +242,18 @@ class Preemption:
         """Halt the ranks, which are frozen, after the steps that some rank of any host has
         begun.
         """
-        offers = self._agree(Offer(self.gate.begun, request.ends), request.by)
+        sees = self.hosts.number == 0 or self.hosts.shared
+        offers = self._agree(Offer(self.gate.begun, request.ends, sees), request.by)
         if offers is None:
             self.gate.open()
             if self.early is None:
                 self._end_early(RunError("another host", f"it did not answer to {request.by}."))
+            return
+        if not all(offer.sees for offer in offers):
+            self.gate.open()
+            self.say(f"{request.by}: nothing is saved, as the hosts do not share the run's folder")
+            if request.ends and request.round is None:
+                self._end_early(early_end_of(request))
             return
         halt, ends = max(offer.begun for offer in offers), any(offer.ends for offer in offers)
         if halt >= self.steps:
@@ -263,7 +274,7 @@ class Preemption:
         """
         number, others = self._round, len(self.hosts.names) - 1
         self._round += 1
-        self.hosts.broadcast("halt", number, by, mine.begun, mine.ends)
+        self.hosts.broadcast("halt", number, by, *mine)
         with self._offered:
             offered = self._offers.setdefault(number, {})
             done = self._offered.wait_for(

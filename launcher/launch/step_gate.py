@@ -30,7 +30,9 @@ class StepGate:
     and the halt that it has gone on from.  lock: guards them.
     """
 
-    def __init__(self, numbers: MutableSequence[int], lock: Any, first: int = 0) -> None:
+    def __init__(
+        self, numbers: MutableSequence[int] | memoryview[int], lock: Any, first: int = 0
+    ) -> None:
         self.numbers = numbers
         self.lock = lock
         for k in range(len(numbers)):
@@ -82,7 +84,10 @@ class RankGate:
     """The gate as seen by a rank: two numbers of its own at `place`."""
 
     def __init__(
-        self, numbers: MutableSequence[int], lock: AbstractContextManager[Any], place: int
+        self,
+        numbers: MutableSequence[int] | memoryview[int],
+        lock: AbstractContextManager[Any],
+        place: int,
     ) -> None:
         self._numbers = numbers
         self._lock = lock
