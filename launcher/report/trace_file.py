@@ -27,6 +27,7 @@ from flowrun.engine.trace.trace import (
     build_slices,
     step_number,
 )
+from flowrun.launcher.store.checkpoint import replace_text
 
 NAME = "trace.json"
 _FORESEEN = 1 << 16  # process of a stage: above that of any rank
@@ -38,7 +39,7 @@ def write(file: Path, training: Rehearsed, notes: Mapping[int, Sequence[TraceEve
     notes: what ranks noted, by rank; without any, the foreseen timeline alone is written.
     """
     text = json.dumps({"traceEvents": list(events(training, notes))}, separators=(",", ":"))
-    file.write_text(text)
+    replace_text(file, text)
 
 
 def events(
