@@ -45,7 +45,7 @@ from flowrun.launcher.report.report import Log
 from flowrun.launcher.store import weight_files as weights
 
 _PATIENCE_S = 2.0  # after a rank failed, what elastic does not notice is ended
-_PART_S = 2.0  # for the other hosts to end after a failure, before the ranks' store closes
+_PART_S = 1.0  # for the other hosts to end after a failure, before the ranks' store closes
 _TALKERS = (
     "torch.distributed.elastic",
     "torch.multiprocessing.spawn",

@@ -39,7 +39,7 @@ TOKEN = "FLOWRUN_TOKEN"  # a secret of the run, in the environment of each host
 _FIRST_LINE_S, _NEXT_LINE_S = 2.0, 5.0  # while others are awaited
 _RETRY_S = 0.5
 _CONNECT_S = 5.0
-_FLUSH_S = 1.0  # for the last messages, if the network is down
+_FLUSH_S = 0.5  # for the last messages, if the network is down
 _KEY = "launch.rdzv_endpoint"
 _ADVICE = "Check that every host runs the same command and can reach this endpoint."
 

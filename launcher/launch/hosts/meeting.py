@@ -81,7 +81,8 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, str]:
 def find_mismatch(first: Host, other: Host) -> Mismatch | None:
     """Find why `other` cannot train with the host that came first; None if it can."""
     if first.nnodes != other.nnodes:
-        return Mismatch("launch.nnodes", _both(first, other, first.nnodes, other.nnodes))
+        both = _both(first, other, first.nnodes, other.nnodes)
+        return Mismatch("launch.nnodes", f"launch.nnodes {both}")
     differ = [
         key
         for key in (*first.recipe, *(other.recipe.keys() - first.recipe.keys()))

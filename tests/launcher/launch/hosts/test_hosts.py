@@ -116,7 +116,7 @@ def test_hosts_that_want_other_numbers_of_hosts_are_refused(stack: ExitStack) ->
         assert isinstance(error, RecipeError)
         assert (error.where, error.problem) == (
             "launch.nnodes",
-            "is 2 on node0, and 4 on node1.",
+            "launch.nnodes is 2 on node0, and 4 on node1.",
         )
 
 
