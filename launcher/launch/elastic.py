@@ -278,6 +278,15 @@ def _what_elastic_saw(failures: Mapping[int, Any]) -> RunError:
     return RunError(f"rank {rank}", f"the process {how}.")
 
 
+def _launcher_error(error: Exception) -> RunError:
+    """Return the error that ends a run because the launcher cannot write it down."""
+    if isinstance(error, RunError):
+        return error
+    found = RunError("the launcher", f"{type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found
+
+
 # ---- what the launcher collects ------------------------------------------------------------------
 
 
@@ -345,10 +354,7 @@ class EventCollector:
             with self.taking:
                 self._note(message, host)
         except Exception as error:
-            known = isinstance(error, RunError)
-            what = f"{type(error).__name__}: {error}"
-            self.broken = error if known else RunError("the launcher", what)
-            self.broken.__cause__ = None if known else error
+            self.broken = _launcher_error(error)
             self.stop_us()
 
     def _note(self, message: tuple[Any, ...], host: int | None) -> None:

@@ -214,7 +214,9 @@ class Record:
         if reason := STDOUT.lost:
             self.lost.append(f"what was printed is cut off: {reason}")
         best = find_best(find_all(self.folder), self.job.recipe.train.keep_best)
-        report = replace(report, best_step=best and best.step, notes=(*report.notes, *self.lost))
+        report = replace(
+            report, best_step=best.step if best else None, notes=(*report.notes, *self.lost)
+        )
         replace_text(self.folder / "report.json", report.to_json() + "\n")
         if self.progress:
             self.progress.show_report(report, self.folder)
