@@ -42,6 +42,7 @@ SMALL4 = (
     "engine.check_capture=false",
 )
 BOUND_S = 60  # from a blow to the end of all launchers
+_LINGER_S = 2  # a worker whose launcher was killed ends a moment after it
 UNDISTURBED_S = 180  # a machine with other work
 
 
@@ -88,7 +89,8 @@ class Chaos:
             run.wake()
         run.wait(BOUND_S + known.seconds * blow.restarts)
         seconds = time.monotonic() - begin
-        ends, left = [host.ended() for host in run.hosts], run.left()
+        ends = [host.ended() for host in run.hosts]
+        left = _processes_left(run)
         run.kill()
         resumed = "" if all(end.status == 0 for end in ends) else self._go_on(blow, folder)
         equal = not resumed and _digest(folder) == known.digest
@@ -169,6 +171,14 @@ def _digest(folder: Path) -> str:
     for name in sorted(found):
         text.update(name.encode() + found[name].contiguous().numpy().tobytes())
     return text.hexdigest()
+
+
+def _processes_left(run: StruckRun) -> list[str]:
+    """What still runs a moment after the launchers have ended."""
+    until = time.monotonic() + _LINGER_S
+    while (left := run.left()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return [f"process {pid}" for pid in left]
 
 
 def _files_left(folder: Path) -> list[str]:

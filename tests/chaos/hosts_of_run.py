@@ -6,55 +6,43 @@ import contextlib
 import os
 import signal
 import time
-import uuid
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from subprocess import DEVNULL, Popen
 
 import psutil
 
 from chaos.blows import HOST, LAUNCHER, RUN, WORKER, Strike
 from chaos.verdicts import Ended
-from support.command import FLOWRUN
+from support.warm_start import start
 
-_MARK = "FLOWRUN_CHAOS"  # environment variable by which all processes of a run are found
 _POLL_S = 0.01
+_GONE_S = 10  # until a process that was killed is gone
 
 
 class RunHost:
     """A host of a run: a launcher and its workers, in a session of their own."""
 
-    def __init__(self, place: Path, name: str, words: Sequence[str], mark: str) -> None:
-        """place: working directory.  name: of the file of its output.  words: of the command line.
-
-        mark: of the run.
-        """
+    def __init__(self, place: Path, name: str, words: Sequence[str]) -> None:
+        """place: working directory.  name: of its output.  words: of the command line."""
         self.log = place / f"{name}.txt"
-        environment = {
-            **os.environ,
-            _MARK: mark,
-            "COLUMNS": "160",
-            "PYTHONUNBUFFERED": "1",
-            "TMPDIR": str(place / "tmp"),
-        }
         (place / "tmp").mkdir(exist_ok=True)
+        environment = {**os.environ, "COLUMNS": "160", "TMPDIR": str(place / "tmp")}
+        environment.pop("OMP_NUM_THREADS", None)
         with self.log.open("wb") as log:
-            self.process = Popen(
-                [*FLOWRUN, *words],
-                cwd=place,
-                env=environment,
-                stdin=DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            self.process = start(place, words, environment, log.fileno(), log.fileno())
         self.struck = False
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """How the launcher ended; None if it runs."""
+        if self._status is None and not _runs(self.process.pid):
+            self._status = self.process.wait()
+        return self._status
 
     def workers(self) -> list[int]:
         """Process ids of its children that run, by rank."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self.process.pid).children()
-            return sorted(child.pid for child in children)
+            return sorted(child.pid for child in psutil.Process(self.process.pid).children())
         return []
 
     def everything(self) -> list[int]:
@@ -64,7 +52,7 @@ class RunHost:
     def ended(self) -> Ended:
         """How the launcher ended."""
         printed = self.log.read_text(errors="replace")
-        return Ended(status=self.process.poll(), printed=printed, struck=self.struck)
+        return Ended(status=self.poll(), printed=printed, struck=self.struck)
 
 
 class StruckRun:
@@ -75,10 +63,7 @@ class StruckRun:
 
         words: of the command line of each host.
         """
-        self.mark = uuid.uuid4().hex
-        self.hosts = [
-            RunHost(place, f"{name}{host}", each, self.mark) for host, each in enumerate(words)
-        ]
+        self.hosts = [RunHost(place, f"{name}{host}", each) for host, each in enumerate(words)]
 
     @property
     def struck(self) -> list[RunHost]:
@@ -87,7 +72,7 @@ class StruckRun:
 
     def is_over(self, but: Collection[RunHost] = ()) -> bool:
         """True if the launchers of all hosts have ended.  but: of all others than these."""
-        return all(host.process.poll() is not None for host in self.hosts if host not in but)
+        return all(host.poll() is not None for host in self.hosts if host not in but)
 
     def wait(self, within_s: float, but: Collection[RunHost] = ()) -> bool:
         """Wait until all launchers have ended; False if they have not within so many seconds.
@@ -138,30 +123,28 @@ class StruckRun:
                 for pid in host.everything():
                     _send(pid, signal.SIGCONT)
 
-    def left(self) -> list[str]:
-        """What still runs of it."""
-        return [f"{process.pid} {process.status()}" for process in self._processes()]
+    def left(self) -> list[int]:
+        """Process ids of what still runs of it."""
+        sessions = {host.process.pid for host in self.hosts}
+        return [pid for pid in psutil.pids() if _session(pid) in sessions and _runs(pid)]
 
     def kill(self) -> None:
         """End whatever is left."""
-        for process in self._processes():
-            _send(process.pid, signal.SIGKILL)
-        for host in self.hosts:
-            host.process.wait()
-
-    def _processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(_MARK) == self.mark:
-                    found.append(process)
-        return [each for each in found if _runs(each)]
+        for pid in self.left():
+            _send(pid, signal.SIGKILL)
+        self.wait(_GONE_S)
 
 
-def _runs(process: psutil.Process) -> bool:
-    """False for one that has ended and that nobody has waited for."""
-    with contextlib.suppress(psutil.Error):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+def _session(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return os.getsid(pid)
+    return 0
+
+
+def _runs(pid: int) -> bool:
+    """False for a process that has ended, also if nobody has waited for it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
 
 

@@ -10,6 +10,7 @@ more descriptors or threads.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import statistics
 import sys
@@ -95,7 +96,7 @@ def soak(place: Path, minutes: float) -> list[list[Usage]]:
             for k, pid in enumerate(pids):
                 samples[k].append(usage_of(pid))
         assert not run.is_over(), run.hosts[0].ended()
-        run.hosts[0].process.send_signal(signal.SIGINT)
+        os.kill(pids[0], signal.SIGINT)
         run.wait(60)
     finally:
         run.kill()
