@@ -64,7 +64,7 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
     resolved_file = file is not None and hydra_source.is_resolved(file, GROUPS)
     meant = [m[1] for text in overrides if (m := _MEANT_AXIS.match(text))]
     if resolved_file:  # its names were checked when it was composed
-        meant += list(OmegaConf.load(file).placement.axes)  # type: ignore[arg-type]
+        meant += list(OmegaConf.select(OmegaConf.load(file), "placement.axes") or ())
     meant += [str(cfg.zero.axis)] if cfg.zero.axis else []
     sbp = OmegaConf.to_container(cfg.sbp)
     check_axis_names(map(str, cfg.placement.axes), sbp, meant)

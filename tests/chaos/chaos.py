@@ -81,6 +81,14 @@ class Chaos:
         known = self._undisturbed_of(blow)
         folder = self._new_folder(f"seed{strike.seed}")
         run = self._start(blow, folder, "struck", (*self.subject.words, *blow.words))
+        try:
+            return self._judge(run, strike, known, folder)
+        finally:
+            run.kill()
+
+    def _judge(self, run: StruckRun, strike: Strike, known: Undisturbed, folder: Path) -> Observed:
+        """Strike a run that has started, and see how it ends and goes on."""
+        blow = strike.blow
         missed = not self._wait_for_moment(run, strike, known, folder)
         run.strike(strike)
         begin = time.monotonic()

@@ -41,6 +41,11 @@ KNOWN = {
     "defaults that are a number": ((), b"defaults: 7\n", "defaults must be a list"),
     "bytes that are no text": ((), b"train:\n  steps: \xff\n", "recipe = mutated.yaml"),
     "a control character": ((), b"train: \x07\n", "mutated.yaml"),
+    "no placement among all sections": (
+        (),
+        b"{model: {}, data: {}, optim: {}, launch: {}, hardware: {}}",
+        "model._target_",
+    ),
     "keys in keys": ((), b"train: " + b"{a: " * 150 + b"1" + b"}" * 150, "nested too deeply"),
 }
 
