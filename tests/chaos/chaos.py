@@ -100,13 +100,15 @@ class Chaos:
         ends = [host.ended() for host in run.hosts]
         left = _processes_left(run)
         run.kill()
-        resumed = "" if all(end.status == 0 for end in ends) else self._go_on(blow, folder)
+        lost = _steps_lost(folder / "run")
+        resumed = "" if all(end.status == 0 for end in ends) else self._go_on(strike, folder)
         equal = not resumed and _digest(folder) == known.digest
         return Observed(
             strike=strike,
             ends=ends,
             seconds=seconds,
             missed=missed,
+            lost=lost,
             left=[*left, *_files_left(folder)],
             resumed=resumed,
             equal=equal and tuple(losses(folder / "run")) == known.losses,
@@ -122,12 +124,14 @@ class Chaos:
             run.wait_for_workers(folder / "run" / "plan.txt", self._ranks(strike.blow), span * 5)
         return not run.wait(strike.moment * span)
 
-    def _go_on(self, blow: Blow, folder: Path) -> str:
-        """Go on with a run that has ended; return what it says if it fails."""
-        words = self.subject.words
-        if find_all(folder / "run"):
+    def _go_on(self, strike: Strike, folder: Path) -> str:
+        """Go on with a run that has ended, by `flowrun resume` or by the same command; return what
+        it says if it fails.
+        """
+        words = (*self.subject.words, "train.resume=auto")
+        if find_all(folder / "run") and strike.seed % 2:
             words = ("resume", str(folder / "run"))
-        run = self._start(blow, folder, "resumed", words)
+        run = self._start(strike.blow, folder, "resumed", words)
         in_time = run.wait(UNDISTURBED_S)
         ends = [host.ended() for host in run.hosts]
         run.kill()
@@ -167,6 +171,12 @@ class Chaos:
         folder = self.place / name.replace(" ", "_").replace(",", "")
         folder.mkdir()
         return workplace(folder)
+
+
+def _steps_lost(run: Path) -> int:
+    """Steps in metrics.jsonl that the newest checkpoint does not have."""
+    done = len(losses(run)) if (run / "metrics.jsonl").exists() else 0
+    return max(0, done - max((saved.step for saved in find_all(run)), default=0))
 
 
 def _digest(folder: Path) -> str:

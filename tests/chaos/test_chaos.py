@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.blows import BLOWS, Blow, Strike, make_strike
+from chaos.blows import BLOWS, PREEMPTED, Blow, Strike, make_strike
 from chaos.chaos import Chaos, Subject
 from chaos.soak import Usage, growth
 from chaos.verdicts import Ended, Observed, faults, table
@@ -42,6 +42,7 @@ WELL = Observed(
     ends=[Ended(status=1, printed="rank 2\n  the process was killed by SIGKILL.")],
     seconds=1.0,
     missed=False,
+    lost=3,
     left=[],
     resumed="",
     equal=True,
@@ -57,6 +58,10 @@ PLANTED = {
     "status 3": {"ends": [Ended(status=3, printed="rank 2 SIGKILL")]},
     "by signal 9": {"ends": [Ended(status=-9, printed="")]},
     "does not name": {"ends": [Ended(status=1, printed="rank 1: SIGKILL")]},
+    "steps are lost": {
+        "ends": [Ended(status=PREEMPTED, printed="rank 2 SIGKILL")],
+        "strike": replace(WORKER_KILLED, blow=replace(WORKER_KILLED.blow, statuses=(PREEMPTED,))),
+    },
     "left over: 17": {"left": ["17 running"]},
     "did not go on": {"resumed": "no checkpoint"},
     "undisturbed": {"equal": False},

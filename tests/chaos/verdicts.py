@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from chaos.blows import ONE, STOP, WORKER, WORKERS, Blow, Strike
+from chaos.blows import INTERRUPTED, ONE, PREEMPTED, STOP, WORKER, WORKERS, Blow, Strike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Observed:
     """What was seen.
 
     ends: of each host.  seconds: from the blow to the end.  missed: the run had ended before.
+    lost: steps that were done and that no checkpoint has.
     left: processes and files that outlived it.  resumed: what the command that went on said if it
     failed; empty if it ended well.  equal: weights and losses are those of an undisturbed run.
     """
@@ -35,6 +36,7 @@ class Observed:
     ends: Sequence[Ended]
     seconds: float
     missed: bool
+    lost: int
     left: Sequence[str]
     resumed: str
     equal: bool
@@ -80,6 +82,9 @@ def guilty(strike: Strike) -> str:
 
 
 def _of_rest(seen: Observed) -> Iterator[str]:
+    asked = {PREEMPTED, INTERRUPTED} & {ended.status for ended in seen.ends}
+    if asked and seen.lost > 1:
+        yield f"{seen.lost} steps are lost"
     yield from (f"left over: {each}" for each in seen.left)
     if seen.resumed:
         yield f"it did not go on: {seen.resumed}"

@@ -186,12 +186,13 @@ def main() -> int:
     given = parser.parse_args()
     warm_up()
     verdicts: list[Verdict] = []
-    for verdict in try_cases(range(given.seed, given.seed + given.number), given.plans):
-        verdicts.append(verdict)
-        if given.show:
-            print(verdict.case.file.decode(errors="replace"), verdict.text, sep="\n----\n")
-        if given.show or verdict.outcome in FAULTS:
-            print(verdict, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        for verdict in try_cases(range(given.seed, given.seed + given.number), given.plans):
+            verdicts.append(verdict)
+            if given.show:
+                print(verdict.case.file.decode(errors="replace"), verdict.text, sep="\n----\n")
+            if given.show or verdict.outcome in FAULTS:
+                print(verdict, flush=True)
     print(table(verdicts))
     print(f"{sum(verdict.seconds for verdict in verdicts):.0f} s of a core")
     return int(any(verdict.outcome in FAULTS for verdict in verdicts))
