@@ -35,7 +35,7 @@ from flowrun.launcher.launch.hosts.hosts import Alone, Hosts, open_hosts
 from flowrun.launcher.launch.hosts.meeting import Host, ranks_of_a_host
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
 from flowrun.launcher.launch.preemption import Offer, Preemption, Requests
-from flowrun.launcher.launch.restart.restarts import Attempts, Ending, give_up, restart
+from flowrun.launcher.launch.restart.restarts import Attempts, Ending, back_off, give_up, restart
 from flowrun.launcher.launch.restart.snapshots import map_snapshots
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.watch import Watch, find_limit, find_silence
@@ -113,6 +113,7 @@ def execute_local(
                 raise error
             attempts = again
             restart(record, snapshots, attempts, error)
+            back_off(attempts.wait_s, lambda: not requests.queue.empty())
     if events.here:
         _join_weights(events, record, num_ranks)
     return events.log()

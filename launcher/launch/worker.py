@@ -164,12 +164,12 @@ class Worker:
 
         def on_step(step: int, results: Results, seconds: float) -> None:
             events.step(step, results, seconds)
-            if snapshots:
-                snapshots.report(step + 1)
             if (problem := judge.problem(results)) and not problems:
                 problems.append((step, problem))
                 if not self._halt():
                     raise explain(self.job, step, problem, (), find_broken(trained.body))
+            if snapshots and not problems:  # a restart does a step again that went wrong
+                snapshots.report(step + 1)
 
         assert self.gate is not None
         gate = self.gate.of_rank(int(os.environ["LOCAL_RANK"]))

@@ -7,7 +7,7 @@ The launcher still holds the compiled job, so it forks new ranks where the newes
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -20,6 +20,7 @@ from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store.checkpoint import Checkpoint
 
 LONGEST_WAIT_S = 60.0
+_LOOK_S = 0.1  # from one look to the next whether something is asked
 
 
 class Ending(Enum):
@@ -74,7 +75,7 @@ class Attempts:
 def restart(
     record: Record, snapshots: SnapshotMemory | None, attempts: Attempts, error: RunError
 ) -> None:
-    """Put the job and the run's folder where the ranks begin again, say so, and wait.
+    """Put the job and the run's folder where the ranks begin again, and say so.
 
     record: forgets the steps that will be done again; the start of its job is replaced.
     snapshots: what the ranks left in memory.  attempts: with this restart.  error: why the ranks
@@ -103,7 +104,13 @@ def restart(
         f"{attempts.limit} from step {first} ({source}), {reached - first} back."
     )
     checkpoints.remove_partial(record.folder)
-    time.sleep(attempts.wait_s)
+
+
+def back_off(seconds: float, is_asked: Callable[[], bool]) -> None:
+    """Wait, but no longer than until the run is asked for something."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0 and not is_asked():
+        time.sleep(min(left, _LOOK_S))
 
 
 class RanksLost(RunError):
