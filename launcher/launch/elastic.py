@@ -162,6 +162,7 @@ def _run_ranks(
         say=events.record.note,
         fail=events.note_hang,
         compares=worker.job.device_type == "cpu",
+        grows=worker.job.recipe.launch.hang_s is None,
     )
     listener = threading.Thread(target=events.listen, args=(readers,), daemon=True)
     listener.start()

@@ -1,8 +1,8 @@
 """The watch: a thread of the launcher that notices when nothing goes on, and says who owes what.
 
 It looks at the counts of this host's ranks (pulse.py), some times in `launch.hang_s`.  What is no
-settled step (ranks that meet, a first step, a checkpoint) may take longer, as long as processes
-work.  When a run hangs, its ranks are killed, and the run ends as if a rank had died.
+settled step (ranks that meet, a first step, a checkpoint) may take longer, as long as ranks read,
+write or compute.  When a run hangs, its ranks are killed, and the run ends as if a rank had died.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from flowrun.engine.trace.stragglers import find_straggler
 FILE = "hang.txt"
 HANG_S, HANG_STEPS = 60.0, 20  # launch.hang_s: null is the longer of both
 _LOOKS = 8  # in hang_s; one a second at least
-_LONGEST_S = 1800.0  # what is no settled step may be quiet for so long while processes work
+_GROWTH = 3
+_LONGEST_S = 1800.0  # what is no settled step may be quiet for half an hour while ranks compute
 _MARGIN_S = 60.0
 _NEVER_S = 7 * 86400.0  # libraries know no longer times
 _SHARE = 0.05  # of a core in hang_s: a process that uses more works
@@ -47,7 +48,7 @@ _GONE_S = 10.0  # after which processes that were killed should have ended
 
 
 def find_limit(hang_s: float | None, step_s: float) -> float:
-    """Return the seconds after which a run hangs; 0: never.
+    """Return the seconds after which a run hangs, at first; 0: never.
 
     hang_s: the recipe's.  step_s: foreseen seconds of a step.
     """
@@ -70,8 +71,12 @@ class Quiet:
     itself (Ctrl-Z), so most likely were its ranks.
     """
 
-    def __init__(self, limit_s: float, between_s: float) -> None:
-        self.limit_s, self.between_s = limit_s, between_s
+    def __init__(self, limit_s: float, between_s: float, grows: bool = False) -> None:
+        """limit_s, between_s: seconds until the run hangs, and between looks.
+
+        grows: the limit becomes 3 times the longest that something has taken.
+        """
+        self.limit_s, self.between_s, self.grows = limit_s, between_s, grows
         self.acts_s = self.work_s = 0.0  # without an act; without an act or work
         self._acts: object = None
         self._work: object = None
@@ -80,13 +85,18 @@ class Quiet:
     def look(self, acts: object, work: object, now: float) -> bool:
         """Look once; True if the run hangs.
 
-        acts: counts of acts.  work: what shows that processes work, where acts may take long.
-        now: seconds of any clock.
+        acts: changes with every act.  work: changes while processes compute, where acts may take
+        long.  now: seconds of any clock.
         """
         passed = min(now - self._looked, 2 * self.between_s)
         self._looked = now
-        self.acts_s = self.acts_s + passed if acts == self._acts else 0.0
-        self.work_s = self.work_s + passed if (acts, work) == (self._acts, self._work) else 0.0
+        if acts != self._acts:
+            if self.grows:
+                self.limit_s = max(self.limit_s, _GROWTH * self.acts_s)
+            self.acts_s = self.work_s = 0.0
+        else:
+            self.acts_s += passed
+            self.work_s = self.work_s + passed if work == self._work else 0.0
         self._acts, self._work = acts, work
         return self.work_s >= self.limit_s or self.acts_s >= max(self.limit_s, _LONGEST_S)
 
@@ -155,14 +165,15 @@ class Watch:
         say: Callable[[str], None],
         fail: Callable[[RunError], None],
         compares: bool,
+        grows: bool,
     ) -> None:
         """Prepare to watch.
 
         pulses, stacks: of the ranks.  limit_s: as find_limit returns.  folder: where hang.txt goes.
         say: shows a line to a person.  fail: takes the error of a run that hangs.  compares: True
-        to name stragglers: where loops do not run ahead of a device.
+        to name stragglers: where loops do not run ahead of a device.  grows: see Quiet.
         """
-        self.compares = compares
+        self.compares, self.grows = compares, grows
         self.pulses, self.stacks, self.limit_s = pulses, stacks, limit_s
         self._folder, self._say, self._fail = folder, say, fail
         self._ended = threading.Event()
@@ -181,12 +192,13 @@ class Watch:
 
     def _run(self) -> None:
         between_s = min(1.0, self.limit_s / _LOOKS)
-        quiet, missing = Quiet(self.limit_s, between_s), ""
+        quiet, missing = Quiet(self.limit_s, between_s, self.grows), ""
         pace = Pace(self.pulses.ranks)
         while not self._ended.wait(between_s):
-            hangs = quiet.look(self.pulses.copy(), self._measure_work(), time.monotonic())
+            moved, computed = self._measure_work()
+            hangs = quiet.look((self.pulses.copy(), moved), computed, time.monotonic())
             if not any(pulse.process for pulse in self.pulses.ranks):
-                quiet = Quiet(self.limit_s, between_s)
+                quiet = Quiet(self.limit_s, between_s, self.grows)
             elif hangs and self._end_run(quiet):
                 return
             elif self.compares and (straggler := pace.look(time.monotonic())):
@@ -195,14 +207,19 @@ class Watch:
                 missing = found
                 self._say(f"{found}: the others wait.")
 
-    def _measure_work(self) -> tuple[object, ...]:
-        """Return what changes while ranks work whose acts may take long."""
-        found = []
-        for pulse in self.pulses.ranks:
-            if pulse.process and (pulse.phase not in STEPS or pulse.in_first_step):
-                cpu_s, num_bytes = measure_work(pulse.process)
-                found.append((cpu_s // (_SHARE * self.limit_s), num_bytes >> 16))
-        return tuple(found)
+    def _measure_work(self) -> tuple[list[int], list[int]]:
+        """Return the data that ranks move and how they compute, of ranks whose acts may take long:
+        numbers that change with 64 kB, and with some of the seconds of a core.
+        """
+        works = [
+            measure_work(pulse.process)
+            for pulse in self.pulses.ranks
+            if pulse.process and (pulse.phase not in STEPS or pulse.in_first_step)
+        ]
+        unit_s = _SHARE * self.limit_s
+        return [work.num_bytes >> 16 for work in works], [
+            int(work.cpu_s / unit_s) for work in works
+        ]
 
     def _find_missing(self) -> str:
         """Name the ranks that others wait for at the start."""

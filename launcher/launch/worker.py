@@ -163,6 +163,7 @@ class Worker:
         judge, problems = StepJudge.of(self.job), list[tuple[int, str]]()
 
         def on_step(step: int, results: Results, seconds: float) -> None:
+            self.pulse.report()
             events.step(step, results, seconds)
             if (problem := judge.problem(results)) and not problems:
                 problems.append((step, problem))

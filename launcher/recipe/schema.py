@@ -262,7 +262,8 @@ class Launch:
     min_ranks: where restarts do not help, the run goes on with fewer ranks in another layout, but
         no fewer than these; null: it ends.
     hang_s: seconds without an act of any rank after which the run ends, and says which rank owes
-        what; null: 60, or 20 foreseen steps if these are longer; 0: never.
+        what; null: 60, 20 foreseen steps, or 3 times the longest that anything took so far; 0:
+        never.
     time_limit: minutes, or "HH:MM:SS", after which the run finishes its step, saves and ends with
         status 75; null: none.
     grace_s: seconds that a run which was asked to end may take to finish its step and save.

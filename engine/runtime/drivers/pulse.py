@@ -55,7 +55,8 @@ DOES = {
 }
 # numbers at the head of a pulse: times are of the monotonic clock, in ns
 _AT, _ACTED, _PHASE, _ENTERED, _FIRST, _STEPS, _PID, _RANK, _WAITED, _HEAD = range(10)
-_ASLEEP = -1
+_ASLEEP, _REPORTS = -1, -2
+_UNHEARD = "waits for its launcher, which does not take what it reports"
 
 
 class Pulse:
@@ -123,6 +124,10 @@ class Pulse:
         words = self._words
         words[self._done + actor] = act + 1
         words[_ACTED] = monotonic_ns()
+
+    def report(self) -> None:
+        """Note that the rank sends to its launcher."""
+        self._words[_AT] = _REPORTS
 
     def sleep(self) -> None:
         """Note that the loop sleeps until something comes."""
@@ -196,8 +201,8 @@ class Pulse:
             steps=words[_STEPS],
             begun=words[begun : begun + count].tolist(),
             done=words[done : done + count].tolist(),
-            at=None if at == _ASLEEP else at,
-            halted=halted,
+            at=at if at >= 0 else None,
+            halted=halted or (_UNHEARD if at == _REPORTS else ""),
         )
 
 

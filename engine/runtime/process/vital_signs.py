@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_BYTES = ("rchar:", "wchar:", "read_bytes:")  # the last one has what is mapped, too
 _LOOKS, _LOOK_S = 3, 0.05  # a process that waits for a disk at each look has waited all the time
 
 
@@ -23,20 +26,40 @@ def describe_halt(process: int) -> str:
     return f"sleeps in the kernel ({_read(process, 'wchan') or '?'}), as on a disk that hangs"
 
 
-def measure_work(process: int) -> tuple[float, int]:
-    """Return the CPU seconds that a process has used, and the bytes that it has read or written."""
+class Work(NamedTuple):
+    """What a process has done: CPU seconds; bytes read or written, those of the whole system among
+    them while one of its threads waits for a disk (fsync shows no progress of its own).
+    """
+
+    cpu_s: float
+    num_bytes: int
+
+
+def measure_work(process: int) -> Work:
+    """Return what a process has done so far."""
     counts = _read(process, "stat").rpartition(")")[2].split()
-    cpu = sum(map(int, counts[11:13])) / _TICKS if counts else 0.0
+    cpu_s = sum(map(int, counts[11:13])) / _TICKS if counts else 0.0
     lines = (line.split() for line in _read(process, "io").splitlines())
-    return cpu, sum(int(n) for name, n in lines if name in ("rchar:", "wchar:"))
+    num_bytes = sum(int(n) for name, n in lines if name in _BYTES)
+    if any(_read_state(f"{process}/task/{thread}") == "D" for thread in _threads(process)):
+        pages = re.search(r"^nr_written (\d+)$", _read("", "vmstat"), re.MULTILINE)
+        num_bytes += int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
+    return Work(cpu_s, num_bytes)
 
 
-def _read_state(process: int) -> str:
+def _threads(process: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{process}/task")
+    except OSError:
+        return []
+
+
+def _read_state(process: int | str) -> str:
     """Return the letter of a process' state; "?" if it has gone."""
     return (_read(process, "stat").rpartition(")")[2].split() or "?")[0]
 
 
-def _read(process: int, name: str) -> str:
+def _read(process: int | str, name: str) -> str:
     try:
         return Path(f"/proc/{process}/{name}").read_text()
     except OSError:

@@ -40,6 +40,13 @@ def test_work_without_an_act_ends_after_half_an_hour() -> None:
     assert seconds_until_hung(Quiet(10, 1), [(0, k) for k in range(4000)]) == 1801
 
 
+def test_the_limit_grows_with_what_takes_long() -> None:
+    quiet = Quiet(10, 1, grows=True)
+    assert seconds_until_hung(quiet, [(0, k) for k in range(200)]) is None
+    assert seconds_until_hung(quiet, [(1, 0)] * 1000) == 598
+    assert quiet.limit_s == 3 * 199
+
+
 def test_time_in_which_the_launcher_itself_was_stopped_does_not_count() -> None:
     quiet = Quiet(10, 1)
     assert not quiet.look(0, 0, 1)
@@ -77,6 +84,8 @@ def test_a_pulse_shows_what_a_rank_has_begun_and_done() -> None:
     pulse.sleep()
     assert pulse.state().at is None
     assert pulses.copy() != before
+    pulse.report()
+    assert pulse.state().halted.startswith("waits for its launcher")
     for each in plan.stage_actors(1):
         pulse.end(each.id, 5 * plan.acts_per_step(each) - 1)
     assert not pulse.in_first_step
