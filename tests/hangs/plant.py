@@ -43,7 +43,7 @@ NAMED = {
 RUN = (
     "recipe=planted",
     "train.steps=100000",
-    "train.save_every=30",
+    "train.save_every=8",
     "eval.every=40",
     f"launch.hang_s={HANG_S}",
 )
