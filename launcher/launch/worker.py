@@ -266,13 +266,14 @@ class Worker:
 
         zero_ns: moment that all hosts call zero, on this host's clock.
         """
+        first = self.job.start.step if self.job.start else 0
         recorded = trained.read_notes() if isinstance(trained, RecordedRank) else ()
         return {
             "peak": memory.peak + message_bytes,
             "process_peak": memory.process_peak + message_bytes + trained.shared_bytes,
             "sent": sum(trained.sent_bytes.values()),
             "acts": acts_by_name(self.training, trained.body.acts),
-            "waited_s": self.pulse.waited_s / max(1.0, self.pulse.trained_steps),
+            "waited_s": self.pulse.waited_s / max(1.0, self.pulse.trained_steps - first),
             "stashed": max_stashed(self.training, trained.body.most_live),
             "notes": [
                 (event.what, event.actor, event.act, event.begin - zero_ns, event.end - zero_ns)
