@@ -191,7 +191,7 @@ def _launch(worker: Worker, local_ranks: int, place: MeetingPlace) -> RunError |
 
     worker: what a forked process runs.  local_ranks: how many there are.  place: where they meet.
     """
-    from torch.distributed.elastic.agent.server import WorkerSpec
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing import api as elastic_api

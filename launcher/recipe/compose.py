@@ -61,10 +61,10 @@ def regroup(cfg: DictConfig, overrides: list[str], config_dir: str | None = None
     """
     chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     file = hydra_source.recipe_file(chosen.get(hydra_source.GROUP, "").strip("'"))
-    resolved_file = file is not None and hydra_source.is_resolved(file, GROUPS)
+    resolved_file = file if file and hydra_source.is_resolved(file, GROUPS) else None
     meant = [m[1] for text in overrides if (m := _MEANT_AXIS.match(text))]
     if resolved_file:  # its names were checked when it was composed
-        meant += list(OmegaConf.select(OmegaConf.load(file), "placement.axes") or ())
+        meant += list(OmegaConf.select(OmegaConf.load(resolved_file), "placement.axes") or ())
     meant += [str(cfg.zero.axis)] if cfg.zero.axis else []
     sbp = OmegaConf.to_container(cfg.sbp)
     check_axis_names(map(str, cfg.placement.axes), sbp, meant)

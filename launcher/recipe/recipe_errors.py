@@ -241,6 +241,7 @@ def _of_list(kind: Any, tree: type = RecipeSchema, prefix: str = "") -> str:
 
 
 def _bad_entry(where: str, key: str, error: OmegaConfBaseException) -> RecipeError:
+    assert error.object_type is not None  # an entry is of a class of the schema
     known = [each.name for each in fields(error.object_type)]
     if key not in known:
         return RecipeError(where, f"an entry of it has no key {key!r}.", did_you_mean(key, known))

@@ -58,8 +58,8 @@ class Record:
         self.skipped: list[int] = []  # steps whose update was left out
         self.spikes = LossSpikes()
         self._begin_at(job.start)
-        resumed = isinstance(job.start, Checkpoint)
-        self.checkpoints = [job.start] if resumed else []  # of this run, oldest first
+        begun = job.start
+        self.checkpoints = [begun] if isinstance(begun, Checkpoint) else []  # oldest first
         self.restarts = 0
         self.lost: list[str] = []  # what could not be written
         folder.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ class Rendezvous(RendezvousHandler):
 
     def __init__(self, place: MeetingPlace) -> None:
         self.place = place
-        self.store = dist.HashStore()  # the agent's own
+        self.store: Any = dist.HashStore()  # type: ignore[attr-defined]  # the agent's own
 
     @property
     def use_agent_store(self) -> bool:
