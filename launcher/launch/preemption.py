@@ -202,7 +202,7 @@ class Preemption:
     def receive(self, host: int, number: int, by: str, offer: Offer) -> None:
         """Take what another host offers for a round, and join in it.
 
-        host, number: of the host and of the round.  by: what was asked there.
+        host, number: of the host and of the round.  by: what was asked there.  offer: its own.
         """
         with self._offered:
             self._offers.setdefault(number, {})[host] = offer
