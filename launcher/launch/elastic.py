@@ -422,6 +422,8 @@ class EventCollector:
         if not self.lock.acquire(timeout=1.0):
             return
         try:
+            if self.stopped_us:
+                return  # a second signal would come in the midst of what follows the first
             if self.running and signal.getsignal(_STOP) is not signal.SIG_DFL:
                 self.stopped_us = True
                 os.kill(os.getpid(), _STOP)

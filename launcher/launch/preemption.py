@@ -264,8 +264,9 @@ class Preemption:
             self.ending, self.halt = self.ending or request, halt
             self._until = self._until if request.ends else time.monotonic() + self.grace_s
         self.gate.open(halt, ends)
-        if ends and halt == self.saved:
-            self.stop()  # nothing has begun
+        if ends and halt == self.saved:  # nothing has begun
+            self._until = None
+            self.stop()
 
     def _agree(self, mine: Offer, by: str) -> list[Offer] | None:
         """Return what all hosts offer for this round; None if one offers nothing in time.
