@@ -26,7 +26,7 @@ def describe_halt(process: int) -> str:
     return f"sleeps in the kernel ({_read(process, 'wchan') or '?'}), as on a disk that hangs"
 
 
-class Work(NamedTuple):
+class ProcessWork(NamedTuple):
     """What a process has done: CPU seconds; bytes read or written, those of the whole system among
     them while one of its threads waits for a disk (fsync shows no progress of its own).
     """
@@ -35,7 +35,7 @@ class Work(NamedTuple):
     num_bytes: int
 
 
-def measure_work(process: int) -> Work:
+def measure_work(process: int) -> ProcessWork:
     """Return what a process has done so far."""
     counts = _read(process, "stat").rpartition(")")[2].split()
     cpu_s = sum(map(int, counts[11:13])) / _TICKS if counts else 0.0
@@ -44,7 +44,7 @@ def measure_work(process: int) -> Work:
     if any(_read_state(f"{process}/task/{thread}") == "D" for thread in _threads(process)):
         pages = re.search(r"^nr_written (\d+)$", _read("", "vmstat"), re.MULTILINE)
         num_bytes += int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
-    return Work(cpu_s, num_bytes)
+    return ProcessWork(cpu_s, num_bytes)
 
 
 def _threads(process: int) -> list[str]:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from flowrun.engine.runtime.process.stacks import Stacks
-from flowrun.engine.runtime.process.vital_signs import Work, describe_halt, measure_work
+from flowrun.engine.runtime.process.vital_signs import ProcessWork, describe_halt, measure_work
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -23,7 +23,7 @@ def test_a_process_that_a_signal_stopped_is_told_from_one_that_sleeps() -> None:
         assert describe_halt(process.pid) == "is stopped by a signal"
         process.kill()
     assert describe_halt(process.pid) == ""
-    assert measure_work(process.pid) == Work(0.0, 0)
+    assert measure_work(process.pid) == ProcessWork(0.0, 0)
 
 
 def test_a_process_that_waits_for_one_it_has_vforked_sleeps_in_the_kernel() -> None:
