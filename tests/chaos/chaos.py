@@ -102,7 +102,6 @@ class Chaos:
         run.kill()
         lost = _steps_lost(folder / "run")
         resumed = "" if all(end.status == 0 for end in ends) else self._go_on(strike, folder)
-        equal = not resumed and _digest(folder) == known.digest
         return Observed(
             strike=strike,
             ends=ends,
@@ -111,7 +110,7 @@ class Chaos:
             lost=lost,
             left=[*left, *_files_left(folder)],
             resumed=resumed,
-            equal=equal and tuple(losses(folder / "run")) == known.losses,
+            differs="" if resumed else _difference(folder, known),
         )
 
     def _wait_for_moment(
@@ -171,6 +170,22 @@ class Chaos:
         folder = self.place / name.replace(" ", "_").replace(",", "")
         folder.mkdir()
         return workplace(folder)
+
+
+def _difference(folder: Path, known: Undisturbed) -> str:
+    """What of the run's results is unlike those of an undisturbed run; empty if nothing is."""
+    found = losses(folder / "run")
+    first = next(
+        (k for k, two in enumerate(zip(found, known.losses, strict=False)) if two[0] != two[1]),
+        None,
+    )
+    unlike = {
+        f"{len(found)} losses": len(found) != len(known.losses),
+        f"the loss of step {first}": first is not None,
+        "weights": (digest := _digest(folder)) != known.digest,
+    }
+    said = ", ".join(what for what, differs in unlike.items() if differs)
+    return f"{said} ({digest})" if said and digest.startswith("none") else said
 
 
 def _steps_lost(run: Path) -> int:

@@ -45,7 +45,7 @@ WELL = Observed(
     lost=3,
     left=[],
     resumed="",
-    equal=True,
+    differs="",
 )
 
 
@@ -64,7 +64,7 @@ PLANTED = {
     },
     "left over: 17": {"left": ["17 running"]},
     "did not go on": {"resumed": "no checkpoint"},
-    "undisturbed": {"equal": False},
+    "undisturbed run: weights": {"differs": "weights"},
 }
 
 
@@ -86,7 +86,7 @@ def test_strikes_take_turns_among_the_blows_and_repeat_by_their_seed() -> None:
 
 
 def test_the_table_has_a_line_a_blow() -> None:
-    lines = table([WELL, replace(WELL, equal=False)]).splitlines()
+    lines = table([WELL, replace(WELL, differs="weights")]).splitlines()
     assert lines[1].split() == ["worker", "SIGKILL", "2", "0", "1", "1.0", "1.0"]
 
 

@@ -28,8 +28,9 @@ class Observed:
 
     ends: of each host.  seconds: from the blow to the end.  missed: the run had ended before.
     lost: steps that were done and that no checkpoint has.
-    left: processes and files that outlived it.  resumed: what the command that went on said if it
-    failed; empty if it ended well.  equal: weights and losses are those of an undisturbed run.
+    left: processes and files that outlived it.
+    resumed: what the command that went on said if it failed; empty if it ended well.
+    differs: what is unlike an undisturbed run; empty if nothing is.
     """
 
     strike: Strike
@@ -39,7 +40,7 @@ class Observed:
     lost: int
     left: Sequence[str]
     resumed: str
-    equal: bool
+    differs: str
 
 
 def faults(seen: Observed) -> list[str]:
@@ -88,8 +89,8 @@ def _of_rest(seen: Observed) -> Iterator[str]:
     yield from (f"left over: {each}" for each in seen.left)
     if seen.resumed:
         yield f"it did not go on: {seen.resumed}"
-    elif not seen.equal:
-        yield "its weights or losses are not those of an undisturbed run"
+    elif seen.differs:
+        yield f"unlike an undisturbed run: {seen.differs}"
 
 
 def table(observed: Iterable[Observed]) -> str:
