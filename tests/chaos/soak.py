@@ -33,7 +33,7 @@ WORDS = (
     "model.depth=2",
     "train.batch_size=8",
     "train.micro_batches=4",
-    "train.steps=100000000",
+    "train.steps=1000000",
     "train.save_every=100",
     "eval.every=100",
     "eval.batches=1",
@@ -110,9 +110,9 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         samples = soak(Path(place), given.minutes)
-        print(
-            f"{len(losses(Path(place) / 'run'))} steps, {len(samples[0])} samples of each process"
-        )
+        assert (Path(place) / "run" / "metrics.jsonl").exists(), "no step was done"
+        steps = len(losses(Path(place) / "run"))
+        print(f"{steps} steps, {len(samples[0])} samples of each process")
     grown = False
     for name, each in zip(("launcher", *map("rank {}".format, range(RANKS))), samples, strict=True):
         before, after, what = growth(each)
