@@ -13,6 +13,7 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.distributed import LostPeer
 from flowrun.launcher.launch.elastic import EventCollector
 from flowrun.launcher.launch.failure import describe
+from flowrun.launcher.launch.hosts.hosts import Alone
 
 OWN = ("error", "rank 2, actor head", "ValueError: no.", "", False)
 LOST = ("error", "rank 0, actor all_reduce", "lost another rank.", "", True)
@@ -23,9 +24,9 @@ STOPPED = RunError("the launcher", "stopped by SIGTERM.")
 
 def heard(*messages: Sequence[Any]) -> EventCollector:
     """A launcher that heard these messages, in order."""
-    out = EventCollector(record=None)  # type: ignore[arg-type]
+    out = EventCollector(record=None, hosts=Alone())  # type: ignore[arg-type]
     for message in messages:
-        out._take(message)
+        out._take(message, None)
     return out
 
 
@@ -80,7 +81,7 @@ def test_a_message_cut_short_by_a_kill_ends_that_pipe_alone() -> None:
         writer.close()
     launcher = heard()
     launcher.listen([torn[0], whole[0]])
-    assert [error.where for error, _ in launcher.failures] == ["rank 0, actor all_reduce"]
+    assert [failure.error.where for failure in launcher.failures] == ["rank 0, actor all_reduce"]
     for reader, _ in (torn, whole):
         reader.close()
 
