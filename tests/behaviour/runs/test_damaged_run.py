@@ -168,7 +168,8 @@ def test_where_none_is_whole_nothing_is_offered(folder: Path) -> None:
         gone(checkpoint.folder / SHARD)
     with pytest.raises(RecipeError, match="There is no whole one before it"):
         checkpoint_of(folder)
-    assert find_continuation(resumed_recipe(folder), folder)[1] is None
+    with pytest.raises(RecipeError, match=r"no checkpoint in .* is whole; the newest: rank00000"):
+        find_continuation(resumed_recipe(folder), folder)
 
 
 def resumed_recipe(folder: Path, *overrides: str) -> Recipe:
