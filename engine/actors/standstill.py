@@ -45,7 +45,7 @@ class RankState:
 
 
 class Owed(NamedTuple):
-    """What all others wait for.
+    """The act that all others wait for.
 
     rank: owes it.  actor, act: the act; None: none that is known.  why: RUNS and others.  peer: the
     rank that lacks a MESSAGE.

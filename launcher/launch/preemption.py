@@ -31,7 +31,7 @@ _LOOK_S = 0.02  # from one look to the next whether the ranks have gone on from 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a run.
+    """A request to a run.
 
     by: a signal's name, Ctrl-C or launch.time_limit.  ends: the run is to end; else it saves and
     goes on.  round: of the agreement with other hosts that it belongs to; None: the next.
@@ -78,7 +78,7 @@ def early_end_of(request: Request) -> BaseException:
 
 
 class Requests:
-    """What is asked of this process while it trains.
+    """The requests to this process while it trains.
 
     queue: requests that ranks can be halted for.  running: ranks run, and someone reads the queue.
     at_once: ends them without a halt, when a signal comes again; it is called in the main thread,

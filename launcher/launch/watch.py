@@ -65,7 +65,7 @@ def find_silence(limit_s: float) -> float:
 
 
 class Quiet:
-    """How long nothing has gone on.
+    """A clock of how long nothing has gone on.
 
     A look counts for no more than twice the time between looks: if the launcher has been stopped
     itself (Ctrl-Z), so most likely were its ranks.

@@ -38,7 +38,7 @@ _LEFT = re.compile(r"(gone_)?step_\d{8,}\.partial")
 
 @dataclass(frozen=True)
 class About:
-    """checkpoint.json.
+    """The content of checkpoint.json.
 
     step: steps done.  names: of model.state_dict() -> tensor that it is.  validation: numbers of
     the evaluation after that step, if there was one.  files: size and CRC-32 of each other file.

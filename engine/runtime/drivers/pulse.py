@@ -18,7 +18,7 @@ from flowrun.engine.actors.standstill import RankState
 
 
 class Phase(IntEnum):
-    """What a rank does; all ranks of a run go through the same phases in one order."""
+    """A phase of a rank; all ranks of a run go through the same ones in one order."""
 
     STARTS = 0
     MEETS = 1
@@ -143,7 +143,7 @@ class Pulse:
 
     @property
     def phase(self) -> Phase:
-        """What the rank does."""
+        """The phase that the rank is in."""
         return Phase(self._words[_PHASE])
 
     @property

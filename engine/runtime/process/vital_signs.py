@@ -27,8 +27,8 @@ def describe_halt(process: int) -> str:
 
 
 class ProcessWork(NamedTuple):
-    """What a process has done: CPU seconds; bytes read or written, those of the whole system among
-    them while one of its threads waits for a disk (fsync shows no progress of its own).
+    """The work of a process: CPU seconds; bytes read or written, with those of the whole system
+    while one of its threads waits for a disk (fsync shows no progress of its own).
     """
 
     cpu_s: float
