@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +21,10 @@ from flowrun.engine.errors import FlowrunError, RunError
 from flowrun.launcher.job.compiling import check_runs, kernels_of
 from flowrun.launcher.job.forked import run_in_fork
 from flowrun.launcher.job.job import Job
-from flowrun.launcher.launch.elastic import execute_local
 from flowrun.launcher.launch.failure import compiling
 from flowrun.launcher.launch.hosts.meeting import ranks_of_a_host
 from flowrun.launcher.launch.limits import check_limits
+from flowrun.launcher.launch.local_launch import execute_local
 from flowrun.launcher.launch.preemption import Preempted, Requests
 from flowrun.launcher.launch.restart.restarts import RanksLost
 from flowrun.launcher.launch.virtual_launch import execute_virtual
@@ -35,7 +36,7 @@ from flowrun.launcher.report import trace_file as trace
 from flowrun.launcher.report.notes import notes
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.record import FAILED, PREEMPTED, STOPPED, Record
-from flowrun.launcher.report.report import Report, read_complete
+from flowrun.launcher.report.report import Log, Report, read_complete
 from flowrun.launcher.report.show_plan import plan_report
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.checkpoint import RECIPE, Checkpoint, alone, find_all, prepare
@@ -59,6 +60,10 @@ def run(
     """
     requests = Requests(recipe.launch)
     with requests.handling():
+        if recipe.train.resume == AUTO and start is None:
+            if report := _read_complete(recipe, folder, progress):
+                return report
+            recipe, start = _find_start(recipe, folder)
         return _run(recipe, folder, progress, start, requests)
 
 
@@ -70,16 +75,10 @@ def _run(
     requests: Requests,
 ) -> Report:
     check_runs(recipe)
-    if recipe.train.resume == AUTO and start is None:
-        if report := read_complete(folder, recipe.train.steps):
-            text = f"the run in {folder} is complete: {recipe.train.steps} steps are done"
-            (progress or Progress()).console.print(text, highlight=False, markup=False)
-            return report
-        recipe, start = _find_start(recipe, folder)
     recipe, planned = settle(recipe, progress)  # auto.placement: the fastest placement that fits
     with compiling():
         job = Job(recipe, start, planned=planned)  # the model, the data, what the compiler is asked
-        training, evaluation = job.plans.compiled  # capture … rehearsal (engine/compile.py)
+        training, _ = job.plans.compiled  # capture … rehearsal (engine/compile.py)
     if recipe.train.save:
         weights.check(job.saved, job.names)
     if recipe.launch.name != "virtual":
@@ -89,26 +88,46 @@ def _run(
         resumed = _resume(job, start) if start else ()
         record = Record(folder, job, progress)
         record.write_plan(training, (*notes(job), *resumed))
-        execute = execute_virtual if recipe.launch.name == "virtual" else execute_local
-        try:
-            while True:
-                try:
-                    kernels = kernels_of(job, training, record.say)  # op after op, or compiled
-                    # actors act, credits return
-                    log = execute(job, training, evaluation, record, kernels, requests)
-                    break
-                except RanksLost as lost:
-                    job = _with_fewer_ranks(record, lost)
-                    training, evaluation = job.plans.compiled
-        except (RunError, KeyboardInterrupt, Preempted) as error:
-            record.write_end(*_name_end(error))
-            record.advise_resume()
-            raise
+        with _end_noted(record):
+            log = _execute(record, requests)  # actors act, credits return
         if log.notes:
-            trace.write(record.folder / trace.NAME, training, log.notes)
-        report = Report.of(job, training, log)  # foreseen and measured
+            trace.write(record.folder / trace.NAME, record.job.training, log.notes)
+        report = Report.of(record.job, record.job.training, log)  # foreseen and measured
         record.write_report(report)
         return report
+
+
+def _execute(record: Record, requests: Requests) -> Log:
+    """Train the job of a record; where ranks die again and again, go on with fewer."""
+    while True:
+        job = record.job
+        training, evaluation = job.plans.compiled
+        execute = execute_virtual if job.recipe.launch.name == "virtual" else execute_local
+        kernels = kernels_of(job, training, record.say)  # op after op, or compiled
+        try:
+            return execute(job, training, evaluation, record, kernels, requests)
+        except RanksLost as lost:
+            _plan_for_fewer_ranks(record, lost)
+
+
+@contextmanager
+def _end_noted(record: Record) -> Iterator[None]:
+    """Within, an end before the last step is written to the run's folder."""
+    try:
+        yield
+    except (RunError, KeyboardInterrupt, Preempted) as error:
+        record.write_end(*_name_end(error))
+        record.advise_resume()
+        raise
+
+
+def _read_complete(recipe: Recipe, folder: Path, progress: Progress | None) -> Report | None:
+    """Return the report of a run that is complete, and say so; None of any other."""
+    report = read_complete(folder, recipe.train.steps)
+    if report:
+        text = f"the run in {folder} is complete: {recipe.train.steps} steps are done"
+        (progress or Progress()).console.print(text, highlight=False, markup=False)
+    return report
 
 
 def _find_start(recipe: Recipe, folder: Path) -> tuple[Recipe, Checkpoint | None]:
@@ -135,7 +154,7 @@ def _resume(job: Job, start: Checkpoint) -> tuple[str, ...]:
     return tuple(resume.notes(job, start))
 
 
-def _with_fewer_ranks(record: Record, lost: RanksLost) -> Job:
+def _plan_for_fewer_ranks(record: Record, lost: RanksLost) -> None:
     """Plan the rest of a run anew, for fewer ranks (launch.min_ranks); say so.
 
     record: of the run; what is written from now on is of the new layout.  lost: why; it is raised
@@ -155,7 +174,7 @@ def _with_fewer_ranks(record: Record, lost: RanksLost) -> Job:
             _resume(job, start)
         record.go_on_with(job, lost, ", ".join(overrides))
         record.write_plan(training, notes(job))
-        return job
+        return
     raise lost
 
 

@@ -1,4 +1,4 @@
-"""launch=slurm: the recipe as a batch job, one task a host, each task our own agent (elastic.py).
+"""launch=slurm: the recipe as a batch job, one task a host, each task a launcher of its own.
 
 submitit writes and submits the job (extra `slurm`).  The hosts meet at the first of them.  At
 Slurm's warning before the time is up, or at launch.time_limit, the run finishes its step and saves;

@@ -1,6 +1,8 @@
 """A job -> processes, and what they report to the launcher.
 
-elastic.py virtual_launch.py   read these first: one process a rank, or all ranks in this process
+local_launch.py virtual_launch.py   read these first: one process a rank, or all ranks in this one
+elastic.py           the agent that forks the ranks of this host and ends them
+collector.py         what ranks and other hosts report, and who is blamed
 worker.py            one rank: what a forked process does from its first line to its exit
 preemption.py        signals and launch.time_limit: finish the step, save, end or go on
 step_gate.py         which steps ranks may begin, so that all come to rest after the same one

@@ -1,6 +1,6 @@
 """The worker of launch=local: a forked process that is one rank, from its first line to its exit.
 
-It inherits job and plans from the launcher (elastic.py), and reports over a pipe.  A worker that
+It inherits job and plans from the launcher, and reports over a pipe.  A worker that
 fails leaves at once, without a regular exit that would wait for its peers; one that merely lost a
 peer lingers, so that the peer is blamed.
 """

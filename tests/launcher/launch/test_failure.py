@@ -11,7 +11,7 @@ import pytest
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers.distributed import LostPeer
-from flowrun.launcher.launch.elastic import EventCollector
+from flowrun.launcher.launch.collector import EventCollector
 from flowrun.launcher.launch.failure import describe
 from flowrun.launcher.launch.hosts.hosts import Alone
 

@@ -1,0 +1,177 @@
+"""launch=local: one process a rank, on one host or several.
+
+This process has composed, captured and planned; its workers (worker.py) are forked by elastic's
+agent (elastic.py) and inherit the result.  Each reports over a pipe of its own, which collector.py
+reads: steps, its end, or what went wrong.  The same command on each host (launch.nnodes,
+launch.rdzv_endpoint) makes one run; the launchers meet before anything is forked (hosts/).  When
+execute_local returns or raises, every worker of this host is gone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+
+from flowrun.engine.compile import Rehearsed
+from flowrun.engine.errors import RunError
+from flowrun.engine.runtime.drivers.pulse import Pulses
+from flowrun.engine.runtime.kernels.kernels import Kernels
+from flowrun.engine.runtime.process.stacks import Stacks
+from flowrun.launcher.job.job import Job
+from flowrun.launcher.launch.collector import EventCollector
+from flowrun.launcher.launch.elastic import handlers_restored, run_agent
+from flowrun.launcher.launch.hosts.hosts import open_hosts
+from flowrun.launcher.launch.hosts.meeting import Host, ranks_of_a_host
+from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
+from flowrun.launcher.launch.preemption import Preemption, Requests
+from flowrun.launcher.launch.restart.restarts import Attempts, Ending, back_off, give_up, restart
+from flowrun.launcher.launch.restart.snapshots import map_snapshots
+from flowrun.launcher.launch.step_gate import StepGate
+from flowrun.launcher.launch.watch import Watch, find_limit, find_silence
+from flowrun.launcher.launch.worker import Worker
+from flowrun.launcher.report.record import Record
+from flowrun.launcher.report.report import Log
+from flowrun.launcher.store import weight_files as weights
+
+
+def execute_local(
+    job: Job,
+    training: Rehearsed,
+    evaluation: Rehearsed | None,
+    record: Record,
+    kernels: Kernels,
+    requests: Requests,
+) -> Log:
+    """Start this host's ranks, and return when all have ended.
+
+    job: what to train.  training, evaluation: its plans.  record: takes what happens.  kernels: of
+    training's regions.  requests: what is asked of this process.  Raises RunError for the rank that
+    failed (not for one that lost it), Preempted or KeyboardInterrupt where it was asked to end.
+    """
+    num_ranks = training.plan.num_ranks
+    local_ranks = ranks_of_a_host(num_ranks, job.recipe.launch)
+    limit_s = find_limit(job.recipe.launch.hang_s, training.rehearsal.step_s)
+    snapshots = map_snapshots(record, training)
+    worker = Worker(
+        job=job,
+        training=training,
+        evaluation=evaluation,
+        kernels=kernels,
+        folder=record.folder,
+        launcher=os.getpid(),
+        silence_s=find_silence(limit_s),
+        snapshots=snapshots,
+    )
+    attempts = Attempts(limit=job.recipe.launch.restarts, furthest=record.reached)
+    with open_hosts(job.recipe.launch, limit_s, record.say) as hosts:
+        while True:
+            events = EventCollector(record=record, hosts=hosts)
+            preemption = events.preemption = Preemption(
+                gate=StepGate.make_shared(local_ranks, job.start.step if job.start else 0),
+                requests=requests,
+                saved=job.saved_steps,
+                steps=job.recipe.train.steps,
+                grace_s=job.recipe.launch.grace_s,
+                say=record.note,
+                stop=events.stop_us,
+                hosts=hosts,
+            )
+            place = hosts.meet(partial(_describe, job, training, record), events.receive)
+            if hosts.shared and not attempts.total:
+                record.share(place.number)
+            ended = _run_ranks(worker, local_ranks, limit_s, events, place, preemption)
+            error = events.part(preemption.early or ended, preemption.end_after(ended))
+            if error is None:
+                break
+            ending = Ending.STOPPED if preemption.ending else events.ending(ended, error)
+            again = attempts.after(ending, record.reached)
+            if again is None or not isinstance(error, RunError):
+                record.close()
+                if attempts.limit and isinstance(error, RunError):
+                    error = give_up(record, snapshots, ending, error)
+                raise error
+            attempts = again
+            restart(record, snapshots, attempts, error)
+            back_off(attempts.wait_s, lambda: not requests.queue.empty())
+    if events.here:
+        _join_weights(events, record, num_ranks)
+    return events.log()
+
+
+def _describe(job: Job, training: Rehearsed, record: Record) -> Host:
+    """Describe this host to the others."""
+    recipe, plan = job.recipe.to_yaml(), str(training.plan)
+    return Host.describe(job.recipe.launch, recipe, job.device_type, plan, record.folder)
+
+
+def _run_ranks(
+    worker: Worker,
+    local_ranks: int,
+    limit_s: float,
+    events: EventCollector,
+    place: MeetingPlace,
+    preemption: Preemption,
+) -> RunError | None:
+    """Fork this host's ranks and wait for their end; return what ended them early, or None.
+
+    worker: what they do.  local_ranks: their number.  limit_s: after which they hang.
+    events: takes what they send.  place: where they meet those of the other hosts.  preemption:
+    halts them.
+    """
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(local_ranks)]
+    readers, writers = zip(*pipes, strict=True)
+    born = multiprocessing.get_context("fork").Barrier(local_ranks)
+    plans = [found.plan for found in (worker.training, worker.evaluation) if found]
+    pulses, stacks = Pulses(plans, local_ranks), Stacks(local_ranks)
+    worker = replace(
+        worker,
+        folder=events.record.folder,
+        gate=preemption.gate,
+        pipes=writers,
+        born=born,
+        interface=place.interface,
+        pulses=pulses,
+        stacks=stacks,
+    )
+    watch = Watch(
+        pulses,
+        stacks,
+        limit_s,
+        folder=lambda: events.record.folder,
+        say=events.record.note,
+        fail=events.note_hang,
+        compares=worker.job.device_type == "cpu",
+        grows=worker.job.recipe.launch.hang_s is None,
+    )
+    listener = threading.Thread(target=events.listen, args=(readers,), daemon=True)
+    listener.start()
+    well = False
+    try:
+        with handlers_restored(), preemption.serving(), events.may_stop_us(), watch:
+            ended = run_agent(worker, local_ranks, place)
+        well = ended is None
+    finally:
+        for pipe in writers:  # every other copy was a worker's: the listener comes to an end
+            pipe.close()
+        listener.join(timeout=None if well else 5)  # the report has all events
+    return ended
+
+
+def _join_weights(events: EventCollector, record: Record, num_ranks: int) -> None:
+    """Several hosts: one file of all shards, if this disk has them all; else they stay, and it is
+    said.
+    """
+    seen = next(iter(events.here.values()))
+    if not seen["all"]:
+        ranks = ", ".join(map(str, sorted(events.here)))
+        record.note(
+            f"the weights of ranks {ranks} are here, those of the others on their hosts' disks; "
+            f"join them: {os.path.basename(sys.executable)} -m flowrun.launcher.weights "
+            "FOLDER OTHER_FOLDER"
+        )
+    elif seen["host"] == 0:
+        weights.join_shards([record.folder], num_ranks)
