@@ -37,7 +37,7 @@ KNOWN = {
     "a null key deleted": (("~data.path",), b"", "nothing to delete"),
     "a key deleted by value": (("~train.steps={x: B}",), b"", "command line  ~train.steps"),
     "a group in a package": (("model@x=0",), b"", "command line  model@x=0"),
-    "an infinite rate": (("optim.lr=inf",), b"", "finite number"),
+    "an infinite rate": (("optim.lr=inf",), b"", "lr is at most 1e+38"),
     "defaults that are a number": ((), b"defaults: 7\n", "defaults must be a list"),
     "bytes that are no text": ((), b"train:\n  steps: \xff\n", "recipe = mutated.yaml"),
     "a control character": ((), b"train: \x07\n", "mutated.yaml"),
