@@ -162,7 +162,7 @@ def plant_in_weights(monkeypatch: pytest.MonkeyPatch, step: int, change: Plant) 
     run_whole = VirtualCluster.run
 
     def run_planted(
-        self: VirtualCluster, steps: int, on_step: OnStep | None = None, *given: Any
+        self: VirtualCluster, steps: int, on_step: OnStep | None = None, *given: Any, **named: Any
     ) -> list[Results]:
         def then(done: int, results: Results) -> None:
             if done == step:
@@ -170,7 +170,7 @@ def plant_in_weights(monkeypatch: pytest.MonkeyPatch, step: int, change: Plant) 
             if on_step:
                 on_step(done, results)
 
-        return run_whole(self, steps, then, *given)
+        return run_whole(self, steps, then, *given, **named)
 
     monkeypatch.setattr(VirtualCluster, "run", run_planted)
 
