@@ -15,6 +15,7 @@ import torch
 from hypothesis import settings
 
 from flowrun.engine import pipeline
+from support.command import kill_running
 
 settings.register_profile("flowrun", deadline=None, derandomize=True, database=None)
 settings.load_profile("flowrun")
@@ -26,12 +27,25 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage among what tests make alone, not among a million objects of torch's modules,
-    and after many new objects: else that is a fifth of the time of a plan.
+    """Look for garbage among what tests make alone, not among a million objects of torch's modules:
+    else that is a fifth of the time of a plan.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Free the tensors of a file of tests that only cycles of objects hold: they are gigabytes."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def no_run_is_left() -> Iterator[None]:
+    """A run that a test which failed has not waited for is killed."""
+    yield
+    kill_running()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -129,7 +129,6 @@ def _run_ranks(
     pulses, stacks = Pulses(plans, local_ranks), Stacks(local_ranks)
     worker = replace(
         worker,
-        folder=events.record.folder,
         gate=preemption.gate,
         pipes=writers,
         born=born,

@@ -23,7 +23,7 @@ from fuzz.judge import (
 )
 from fuzz.mutations import FILE, Case, make_case
 
-SEED, NUMBER, PLANS = 0, 500, 6  # the first seed of CI; other seeds: python tests/fuzz/fuzz.py
+SEED, NUMBER, PLANS = 0, 500, 0  # the first seed of CI; other seeds: python tests/fuzz/fuzz.py
 
 # What once fell through, with a part of what is said now.
 KNOWN = {

@@ -119,6 +119,7 @@ class Command:
             self.process = start(folder, arguments, environment, out, err)
         os.close(out)
         os.close(err)
+        _running.append(self)
 
     @property
     def printed(self) -> str:
@@ -151,8 +152,12 @@ class Command:
 
     def signal(self, number: int, group: bool = False) -> Ended:
         """Send a signal to it, or to it and all its workers; then wait for the end."""
-        (os.killpg if group else os.kill)(self.process.pid, number)
+        self.send(number, group)
         return self.end(within=5)
+
+    def send(self, number: int, group: bool = False) -> None:
+        """Send a signal to it, or to it and all its workers."""
+        (os.killpg if group else os.kill)(self.process.pid, number)
 
     def listens_at(self) -> set[str]:
         """Return the addresses at which its processes listen."""
@@ -166,12 +171,12 @@ class Command:
     def end(self, within: float = 60) -> Ended:
         """Wait until it and whoever else holds its output has ended, workers included."""
         begun = time.monotonic()
+        _running.remove(self)
         try:
             while self._open.get_map():
                 self._read(max(0.0, begun + within - time.monotonic()))
         except TimeoutError:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            self._kill()
             what = f"still running after {within} s:\n{self._everything()}"
             raise AssertionError(what) from None
         status = self.process.wait()
@@ -182,9 +187,22 @@ class Command:
             assert time.monotonic() < deadline, left
         return ended
 
+    def _kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
     def _everything(self) -> str:
         """Both of its outputs, as far as they were read."""
         return b"\n".join(self._printed.values()).decode()
+
+
+_running: list[Command] = []  # whose end no test has waited for
+
+
+def kill_running() -> None:
+    """Kill the commands that a test which failed has left."""
+    while _running:
+        _running.pop()._kill()
 
 
 def _left(session: int) -> list[psutil.Process]:

@@ -27,6 +27,7 @@ def heard(*messages: Sequence[Any]) -> EventCollector:
     out = EventCollector(record=None, hosts=Alone())  # type: ignore[arg-type]
     for message in messages:
         out._take(message, None)
+    out.over = True  # no agent runs: nothing is to be stopped, now or later
     return out
 
 
