@@ -38,7 +38,7 @@ def test_a_run_that_is_killed_goes_on_on_two_hosts_with_one_disk(tmp_path: Path)
     # What was complete is there.
     saved = [checkpoint.step for checkpoint in find_all(killed)]
     first = saved[-1]
-    assert saved[:2] == [EVERY, 2 * EVERY]
+    assert saved == list(range(EVERY, first + 1, EVERY))  # the next one was being written
     assert first < STEPS
     assert losses(killed)[:first] == losses(whole)[:first]
     assert not (killed / "report.json").exists()
