@@ -16,6 +16,10 @@ changes a key of it:
 [bold]--cfg job[/] shows all keys and their values.  A run's folder is outputs/DATE/TIME_NAME
 (change it: hydra.run.dir=…). On several hosts, the same command on each, with launch.nnodes=2
 launch.rdzv_endpoint=HOST:PORT.
+
+Ctrl-C or SIGTERM finishes the step, saves a checkpoint and ends; a second one ends at once.  With
+train.resume=auto and hydra.run.dir=FOLDER the same command goes on from there.  Exit status: 0 the
+run is complete, 1 it failed, 2 the recipe was refused, 75 SIGTERM or launch.time_limit, 130 Ctrl-C.
 """
 PLAN_HELP = """Show the plan of a recipe, without starting anything.
 
@@ -48,6 +52,7 @@ of train.steps are welcome; model, data, seed and batch size stay.
 
   flowrun resume outputs/2026-01-31/12-00-00_gpt_tiny
   flowrun resume RUN_DIR train.steps=400 placement.axes.tensor=1 zero.stage=0
+  flowrun resume RUN_DIR --best
 """
 EXPORT_HELP = """Write the weights of a run as one safetensors file, from any layout.
 

@@ -73,6 +73,16 @@ def own_fault(error: Exception) -> FlowrunError:
 
 
 @contextmanager
+def with_peers(rank: int, when: str) -> Iterator[None]:
+    """Around what needs the other ranks: a failure there is most likely another's."""
+    try:
+        yield
+    except RuntimeError as error:
+        what = f"{type(error).__name__}: {error}"
+        raise LostPeer(f"rank {rank}", f"lost another rank {when}: {what}") from error
+
+
+@contextmanager
 def compiling() -> Iterator[None]:
     """Within nothing has started: what goes wrong is an error of the recipe, or flowrun's fault."""
     try:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.errors import RunError
-from flowrun.engine.runtime.kernels.nonfinite import Origin, first_origin
+from flowrun.engine.runtime.drivers.distributed import DistributedRank
+from flowrun.engine.runtime.kernels.nonfinite import Origin, OriginSearch, first_origin
 from flowrun.engine.runtime.rank.rank import Rank, Results
-from flowrun.engine.runtime.rank.replicas import Digests, compare
+from flowrun.engine.runtime.rank.replicas import Digests, compare, digests_of
 from flowrun.launcher.job.job import Job
+from flowrun.launcher.launch.failure import with_peers
 from flowrun.launcher.recipe.schema import IGNORE, STEP, STOP
 
 MOST_SKIPPED = 20  # updates in a row that are left out, with no hope of a better one
@@ -95,6 +97,60 @@ def explain(
     facts += _list_broken(broken)
     where = f"step {step}" if origin is None else f"step {step}, rank {origin.rank}"
     return RunError(where, "\n".join(facts), _INSTEAD)
+
+
+def check_numbers(
+    job: Job, trained: DistributedRank, step: int, problems: Sequence[tuple[int, str]]
+) -> None:
+    """Raise RunError, on every rank the same, for a step that must end the run: all repeat it to
+    find where.  Check weights else.  Every rank calls this function.
+
+    job: the run.  trained: this rank, at rest.  step: number of steps done.  problems: of a step,
+    known to the rank that reports.
+    """
+    import torch.distributed as dist
+
+    if job.recipe.train.on_nonfinite == IGNORE:
+        return
+    heard = [problems[0] if problems else None]
+    with with_peers(trained.rank, "after the last step"):
+        dist.broadcast_object_list(heard, src=trained.reporter)
+    if heard[0] is None:
+        check_weights(job, step, trained.body)
+        return
+    bad, problem = heard[0]
+    search, plan = OriginSearch(), trained.plan
+    again = DistributedRank(
+        plan,
+        trained.rank,
+        job.materials.sampler,
+        None,
+        trained.device,
+        trained.links,
+        kernels=search.kernels,
+        lent=trained.body.lend_variables(plan, {}),
+    )
+    again.run(bad + 1, first=bad)
+    found: list[Any] = [None] * plan.num_ranks
+    with with_peers(trained.rank, "repeating a step"):
+        dist.all_gather_object(found, (search.found, find_broken(trained.body)))
+    origins = [origin for part, _ in found for origin in part]
+    broken = [each for _, part in found for each in part]
+    raise explain(job, bad, problem, origins, broken)
+
+
+def compare_replicas(trained: DistributedRank, step: int) -> None:
+    """Compare with the other ranks what several hold alike.  Every rank calls this function.
+
+    trained: this rank, at rest.  step: number of steps done.  Raises RunError.
+    """
+    import torch.distributed as dist
+
+    plan = trained.plan
+    found: list[Any] = [None] * plan.num_ranks
+    with with_peers(trained.rank, "comparing what ranks hold alike"):
+        dist.all_gather_object(found, digests_of(plan, trained.body.variables))
+    check_replicas(plan, step, dict(enumerate(found)))
 
 
 def check_replicas(plan: Plan, step: int, found: Mapping[int, Digests]) -> None:

@@ -55,7 +55,6 @@ def execute_local(
     num_ranks = training.plan.num_ranks
     local_ranks = ranks_of_a_host(num_ranks, job.recipe.launch)
     limit_s = find_limit(job.recipe.launch.hang_s, training.rehearsal.step_s)
-    snapshots = map_snapshots(record, training)
     worker = Worker(
         job=job,
         training=training,
@@ -64,22 +63,13 @@ def execute_local(
         folder=record.folder,
         launcher=os.getpid(),
         silence_s=find_silence(limit_s),
-        snapshots=snapshots,
+        snapshots=map_snapshots(record, training),
     )
     attempts = Attempts(limit=job.recipe.launch.restarts, furthest=record.reached)
     with open_hosts(job.recipe.launch, limit_s, record.say) as hosts:
         while True:
             events = EventCollector(record=record, hosts=hosts)
-            preemption = events.preemption = Preemption(
-                gate=StepGate.make_shared(local_ranks, job.start.step if job.start else 0),
-                requests=requests,
-                saved=job.saved_steps,
-                steps=job.recipe.train.steps,
-                grace_s=job.recipe.launch.grace_s,
-                say=record.note,
-                stop=events.stop_us,
-                hosts=hosts,
-            )
+            preemption = events.preemption = _make_preemption(job, local_ranks, events, requests)
             place = hosts.meet(partial(_describe, job, training, record), events.receive)
             if hosts.shared and not attempts.total:
                 record.share(place.number)
@@ -92,14 +82,34 @@ def execute_local(
             if again is None or not isinstance(error, RunError):
                 record.close()
                 if attempts.limit and isinstance(error, RunError):
-                    error = give_up(record, snapshots, ending, error)
+                    error = give_up(record, worker.snapshots, ending, error)
                 raise error
             attempts = again
-            restart(record, snapshots, attempts, error)
+            restart(record, worker.snapshots, attempts, error)
             back_off(attempts.wait_s, lambda: not requests.queue.empty())
     if events.here:
         _join_weights(events, record, num_ranks)
     return events.log()
+
+
+def _make_preemption(
+    job: Job, local_ranks: int, events: EventCollector, requests: Requests
+) -> Preemption:
+    """Return what halts the ranks of an attempt.
+
+    job: with the start of the attempt.  local_ranks: their number.  events: ends them at once.
+    requests: what is asked of this process.
+    """
+    return Preemption(
+        gate=StepGate.make_shared(local_ranks, job.start.step if job.start else 0),
+        requests=requests,
+        saved=job.saved_steps,
+        steps=job.recipe.train.steps,
+        grace_s=job.recipe.launch.grace_s,
+        say=events.record.note,
+        stop=events.stop_us,
+        hosts=events.hosts,
+    )
 
 
 def _describe(job: Job, training: Rehearsed, record: Record) -> Host:

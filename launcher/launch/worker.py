@@ -1,8 +1,8 @@
 """The worker of launch=local: a forked process that is one rank, from its first line to its exit.
 
-It inherits job and plans from the launcher, and reports over a pipe.  A worker that
-fails leaves at once, without a regular exit that would wait for its peers; one that merely lost a
-peer lingers, so that the peer is blamed.
+It inherits job and plans from the launcher, and reports over a pipe.  A worker that fails leaves at
+once, without a regular exit that would wait for its peers; one that merely lost a peer lingers, so
+that the peer is blamed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -30,23 +29,21 @@ from flowrun.engine.runtime.drivers.distributed import DistributedRank, LostPeer
 from flowrun.engine.runtime.drivers.pulse import Phase, Pulse, Pulses
 from flowrun.engine.runtime.drivers.recorder import RecordedRank
 from flowrun.engine.runtime.kernels.kernels import Kernels
-from flowrun.engine.runtime.kernels.nonfinite import OriginSearch
 from flowrun.engine.runtime.process import heap
 from flowrun.engine.runtime.process.core import pin_to_core
 from flowrun.engine.runtime.process.stacks import Stacks
 from flowrun.engine.runtime.rank.rank import Results
-from flowrun.engine.runtime.rank.replicas import digests_of
 from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
 from flowrun.engine.runtime.transport.links import Links
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.open_files import reopen_files
 from flowrun.launcher.launch.background_save import BackgroundSave
 from flowrun.launcher.launch.events import EventSender
-from flowrun.launcher.launch.failure import describe
+from flowrun.launcher.launch.failure import describe, with_peers
 from flowrun.launcher.launch.finite import (
     StepJudge,
-    check_replicas,
-    check_weights,
+    check_numbers,
+    compare_replicas,
     explain,
     find_broken,
 )
@@ -54,10 +51,11 @@ from flowrun.launcher.launch.rank_memory import RankMemory
 from flowrun.launcher.launch.restart.snapshots import MemorySnapshot, SnapshotMemory, SnapshotWriter
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.virtual_launch import acts_by_name, max_stashed
-from flowrun.launcher.recipe.schema import IGNORE
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write
+
+OnStep = Callable[[int, Results, float], None]
 
 _LINGER_S = 2.0  # elastic's agent looks every 0.1 s who died first
 _BORN_S = 300  # until all ranks of a host are forked; elastic ends all if one has gone
@@ -121,7 +119,7 @@ class Worker:
         torch.set_num_threads(self.job.recipe.launch.threads)
         pin_to_core(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
         device = _device(self.job.device_type)
-        with _with_peers(rank, "while the ranks meet"):
+        with with_peers(rank, "while the ranks meet"):
             _join_process_group(device, self.silence_s, self.interface)
             memory = RankMemory(device)
             gloo = self.job.recipe.launch.transport == "gloo"
@@ -133,7 +131,7 @@ class Worker:
         self._train(rank, trained, device, memory, events)
         events.end(rank, self._measurements(trained, memory, links.message_bytes, zero_ns))
         self.pulse.enter(Phase.LEAVES)
-        with _with_peers(rank, "at the end"):
+        with with_peers(rank, "at the end"):
             dist.barrier()  # gloo aborts at random if a peer has gone when groups are destroyed
             links.close()
             dist.destroy_process_group()
@@ -148,39 +146,19 @@ class Worker:
         events: EventSender,
     ) -> None:
         """Train segment by segment, with evaluations and checkpoints where they are due."""
-        variables, start = trained.body.variables, self.job.start
-        if start:
-            self.pulse.enter(Phase.RESTORES)
-        if isinstance(start, MemorySnapshot):
-            start.restore(rank, variables)
-        elif isinstance(start, checkpoints.Checkpoint):
-            logical_checkpoint.restore(start.folder, self.training.plan, rank, variables)
-        snapshots = self.snapshots and SnapshotWriter(
-            trained.body, trained.reports, self.snapshots, start
-        )
+        self._restore(rank, trained)
         saving = self._background_save(rank, events)
         evaluation: DistributedRank | None = None
-        judge, problems = StepJudge.of(self.job), list[tuple[int, str]]()
-
-        def on_step(step: int, results: Results, seconds: float) -> None:
-            self.pulse.report()
-            events.step(step, results, seconds)
-            if (problem := judge.problem(results)) and not problems:
-                problems.append((step, problem))
-                if not self._halt():
-                    raise explain(self.job, step, problem, (), find_broken(trained.body))
-            if snapshots and not problems:  # a restart does a step again that went wrong
-                snapshots.report(step + 1)
-
+        problems: list[tuple[int, str]] = []
+        report = self._reporter(trained, events, problems)
         assert self.gate is not None
         gate = self.gate.of_rank(int(os.environ["LOCAL_RANK"]))
         saved = self.job.saved_steps  # of the newest checkpoint
-        report = on_step if trained.reports else _forget
         for segment in self.job.segments:
             while gate.begun < segment.last:
                 with memory.of_training(trained):
                     trained.run(segment.last, report, gate.begun, gate.may_begin)
-                self._check_numbers(rank, trained, gate.begun, problems)
+                check_numbers(self.job, trained, gate.begun, problems)
                 if gate.begun == segment.last:
                     break
                 if gate.begun > saved:  # all ranks rest here, at a halt
@@ -191,7 +169,7 @@ class Worker:
                     saving.finish()
                     return
             if segment.verify:
-                self._verify(rank, trained, segment.last)
+                compare_replicas(trained, segment.last)
             if segment.evaluate and self.evaluation:
                 self.pulse.enter(Phase.PREPARES)
                 evaluation = evaluation or self._evaluator(rank, trained, device)
@@ -207,6 +185,41 @@ class Worker:
         self.pulse.enter(Phase.WRITES)
         saving.finish()
 
+    def _restore(self, rank: int, trained: DistributedRank) -> None:
+        """Fill the variables of this rank with the state that the run goes on from, if it does."""
+        start, variables = self.job.start, trained.body.variables
+        if start:
+            self.pulse.enter(Phase.RESTORES)
+        if isinstance(start, MemorySnapshot):
+            start.restore(rank, variables)
+        elif isinstance(start, checkpoints.Checkpoint):
+            logical_checkpoint.restore(start.folder, self.training.plan, rank, variables)
+
+    def _reporter(
+        self, trained: DistributedRank, events: EventSender, problems: list[tuple[int, str]]
+    ) -> OnStep:
+        """Return what is called after each step.
+
+        trained, events: of this rank.  problems: takes the first step that must end the run, and
+        why.
+        """
+        snapshots = self.snapshots and SnapshotWriter(
+            trained.body, trained.reports, self.snapshots, self.job.start
+        )
+        judge = StepJudge.of(self.job)
+
+        def report(step: int, results: Results, seconds: float) -> None:
+            self.pulse.report()
+            events.step(step, results, seconds)
+            if (problem := judge.problem(results)) and not problems:
+                problems.append((step, problem))
+                if not self._halt():
+                    raise explain(self.job, step, problem, (), find_broken(trained.body))
+            if snapshots and not problems:  # a restart does a step again that went wrong
+                snapshots.report(step + 1)
+
+        return report if trained.reports else _forget
+
     def _halt(self) -> bool:
         """Let all ranks come to rest and end there; False if this rank cannot reach them all."""
         assert self.gate is not None
@@ -214,50 +227,6 @@ class Worker:
             return False
         self.gate.open(self.gate.begun, ends=True)
         return True
-
-    def _check_numbers(
-        self, rank: int, trained: DistributedRank, step: int, problems: list[tuple[int, str]]
-    ) -> None:
-        """Raise RunError, on every rank the same, for a step that must end the run: all repeat it
-        to find where.  Check weights else.
-
-        rank, trained: this rank, at rest.  step: number of steps done.  problems: of a step, known
-        to the rank that reports.
-        """
-        import torch.distributed as dist
-
-        if self.job.recipe.train.on_nonfinite == IGNORE:
-            return
-        heard = [problems[0] if problems else None]
-        with _with_peers(rank, "after the last step"):
-            dist.broadcast_object_list(heard, src=trained.reporter)
-        if heard[0] is None:
-            check_weights(self.job, step, trained.body)
-            return
-        bad, problem = heard[0]
-        search, plan = OriginSearch(), self.training.plan
-        lent = trained.body.lend_variables(plan, {})
-        sampler, links = self.job.materials.sampler, trained.links
-        again = DistributedRank(
-            plan, rank, sampler, None, trained.device, links, kernels=search.kernels, lent=lent
-        )
-        again.run(bad + 1, first=bad)
-        found: list[Any] = [None] * plan.num_ranks
-        with _with_peers(rank, "repeating a step"):
-            dist.all_gather_object(found, (search.found, find_broken(trained.body)))
-        origins = [origin for part, _ in found for origin in part]
-        broken = [each for _, part in found for each in part]
-        raise explain(self.job, bad, problem, origins, broken)
-
-    def _verify(self, rank: int, trained: DistributedRank, step: int) -> None:
-        """Compare with the other ranks what several hold alike.  step: number of steps done."""
-        import torch.distributed as dist
-
-        plan = self.training.plan
-        found: list[Any] = [None] * plan.num_ranks
-        with _with_peers(rank, "comparing what ranks hold alike"):
-            dist.all_gather_object(found, digests_of(plan, trained.body.variables))
-        check_replicas(plan, step, dict(enumerate(found)))
 
     def _measurements(
         self, trained: DistributedRank, memory: RankMemory, message_bytes: int, zero_ns: int
@@ -303,10 +272,10 @@ class Worker:
         if rank == 0:
             for file in files:
                 file.begin()
-        with _with_peers(rank, "saving weights"):
+        with with_peers(rank, "saving weights"):
             dist.barrier()  # the files are there
         write(files, shards)
-        with _with_peers(rank, "saving weights"):
+        with with_peers(rank, "saving weights"):
             dist.barrier()  # every rank has written
         if rank == 0:
             for file in files:
@@ -323,11 +292,11 @@ class Worker:
         num_ranks = self.training.plan.num_ranks
         if not int(os.environ["LOCAL_RANK"]):
             weights.drop_shards(self.folder)
-        with _with_peers(rank, "saving weights"):
+        with with_peers(rank, "saving weights"):
             dist.barrier()  # old ones are gone
         shards = [shard for shard in shards if shard.name in self.job.saved]
         weights.save_shards(self.folder, rank, num_ranks, shards, about)
-        with _with_peers(rank, "saving weights"):
+        with with_peers(rank, "saving weights"):
             dist.barrier()  # every rank has written
             seen = weights.has_all(self.folder, num_ranks)
             dist.barrier()  # every rank has looked: the files may go
@@ -341,7 +310,7 @@ class Worker:
         plan, sampler = self.evaluation.plan, self.job.materials.evaluation_sampler
         there = trained.body.lend_variables(plan, self.job.evaluated)
         initial, links = self.job.materials.initial, trained.links
-        with _with_peers(rank, "while the ranks meet for evaluation"):
+        with with_peers(rank, "while the ranks meet for evaluation"):
             links.join(plan)
         return DistributedRank(
             plan, rank, sampler, initial, device, links, lent=there, pulse=self.pulse
@@ -375,7 +344,7 @@ class Worker:
             box = [folder]
             if rank == 0:
                 folder.mkdir(parents=True, exist_ok=True)
-            with _with_peers(rank, "saving a checkpoint"):
+            with with_peers(rank, "saving a checkpoint"):
                 dist.broadcast_object_list(box)
             folder = box[0]
             if not folder.exists():
@@ -407,16 +376,6 @@ def _fail(error: BaseException, rank: int, events: EventSender) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
-
-
-@contextmanager
-def _with_peers(rank: int, when: str) -> Iterator[None]:
-    """Around what needs the other ranks: a failure there is most likely another's."""
-    try:
-        yield
-    except RuntimeError as error:
-        what = f"{type(error).__name__}: {error}"
-        raise LostPeer(f"rank {rank}", f"lost another rank {when}: {what}") from error
 
 
 def _same_time() -> int:

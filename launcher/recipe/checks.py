@@ -232,6 +232,16 @@ def _check_launch(recipe: RecipeSchema) -> None:
         f"an endpoint is HOST:PORT, not {launch.rdzv_endpoint}.",
         "Write a host's name or address and a port that is free there: node0:29500.",
     )
+    rank = launch.node_rank
+    require(
+        rank is None or 0 <= rank < launch.nnodes,
+        "launch.node_rank",
+        f"{launch.nnodes} hosts have node ranks 0 to {launch.nnodes - 1}, not {rank}.",
+    )
+
+
+def _check_restarts(recipe: RecipeSchema) -> None:
+    launch = recipe.launch
     require(
         not launch.restarts or (launch.name != "virtual" and launch.nnodes == 1),
         "launch.restarts",
@@ -256,6 +266,10 @@ def _check_launch(recipe: RecipeSchema) -> None:
         "snapshots serve restarts, and launch.restarts is 0.",
         "Write launch.restarts=3, or leave it out.",
     )
+
+
+def _check_time_limit(recipe: RecipeSchema) -> None:
+    launch = recipe.launch
     try:
         limit = time_limit_s(launch)
     except ValueError:
@@ -265,12 +279,6 @@ def _check_launch(recipe: RecipeSchema) -> None:
         "launch.time_limit",
         f"{launch.time_limit!r} is no time.",
         'Write minutes, such as 90, or "01:30:00".',
-    )
-    rank = launch.node_rank
-    require(
-        rank is None or 0 <= rank < launch.nnodes,
-        "launch.node_rank",
-        f"{launch.nnodes} hosts have node ranks 0 to {launch.nnodes - 1}, not {rank}.",
     )
 
 
@@ -319,6 +327,8 @@ CHECKS = (
     _check_recompute,
     _check_precision,
     _check_launch,
+    _check_restarts,
+    _check_time_limit,
     _check_engine,
     check_hardware,
 )
