@@ -4,9 +4,10 @@ started here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -43,7 +44,9 @@ class WorkUnit:
 
 
 class Start(Protocol):
-    """A state that a run goes on from: a checkpoint, or what the ranks left in memory."""
+    """A state that a run goes on from: a checkpoint, what the ranks left in memory, or, after a
+    rollback, the weights of an earlier step.
+    """
 
     @property
     def step(self) -> int:
@@ -52,6 +55,14 @@ class Start(Protocol):
     @property
     def ended(self) -> bool:
         """True if evaluation and checkpoint that were due after them are done, too."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the variables lie on the disk; None: they lie elsewhere."""
+
+    @property
+    def fresh(self) -> bool:
+        """True if the variables are those of the beginning."""
 
 
 class Job:
@@ -103,6 +114,12 @@ class Job:
         if self.start is None:
             return segments(self.recipe)
         return segments(self.recipe, self.start.step, self.start.ended)
+
+    @property
+    def initial(self) -> Mapping[str, torch.Tensor] | None:
+        """What the ranks begin with; None: `start` has it."""
+        fresh = self.start is None or self.start.fresh
+        return self.materials.initial if fresh else None
 
     @property
     def saved_steps(self) -> int:

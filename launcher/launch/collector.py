@@ -44,6 +44,7 @@ class EventCollector:
 
     files: of each checkpoint that is being written, those that are on the disk.
     hosts: this launcher among the others.  preemption: takes what they offer.
+    not_finite: steps begun by the end of the one whose numbers ended the ranks; None: no such.
     broken: what went wrong here, while writing it down.  hung: why the ranks were killed as they
     hung.  running: elastic is in charge.  over: it no longer is.  stopped_us: an event has ended
     the run.
@@ -56,6 +57,7 @@ class EventCollector:
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     here: dict[int, dict[str, Any]] = field(default_factory=dict)
     files: dict[int, dict[str, Sequence[int]]] = field(default_factory=dict)
+    not_finite: int | None = None
     broken: RunError | None = None
     hung: RunError | None = None
     running: bool = False
@@ -108,6 +110,8 @@ class EventCollector:
                 self.ends[rank] = measured
             case ("weights", rank, seen):
                 self.here[rank] = seen
+            case ("not_finite", steps):
+                self.not_finite = steps
             case ("error", where, problem, story, lost_peer):
                 error = RunError(where, problem)
                 error.add_note(story)

@@ -1,7 +1,7 @@
 """Events that a worker sends to its launcher, through a pipe of its own.
 
-A message is a tuple, first a word: step, evaluated, saved, note, weights, end, error.  What is
-about the whole run the launcher sends to the other hosts, too (hosts/), for their folders.
+A message is a tuple, first a word: step, evaluated, saved, note, weights, end, not_finite, error.
+What is about the whole run the launcher sends to the other hosts, too (hosts/), for their folders.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class EventSender:
     def end(self, rank: int, measured: dict[str, Any]) -> None:
         """A rank has ended well."""
         self._send("end", rank, measured)
+
+    def not_finite(self, steps: int) -> None:
+        """Say that the last of `steps` steps is why this rank ends."""
+        self._send("not_finite", steps)
 
     def error(self, where: str, problem: str, story: str, lost_peer: bool) -> None:
         """Say that a rank ends with an error.

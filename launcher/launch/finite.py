@@ -21,14 +21,14 @@ from flowrun.engine.runtime.rank.rank import Rank, Results
 from flowrun.engine.runtime.rank.replicas import Digests, compare, digests_of
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.failure import with_peers
-from flowrun.launcher.recipe.schema import IGNORE, STEP, STOP
+from flowrun.launcher.recipe.schema import IGNORE, SKIP, STEP
 
 MOST_SKIPPED = 20  # updates in a row that are left out, with no hope of a better one
 _MOST = 8  # names and samples that are listed
 _INSTEAD = (
     "The update was left out, and no checkpoint was written since. Look at the op and the samples,"
     " lower optim.lr, or set optim.clip_norm. train.on_nonfinite=skip leaves out such updates and"
-    " continues."
+    " continues; rollback does so with the weights of a checkpoint."
 )
 _DIFFERENT = (
     "These ranks compute the same from the same numbers: hardware computed or stored wrong, or a"
@@ -39,6 +39,17 @@ _KEPT = (
     "The checkpoints of this run are from earlier steps. train.on_nonfinite=ignore saves it all the"
     " same."
 )
+
+
+class NotFinite(RunError):
+    """The error of a run whose numbers are not finite.
+
+    steps: steps done by then, with the one that is at fault.
+    """
+
+    def __init__(self, where: str, problem: str, instead: str, steps: int) -> None:
+        super().__init__(where, problem, instead)
+        self.steps = steps
 
 
 class Broken(NamedTuple):
@@ -72,7 +83,7 @@ class StepJudge:
         self.skipped = 0 if math.isfinite(norm) else self.skipped + 1
         if self.skipped >= MOST_SKIPPED:
             return f"{self.skipped} updates in a row were left out: their gradients are not finite."
-        if self.policy != STOP or "loss_scale" in results:
+        if self.policy == SKIP or "loss_scale" in results:
             return ""
         if self.skipped:
             return f"its gradients are not finite, and its loss is {loss}."
@@ -83,8 +94,8 @@ class StepJudge:
 
 def explain(
     job: Job, step: int, problem: str, origins: Sequence[Origin], broken: Iterable[Broken]
-) -> RunError:
-    """Return the error that ends a run.
+) -> NotFinite:
+    """Return the error that ends a run, or rolls it back.
 
     job: the run.  step: of which StepJudge said `problem`.  origins: found by repeating it.
     broken: what ranks hold that is not finite.
@@ -96,13 +107,13 @@ def explain(
     facts += _of_samples(job, step, origin.micro_batch if origin else None)
     facts += _list_broken(broken)
     where = f"step {step}" if origin is None else f"step {step}, rank {origin.rank}"
-    return RunError(where, "\n".join(facts), _INSTEAD)
+    return NotFinite(where, "\n".join(facts), _INSTEAD, step + 1)
 
 
 def check_numbers(
     job: Job, trained: DistributedRank, step: int, problems: Sequence[tuple[int, str]]
 ) -> None:
-    """Raise RunError, on every rank the same, for a step that must end the run: all repeat it to
+    """Raise NotFinite, on every rank the same, for a step that must end the run: all repeat it to
     find where.  Check weights else.  Every rank calls this function.
 
     job: the run.  trained: this rank, at rest.  step: number of steps done.  problems: of a step,
@@ -175,7 +186,7 @@ def _list_ranks(ranks: Sequence[int]) -> str:
 
 
 def check_weights(job: Job, step: int, body: Rank) -> None:
-    """Raise RunError if a weight, state or buffer that a rank (`body`) holds is not finite after
+    """Raise NotFinite if a weight, state or buffer that a rank (`body`) holds is not finite after
     `step` steps, unless the job's train.on_nonfinite is ignore: it must not replace a good one on
     disk.
     """
@@ -186,7 +197,8 @@ def check_weights(job: Job, step: int, body: Rank) -> None:
             f"after {step} steps not all that would be saved is finite.",
             *_list_broken(broken),
         ]
-        raise RunError(f"rank {body.rank}, step {step - 1}", "\n".join(facts), _KEPT)
+        where = f"rank {body.rank}, step {step - 1}"
+        raise NotFinite(where, "\n".join(facts), _KEPT, step)
 
 
 def find_broken(body: Rank) -> list[Broken]:

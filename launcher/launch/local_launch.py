@@ -29,6 +29,7 @@ from flowrun.launcher.launch.hosts.meeting import Host, ranks_of_a_host
 from flowrun.launcher.launch.hosts.rendezvous import MeetingPlace
 from flowrun.launcher.launch.preemption import Preemption, Requests
 from flowrun.launcher.launch.restart.restarts import Attempts, Ending, back_off, give_up, restart
+from flowrun.launcher.launch.restart.rollback import Rollbacks, roll_back
 from flowrun.launcher.launch.restart.snapshots import map_snapshots
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.launch.watch import Watch, find_limit, find_silence
@@ -66,6 +67,7 @@ def execute_local(
         snapshots=map_snapshots(record, training),
     )
     attempts = Attempts(limit=job.recipe.launch.restarts, furthest=record.reached)
+    rollbacks = Rollbacks()
     with open_hosts(job.recipe.launch, limit_s, record.say) as hosts:
         while True:
             events = EventCollector(record=record, hosts=hosts)
@@ -78,6 +80,11 @@ def execute_local(
             if error is None:
                 break
             ending = Ending.STOPPED if preemption.ending else events.ending(ended, error)
+            if ending is Ending.RAISED and (
+                rolled := roll_back(record, rollbacks, events.not_finite, error, worker.snapshots)
+            ):
+                rollbacks = rolled
+                continue
             again = attempts.after(ending, record.reached)
             if again is None or not isinstance(error, RunError):
                 record.close()

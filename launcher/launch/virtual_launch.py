@@ -22,6 +22,7 @@ from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.launch.failure import describe
 from flowrun.launcher.launch.finite import (
+    NotFinite,
     StepJudge,
     check_replicas,
     check_weights,
@@ -30,6 +31,7 @@ from flowrun.launcher.launch.finite import (
 )
 from flowrun.launcher.launch.hosts.hosts import Alone
 from flowrun.launcher.launch.preemption import Preemption, Requests
+from flowrun.launcher.launch.restart.rollback import Rollbacks, roll_back
 from flowrun.launcher.launch.step_gate import StepGate
 from flowrun.launcher.report.record import Record
 from flowrun.launcher.report.report import Log
@@ -54,18 +56,26 @@ def execute_virtual(
     training's regions.  requests: what is asked of this process.
     """
     torch.set_num_threads(job.recipe.launch.threads)
-    cluster = _make_cluster(job, training, kernels)
-    preemption = _preemption(job, cluster, record, requests)
-    try:
-        with preemption.serving():
-            _train(job, (training, evaluation), cluster, record, preemption.gate)
-    except BaseException as error:
-        record.close()
-        if isinstance(error, RunError):
-            where, problem, _ = describe(error)
-            raise RunError(where, problem) from error
-        early = isinstance(error, KeyboardInterrupt) and preemption.early
-        raise early or error from None
+    rollbacks = Rollbacks()
+    while True:
+        cluster = _make_cluster(job, training, kernels)
+        preemption = _preemption(job, cluster, record, requests)
+        try:
+            with preemption.serving():
+                _train(job, (training, evaluation), cluster, record, preemption.gate)
+            break
+        except NotFinite as error:
+            asked = preemption.ending is not None
+            again = None if asked else roll_back(record, rollbacks, error.steps, error)
+            if again is None:
+                raise _close_with(error, record) from error
+            rollbacks = again
+        except RunError as error:
+            raise _close_with(error, record) from error
+        except BaseException as error:
+            record.close()
+            early = isinstance(error, KeyboardInterrupt) and preemption.early
+            raise early or error from None
     if asked := preemption.end_after(None):
         record.close()
         raise asked
@@ -73,6 +83,13 @@ def execute_virtual(
         files = weights.plan_files(record.folder, job.saved, job.about(job.recipe.train.steps))
         write_whole(files, (s for rank in cluster.ranks for s in _shards(job, cluster, rank)))
     return _make_log(cluster, training, record)
+
+
+def _close_with(error: RunError, record: Record) -> RunError:
+    """Close the record and return the error as a person reads it."""
+    record.close()
+    where, problem, _ = describe(error)
+    return RunError(where, problem)
 
 
 def _preemption(
@@ -150,13 +167,12 @@ def _train(
 
 
 def _make_cluster(job: Job, training: Rehearsed, kernels: Kernels) -> VirtualCluster:
-    """Make the ranks of a plan, with initial values or those of the checkpoint to go on from."""
+    """Make the ranks of a plan, with the values that the job begins with or goes on from."""
     seed = job.recipe.launch.message_order_seed
-    initial = None if job.start else job.materials.initial
-    arguments = (training.plan, job.materials.sampler, initial, seed, False, kernels)
+    arguments = (training.plan, job.materials.sampler, job.initial, seed, False, kernels)
     traced = job.recipe.engine.traced_steps
     cluster = RecordedCluster(*arguments, trace=traced) if traced else VirtualCluster(*arguments)
-    if isinstance(job.start, checkpoints.Checkpoint):
+    if job.start and job.start.folder:
         for rank, body in cluster.ranks.items():
             logical_checkpoint.restore(job.start.folder, training.plan, rank, body.variables)
     return cluster

@@ -41,6 +41,7 @@ from flowrun.launcher.launch.background_save import BackgroundSave
 from flowrun.launcher.launch.events import EventSender
 from flowrun.launcher.launch.failure import describe, with_peers
 from flowrun.launcher.launch.finite import (
+    NotFinite,
     StepJudge,
     check_numbers,
     compare_replicas,
@@ -192,7 +193,7 @@ class Worker:
             self.pulse.enter(Phase.RESTORES)
         if isinstance(start, MemorySnapshot):
             start.restore(rank, variables)
-        elif isinstance(start, checkpoints.Checkpoint):
+        elif start and start.folder:
             logical_checkpoint.restore(start.folder, self.training.plan, rank, variables)
 
     def _reporter(
@@ -252,8 +253,7 @@ class Worker:
 
     def _body(self, rank: int, device: torch.device, links: Links) -> DistributedRank:
         job, steps = self.job, self.job.recipe.engine.traced_steps
-        initial = None if job.start else job.materials.initial
-        arguments = (self.training.plan, rank, job.materials.sampler, initial, device, links)
+        arguments = (self.training.plan, rank, job.materials.sampler, job.initial, device, links)
         metered = device.type == "cpu"  # on CUDA torch counts by itself
         options: dict[str, Any] = {"metered": metered, "kernels": self.kernels, "pulse": self.pulse}
         if steps:
@@ -370,6 +370,8 @@ def _forget(step: int, results: Results, seconds: float) -> None:
 
 def _fail(error: BaseException, rank: int, events: EventSender) -> NoReturn:
     """Leave at once, from any thread, with an error."""
+    if isinstance(error, NotFinite):
+        events.not_finite(error.steps)
     events.error(*describe(error, rank), lost_peer=isinstance(error, LostPeer))
     if isinstance(error, LostPeer):
         time.sleep(_LINGER_S)

@@ -19,6 +19,7 @@ from flowrun.launcher.recipe.schema import (
     KEEPABLE,
     KEPT,
     MIRRORED,
+    ROLLBACK,
     WEIGHTS,
     Recipe,
     RecipeSchema,
@@ -268,6 +269,23 @@ def _check_restarts(recipe: RecipeSchema) -> None:
     )
 
 
+def _check_rollback(recipe: RecipeSchema) -> None:
+    if recipe.train.on_nonfinite != ROLLBACK:
+        return
+    require(
+        recipe.train.save_every > 0,
+        "train.on_nonfinite",
+        "a rollback takes the weights of a checkpoint, and train.save_every is 0.",
+        "Write train.save_every=100, or on_nonfinite: skip.",
+    )
+    require(
+        recipe.launch.nnodes == 1,
+        "train.on_nonfinite",
+        "only the ranks of one host are started again, which a rollback does.",
+        "Write on_nonfinite: skip, or stop.",
+    )
+
+
 def _check_time_limit(recipe: RecipeSchema) -> None:
     launch = recipe.launch
     try:
@@ -328,6 +346,7 @@ CHECKS = (
     _check_precision,
     _check_launch,
     _check_restarts,
+    _check_rollback,
     _check_time_limit,
     _check_engine,
     check_hardware,

@@ -22,7 +22,7 @@ WEIGHTS = "weights"  # the one key of `model` that is no argument of it
 KEPT = ("matmul", "boxing")
 MIRRORED = "mirrored"
 STEP, MICRO_BATCH = "step", "micro_batch"
-STOP, SKIP, IGNORE = "stop", "skip", "ignore"
+STOP, SKIP, ROLLBACK, IGNORE = "stop", "skip", "rollback", "ignore"
 NEVER, AUTO = "never", "auto"
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 EAGER, INDUCTOR, HANDWRITTEN = "eager", "inductor", "handwritten"
@@ -32,7 +32,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "optim.name": ("adagrad", "adamw", "lamb", "lion", "sgd"),
     "optim.sparse": ("exact", "lazy", "off"),
     "train.loss_mean": (STEP, MICRO_BATCH),
-    "train.on_nonfinite": (STOP, SKIP, IGNORE),
+    "train.on_nonfinite": (STOP, SKIP, ROLLBACK, IGNORE),
     "train.resume": (NEVER, AUTO),
     "auto.memory": ("off", "slight", "moderate", "heavy", "adaptive"),
     "precision.dtype": ("fp32", "bf16", "fp16"),
@@ -191,7 +191,8 @@ class Train:
         loops that accumulate gradients compute it; the mirrored view always uses it.
     on_nonfinite: what follows a step with a gradient that is not finite, whose update is left out:
         stop: the run ends and says where it arose; skip: the run goes on, and counts such steps;
-        ignore: nothing is looked for, and such numbers enter the weights.
+        rollback: it goes on after that step with the weights of the newest checkpoint; ignore:
+        nothing is looked for, and such numbers enter the weights.
     resume: auto: where the run's folder has a checkpoint, go on from the newest whole one, so that
         the same command may be given again; never: such a folder is refused.
     """

@@ -21,6 +21,7 @@ from flowrun.engine.runtime.rank.rank import Results
 from flowrun.launcher.job.job import Job, Start
 from flowrun.launcher.recipe.locate import show_path
 from flowrun.launcher.recipe.recipe_errors import PlacedError
+from flowrun.launcher.recipe.schema import ROLLBACK
 from flowrun.launcher.report.loss_spikes import SPIKE, LossSpikes, list_steps
 from flowrun.launcher.report.progress import Progress
 from flowrun.launcher.report.report import REPORT, Report, StepLog, StepRecord, numbers, strict
@@ -59,7 +60,10 @@ class Record:
         self.spikes = LossSpikes()
         self._begin_at(job.start)
         begun = job.start
-        self.checkpoints = [begun] if isinstance(begun, Checkpoint) else []  # oldest first
+        self.checkpoints: list[Checkpoint] = []  # oldest first
+        if isinstance(begun, Checkpoint):
+            older = [each for each in find_all(folder) if each.step < begun.step]
+            self.checkpoints = [*older, begun]
         self.restarts = 0
         self.lost: list[str] = []  # what could not be written
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +150,14 @@ class Record:
         train = self.job.recipe.train
         validation = strict(numbers(self.validation)) if self.evaluated == step else {}
         about = replace(self.job.about(step), validation=validation, files=files)
-        done = complete(folder, about, self.job.recipe.to_yaml(), train.keep, train.keep_best)
+        done = complete(
+            folder,
+            about,
+            self.job.recipe.to_yaml(),
+            train.keep,
+            train.keep_best,
+            due=train.save_every if train.on_nonfinite == ROLLBACK else 0,
+        )
         self.checkpoints.append(done)
 
     def go_back(self, start: Start | None, why: Mapping[str, Any]) -> None:
@@ -163,6 +174,12 @@ class Record:
         self.restarts += 1
         with (self.folder / RESTARTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(strict(why)) + "\n")
+
+    def leave_out(self, steps: Sequence[int]) -> None:
+        """Count the updates of some steps as left out."""
+        self.skipped = sorted({*self.skipped, *steps})
+        if last := self.steps.last:
+            self.steps.newest[-1] = replace(last, skipped_updates=len(self.skipped))
 
     def go_on_with(self, job: Job, lost: RunError, layout: str) -> None:
         """Record the rest of the run, of a job on fewer ranks.
@@ -222,8 +239,8 @@ class Record:
             self.progress.show_report(report, self.folder)
         if self.skipped:
             self.note(
-                f"{len(self.skipped)} of {self.steps.count} updates were left out, as their"
-                f" gradients were not finite: step {list_steps(self.skipped)}"
+                f"{len(self.skipped)} of {self.steps.count} updates were left out, as gradients"
+                f" were not finite: step {list_steps(self.skipped)}"
             )
         if self.spikes.steps:
             self.note(

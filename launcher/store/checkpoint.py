@@ -76,6 +76,7 @@ class Checkpoint:
     folder: Path
     step: int
     ended = True  # evaluation comes before the checkpoint of a step
+    fresh = False
 
     def about(self) -> About:
         """The content of checkpoint.json."""
@@ -180,13 +181,15 @@ def partial_folder(run_folder: Path, step: int) -> Path:
     return run_folder.absolute() / FOLDER / f"step_{step:08d}{PARTIAL}"
 
 
-def complete(folder: Path, about: About, recipe: str, keep: int, best: str) -> Checkpoint:
+def complete(
+    folder: Path, about: About, recipe: str, keep: int, best: str, due: int = 0
+) -> Checkpoint:
     """Make a checkpoint count: all ranks have written it, and metrics.jsonl has its steps.
 
     folder: what the ranks have filled.  about: goes to checkpoint.json.  recipe: goes to
     recipe.yaml.  keep: the number of newest checkpoints that stay; 0: all.  best: the one that is
-    best by this stays, too (train.keep_best).  Later ones, of a run that was resumed from an
-    earlier step, are removed.
+    best by this stays, too (train.keep_best).  due: so does the newest whose steps are a multiple
+    of it; 0: none does.  Later ones, of a run that was resumed from an earlier step, are removed.
     """
     for left in folder.iterdir():  # of ranks that were killed, and are others now
         if left.name not in about.files:
@@ -203,7 +206,9 @@ def complete(folder: Path, about: About, recipe: str, keep: int, best: str) -> C
     sync(done.parent)
     found = find_all(done.parents[1])
     newest = next(k for k, checkpoint in enumerate(found, 1) if checkpoint.folder == done)
-    kept = {*found[max(0, newest - keep) if keep else 0 : newest], find_best(found[:newest], best)}
+    there = found[:newest]
+    kept = {*(there[-keep:] if keep else there), find_best(there, best)}
+    kept |= set([each for each in there if due and each.step % due == 0][-1:])
     for old in found:
         if old not in kept:
             _remove(old.folder)

@@ -115,6 +115,8 @@ class MemorySnapshot:
     step: int
     memory: SnapshotMemory
     ended = False  # ranks may have died before the evaluation that was due
+    folder = None
+    fresh = False
 
     def views(self, rank: int) -> Views:
         """The variables of a rank."""

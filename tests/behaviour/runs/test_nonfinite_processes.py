@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,37 @@ def test_ranks_name_the_op_and_keep_the_checkpoint_before_it(tmp_path: Path) -> 
     assert "makes nan of finite numbers: aten.sqrt.default of module root (net.py:" in ended.err
     newest = max(place.glob("out/checkpoints/step_*"))
     assert newest.name == f"step_{step:08d}"
+
+
+def test_ranks_go_on_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
+    """Two epochs of 16 steps have a bad step each; all ranks in one process do the same."""
+    place = workplace(tmp_path)
+    (place / "net.py").write_text(NET)
+    (place / "recipes" / "roots.yaml").write_text(RECIPE)
+    changed = (
+        "recipe=roots",
+        "train.steps=32",
+        "train.save_every=8",
+        "train.on_nonfinite=rollback",
+    )
+    ended = Command(place, *changed, run_folder(place / "out")).end()
+    assert (ended.status, ended.err) == (0, "")
+    virtual = Command(place, *changed, "launch=virtual", run_folder(place / "virtual")).end()
+    assert virtual.status == 0
+    lines, same = (
+        [*map(json.loads, (place / folder / "restarts.jsonl").read_text().splitlines())]
+        for folder in ("out", "virtual")
+    )
+    assert [line["left_out"] for line in lines] == [line["left_out"] for line in same]
+    assert len(lines) == 2
+    assert all(
+        first % 8 == 0 and last - first < 8 for first, last in (x["left_out"] for x in lines)
+    )
+    assert all("aten.sqrt.default of module root" in line["problem"] for line in lines)
+    left_out = sum(last + 1 - first for first, last in (x["left_out"] for x in lines))
+    assert f"{left_out} of 32 updates were left out" in ended.out
+    assert _numbers(place / "out") == pytest.approx(_numbers(place / "virtual"), rel=1e-5)
+
+
+def _numbers(folder: Path) -> list[float]:
+    return [loss for loss in losses(folder) if loss is not None]

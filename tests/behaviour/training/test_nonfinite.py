@@ -211,6 +211,41 @@ def test_an_update_that_is_skipped_changes_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(six[name], value) for name, value in five.items())
 
 
+def test_a_rollback_leaves_out_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
+    """Step 5 is bad, and step 4 may have led there; with or without a halt between."""
+    back = ("train.on_nonfinite=rollback", "train.resume=auto")
+    run(recipe_of(tmp_path, "train.steps=4", plant=".inf"), tmp_path / "four")
+    for steps in ("6", "8"):
+        recipe = recipe_of(tmp_path, f"train.steps={steps}", *back, plant=".inf")
+        report = run(recipe, tmp_path / steps)
+        assert report.skipped_updates == 2
+        line = json.loads((tmp_path / steps / "restarts.jsonl").read_text())
+        assert (line["first"], line["left_out"], line["source"]) == (6, [4, 5], "checkpoint")
+    run(recipe_of(tmp_path, *back, plant=".inf"), tmp_path / "6")
+    four, six, eight = (load_file(tmp_path / k / "weights.safetensors") for k in ("four", "6", "8"))
+    assert not all(torch.equal(eight[name], value) for name, value in four.items())
+    assert all(torch.equal(six[name], value) for name, value in eight.items())
+    assert [line["step"] for line in lines_of(tmp_path / "6")] == [*range(8)]
+
+
+def test_weights_that_are_nan_are_rolled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_in_weights(monkeypatch, 3, lambda weight: weight.fill_(math.nan))
+    report = run(recipe_of(tmp_path, "train.on_nonfinite=rollback"), tmp_path / "run")
+    assert report.skipped_updates == 2  # seen before the checkpoint of step 4
+    weights = load_file(tmp_path / "run" / "weights.safetensors")
+    assert all(value.isfinite().all() for value in weights.values())
+
+
+def test_rollbacks_that_do_not_help_end_the_run(tmp_path: Path) -> None:
+    changed = ("train.on_nonfinite=rollback", "train.steps=30", "train.save_every=50")
+    recipe = recipe_of(tmp_path, *changed, fault="always")
+    with pytest.raises(RunError, match=r"makes inf of finite numbers: aten.exp.default") as caught:
+        run(recipe, tmp_path / "run")
+    assert caught.value.where.startswith("step 20")
+
+
 def test_what_is_ignored_enters_the_weights(tmp_path: Path) -> None:
     run(recipe_of(tmp_path, "train.on_nonfinite=ignore", plant=".nan"), tmp_path / "run")
     weights = load_file(tmp_path / "run" / "weights.safetensors")

@@ -16,6 +16,7 @@ PROBLEMS = [  # train.on_nonfinite, loss, norm of the gradients, what is said
     ("stop", inf, 2.0, "its loss is inf, though its gradients are finite."),
     ("stop", nan, 2.0, "its loss is nan, though its gradients are finite."),
     ("stop", nan, 0.0, ""),  # no target
+    ("rollback", 1.0, nan, "its gradients are not finite, and its loss is 1.0."),
     ("skip", nan, nan, ""),
     ("skip", inf, 2.0, ""),
     ("ignore", nan, nan, ""),
