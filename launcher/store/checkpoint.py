@@ -13,6 +13,7 @@ import fcntl
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import zlib
@@ -174,6 +175,20 @@ def remove_partial(run_folder: Path) -> None:
         left = run_folder / f"{file}{PARTIAL}"
         if left.is_file():
             left.unlink(missing_ok=True)
+    for left in run_folder.glob(f"*.{platform.node()}-*{PARTIAL}"):  # of replace_text
+        process = left.name.removesuffix(PARTIAL).rpartition("-")[2]
+        if process.isdecimal() and not _runs(int(process)):
+            left.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def partial_folder(run_folder: Path, step: int) -> Path:
@@ -246,8 +261,10 @@ def sync(path: Path) -> None:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file that is whole, old or new, whenever the process ends."""
-    partial = file.with_name(f"{file.name}{PARTIAL}")
+    """Write a file that is whole, old or new, whenever the process ends, and whatever other
+    processes write to it at the same time: several hosts may begin in one folder.
+    """
+    partial = file.with_name(f"{file.name}.{platform.node()}-{os.getpid()}{PARTIAL}")
     partial.write_text(text, encoding="utf-8")
     sync(partial)
     partial.replace(file)

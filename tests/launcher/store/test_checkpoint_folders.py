@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import platform
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from flowrun.launcher.store.checkpoint import (
     find_all,
     find_best,
     partial_folder,
+    remove_partial,
+    replace_text,
 )
 
 
@@ -75,3 +80,31 @@ def test_files_of_ranks_that_are_no_more_are_left_out(tmp_path: Path) -> None:
         "checkpoint.json",
         "recipe.yaml",
     ]
+
+
+def test_what_processes_that_have_ended_left_of_a_text_is_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    lefts = {pid: tmp_path / f"a.json.{platform.node()}-{pid}.partial" for pid in (ended.pid, 1)}
+    mine = tmp_path / "mine-7x.partial"
+    for file in (*lefts.values(), mine):
+        file.touch()
+    replace_text(tmp_path / "a.json", "{}")
+    remove_partial(tmp_path)
+    assert set(tmp_path.iterdir()) == {lefts[1], mine, tmp_path / "a.json"}
+
+
+def test_two_processes_may_write_one_text(tmp_path: Path) -> None:
+    """One that is between its write and its rename does not lose its file to the other."""
+
+    def write() -> None:
+        for k in range(200):
+            replace_text(tmp_path / "a.json", str(k))
+
+    both = [multiprocessing.get_context("fork").Process(target=write) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
