@@ -38,18 +38,19 @@ def run_agent(worker: Worker, local_ranks: int, place: MeetingPlace) -> RunError
     worker: what a forked process runs.  local_ranks: how many there are.  place: where they meet.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing import api as elastic_api
 
     from flowrun.launcher.launch.hosts.rendezvous import Rendezvous
 
     _silence_elastic()
+    signals = _LateSignals()
+    elastic_api._terminate_process_handler = signals.handle
     elastic_api._get_default_signal = lambda: signal.SIGKILL  # ranks leave SIGTERM to the launcher
     os.environ.setdefault("OMP_NUM_THREADS", str(worker.job.recipe.launch.threads))
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # each host has as many ranks
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(_fatal_signals())
-    agent = LocalElasticAgent(
+    agent = _agent_class(signals)(
         WorkerSpec(
             role="flowrun",
             local_world_size=local_ranks,
@@ -70,6 +71,42 @@ def run_agent(worker: Worker, local_ranks: int, place: MeetingPlace) -> RunError
     except SignalException as error:
         return RunError("the launcher", f"stopped by {signal.Signals(error.sigval).name}.")
     return _what_elastic_saw(result.failures) if result.is_failed() else None
+
+
+class _LateSignals:
+    """A signal ends the run once all workers are forked.  What a handler raises before is lost in
+    a callback of os.fork, or the workers are that elastic has just made.
+    """
+
+    def __init__(self) -> None:
+        self._came: int | None = None
+        self._forked = False
+
+    def handle(self, number: int, frame: Any) -> None:
+        """Handle a signal as elastic does, but not too early."""
+        from torch.distributed.elastic.multiprocessing import SignalException
+
+        self._came = number
+        if self._forked:
+            raise SignalException(f"got signal {number}", signal.Signals(number))
+
+    def end_forks(self) -> None:
+        """Let signals end the run from now on, and one that has come."""
+        self._forked = True
+        if self._came is not None:
+            self.handle(self._came, None)
+
+
+def _agent_class(signals: _LateSignals) -> Any:
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    class PatientAgent(LocalElasticAgent):
+        def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+            started: dict[int, Any] = super()._start_workers(worker_group)
+            signals.end_forks()
+            return started
+
+    return PatientAgent
 
 
 @contextmanager
