@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,25 +80,26 @@ class Quiet:
         self.limit_s, self.between_s, self.grows = limit_s, between_s, grows
         self.acts_s = self.work_s = 0.0  # without an act; without an act or work
         self._acts: object = None
-        self._work: object = None
-        self._looked = 0.0
+        self._acted = self._now = self._looked = 0.0
+        self._works: deque[tuple[float, Sequence[float]]] = deque()  # less than one ago, and when
 
-    def look(self, acts: object, work: object, now: float) -> bool:
+    def look(self, acts: object, work: Sequence[float], now: float) -> bool:
         """Look once; True if the run hangs.
 
-        acts: changes with every act.  work: changes while processes compute, where acts may take
-        long.  now: seconds of any clock.
+        acts: changes with every act.  work: grows while processes compute, where acts may take
+        long; less than one in all of the limit is none.  now: seconds of any clock.
         """
-        passed = min(now - self._looked, 2 * self.between_s)
+        self._now += min(now - self._looked, 2 * self.between_s)
         self._looked = now
         if acts != self._acts:
             if self.grows:
                 self.limit_s = max(self.limit_s, _GROWTH * self.acts_s)
-            self.acts_s = self.work_s = 0.0
-        else:
-            self.acts_s += passed
-            self.work_s = self.work_s + passed if work == self._work else 0.0
-        self._acts, self._work = acts, work
+            self._acts, self._acted = acts, self._now
+            self._works.clear()
+        self._works.append((self._now, work))
+        while any(b - a >= 1 for a, b in zip(self._works[0][1], work, strict=True)):
+            self._works.popleft()
+        self.acts_s, self.work_s = self._now - self._acted, self._now - self._works[0][0]
         return self.work_s >= self.limit_s or self.acts_s >= max(self.limit_s, _LONGEST_S)
 
 
@@ -207,9 +209,9 @@ class Watch:
                 missing = found
                 self._say(f"{found}: the others wait.")
 
-    def _measure_work(self) -> tuple[list[int], list[int]]:
-        """Return the data that ranks move and how they compute, of ranks whose acts may take long:
-        numbers that change with 64 kB, and with some of the seconds of a core.
+    def _measure_work(self) -> tuple[list[int], list[float]]:
+        """Return the data that ranks move, in 64 kB, and how they compute, in units of what makes a
+        process that works; of ranks whose acts may take long.
         """
         works = [
             measure_work(pulse.process)
@@ -217,9 +219,7 @@ class Watch:
             if pulse.process and (pulse.phase not in STEPS or pulse.in_first_step)
         ]
         unit_s = _SHARE * self.limit_s
-        return [work.num_bytes >> 16 for work in works], [
-            int(work.cpu_s / unit_s) for work in works
-        ]
+        return [work.num_bytes >> 16 for work in works], [work.cpu_s / unit_s for work in works]
 
     def _find_missing(self) -> str:
         """Name the ranks that others wait for at the start."""

@@ -24,9 +24,9 @@ def test_a_run_hangs_after_a_minute_or_twenty_foreseen_steps() -> None:
     assert find_silence(0) > 86400
 
 
-def seconds_until_hung(quiet: Quiet, looks: list[tuple[object, object]]) -> int | None:
+def seconds_until_hung(quiet: Quiet, looks: list[tuple[int, float]]) -> int | None:
     """The number of the first look, one a second, that finds the run hanging."""
-    hung = (now for now, look in enumerate(looks, 1) if quiet.look(*look, now))
+    hung = (now for now, (acts, work) in enumerate(looks, 1) if quiet.look(acts, [work], now))
     return next(hung, None)
 
 
@@ -34,6 +34,12 @@ def test_acts_and_work_put_the_end_off() -> None:
     assert seconds_until_hung(Quiet(10, 1), [(0, 0)] * 30) == 11
     assert seconds_until_hung(Quiet(10, 1), [(k // 9, 0) for k in range(90)]) is None
     assert seconds_until_hung(Quiet(10, 1), [(0, k // 9) for k in range(90)]) is None
+
+
+def test_work_that_is_small_over_the_whole_limit_puts_nothing_off() -> None:
+    assert seconds_until_hung(Quiet(10, 1), [(0, k / 11) for k in range(90)]) == 11
+    assert seconds_until_hung(Quiet(10, 1), [(0, min(k / 4, 2.1)) for k in range(90)]) == 16
+    assert seconds_until_hung(Quiet(10, 1), [(0, k / 9) for k in range(90)]) is None
 
 
 def test_work_without_an_act_ends_after_half_an_hour() -> None:
@@ -49,8 +55,8 @@ def test_the_limit_grows_with_what_takes_long() -> None:
 
 def test_time_in_which_the_launcher_itself_was_stopped_does_not_count() -> None:
     quiet = Quiet(10, 1)
-    assert not quiet.look(0, 0, 1)
-    assert not quiet.look(0, 0, 1000)
+    assert not quiet.look(0, [], 1)
+    assert not quiet.look(0, [], 1000)
     assert quiet.acts_s == 2
 
 
